@@ -41,14 +41,13 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 ///
 /// ```
 /// use half::f16;
-/// use warptile::{Call, Element, Layout, Operands, View};
+/// use warptile::{Call, Element, HostInputs, Layout};
 /// use warptile_check::Expectation;
 ///
 /// let layout = Layout::bshd([1, 3, 1, 8]);
 /// let call = Call::builder(&layout, &layout, &layout, f16::TYPE).build()?;
 /// let data: Vec<f16> = (0..24).map(|i| f16::from_f32(i as f32 / 10.0)).collect();
-/// let view = View::new(&data[..], layout);
-/// let expected = Expectation::new(&call, view, view, view, &Operands::none())?;
+/// let expected = Expectation::new(&call, &HostInputs::new(&data, &data, &data))?;
 /// let right: Vec<f16> = expected.out().iter().map(|&x| f16::from_f64(x)).collect();
 /// assert!(expected.judge_out(&right).passed);
 /// assert!(!expected.judge_out(&data).passed);

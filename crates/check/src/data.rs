@@ -3,7 +3,9 @@
 use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
 use warptile::kernels::{Kind, Operations};
-use warptile::{Call, E4m3, Element, HostInputs, Layout, Operand, Sequence, Slots, View};
+use warptile::{
+    Call, E4m3, Element, HostInputs, HostOutputs, Layout, Operand, Sequence, Slots, View,
+};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::{BlockTable, Case};
@@ -196,6 +198,13 @@ pub struct ResultBuffers<T> {
     pub offset: usize,
     /// The lse, without a margin.
     pub lse: Vec<f32>,
+}
+
+impl<T: Element> ResultBuffers<T> {
+    /// The outputs as the call has them.
+    pub fn host(&mut self) -> HostOutputs<'_> {
+        HostOutputs::new(&mut self.out[self.offset..]).lse(&mut self.lse)
+    }
 }
 
 /// How the result of a case compares with the reference.

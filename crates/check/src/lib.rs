@@ -14,15 +14,14 @@
 //! - [`Tile`] reads the scores and weights of one tile of a kernel one by one, and says which is wrong.
 //!
 //! ```
-//! use warptile::{HostOutputs, forward_cpu};
+//! use warptile::forward_cpu;
 //! use warptile_check::Case;
 //!
 //! let case: Case = "b2 q5 k7 h4/2 d16 f32 mask=causal seed=1".parse()?;
 //! let call = case.call();
 //! let inputs = case.inputs::<f32>();
 //! let mut result = case.result::<f32>();
-//! let outputs = HostOutputs::new(&mut result.out[result.offset..]).lse(&mut result.lse);
-//! forward_cpu(&call, &inputs.host(), outputs)?;
+//! forward_cpu(&call, &inputs.host(), result.host())?;
 //! let report = case.check(&inputs, &result)?;
 //! assert!(report.out.passed && report.lse.passed);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -436,7 +436,7 @@ fn set<T: Element>(buffer: &mut Buffer<T>, row: usize, column: usize, value: f64
 mod tests {
     use super::*;
     use half::{bf16, f16};
-    use warptile::{ViewMut, forward_cpu};
+    use warptile::forward_cpu;
 
     /// The CPU path, whose result `spoil` may change: called with a call's number.
     fn read<T: Element>(tile: &Tile, spoil: impl Fn(&mut ResultBuffers<T>)) -> Reading {
@@ -445,15 +445,7 @@ mod tests {
         let reading = tile.read::<T, warptile::Error>(|inputs| {
             calls += 1;
             let mut result = tile.case().result::<T>();
-            forward_cpu(
-                &call,
-                inputs.q.view(),
-                inputs.k.view(),
-                inputs.v.view(),
-                &inputs.operands(),
-                ViewMut::new(&mut result.out[result.offset..], *call.out()),
-                Some(&mut result.lse),
-            )?;
+            forward_cpu(&call, &inputs.host(), result.host())?;
             spoil(&mut result);
             Ok(result)
         });

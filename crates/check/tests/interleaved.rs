@@ -4,8 +4,8 @@ use half::f16;
 use warptile::driver::Driver;
 use warptile::gpu::Gpu;
 use warptile::kernels::abi::{Forward, ForwardE4m3, Tensor};
-use warptile::{Choice, Family, Layout};
-use warptile_check::{Buffer, Case, DeviceInputs, Ferry, LayoutKind, values_behind_keys};
+use warptile::{Choice, Family, Layout, Operand};
+use warptile_check::{Buffer, Case, Data, DeviceInputs, Ferry, LayoutKind, values_behind_keys};
 use warptile_driver::Stream;
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 
@@ -76,7 +76,7 @@ fn values_begin_behind_the_keys_of_the_first_entry() {
             on_gpu.launch().unwrap();
             on_gpu.result().unwrap();
             let block = block(&fake.launches()[0]);
-            let size = if inputs.quantized.is_some() { 1 } else { 2 };
+            let size = case.call().types().k.size();
             let of_entry = |layout: &Layout| layout.shape[1..].iter().product::<usize>();
             let (keys, values) = (of_entry(&inputs.k.layout), of_entry(&inputs.v.layout));
             assert_eq!(
@@ -91,14 +91,13 @@ fn values_begin_behind_the_keys_of_the_first_entry() {
                     "{case}"
                 );
             }
-            match &inputs.quantized {
-                Some(quantized) => {
-                    same_elements(&case, &quantized.k, &block.k);
-                    same_elements(&case, &quantized.v, &block.v);
-                }
-                None => {
-                    same_elements(&case, &inputs.k, &block.k);
-                    same_elements(&case, &inputs.v, &block.v);
+            for (operand, numbers, tensor) in [
+                (Operand::K, &inputs.k, &block.k),
+                (Operand::V, &inputs.v, &block.v),
+            ] {
+                match &inputs.others[operand] {
+                    Some(Data::Bytes(bits)) => same_elements(&case, bits, tensor),
+                    _ => same_elements(&case, numbers, tensor),
                 }
             }
         }
@@ -113,7 +112,7 @@ fn memory_is_that_of_keys_and_values() {
     for text in CASES {
         let case: Case = text.parse().unwrap();
         let inputs = case.inputs::<f16>();
-        let size = if inputs.quantized.is_some() { 1 } else { 2 };
+        let size = case.call().types().k.size();
         let elements: usize = [&inputs.k, &inputs.v]
             .iter()
             .map(|buffer| buffer.layout.element_count().unwrap())

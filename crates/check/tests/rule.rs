@@ -2,23 +2,13 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult};
-use warptile::{Align, Element, ElementType, Mask, ViewMut, forward_cpu};
+use warptile::{Align, Element, ElementType, Mask, Operand, forward_cpu};
 use warptile_check::{Case, Failure, Inputs, Lengths, ResultBuffers, Used, reference};
 
 /// Computes `case` from the data of another case of the same shape.
 fn run<T: Element>(case: &Case, inputs: &Inputs<T>) -> ResultBuffers<T> {
-    let call = case.call();
     let mut result = case.result::<T>();
-    forward_cpu(
-        &call,
-        inputs.q.view(),
-        inputs.k.view(),
-        inputs.v.view(),
-        &inputs.operands(),
-        ViewMut::new(&mut result.out[result.offset..], *call.out()),
-        Some(&mut result.lse),
-    )
-    .unwrap();
+    forward_cpu(&case.call(), &inputs.host(), result.host()).unwrap();
     result
 }
 
@@ -143,9 +133,9 @@ fn planted_mistakes_are_caught() {
         }),
         ("no softcap", |case| case.scoring.softcap = None),
         ("no ALiBi", |case| case.scoring.alibi = None),
-        ("no sinks", |case| case.scoring.sinks = false),
-        ("no bias", |case| case.scoring.bias = false),
-        ("no key mask", |case| case.scoring.key_mask = false),
+        ("no sinks", |case| drop_operand(case, Operand::Sinks)),
+        ("no bias", |case| drop_operand(case, Operand::Bias)),
+        ("no key mask", |case| drop_operand(case, Operand::KeyMask)),
         ("no mask", |case| case.scoring.mask = Mask::None),
         ("mask aligned top-left", |case| {
             if case.scoring.mask == Mask::causal() {
@@ -176,6 +166,10 @@ fn planted_mistakes_are_caught() {
             }
         }),
     ];
+    fn drop_operand(case: &mut Case, operand: Operand) {
+        let options = &mut case.scoring.operands;
+        *options = *options - operand.feature();
+    }
     fn property(case: Any, mistake: usize) -> TestResult {
         let case = Case {
             element: ElementType::F32,
@@ -189,21 +183,11 @@ fn planted_mistakes_are_caught() {
         }
         let inputs = case.inputs::<f32>();
         let mut wrong_inputs = inputs.clone();
-        wrong_inputs.slopes = wrong_inputs
-            .slopes
-            .filter(|_| wrong.scoring.alibi.is_some());
-        wrong_inputs.sinks = wrong_inputs.sinks.filter(|_| wrong.scoring.sinks);
-        wrong_inputs.bias = wrong_inputs.bias.filter(|_| wrong.scoring.bias);
-        wrong_inputs.key_mask = wrong_inputs.key_mask.filter(|_| wrong.scoring.key_mask);
+        for operand in Operand::of_scores().filter(|&operand| !wrong.scoring.has(operand)) {
+            wrong_inputs.others[operand] = None;
+        }
         let expected = case.expectation(&inputs).unwrap();
-        let unexpected = reference(
-            &wrong.call(),
-            wrong_inputs.q.view(),
-            wrong_inputs.k.view(),
-            wrong_inputs.v.view(),
-            &wrong_inputs.operands(),
-        )
-        .unwrap();
+        let unexpected = reference(&wrong.call(), &wrong_inputs.host()).unwrap();
         let mut pairs = expected.out().iter().zip(&unexpected.out);
         if pairs.all(|(a, b)| (a - b).abs() < 1e-3) {
             return TestResult::discard();

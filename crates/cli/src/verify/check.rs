@@ -7,9 +7,7 @@ use clap::ValueEnum;
 use half::{bf16, f16};
 use serde::Serialize;
 use warptile::gpu::Gpu;
-use warptile::{
-    Call, Choice, Element, ElementType, Error, HostOutputs, Plan, Planner, Settings, forward_cpu,
-};
+use warptile::{Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, forward_cpu};
 use warptile_check::{
     Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
     Verdict, rest,
@@ -301,10 +299,7 @@ impl<'a, T: Element> Runner<'a, T> for OnCpu<'a, T> {
     }
 
     fn launch(&mut self) -> warptile::Result<()> {
-        let result = &mut self.result;
-        let out = HostOutputs::new(&mut result.out[result.offset..]);
-        let outputs = out.lse(&mut result.lse);
-        forward_cpu(&self.call, &self.inputs.host(), outputs)
+        forward_cpu(&self.call, &self.inputs.host(), self.result.host())
     }
 
     fn wait(&self) -> warptile::Result<()> {
