@@ -323,3 +323,26 @@ fn generated_results_are_what_run_expects() {
             .arg(&same),
     );
 }
+
+/// What cannot be written is named as the user wrote it, wherever the writing ends.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_cannot_be_written_is_named_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.safetensors");
+    let refused = |script: &str, out: &Path| {
+        let mut shell = std::process::Command::new("sh");
+        let program = warptile();
+        let problem = "b1 q64 k64 h1 d64 f16";
+        shell.args(["-c", script, "sh"]).arg(program.get_program());
+        shell.args(["gen", problem, "-o"]).arg(out);
+        let (_, stderr) = expect_code(4, &mut shell);
+        let start = format!("error: {}: cannot write: ", out.display());
+        assert!(stderr.starts_with(&start), "{stderr}");
+        assert!(!stderr.contains(".warptile-"), "{stderr}");
+    };
+    // As a full disk does, a limit on the size of files shows in the middle.
+    refused("trap '' XFSZ; ulimit -f 1; exec \"$@\"", &out);
+    refused("exec \"$@\"", Path::new("/proc/out.safetensors"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
