@@ -8,7 +8,7 @@ set -euo pipefail
 begin 1 "$@"
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
-./install.sh "$prefix" release
+./install.sh "$prefix"
 for source in examples/attention tests/numeric tests/gpu; do
     cc -std=c11 -O1 -s -Wall -Wextra -Werror -I "$prefix/include" -o "$directory/$(basename $source)" $source.c \
         "$prefix/lib/libwarptile.a" -lpthread -ldl -lm

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Usage: install.sh PREFIX [PROFILE]
+# Usage: install.sh PREFIX
 #
-# Builds libwarptile, and installs it with warptile.h and a file for pkg-config under PREFIX. PROFILE is cargo's: `release`, unless it is given.
+# Builds libwarptile, and installs it with warptile.h and a file for pkg-config under PREFIX.
 set -euo pipefail
-(($# == 1 || $# == 2)) || {
+(($# == 1)) || {
     sed -n 's/^# \{0,1\}//; 2,4p' "$0" >&2
     exit 2
 }
 mkdir -p "$1"
-prefix=$(cd "$1" && pwd) profile=${2:-release}
+prefix=$(cd "$1" && pwd)
 cd "$(dirname "$0")"
-cargo build --locked --quiet --package warptile-c --profile "$profile"
+cargo build --locked --quiet --package warptile-c --release
 metadata=$(cargo metadata --locked --no-deps --format-version 1)
 target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
-built=$target/${profile/#dev/debug}
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../Cargo.toml)
+built=$target/release
 mkdir -p "$prefix/include" "$prefix/lib/pkgconfig"
 install -m 644 warptile.h "$prefix/include"
 install -m 644 "$built/libwarptile.a" "$prefix/lib"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: test.sh
 #
-# Installs an unoptimised libwarptile beside it, and compiles and runs the example and the tests with it: as C and as C++, linked with the
+# Installs libwarptile in the target folder, and compiles and runs the example and the tests with it: as C and as C++, linked with the
 # shared and with the static library, on the CPU and with the stand-in for the driver. Needs cc, c++ and pkg-config, and no CUDA.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -9,7 +9,7 @@ metadata=$(cargo metadata --locked --no-deps --format-version 1)
 target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
 prefix=$target/c-prefix
 rm -rf "$prefix"
-./install.sh "$prefix" dev
+./install.sh "$prefix"
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig LD_LIBRARY_PATH=$prefix/lib
 
 warnings="-Wall -Wextra -Werror"

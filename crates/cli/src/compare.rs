@@ -158,40 +158,49 @@ fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
 }
 
 fn tensors(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let (a, b) = (Tensors::read(&args.a)?, Tensors::read(&args.b)?);
+    let open = |path: &Path| Tensors::open(&[path.to_owned()]);
+    let (mut a, mut b) = (open(&args.a)?, open(&args.b)?);
     // Alone in their files, tensors need not have one name: that of an .npy file is the file's.
     let alone = |file: &Tensors| {
         let mut names = file.names();
         let first = names.next().map(str::to_owned);
         first.filter(|_| names.next().is_none())
     };
-    let in_b = |name: &str| match (alone(&a), alone(&b)) {
-        (Some(_), Some(other)) => other,
-        _ => name.to_owned(),
+    let both = alone(&a).zip(alone(&b));
+    let in_b = |name: &str| match &both {
+        Some((_, other)) => other.clone(),
+        None => name.to_owned(),
     };
-    let mut names: BTreeSet<&str> = a.names().collect();
-    if alone(&a).is_none() || alone(&b).is_none() {
-        names.extend(b.names());
+    let mut names: BTreeSet<String> = a.names().map(str::to_owned).collect();
+    if both.is_none() {
+        names.extend(b.names().map(str::to_owned));
     }
+    a.load(|name, shape| b.shape(&in_b(name)) == Some(shape))?;
+    b.load(|name, shape| {
+        let in_a = both.as_ref().map_or(name, |(only, _)| only);
+        a.shape(in_a) == Some(shape)
+    })?;
     let mut wrong: Vec<&str> = Vec::new();
     let mut differences = Vec::new();
-    for name in names {
+    for name in &names {
         let shown = text::name(name);
-        let (in_a, in_b) = match (a.optional(name), b.optional(&in_b(name))) {
-            (Some(in_a), Some(in_b)) => (in_a, in_b),
+        let in_b = in_b(name);
+        match (a.shape(name), b.shape(&in_b)) {
+            (Some(in_a), Some(in_b)) if in_a == in_b => {}
+            (Some(in_a), Some(in_b)) => {
+                let (a, b) = (text::shape(in_a), text::shape(in_b));
+                writeln!(console, "compare  {shown} has shape {a} and {b}")?;
+                wrong.push(name);
+                continue;
+            }
             (in_a, _) => {
                 let only = if in_a.is_some() { &args.a } else { &args.b };
                 writeln!(console, "compare  {shown} is only in {}", only.display())?;
                 wrong.push(name);
                 continue;
             }
-        };
-        if in_a.shape() != in_b.shape() {
-            let (a, b) = (text::shape(in_a.shape()), text::shape(in_b.shape()));
-            writeln!(console, "compare  {shown} has shape {a} and {b}")?;
-            wrong.push(name);
-            continue;
         }
+        let (in_a, in_b) = (a.required(name)?, b.required(&in_b)?);
         let difference = difference(args, &shown, [(&a, &in_a), (&b, &in_b)])?;
         let line = format!(
             "compare  {shown}: {} of {} values differ, {} by more than is allowed; largest difference {:.2e} at {}, rms {:.2e}",

@@ -56,6 +56,16 @@ pub(crate) struct Tensors {
     origin: String,
     buffers: Vec<Vec<u8>>,
     tensors: BTreeMap<String, Stored>,
+    packed: Vec<Packed>,
+}
+
+/// An `.npz` file of which only the headers were read.
+#[derive(Debug)]
+struct Packed {
+    path: PathBuf,
+    archive: npy::Archive,
+    /// In the archive's order.
+    members: Vec<(String, npy::Array)>,
 }
 
 /// Where a tensor is.
@@ -68,25 +78,12 @@ struct Stored {
 }
 
 impl Tensors {
-    /// Reads a file. The array of an `.npy` file is called as the file.
+    /// Opens a file, or several `.npy` files, of which each array is called as its file. Tensors of an `.npz` file can be looked at by
+    /// [`shape`](Self::shape) only, until they are [loaded](Self::load).
     ///
     /// # Errors
-    /// [`Failure::File`] or [`Failure::Format`].
-    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        let mut tensors = Tensors {
-            origin: path.display().to_string(),
-            buffers: Vec::new(),
-            tensors: BTreeMap::new(),
-        };
-        tensors.add_file(path)?;
-        Ok(tensors)
-    }
-
-    /// Reads a file, or several `.npy` files.
-    ///
-    /// # Errors
-    /// As [`Tensors::read`]; [`Failure::Input`] if they are others.
-    pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self, Failure> {
+    /// [`Failure::File`] or [`Failure::Format`]; [`Failure::Input`] if several files are others.
+    pub(crate) fn open(paths: &[PathBuf]) -> Result<Self, Failure> {
         if let Some(other) = paths
             .iter()
             .find(|path| paths.len() > 1 && Format::of(path) != Format::Npy)
@@ -104,6 +101,7 @@ impl Tensors {
             origin: names.join(", "),
             buffers: Vec::new(),
             tensors: BTreeMap::new(),
+            packed: Vec::new(),
         };
         for path in paths {
             tensors.add_file(path)?;
@@ -120,11 +118,7 @@ impl Tensors {
                 let name = path.file_stem().unwrap_or_default().to_string_lossy();
                 self.add_array(name.into_owned(), bytes)
             }
-            Format::Npz => npy::unpack(&bytes).and_then(|members| {
-                members
-                    .into_iter()
-                    .try_for_each(|(name, bytes)| self.add_array(name, bytes))
-            }),
+            Format::Npz => self.add_archive(path, bytes),
         };
         added.map_err(|reason| Failure::Format {
             path: path.to_owned(),
@@ -136,6 +130,23 @@ impl Tensors {
     fn add_array(&mut self, name: String, bytes: Vec<u8>) -> Result<(), String> {
         let array =
             npy::parse(&bytes).map_err(|error| format!("{}: {error}", text::name(&name)))?;
+        self.add(name, array, bytes)
+    }
+
+    fn add_archive(&mut self, path: &Path, bytes: Vec<u8>) -> Result<(), String> {
+        let (archive, members) = npy::Archive::open(bytes)?;
+        for (name, array) in &members {
+            self.add(name.clone(), array.clone(), Vec::new())?;
+        }
+        self.packed.push(Packed {
+            path: path.to_owned(),
+            archive,
+            members,
+        });
+        Ok(())
+    }
+
+    fn add(&mut self, name: String, array: npy::Array, bytes: Vec<u8>) -> Result<(), String> {
         let stored = Stored {
             dtype: array.dtype,
             shape: array.shape,
@@ -150,6 +161,36 @@ impl Tensors {
         }
         self.tensors.insert(name, stored);
         self.buffers.push(bytes);
+        Ok(())
+    }
+
+    /// Unpacks the tensors that are wanted, by name and shape. The others of an `.npz` file are not there afterwards.
+    ///
+    /// # Errors
+    /// [`Failure::Format`].
+    pub(crate) fn load(
+        &mut self,
+        mut wanted: impl FnMut(&str, &[usize]) -> bool,
+    ) -> Result<(), Failure> {
+        for Packed {
+            path,
+            mut archive,
+            members,
+        } in std::mem::take(&mut self.packed)
+        {
+            for (index, (name, array)) in members.iter().enumerate() {
+                if !wanted(name, &array.shape) {
+                    continue;
+                }
+                let unpacked = archive.unpack(index, array);
+                let bytes = unpacked.map_err(|error| Failure::Format {
+                    path: path.clone(),
+                    kind: Format::Npz.name(),
+                    reason: format!("{}: {error}", text::name(name)),
+                })?;
+                self.buffers[self.tensors[name].buffer] = bytes;
+            }
+        }
         Ok(())
     }
 
@@ -175,6 +216,11 @@ impl Tensors {
     /// The names of the tensors, in order.
     pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of the tensor called `name`, if there is one.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| &stored.shape[..])
     }
 
     /// The tensor called `name`, if there is one.
@@ -250,8 +296,9 @@ fn refuse_unknown(file: &Tensors) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
 pub(crate) fn read_inputs(paths: &[PathBuf], layout: LayoutKind) -> Result<AnyInputs, Failure> {
-    let file = Tensors::read_all(paths)?;
+    let mut file = Tensors::open(paths)?;
     refuse_unknown(&file)?;
+    file.load(|_, _| true)?;
     let q = file.required("q")?;
     match q.dtype() {
         Dtype::F16 => typed_inputs::<f16>(&file, layout, Dtype::F16).map(AnyInputs::F16),

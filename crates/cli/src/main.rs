@@ -16,6 +16,7 @@ mod info;
 mod inputs;
 mod interrupt;
 mod json;
+mod lock;
 mod machine;
 mod npy;
 mod options;

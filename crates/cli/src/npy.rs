@@ -80,23 +80,49 @@ fn dtype(descr: &str) -> Option<Dtype> {
 /// # Errors
 /// What is wrong with the file, in words.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Array, String> {
-    let truncated = || format!("the file has {} bytes and may be truncated", bytes.len());
-    let rest = bytes
+    find(bytes, bytes.len() as u64)
+}
+
+/// The bytes before the header, which say how long it is, and a limit of ours: NumPy itself reads no header beyond 10,000 bytes.
+const BEFORE_HEADER: usize = MAGIC.len() + 6;
+const LONGEST_HEADER: usize = 1 << 16;
+
+/// Where the header is in a file that begins with `start`; the data follows it. `len`: bytes of the whole file.
+fn header_range(start: &[u8], len: u64) -> Result<Range<usize>, String> {
+    let rest = start
         .strip_prefix(MAGIC)
         .ok_or("it does not begin with \\x93NUMPY")?;
-    let (&[major, _minor], rest) = rest.split_first_chunk().ok_or_else(truncated)?;
-    let (header_len, rest) = match major {
-        1 => {
-            let (len, rest) = rest.split_first_chunk().ok_or_else(truncated)?;
-            (usize::from(u16::from_le_bytes(*len)), rest)
+    let at = |width: usize| {
+        let field = rest.get(2..2 + width).ok_or_else(|| truncated(len))?;
+        let value = field
+            .iter()
+            .rev()
+            .fold(0, |sum, &byte| sum << 8 | usize::from(byte));
+        let begin = MAGIC.len() + 2 + width;
+        match value {
+            0..=LONGEST_HEADER => Ok(begin..begin + value),
+            _ => Err(format!(
+                "its header has {value} bytes, and {LONGEST_HEADER} are read"
+            )),
         }
-        2 | 3 => {
-            let (len, rest) = rest.split_first_chunk().ok_or_else(truncated)?;
-            (u32::from_le_bytes(*len) as usize, rest)
-        }
-        _ => return Err(format!("version {major} of the format is not known")),
     };
-    let header = rest.get(..header_len).ok_or_else(truncated)?;
+    match rest.first() {
+        None => Err(truncated(len)),
+        Some(1) => at(2),
+        Some(2 | 3) => at(4),
+        Some(major) => Err(format!("version {major} of the format is not known")),
+    }
+}
+
+fn truncated(len: u64) -> String {
+    format!("the file has {len} bytes and may be truncated")
+}
+
+/// Finds the array in a file of `len` bytes that begins with `start`, which ends behind the header or later.
+fn find(start: &[u8], len: u64) -> Result<Array, String> {
+    let range = header_range(start, len)?;
+    let begin = range.end;
+    let header = start.get(range).ok_or_else(|| truncated(len))?;
     let header: Header = serde_json::from_str(&as_json(header)?)
         .map_err(|error| format!("its header is not that of a plain array: {error}"))?;
     let dtype = dtype(&header.descr).ok_or_else(|| {
@@ -115,17 +141,17 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Array, String> {
         .shape
         .iter()
         .try_fold(dtype.bitsize(), |bits, &length| bits.checked_mul(length));
-    let start = bytes.len() - rest.len() + header_len;
-    match bits.map(|bits| bits / 8) {
-        Some(len) if len == bytes.len() - start => Ok(Array {
+    let end = bits.and_then(|bits| begin.checked_add(bits / 8));
+    match end {
+        Some(end) if end as u64 == len => Ok(Array {
             dtype,
             shape: header.shape,
-            data: start..bytes.len(),
+            data: begin..end,
         }),
         _ => Err(format!(
             "shape {} does not fit the {} bytes of data",
             text::shape(&header.shape),
-            bytes.len() - start
+            len.saturating_sub(begin as u64)
         )),
     }
 }
@@ -181,27 +207,74 @@ pub(crate) fn file(dtype: Dtype, shape: &[usize], data: &[u8]) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// The members of an `.npz` file, by the names of their arrays.
-///
-/// # Errors
-/// What is wrong with the file, in words.
-pub(crate) fn unpack(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>, String> {
-    let words = |error: &dyn std::fmt::Display| text::message(&error.to_string());
-    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| words(&error))?;
-    let mut members = Vec::new();
-    for index in 0..archive.len() {
-        let mut member = archive.by_index(index).map_err(|error| words(&error))?;
-        let file = member.name().map_err(|error| words(&error))?.into_owned();
-        let Some(name) = file.strip_suffix(".npy").map(str::to_owned) else {
-            return Err(format!("{} is not an .npy file", text::name(&file)));
-        };
-        let mut data = Vec::new();
-        member
-            .read_to_end(&mut data)
-            .map_err(|error| format!("{}: {}", text::name(&name), words(&error)))?;
-        members.push((name, data));
+/// The most bytes that one compressed byte stands for (zlib's technical details: 1032 to 1).
+const MOST_COMPRESSED: u64 = 1032;
+
+/// An `.npz` file whose members are unpacked one by one.
+#[derive(Debug)]
+pub(crate) struct Archive(ZipArchive<Cursor<Vec<u8>>>);
+
+impl Archive {
+    /// Reads the headers of all members: the names of the arrays, and where each is in its member.
+    ///
+    /// # Errors
+    /// What is wrong with the file, in words.
+    pub(crate) fn open(bytes: Vec<u8>) -> Result<(Self, Vec<(String, Array)>), String> {
+        let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| words(&error))?;
+        let mut members = Vec::new();
+        for index in 0..archive.len() {
+            let mut member = archive.by_index(index).map_err(|error| words(&error))?;
+            let file = member.name().map_err(|error| words(&error))?.into_owned();
+            let Some(name) = file.strip_suffix(".npy").map(str::to_owned) else {
+                return Err(format!("{} is not an .npy file", text::name(&file)));
+            };
+            let (len, compressed) = (member.size(), member.compressed_size());
+            let array = match len <= compressed.saturating_mul(MOST_COMPRESSED) {
+                true => array_of(&mut member, len),
+                false => Err(format!("{compressed} bytes can't be unpacked to {len}")),
+            };
+            let array = array.map_err(|error| format!("{}: {error}", text::name(&name)))?;
+            members.push((name, array));
+        }
+        Ok((Archive(archive), members))
     }
-    Ok(members)
+
+    /// The bytes of a member, by its place, as many as its header says.
+    ///
+    /// # Errors
+    /// What is wrong with the member, in words.
+    pub(crate) fn unpack(&mut self, index: usize, array: &Array) -> Result<Vec<u8>, String> {
+        let len = array.data.end;
+        let mut data = Vec::new();
+        data.try_reserve_exact(len)
+            .map_err(|_| format!("there is no memory for its {len} bytes"))?;
+        let member = self.0.by_index(index).map_err(|error| words(&error))?;
+        // One more shows a member that goes on, and has the checksum compared.
+        let read = member.take(len as u64 + 1).read_to_end(&mut data);
+        read.map_err(|error| words(&error))?;
+        match data.len() == len {
+            true => Ok(data),
+            false => Err(truncated(data.len() as u64)),
+        }
+    }
+}
+
+fn words(error: &dyn std::fmt::Display) -> String {
+    text::message(&error.to_string())
+}
+
+/// Reads no more of a member than its header.
+fn array_of(member: &mut impl Read, len: u64) -> Result<Array, String> {
+    let mut start = Vec::new();
+    let mut read_to = |start: &mut Vec<u8>, end: usize| {
+        let missing = end.saturating_sub(start.len()) as u64;
+        let read = member.take(missing).read_to_end(start);
+        read.map_err(|error| words(&error))
+    };
+    read_to(&mut start, BEFORE_HEADER)?;
+    let header = header_range(&start, len)?;
+    read_to(&mut start, header.end)?;
+    find(&start, len)
 }
 
 /// The bytes of an `.npz` file of these `.npy` files, uncompressed as `numpy.savez` writes them.
@@ -308,13 +381,64 @@ mod tests {
                 let _ = parse(&bytes);
             }
         }
-        let archive = pack(&[("q", whole.clone()), ("k", whole)]).unwrap();
-        assert_eq!(unpack(&archive).unwrap().len(), 2);
+        let archive = pack(&[("q", whole.clone()), ("k", whole.clone())]).unwrap();
+        assert_eq!(unpack(&archive).unwrap(), [whole.clone(), whole]);
         for index in 0..archive.len() {
             let mut bytes = archive.clone();
             bytes[index] ^= 0x10;
             let _ = unpack(&bytes);
             let _ = unpack(&archive[..index]);
         }
+    }
+
+    fn unpack(bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+        let (mut archive, members) = Archive::open(bytes.to_vec())?;
+        let members = members.iter().enumerate();
+        members
+            .map(|(index, (_, array))| archive.unpack(index, array))
+            .collect()
+    }
+
+    /// An archive with one compressed member.
+    fn compressed(member: &[u8]) -> Vec<u8> {
+        let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+        archive.start_file("q.npy", options).unwrap();
+        archive.write_all(member).unwrap();
+        archive.finish().unwrap().into_inner()
+    }
+
+    /// Puts another number of unpacked bytes into the archive's directory and before the member.
+    fn claiming(mut archive: Vec<u8>, len: u32) -> Vec<u8> {
+        let directory = archive
+            .windows(4)
+            .rposition(|at| at == b"PK\x01\x02")
+            .unwrap();
+        for at in [22, directory + 24] {
+            archive[at..at + 4].copy_from_slice(&len.to_le_bytes());
+        }
+        archive
+    }
+
+    #[test]
+    fn no_more_is_unpacked_than_the_header_says() {
+        let mut member = of_numpy();
+        let len = member.len();
+        assert_eq!(unpack(&compressed(&member)).unwrap(), [&member[..]]);
+        member.resize(8 << 20, 0);
+        let archive = compressed(&member);
+        let error = Archive::open(archive.clone()).unwrap_err();
+        assert!(error.contains("q: shape [3] does not fit the "), "{error}");
+        // One that lies about its length.
+        assert!(Archive::open(claiming(archive.clone(), len as u32)).is_ok());
+        assert!(unpack(&claiming(archive, len as u32)).is_err());
+        // More than there can be.
+        let mut large = of_numpy();
+        let shape = large.windows(4).position(|at| at == b"(3,)").unwrap();
+        large.splice(shape..shape + 4, *b"(900000000,)");
+        large.drain(128 - 8..128);
+        let end = 128 + 4 * 900_000_000_u64;
+        let error = Archive::open(claiming(compressed(&large), end as u32)).unwrap_err();
+        assert!(error.contains("can't be unpacked to "), "{error}");
     }
 }

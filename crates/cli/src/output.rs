@@ -112,7 +112,8 @@ impl Replacement {
         let Replacement { path, target, file } = self;
         let written = match file {
             Opened::Direct(mut file) => file.write_all(bytes),
-            Opened::Beside(mut file, _unfinished) => file
+            // Not by its own methods, whose errors name the temporary file.
+            Opened::Beside(mut file, _unfinished) => { file.as_file_mut() }
                 .write_all(bytes)
                 // A full disk may show only now.
                 .and_then(|()| file.as_file().sync_all())
@@ -128,13 +129,11 @@ fn temporary(target: &Path, present: Option<&fs::Metadata>) -> io::Result<NamedT
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    // By itself, so that the error is the folder's and does not name the temporary file.
-    fs::metadata(folder)?;
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".warptile-");
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder.tempfile_in(folder)?;
+    // An error of `tempfile_in` would name the temporary file.
+    let file = builder
+        .prefix(".warptile-")
+        .make_in(folder, |path| File::create_new(path))?;
     if let Some(present) = present {
         file.as_file().set_permissions(present.permissions())?;
     }

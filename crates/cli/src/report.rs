@@ -1,6 +1,6 @@
 //! `warptile report`: a page for people from the JSON of `bench` and `verify`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -257,10 +257,14 @@ fn measured(path: &Path, record: &Record) -> String {
             other => other,
         };
         let _ = writeln!(html, "<h3>{}</h3>", escaped(what));
+        let mut fastest: HashMap<&str, f64> = HashMap::new();
+        for row in &rows {
+            let of_problem = fastest.entry(&row.problem).or_default();
+            *of_problem = speed(row).max(*of_problem);
+        }
         let lines = rows.iter().enumerate().map(|(index, row)| {
             let is_above = index > 0 && rows[index - 1].problem == row.problem;
-            let same = rows.iter().filter(|other| other.problem == row.problem);
-            let largest = same.map(|row| speed(row)).fold(0.0, f64::max);
+            let largest = fastest[&row.problem[..]];
             let ours = row.backend == "warptile";
             vec![
                 escaped(if is_above { "" } else { &row.problem }),

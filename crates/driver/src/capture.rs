@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use crate::allocation::Allocation;
 use crate::context::lock;
 use crate::error::Result;
+use crate::event::Event;
+use crate::graph;
 use crate::module::Loaded;
 use crate::stream::Stream;
 
@@ -42,6 +44,9 @@ pub(crate) struct Kept {
     pub(crate) homes: Vec<Stream>,
     /// Streams that the capture forked onto, which must outlive it.
     pub(crate) forked: Vec<Stream>,
+    /// Graphs that are parts of the graph, however deep, by address, each with an event that follows
+    /// its last launch in the capture.
+    pub(crate) graphs: HashMap<usize, (Arc<graph::Inner>, Arc<Event>)>,
     /// Kernels the graph launches, for naming suspects.
     pub(crate) kernels: Vec<Arc<str>>,
     /// Whether something is kept that nobody here knows how it frees what it has. Buffers free

@@ -9,10 +9,11 @@ use crate::capture::{CaptureId, Kept};
 use crate::context::{Context, Retired, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
+use crate::event::Event;
 use crate::stream::Stream;
 
 /// Work captured from a stream. Launching it costs one call, and four for each other stream that
-/// the buffers it keeps belong to.
+/// the buffers it keeps belong to, or that a graph it shares with another one was last launched on.
 ///
 /// A graph keeps alive what the captured work needs: buffers that were copied or filled, the modules
 /// of launched kernels, and what callers name with [`Stream::keep_in`]. A buffer that is dropped
@@ -21,15 +22,22 @@ pub struct Graph {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     context: Context,
     exec: CUgraphExec,
     /// Names of the kernels in the graph, joined, for naming suspects.
     kernels: Arc<str>,
     kept: Kept,
-    /// The stream of the latest launch. Launches of one graph follow one another, whatever streams
-    /// they are on, so whatever comes after the latest comes after all.
-    latest: Mutex<Option<Stream>>,
+    /// The latest launch, alone or as part of another graph. Launches of one graph follow one
+    /// another, whatever streams they are on, so whatever comes after the latest comes after all.
+    latest: Mutex<Option<Latest>>,
+}
+
+/// A launch outside of captures.
+struct Latest {
+    stream: Stream,
+    /// The graph that was launched: the one that this is noted for, or one that contains it.
+    exec: CUgraphExec,
 }
 
 impl Graph {
@@ -81,14 +89,17 @@ impl Graph {
     /// queued so far on the streams of the buffers that the graph keeps, which then wait for it.
     ///
     /// On a stream that is being captured the graph becomes part of the other graph, which keeps it.
+    /// Launches of one graph follow one another there, too: within one capture on whatever branches,
+    /// and those of the other graph with those of this one. If somebody else began the capture, the
+    /// launches of its graph are not seen, and the caller orders them with other launches of this one.
     ///
     /// Kernels in the graph run under the promises made to
     /// [`Kernel::launch`](crate::Kernel::launch), which cover every launch of the graph.
     ///
     /// # Errors
-    /// [`DriverError::OtherContext`], [`DriverError::Capturing`] if the stream of a buffer is in a
-    /// capture, or what the driver reports. An error in ordering the streams after the launch is
-    /// reported, too: the graph is running then.
+    /// [`DriverError::OtherContext`], [`DriverError::Capturing`] if a stream to be ordered with (that
+    /// of a buffer, or of the previous launch) is in a capture, or what the driver reports. An error in
+    /// ordering the streams after the launch is reported, too: the graph is running then.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let inner = &self.inner;
         if !inner.context.is_same(stream.context()) {
@@ -98,36 +109,84 @@ impl Graph {
         }
         let _current = inner.context.enter()?;
         let _held = stream.hold();
-        if let Some(outer) = stream.capture()? {
-            inner.context.captures().with(outer, |kept| {
-                kept.keep(inner.clone());
-                for home in &inner.kept.homes {
-                    kept.come_home(home);
-                }
-                for kernel in &inner.kept.kernels {
-                    kept.name_kernel(kernel);
-                }
-            });
-            return inner.queue(stream);
+        match stream.capture()? {
+            Some(outer) => inner.launch_in(outer, stream),
+            None => inner.launch_on(stream),
         }
-        stream.order_after(&inner.kept.homes)?;
-        // Held across the call, so that `latest` is the latest also among threads.
-        let mut latest = lock(&inner.latest);
-        let launched = inner.queue(stream);
-        if launched.is_ok() {
-            stream.note_launch();
-            *latest = Some(stream.clone());
-            if !inner.kernels.is_empty() {
-                let mut launches = inner.context.launches();
-                launches.note(stream.raw(), &inner.kernels);
-            }
-        }
-        drop(latest);
-        launched.and(stream.order_before(&inner.kept.homes))
     }
 }
 
 impl Inner {
+    /// This graph and all graphs in it, by address: two graphs may share some, and lock them in this
+    /// order.
+    fn parts(self: &Arc<Self>) -> Vec<&Arc<Inner>> {
+        let mut parts: Vec<_> = self.kept.graphs.values().map(|(graph, _)| graph).collect();
+        parts.push(self);
+        parts.sort_unstable_by_key(|part| Arc::as_ptr(part).addr());
+        parts
+    }
+
+    /// Makes the graph part of a capture.
+    fn launch_in(self: &Arc<Self>, outer: CaptureId, stream: &Stream) -> Result<()> {
+        let (captures, parts) = (self.context.captures(), self.parts());
+        // Held across all of this, as another thread may launch the graph on another branch.
+        let _turns: Vec<_> = parts.iter().map(|part| lock(&part.latest)).collect();
+        let mut earlier = captures.with(outer, |kept| {
+            kept.keep(self.clone());
+            for home in &self.kept.homes {
+                kept.come_home(home);
+            }
+            for kernel in &self.kept.kernels {
+                kept.name_kernel(kernel);
+            }
+            let known = |part: &&Arc<Inner>| kept.graphs.get(&Arc::as_ptr(part).addr());
+            let known = parts.iter().filter_map(known);
+            known.map(|(_, end)| end.clone()).collect::<Vec<_>>()
+        });
+        earlier.dedup_by_key(|event| Arc::as_ptr(event));
+        for event in &earlier {
+            stream.wait(event)?;
+        }
+        let end = Arc::new(Event::new(&self.context)?);
+        self.queue(stream)?;
+        stream.record(&end)?;
+        captures.with(outer, |kept| {
+            for part in parts {
+                let place = Arc::as_ptr(part).addr();
+                kept.graphs.insert(place, (part.clone(), end.clone()));
+            }
+        });
+        Ok(())
+    }
+
+    /// Launches the graph on a stream outside of captures.
+    fn launch_on(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+        stream.order_after(&self.kept.homes)?;
+        // Held across the call, so that `latest` is the latest also among threads.
+        let parts = self.parts();
+        let mut turns: Vec<_> = parts.iter().map(|part| lock(&part.latest)).collect();
+        // The driver orders launches of one executable graph, but not of two that share a part.
+        let others = turns.iter().flat_map(|latest| latest.as_ref());
+        let others = others.filter(|latest| latest.exec != self.exec);
+        stream.order_after(others.map(|latest| &latest.stream))?;
+        let launched = self.queue(stream);
+        if launched.is_ok() {
+            stream.note_launch();
+            for latest in &mut turns {
+                **latest = Some(Latest {
+                    stream: stream.clone(),
+                    exec: self.exec,
+                });
+            }
+            if !self.kernels.is_empty() {
+                let mut launches = self.context.launches();
+                launches.note(stream.raw(), &self.kernels);
+            }
+        }
+        drop(turns);
+        launched.and(stream.order_before(&self.kept.homes))
+    }
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         // SAFETY: graph and stream are live and of the current context; what the captured work uses
         // is kept alive by `self` or promised by whoever launched kernels in the capture.
@@ -168,7 +227,7 @@ impl Drop for Inner {
         };
         // Buffers are freed in the order of their streams, which wait for every launch. How
         // anything else frees what it has is not known.
-        if kept.opaque && latest.wait_for_end().is_err() {
+        if kept.opaque && latest.stream.wait_for_end().is_err() {
             let _value = Box::new(kept);
             self.context.retire(Retired::Value { _value });
         }

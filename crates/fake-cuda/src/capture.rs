@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 use warptile_cuda_sys::*;
 
 use crate::argument::Out;
-use crate::queue::Op;
+use crate::queue::{Op, not_ordered};
 use crate::state::State;
 use crate::stream::{Key, StreamKind};
 
@@ -22,7 +22,8 @@ pub(crate) struct Capture {
     origin: Key,
     mode: CUstreamCaptureMode,
     thread: ThreadId,
-    pub(crate) ops: Vec<Op>,
+    /// What was captured, each with its stream and its number on that.
+    ops: Vec<(Key, u64, Op)>,
     /// For each stream in the capture, what its next operation comes after.
     clocks: HashMap<Key, Clock>,
     /// Something was asked that a capture forbids.
@@ -101,9 +102,17 @@ impl State {
         if capture.invalid {
             return CUresult::ERROR_STREAM_CAPTURE_INVALIDATED;
         }
-        capture.ops.push(op);
         let clock = capture.clocks.entry(stream).or_default();
-        *clock.entry(stream).or_default() += 1;
+        let unordered = capture.ops.iter().any(|(on, number, earlier)| {
+            earlier.is_again(&op) && clock.get(on).is_none_or(|known| known < number)
+        });
+        let number = clock.entry(stream).or_default();
+        *number += 1;
+        let what = unordered.then(|| not_ordered(&op, &op));
+        capture.ops.push((stream, *number, op));
+        if let Some(what) = what {
+            self.violation(what);
+        }
         CUresult::SUCCESS
     }
 
@@ -246,7 +255,8 @@ pub(crate) fn stream_end_capture(state: &mut State, on: Key, graph: Out<CUgraph>
         state.let_go_of(capture.graph);
         return CUresult::SUCCESS;
     }
-    state.graphs.insert(capture.graph, capture.ops);
+    let ops = capture.ops.into_iter().map(|(_, _, op)| op).collect();
+    state.graphs.insert(capture.graph, ops);
     graph.set(CUgraph(std::ptr::without_provenance_mut(capture.graph)));
     CUresult::SUCCESS
 }

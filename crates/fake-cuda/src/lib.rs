@@ -23,7 +23,8 @@
 //! # What it is not
 //! Kernels are recorded, not run, except `increment` (a `u64` address and a `u64` count: adds 1 to
 //! each `u32`). Of a kernel's memory it knows the allocations that the words of its parameters point
-//! into: those must be alive, on its device, and ordered with copies and fills on other streams.
+//! into: those must be alive, on its device, and ordered with copies and fills on other streams. Two
+//! launches of one kernel in one graph must be ordered with each other.
 //! Destructors that are made to fail have done their work all the same, as the real ones may: their
 //! errors are those of earlier work. A graph runs its operations in the order of their capture. The
 //! legacy default stream does not wait for blocking streams.

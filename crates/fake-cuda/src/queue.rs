@@ -78,6 +78,16 @@ impl Op {
         }
     }
 
+    /// Whether both are launches of one kernel in one graph, which have their memory in common.
+    pub(crate) fn is_again(&self, other: &Op) -> bool {
+        match (self, other) {
+            (Op::Launch { launch, .. }, Op::Launch { launch: other, .. }) => {
+                Arc::ptr_eq(launch, other)
+            }
+            _ => false,
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Op::Copy { bytes, .. } => format!("a copy of {bytes} bytes"),
@@ -87,6 +97,15 @@ impl Op {
             Op::Record { .. } | Op::Wait { .. } | Op::LetGo(_) => "an event".to_owned(),
         }
     }
+}
+
+/// Says that nothing orders two operations.
+pub(crate) fn not_ordered(op: &Op, other: &Op) -> String {
+    format!(
+        "{} was not ordered after {} on another stream, which uses the same memory",
+        op.name(),
+        other.name()
+    )
 }
 
 impl State {
@@ -203,8 +222,8 @@ impl State {
 
     /// An operation that was queued before this one, on another stream, uses the same memory and
     /// has not run: nothing orders the two. What kernels do with their memory is not known, so one
-    /// of the two has to be a copy or a fill that writes it. Freeing is not looked at here: it
-    /// shows when the memory is used after it.
+    /// of the two has to be a copy or a fill that writes it, or both the same launch in one graph.
+    /// Freeing is not looked at here: it shows when the memory is used after it.
     fn race(&self, stream: Key, place: u64, op: &Op) -> Option<String> {
         let mine = op.uses();
         if mine.is_empty() {
@@ -217,12 +236,8 @@ impl State {
                 mine.iter()
                     .any(|(own, writes)| own == theirs && (*write || *writes))
             });
-            if clash {
-                return Some(format!(
-                    "{} was not ordered after {} on another stream, which uses the same memory",
-                    op.name(),
-                    other.name()
-                ));
+            if clash || op.is_again(other) {
+                return Some(not_ordered(op, other));
             }
         }
         None

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Usage: run.sh
 #
-# Calls warptile-candle on CUDA devices of candle's where the driver is warptile-fake-cuda, which checks that memory is alive and in order
-# wherever a launch uses it. For machines without a GPU and without CUDA; needs cc.
+# Tests warptile-candle with its feature cuda on the CPU, runs the examples there, and calls it on CUDA devices of candle's where the driver
+# is warptile-fake-cuda, which checks that memory is alive and in order wherever a launch uses it. Without the feature, it is compiled. For
+# machines without a GPU and without CUDA; needs cc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fake=$(../../crates/fake-cuda/library.sh)
@@ -11,13 +12,28 @@ libraries=$target/candle-stand-in
 rm -rf "$libraries"
 mkdir -p "$libraries"
 cp "$fake" "$libraries"
-cc -shared -fPIC -O1 -o "$libraries/libcuda.so.1" -Wl,-soname,libcuda.so.1 stand-in/libraries.c \
-    -L "$libraries" -lwarptile_fake_cuda -Wl,-rpath,"$libraries"
-ln -s libcuda.so.1 "$libraries/libcuda.so"
+for devices in 1 0; do
+    mkdir "$libraries/$devices"
+    cc -shared -fPIC -O1 -DDEVICES=$devices -o "$libraries/$devices/libcuda.so.1" -Wl,-soname,libcuda.so.1 stand-in/libraries.c \
+        -L "$libraries" -lwarptile_fake_cuda -Wl,-rpath,"$libraries"
+done
+# For the linker: programs are linked to both, and what is loaded first has the first word.
+echo "INPUT($libraries/1/libcuda.so.1 $libraries/libwarptile_fake_cuda.so)" >"$libraries/libcuda.so"
 for name in nvrtc curand cublas cublasLt; do
     cc -shared -o "$libraries/lib$name.so" -x c /dev/null
 done
 export LIBRARY_PATH=$libraries
-cargo build --locked --quiet --workspace --features warptile-candle-stand-in/stand-in --lib --bins
+build() {
+    # The examples' dependencies choose the features that the tests have: candle is compiled once.
+    cargo build --locked --quiet --workspace --lib --examples "$@"
+}
+features=warptile-candle-stand-in/stand-in
+on_cpu=$libraries/0:$libraries
+LD_LIBRARY_PATH=$on_cpu cargo test --locked --quiet --workspace --features "$features"
+build --bins --features "$features"
+for example in attention packed; do
+    LD_LIBRARY_PATH=$on_cpu "$target/debug/examples/$example"
+done
 # Both cudarc and warptile find the driver by its name.
-LD_LIBRARY_PATH=$libraries "$target/debug/warptile-candle-stand-in"
+LD_LIBRARY_PATH=$libraries/1:$libraries "$target/debug/warptile-candle-stand-in"
+build --no-default-features --features warptile-candle-stand-in/candle-cuda

@@ -27,6 +27,7 @@ use self::report::Outcome;
 use self::state::{Candidate, Entry, Screened, State};
 use self::watchdog::{Lost, PATIENCE, watched};
 use crate::failure::Failure;
+use crate::lock::Lock;
 use crate::machine::{self, Machine};
 use crate::options::Device;
 use crate::output::Replacement;
@@ -197,7 +198,6 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let outcomes: Vec<Outcome<'_>> = { search.state.entries.iter() }
         .map(|entry| Outcome::of(entry, rules, search.verify))
         .collect();
-    let rates = search.rates(&machine, &outcomes)?;
     report::print(&outcomes, rules, console)?;
     if let Some(json) = &args.json {
         json.write(&report::Written::new(
@@ -213,11 +213,10 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     if args.dry_run {
         writeln!(console, "rates    unchanged (--dry-run)")?;
     } else {
-        let text = header(&machine) + &rates.to_string();
-        Replacement::begin(&path)?.finish(text.as_bytes())?;
+        search.write_rates(&machine, &outcomes, &path)?;
         writeln!(console, "rates    {}", path.display())?;
         if let (0, Some(file)) = (missing, &search.file) {
-            remove(file)?;
+            search.state.forget(file)?;
         }
     }
     if missing > 0 {
@@ -503,15 +502,38 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         Ok(())
     }
 
-    /// The rates that follow: under them the planner chooses for each of the problems what was decided.
-    fn rates(&self, machine: &Machine, outcomes: &[Outcome<'_>]) -> Result<Rates, Failure> {
+    /// Writes the rates that follow from those that are in force now: another search may have changed them since this one began.
+    fn write_rates(
+        &self,
+        machine: &Machine,
+        outcomes: &[Outcome<'_>],
+        path: &Path,
+    ) -> Result<(), Failure> {
+        let profile = self.gpu.profile();
+        let _lock = Lock::of(path)?;
+        let rates = match Rates::of_user(profile, &machine.driver) {
+            Ok(Some(user)) => self.rates(machine, outcomes, &user)?,
+            // A file that is not in force is replaced.
+            Ok(None) | Err(_) => self.rates(machine, outcomes, Rates::embedded(profile))?,
+        };
+        let text = header(machine) + &rates.to_string();
+        Replacement::begin(path)?.finish(text.as_bytes())
+    }
+
+    /// The rates that follow from `before`: under them the planner chooses for each of the problems what was decided.
+    fn rates(
+        &self,
+        machine: &Machine,
+        outcomes: &[Outcome<'_>],
+        before: &Rates,
+    ) -> Result<Rates, Failure> {
         let gpu = self.gpu;
         let profile = gpu.profile();
         let embedded = Rates::embedded(profile);
         let mut rates = if embedded.device() == profile.name {
             // They follow from far more problems than a search has.
             let mut rates = embedded.fitted(profile, &machine.driver, &[]);
-            rates.keep_choices(gpu.rates());
+            rates.keep_choices(before);
             rates
         } else {
             let mut times = Vec::new();
@@ -525,7 +547,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
                     );
                 }
             }
-            gpu.rates().fitted(profile, &machine.driver, &times)
+            before.fitted(profile, &machine.driver, &times)
         };
         for (outcome, (_, problem)) in outcomes.iter().zip(self.problems) {
             let decided = outcome.decided();
@@ -571,16 +593,25 @@ fn reset(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let backend = args.device.open()?;
     let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
     let path = rates_file(gpu)?;
-    let removed = remove(&path)?;
+    let removed = reset_file(&path)?;
     let name = &gpu.profile().name;
     for file in [State::path(name), Lost::path(name)].into_iter().flatten() {
-        remove(&file)?;
+        reset_file(&file)?;
     }
     match removed {
         true => writeln!(console, "removed  {}", path.display())?,
         false => writeln!(console, "nothing to remove: there is no {}", path.display())?,
     }
     Ok(())
+}
+
+/// Removes a file that no other process is about to replace; whether there was one.
+fn reset_file(path: &Path) -> Result<bool, Failure> {
+    if !path.exists() {
+        return Ok(false);
+    }
+    let _lock = Lock::of(path)?;
+    remove(path)
 }
 
 /// Removes a file; whether there was one.

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use warptile::{Rates, Settings};
 
+use super::remove;
 use crate::failure::Failure;
+use crate::lock::Lock;
 use crate::machine::Machine;
 use crate::output::Replacement;
 
@@ -117,28 +119,11 @@ impl State {
     /// Takes over what an earlier search measured of the same problems, if it was on the same device with the same driver and program, and
     /// started from the same choices. Anything else in the file counts as nothing.
     pub(crate) fn resume(&mut self, path: &Path) -> usize {
-        let Some(earlier) = fs::read(path)
-            .ok()
-            .and_then(|text| serde_json::from_slice::<State>(&text).ok())
-        else {
-            return 0;
-        };
-        let origin = |state: &State| {
-            (
-                state.device.clone(),
-                state.driver.clone(),
-                state.program.clone(),
-            )
-        };
-        if origin(&earlier) != origin(self) {
-            return 0;
-        }
+        let earlier = self.entries_at(path);
         let mut found = 0;
         for entry in &mut self.entries {
             let same = |one: &&Entry| one.problem == entry.problem && one.old == entry.old;
-            if let Some(earlier) = earlier.entries.iter().find(same)
-                && !earlier.screened.is_empty()
-            {
+            if let Some(earlier) = earlier.iter().find(same) {
                 *entry = earlier.clone();
                 found += 1;
             }
@@ -146,8 +131,53 @@ impl State {
         found
     }
 
-    /// Replaces the file by one with all that is known now.
+    /// The problems in a file that were measured on the same device with the same driver and program; none if it is no such file.
+    fn entries_at(&self, path: &Path) -> Vec<Entry> {
+        let origin = |state: &State| {
+            (
+                state.device.clone(),
+                state.driver.clone(),
+                state.program.clone(),
+            )
+        };
+        let found = fs::read(path)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<State>(&text).ok())
+            .filter(|found| origin(found) == origin(self));
+        let entries = found.map_or_else(Vec::new, |found| found.entries);
+        let measured = entries.into_iter().filter(|one| !one.screened.is_empty());
+        measured.collect()
+    }
+
+    /// The problems of other searches in the file, which may be under way.
+    fn of_others(&self, path: &Path) -> Vec<Entry> {
+        let mut others = self.entries_at(path);
+        others.retain(|other| self.entries.iter().all(|own| own.problem != other.problem));
+        others
+    }
+
+    /// Replaces the file by one with all that is known now. Problems of other searches stay.
     pub(crate) fn save(&self, path: &Path) -> Result<(), Failure> {
+        let _lock = Lock::of(path)?;
+        let mut all = self.clone();
+        all.entries.extend(self.of_others(path));
+        all.write(path)
+    }
+
+    /// Takes this search's problems out of the file, and removes a file with no others.
+    pub(crate) fn forget(&self, path: &Path) -> Result<(), Failure> {
+        let _lock = Lock::of(path)?;
+        let others = State {
+            entries: self.of_others(path),
+            ..self.clone()
+        };
+        match others.entries.is_empty() {
+            true => remove(path).map(drop),
+            false => others.write(path),
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = serde_json::to_vec_pretty(self).map_err(std::io::Error::from)?;
         Replacement::begin(path)?.finish(&text)
     }

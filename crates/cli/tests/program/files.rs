@@ -323,3 +323,79 @@ fn generated_results_are_what_run_expects() {
             .arg(&same),
     );
 }
+
+/// What cannot be written is named as the user wrote it, wherever the writing ends.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_cannot_be_written_is_named_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out.safetensors");
+    let refused = |script: &str, out: &Path| {
+        let mut shell = std::process::Command::new("sh");
+        let program = warptile();
+        let problem = "b1 q64 k64 h1 d64 f16";
+        shell.args(["-c", script, "sh"]).arg(program.get_program());
+        shell.args(["gen", problem, "-o"]).arg(out);
+        let (_, stderr) = expect_code(4, &mut shell);
+        let start = format!("error: {}: cannot write: ", out.display());
+        assert!(stderr.starts_with(&start), "{stderr}");
+        assert!(!stderr.contains(".warptile-"), "{stderr}");
+    };
+    // As a full disk does, a limit on the size of files shows in the middle.
+    refused("trap '' XFSZ; ulimit -f 1; exec \"$@\"", &out);
+    refused("exec \"$@\"", Path::new("/proc/out.safetensors"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Of an archive nothing is unpacked that is not used.
+#[test]
+fn an_archive_is_refused_by_its_headers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let arrays = |more: &[(&str, u32)]| {
+        let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+        for (name, count) in [("q", 1), ("k", 1), ("v", 1)].iter().chain(more) {
+            let header = format!(
+                "{{'descr': '<f4', 'fortran_order': False, 'shape': (1, {count}, 1, 8), }}\n"
+            );
+            let mut array = b"\x93NUMPY\x01\x00".to_vec();
+            array.extend((header.len() as u16).to_le_bytes());
+            array.extend(header.bytes());
+            array.resize(array.len() + *count as usize * 32, 0);
+            let options = zip::write::SimpleFileOptions::default();
+            archive.start_file(format!("{name}.npy"), options).unwrap();
+            std::io::Write::write_all(&mut archive, &array).unwrap();
+        }
+        archive.finish().unwrap().into_inner()
+    };
+    // The last bytes of the last member are other than its checksum says: who unpacks it finds that.
+    let mut broken = arrays(&[("other", 100_000)]);
+    let directory = broken
+        .windows(4)
+        .rposition(|at| at == b"PK\x01\x02")
+        .unwrap();
+    broken[directory + 16] ^= 1;
+    fs::write(path("a.npz"), &broken).unwrap();
+    fs::write(path("b.npz"), arrays(&[("other", 3)])).unwrap();
+    let mut run = warptile();
+    let (_, stderr) = expect_code(2, run.arg("run").arg(path("a.npz")));
+    assert!(stderr.contains("other is not used"), "{stderr}");
+    let (stdout, _) = compare(1, &path("a.npz"), &path("b.npz"), &[]);
+    assert!(
+        stdout.contains("other has shape [1, 100000, 1, 8] and [1, 3, 1, 8]"),
+        "{stdout}"
+    );
+    let (stdout, _) = compare(1, &path("b.npz"), &path("a.npz"), &[]);
+    assert!(
+        stdout.contains("compare  q: 0 of 8 values differ"),
+        "{stdout}"
+    );
+    fs::write(path("c.npz"), broken).unwrap();
+    let mut compare = warptile();
+    compare.arg("compare").arg(path("a.npz")).arg(path("c.npz"));
+    let (_, stderr) = expect_code(4, &mut compare);
+    assert!(
+        stderr.contains("a.npz: not a valid .npz file: other: "),
+        "{stderr}"
+    );
+}

@@ -279,3 +279,26 @@ fn verify_says_what_was_drawn() {
     let sizes = coverage["head_dims"].as_object().unwrap();
     assert_eq!(sizes.len(), 64);
 }
+
+/// 40,000 rows took minutes when each row was held against every other.
+#[test]
+fn a_report_of_many_rows_takes_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = record(&dir, "one.json", [10.0, 100.0], "warptile 0.1.0");
+    let mut row: serde_json::Value = serde_json::from_slice(&fs::read(one).unwrap()).unwrap();
+    let rows = (1..=40_000).map(|queries| {
+        row[0]["problem"] = format!("b1 q{queries} k8 h1 d8 f32").into();
+        row[0].clone()
+    });
+    let many = dir.path().join("many.json");
+    let rows: Vec<serde_json::Value> = rows.collect();
+    fs::write(&many, serde_json::to_vec(&rows).unwrap()).unwrap();
+    let page = dir.path().join("page.html");
+    let start = std::time::Instant::now();
+    let mut report = warptile();
+    expect_code(0, report.arg("report").arg(many).arg("-o").arg(&page));
+    let elapsed = start.elapsed();
+    assert!(elapsed.as_secs() < 60, "{elapsed:?}");
+    let page = fs::read_to_string(page).unwrap();
+    assert_eq!(page.matches("width=\"100.00\"").count(), 40_000);
+}

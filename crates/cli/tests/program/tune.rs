@@ -108,6 +108,19 @@ impl Machine {
     }
 }
 
+/// A process that does not outlive its test.
+#[cfg(unix)]
+struct Running(std::process::Child);
+
+#[cfg(unix)]
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Whether it has ended by itself or not.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn read(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
@@ -361,6 +374,49 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
         stdout.contains("the same command goes on from there"),
         "{stdout}"
     );
+}
+
+/// One search waits until its record is read, which is before it writes rates; meanwhile another begins and ends.
+#[test]
+#[cfg(unix)]
+fn two_searches_at_once_keep_one_anothers_results() {
+    const OTHER: &str = "b1 q64 k64 h3 d64 f16";
+    let machine = Machine::new();
+    let lines = "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel wmma_d64_64x64_w4_s2 0.001 9\n";
+    machine.plant("CUDA 12.8", lines);
+    let pipe = machine.home.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let search = |problem: &'static str, flags: &[&str]| {
+        let arguments = ["tune", "--no-verify", "--shape", problem];
+        machine.command(&times, &[&arguments[..], flags].concat())
+    };
+    let mut first = search(PROBLEM, &["--json", pipe.to_str().unwrap()]);
+    let mut first = Running(first.stdout(Stdio::null()).spawn().unwrap());
+    // It looks whether the pipe can be written, and has read the rates once it has kept what it measured.
+    assert_eq!(fs::read(&pipe).unwrap(), b"");
+    let state = machine.rates_file().with_extension("state.json");
+    while !fs::read_to_string(&state).is_ok_and(|text| text.contains("microseconds")) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    expect_code(0, &mut search(OTHER, &[]));
+    assert_eq!(machine.chosen(OTHER), FAST);
+    let kept = read(&state);
+    assert_eq!(kept["entries"].as_array().unwrap().len(), 1, "{kept}");
+    assert_eq!(kept["entries"][0]["problem"], PROBLEM);
+    // As if the other had chosen for a third problem.
+    let third = "choice wmma_d64_64x64_w4_s2 ctas=1 b1 q64 k64 h5 d64 f16\n";
+    let rates = fs::read_to_string(machine.rates_file()).unwrap();
+    fs::write(machine.rates_file(), rates + third).unwrap();
+    fs::read(&pipe).unwrap();
+    let status = first.0.wait().unwrap();
+    assert!(status.success(), "{status}");
+    let rates = fs::read_to_string(machine.rates_file()).unwrap();
+    assert!(rates.contains(third), "{rates}");
+    assert_eq!(machine.chosen(PROBLEM), FAST);
+    assert_eq!(machine.chosen(OTHER), FAST);
+    assert_eq!(machine.files().len(), 1, "{:?}", machine.files());
 }
 
 #[test]

@@ -173,3 +173,90 @@ fn an_error_in_a_replay_names_the_graphs_kernels() {
         "{error}"
     );
 }
+
+#[test]
+fn a_graph_launched_on_two_branches_of_a_capture_runs_once_at_a_time() {
+    let (fake, context, stream) = open();
+    let side = Stream::new(&context).unwrap();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let part =
+        Graph::capture::<DriverError>(&stream, |stream| launch(&kernel, stream, &buffer)).unwrap();
+    let whole = Graph::capture::<DriverError>(&stream, |stream| part.launch(stream)).unwrap();
+    // Graphs that share a part, on three branches, with a thread on one of them.
+    let outer = Graph::capture::<DriverError>(&stream, |stream| {
+        let third = Stream::new(&context)?;
+        side.wait_for(stream)?;
+        third.wait_for(stream)?;
+        part.launch(stream)?;
+        std::thread::scope(|scope| scope.spawn(|| whole.launch(&side)).join().unwrap())?;
+        part.launch(&third)?;
+        whole.launch(stream)?;
+        stream.wait_for(&third)?;
+        stream.wait_for(&side)
+    })
+    .unwrap();
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    outer.launch(&stream).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [4; 8]);
+    drop((outer, whole, part, buffer, kernel, side, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_launch_fails_in_a_capture_without_losing_the_order_of_others() {
+    let (fake, context, stream) = open();
+    let side = Stream::new(&context).unwrap();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let part =
+        Graph::capture::<DriverError>(&stream, |stream| launch(&kernel, stream, &buffer)).unwrap();
+    let outer = Graph::capture::<DriverError>(&stream, |stream| {
+        side.wait_for(stream)?;
+        part.launch(stream)?;
+        fake.fail(Some("cuGraphLaunch"), 1, CUresult::ERROR_OUT_OF_MEMORY.0);
+        assert!(part.launch(stream).unwrap_err().is_out_of_memory());
+        part.launch(&side)?;
+        stream.wait_for(&side)
+    })
+    .unwrap();
+    outer.launch(&stream).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [2; 8]);
+    drop((outer, part, buffer, kernel, side, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn graphs_that_share_a_part_follow_one_another() {
+    let (fake, context, stream) = open();
+    let streams = [(); 3].map(|()| Stream::new(&context).unwrap());
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let part =
+        Graph::capture::<DriverError>(&stream, |stream| launch(&kernel, stream, &buffer)).unwrap();
+    let wholes = [(); 2]
+        .map(|()| Graph::capture::<DriverError>(&stream, |stream| part.launch(stream)).unwrap());
+    let outer = Graph::capture::<DriverError>(&stream, |stream| wholes[0].launch(stream)).unwrap();
+    stream.synchronize().unwrap();
+    let [first, second, third] = &streams;
+    outer.launch(first).unwrap();
+    part.launch(second).unwrap();
+    wholes[1].launch(third).unwrap();
+    part.launch(first).unwrap();
+    part.launch(second).unwrap();
+    wholes[0].launch(third).unwrap();
+    // Whichever stream is waited for first, what comes before runs before.
+    third.synchronize().unwrap();
+    assert_eq!(fake.launches().len(), 6);
+    assert_eq!(buffer.to_vec().unwrap(), [6; 8]);
+    // In a capture nothing of another stream can be waited for.
+    let captured = Graph::capture::<DriverError>(third, |_| part.launch(first));
+    assert!(matches!(
+        captured.unwrap_err(),
+        DriverError::Capturing { .. }
+    ));
+    drop((
+        outer, wholes, part, buffer, kernel, streams, stream, context,
+    ));
+    fake.assert_clean();
+}

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle_v3::{flash_attn, flash_attn_varlen};
 
 fn main() -> Result<()> {
-    let device = Device::cuda_if_available(0)?;
+    let device = Device::new_cuda(0).unwrap_or(Device::Cpu);
     let (heads, head_size, scale) = (4, 64, 0.125);
     let q = Tensor::randn(0_f32, 1.0, (5 + 8, heads, head_size), &device)?;
     let offsets = Tensor::new(&[0_u32, 5, 13], &device)?;

@@ -4,7 +4,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use warptile_candle::{Attention, flash_attn};
 
 fn main() -> Result<()> {
-    let device = Device::cuda_if_available(0)?;
+    let device = Device::new_cuda(0).unwrap_or(Device::Cpu);
     let (batch, length, heads, head_size) = (2, 128, 8, 64);
     let scale = 1.0 / (head_size as f32).sqrt();
     let random = || Tensor::randn(0_f32, 1.0, (batch, length, heads, head_size), &device);

@@ -14,7 +14,7 @@
 //! use warptile_candle::flash_attn;
 //!
 //! # fn main() -> candle_core::Result<()> {
-//! let device = Device::cuda_if_available(0)?;
+//! let device = Device::new_cuda(0).unwrap_or(Device::Cpu);
 //! let q = Tensor::randn(0f32, 1., (2, 128, 8, 64), &device)?.to_dtype(DType::F16)?; // batch, length, heads, head size
 //! let k = Tensor::randn(0f32, 1., (2, 300, 2, 64), &device)?.to_dtype(DType::F16)?; // four query heads share a key/value head
 //! let out = flash_attn(&q, &k, &k, 0.125, true)?;
