@@ -434,13 +434,15 @@ impl Call {
             });
         }
         match operand {
-            Operand::Sinks => match values.iter().position(|sink| !(*sink < f32::INFINITY)) {
-                Some(head) => Err(Error::Sink {
-                    head,
-                    value: values[head],
-                }),
-                None => Ok(()),
-            },
+            Operand::Sinks => {
+                match { values.iter() }.position(|sink| sink.is_nan() || *sink == f32::INFINITY) {
+                    Some(head) => Err(Error::Sink {
+                        head,
+                        value: values[head],
+                    }),
+                    None => Ok(()),
+                }
+            }
             Operand::KScale | Operand::VScale => {
                 check_scale_values(operand, values)?;
                 if operand == Operand::VScale {
