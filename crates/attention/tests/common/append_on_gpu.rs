@@ -9,7 +9,7 @@ use crate::append_cases::{AngleTables, AppendCase, Targets};
 use crate::draw::Memory;
 
 /// The bytes of a list.
-fn bytes<N: Pod>(list: &Vec<N>) -> &[u8] {
+fn bytes<N: Pod>(list: &[N]) -> &[u8] {
     bytemuck::cast_slice(list)
 }
 
@@ -64,22 +64,24 @@ pub(crate) fn append_on<T: Element>(
         None => [None; 2],
     };
     let (slots, before, table) = match &case.targets {
-        Targets::Slots(slots) => (Some(slots), None, None),
-        Targets::Lengths(before, table) => (None, Some(before), table.as_ref().map(|(t, _)| t)),
+        Targets::Slots(slots) => (Some(&slots[..]), None, None),
+        Targets::Lengths(before, table) => {
+            (None, Some(&before[..]), table.as_ref().map(|(t, _)| &t[..]))
+        }
     };
     let widened: Option<Vec<i64>> = { case.positions.as_ref() }
         .filter(|_| wide)
         .map(|list| list.iter().map(|&position| i64::from(position)).collect());
     let positions = match &widened {
         Some(list) => Some(bytes(list)),
-        None => case.positions.as_ref().map(bytes),
+        None => case.positions.as_deref().map(bytes),
     };
     let numbers = [
         (Operand::NewSlots, slots.map(bytes)),
         (Operand::KeyLengths, before.map(bytes)),
         (Operand::BlockTable, table.map(bytes)),
-        (Operand::RowOffsets, case.offsets.as_ref().map(bytes)),
-        (Operand::RowLengths, case.row_lengths.as_ref().map(bytes)),
+        (Operand::RowOffsets, case.offsets.as_deref().map(bytes)),
+        (Operand::RowLengths, case.row_lengths.as_deref().map(bytes)),
         (Operand::Positions, positions),
     ];
     let numbers = numbers.into_iter().filter(|_| on_device);
