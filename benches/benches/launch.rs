@@ -56,7 +56,8 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
     );
 
     let tensor = |buffer: &warptile_check::Buffer<Half>| {
-        backend.tensor_with_layout(buffer.view().data, buffer.layout)
+        let len = buffer.layout.required_len().unwrap_or(0);
+        backend.tensor_with_layout(&buffer.elements()[..len], buffer.layout)
     };
     let (q, k, v) = (tensor(&inputs.q)?, tensor(&inputs.k)?, tensor(&inputs.v)?);
     let attention = Attention::new();

@@ -54,7 +54,11 @@ pub struct Call {
     queries: SideLengths,
     keys: SideLengths,
     pages: Option<Pages>,
+    /// The operands that it has, a bit each.
+    given: u32,
 }
+
+const _: () = assert!(Operand::COUNT <= u32::BITS as usize);
 
 /// The part of a call that a builder is told as it is: all but lengths and pages.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -131,8 +135,13 @@ impl Call {
 
     /// Whether the call has an operand.
     #[must_use]
-    pub fn has(&self, operand: Operand) -> bool {
-        match operand {
+    pub const fn has(&self, operand: Operand) -> bool {
+        self.given & 1 << operand as u32 != 0
+    }
+
+    /// The operands that the call has, a bit each.
+    fn given(&self) -> u32 {
+        let has = |operand: Operand| match operand {
             Operand::Lse => self.terms.want_lse,
             Operand::KScale | Operand::VScale => self.terms.types.scaled().is_some(),
             _ => match operand.kind() {
@@ -142,7 +151,10 @@ impl Call {
                 Kind::List(_) => self.terms.scoring.has(operand),
                 _ => self.layout(operand).is_some(),
             },
-        }
+        };
+        { Operand::of(Operations::FORWARD) }
+            .filter(|operand| has(*operand))
+            .fold(0, |all, operand| all | 1 << operand as u32)
     }
 
     /// The layout of a tensor, if the call has it. A bias and a key mask are `[batch, queries, heads, keys]`, broadcast by steps of 0.

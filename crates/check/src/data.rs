@@ -277,7 +277,7 @@ impl Case {
         let q = tensor(call.q(), Rows::Queries);
         let mut k = tensor(call.k(), Rows::Keys(table));
         let mut v = tensor(call.v(), Rows::Keys(table));
-        let mut others = Slots::from_fn(|_| None);
+        let mut others = Slots::none();
         for (operand, bits_of, tensor) in [
             (Operand::KScale, Operand::K, &mut k),
             (Operand::VScale, Operand::V, &mut v),

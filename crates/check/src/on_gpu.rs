@@ -204,7 +204,7 @@ impl ReferenceOnGpu {
 
         let ferry = &self.ferry;
         let (on_k, on_v) = (ferry.upload(stream, k.data)?, ferry.upload(stream, v.data)?);
-        let mut given = Slots::<Option<DeviceBuffer<u8>>>::from_fn(|_| None);
+        let mut given = Slots::<Option<DeviceBuffer<u8>>>::none();
         for operand in Operand::of(Operations::FORWARD) {
             let is_copied = [Operand::K, Operand::V].contains(&operand);
             if let Some(bytes) = inputs.elements::<u8>(operand)?.filter(|_| !is_copied) {

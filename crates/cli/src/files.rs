@@ -362,11 +362,11 @@ fn typed_inputs<T: Element>(
         kv,
         layouts: [q_layout, k_layout, v_layout],
         numbers: Numbers {
-            floats: Slots::from_fn(|_| None),
-            lists: Slots::from_fn(|_| None),
+            floats: Slots::none(),
+            lists: Slots::none(),
             table: None,
         },
-        scores: Slots::from_fn(|_| None),
+        scores: Slots::none(),
     };
     if paged {
         file.required(name_of(Operand::BlockTable))?;

@@ -81,6 +81,7 @@ pub enum Values {
 impl Values {
     /// Whether a list may have this number.
     #[must_use]
+    #[inline]
     pub const fn allow(self, value: f32) -> bool {
         match self {
             Values::Finite => value.is_finite(),
@@ -91,6 +92,7 @@ impl Values {
 
     /// The rule in words.
     #[must_use]
+    #[inline]
     pub const fn rule(self) -> &'static str {
         match self {
             Values::Finite => "a finite number",
@@ -114,6 +116,7 @@ impl Operations {
 
     /// Whether any operation is in both sets.
     #[must_use]
+    #[inline]
     pub const fn meet(self, other: Operations) -> bool {
         self.0 & other.0 != 0
     }
@@ -169,21 +172,22 @@ macro_rules! operands {
 
             /// All operands.
             pub const ALL: [Operand; Operand::COUNT] = [$(Operand::$Operand),*];
-
-            pub(crate) const ROWS: [Row; Operand::COUNT] = [$(Row {
-                name: $name,
-                docs: &[$($doc),*],
-                kind: $kind,
-                elements: Elements::$elements,
-                $($key: $value,)*
-                ..Row::PLAIN
-            }),*];
         }
+
+        /// The rows of the table.
+        pub(crate) static ROWS: [Row; Operand::COUNT] = [$(Row {
+            name: $name,
+            docs: &[$($doc),*],
+            kind: $kind,
+            elements: Elements::$elements,
+            $($key: $value,)*
+            ..Row::PLAIN
+        }),*];
     };
 }
 pub(crate) use operands;
 
-use crate::table::Operand;
+use crate::table::{Operand, ROWS};
 
 impl Operand {
     /// The operands of an operation, or of several, in the order of [`Operand::ALL`].
@@ -201,60 +205,69 @@ impl Operand {
     /// Number of operands that are tensors: they come before the lists in [`Operand::ALL`].
     pub const TENSORS: usize = {
         let mut count = 0;
-        while count < Self::COUNT && !matches!(Self::ROWS[count].kind, Kind::List(_)) {
+        while count < Self::COUNT && !matches!(ROWS[count].kind, Kind::List(_)) {
             count += 1;
         }
         count
     };
 
+    #[inline]
     const fn row(self) -> &'static Row {
-        &Self::ROWS[self as usize]
+        &ROWS[self as usize]
     }
 
     /// The name in errors, in C and in Rust.
     #[must_use]
+    #[inline]
     pub const fn name(self) -> &'static str {
         self.row().name
     }
 
     /// The lines of its documentation.
     #[must_use]
+    #[inline]
     pub const fn docs(self) -> &'static [&'static str] {
         self.row().docs
     }
 
     /// The arrangement of its elements.
     #[must_use]
+    #[inline]
     pub const fn kind(self) -> Kind {
         self.row().kind
     }
 
     /// The operations that have it.
     #[must_use]
+    #[inline]
     pub const fn operations(self) -> Operations {
         self.row().operations
     }
 
     /// The type of its elements.
     #[must_use]
+    #[inline]
     pub const fn elements(self) -> Elements {
         self.row().elements
     }
 
     /// The numbers that a list of `f32` may have.
     #[must_use]
+    #[inline]
     pub const fn values(self) -> Values {
         self.row().values
     }
 
     /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
     #[must_use]
+    #[inline]
     pub const fn moves_rows(self) -> bool {
         matches!(self.kind(), Kind::Queries | Kind::Keys)
     }
 
     /// Whether an operation writes it.
     #[must_use]
+    #[inline]
     pub const fn is_written(self) -> bool {
         self.row().written
     }
@@ -262,30 +275,35 @@ impl Operand {
     /// The feature that an image needs to take it; empty if every image takes it, or if the feature depends on more than its presence.
     /// An operand with a feature is given if and only if the call needs the feature.
     #[must_use]
+    #[inline]
     pub const fn feature(self) -> Features {
         self.row().feature
     }
 
     /// The word of a problem that asks for it, for operands that belong to an option of scores.
     #[must_use]
+    #[inline]
     pub const fn word(self) -> Option<&'static str> {
         self.row().word
     }
 
     /// The meaning of its word, for the help of programs.
     #[must_use]
+    #[inline]
     pub const fn help(self) -> &'static str {
         self.row().help
     }
 
     /// The name of its tensor in a file of inputs.
     #[must_use]
+    #[inline]
     pub const fn file_name(self) -> Option<&'static str> {
         self.row().file
     }
 
     /// The name of its argument in Python.
     #[must_use]
+    #[inline]
     pub const fn python_name(self) -> Option<&'static str> {
         self.row().python
     }
@@ -309,6 +327,15 @@ impl<P: Default> Default for Slots<P> {
     }
 }
 
+impl<P: Copy> Slots<P> {
+    /// The same value for each operand.
+    #[inline]
+    #[must_use]
+    pub const fn filled(value: P) -> Self {
+        Slots([value; Operand::COUNT])
+    }
+}
+
 impl<P> Slots<P> {
     /// The value of each operand from a function.
     pub fn from_fn(mut value: impl FnMut(Operand) -> P) -> Self {
@@ -317,12 +344,14 @@ impl<P> Slots<P> {
 
     /// The values in the order of [`Operand::ALL`].
     #[must_use]
+    #[inline]
     pub const fn as_slice(&self) -> &[P] {
         &self.0
     }
 
     /// The values in the order of [`Operand::ALL`], for changing them.
     #[must_use]
+    #[inline]
     pub const fn as_mut_slice(&mut self) -> &mut [P] {
         &mut self.0
     }
@@ -339,6 +368,13 @@ impl<P> Slots<P> {
 }
 
 impl<P> Slots<Option<P>> {
+    /// No value for any operand.
+    #[inline]
+    #[must_use]
+    pub const fn none() -> Self {
+        Slots([const { None }; Operand::COUNT])
+    }
+
     /// The operands that have a value.
     pub fn given(&self) -> impl Iterator<Item = (Operand, &P)> {
         self.iter()
@@ -353,7 +389,7 @@ impl<P> Slots<Option<P>> {
         &self,
         mut make: impl FnMut(Operand, &P) -> Result<Q, E>,
     ) -> Result<Slots<Option<Q>>, E> {
-        let mut made = Slots::from_fn(|_| None);
+        let mut made = Slots::none();
         for (operand, value) in self.given() {
             made[operand] = Some(make(operand, value)?);
         }
@@ -364,12 +400,14 @@ impl<P> Slots<Option<P>> {
 impl<P> Index<Operand> for Slots<P> {
     type Output = P;
 
+    #[inline]
     fn index(&self, operand: Operand) -> &P {
         &self.0[operand as usize]
     }
 }
 
 impl<P> IndexMut<Operand> for Slots<P> {
+    #[inline]
     fn index_mut(&mut self, operand: Operand) -> &mut P {
         &mut self.0[operand as usize]
     }

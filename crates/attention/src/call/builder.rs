@@ -366,13 +366,16 @@ impl<'a> CallBuilder<'a> {
         for operand in Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores) {
             terms.layouts[operand as usize] = score_tensor(operand)?;
         }
-        Ok(Call {
+        let mut call = Call {
             terms,
             batch,
             queries,
             keys,
             pages,
-        })
+            given: 0,
+        };
+        call.given = call.given();
+        Ok(call)
     }
 }
 

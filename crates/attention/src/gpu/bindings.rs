@@ -19,12 +19,22 @@ use crate::host::check_type;
 ///     .output(Operand::Lse, lse.as_slice_mut());
 /// # }
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct Bindings<'a> {
     views: Slots<Option<DeviceSlice<'a, u8>>>,
     /// Size and type of elements, where the caller knows them.
-    elements: Slots<Option<(u64, Option<ElementType>)>>,
+    elements: Slots<Option<(u32, Option<ElementType>)>>,
+}
+
+impl Default for Bindings<'_> {
+    /// No memory.
+    fn default() -> Self {
+        Bindings {
+            views: Slots::none(),
+            elements: Slots::none(),
+        }
+    }
 }
 
 impl<'a> Bindings<'a> {
@@ -93,9 +103,8 @@ impl<'a> Bindings<'a> {
 
     fn put<T: Pod>(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {
         self.views[operand] = Some(view);
-        let size = size_of::<T>() as u64;
-        self.elements[operand] =
-            (size > 1 || type_of::<T>().is_some()).then_some((size, type_of::<T>()));
+        let (size, element) = (size_of::<T>() as u32, type_of::<T>());
+        self.elements[operand] = (size > 1 || element.is_some()).then_some((size, element));
     }
 
     /// Checks everything that can be known before a launch, and gives the addresses.
@@ -105,7 +114,7 @@ impl<'a> Bindings<'a> {
         expected: &Slots<Expected>,
     ) -> Result<Slots<u64>> {
         self.check_types(expected)?;
-        let mut addresses = Slots::default();
+        let mut addresses = Slots::filled(0);
         check_views(
             expected.as_slice(),
             self.views(),
@@ -123,7 +132,7 @@ impl<'a> Bindings<'a> {
                 continue;
             }
             check_type(operand.name(), expected.element, found)?;
-            if size != expected.size {
+            if u64::from(size) != expected.size {
                 return Err(Error::Presence {
                     argument: operand.name(),
                     rule: "has numbers of another size than the call was built for",

@@ -24,7 +24,7 @@ pub(crate) struct Expected {
     pub(crate) access: Access,
     /// Where its bytes lie, from its address on.
     pub(crate) bytes: Strided,
-    /// The address is a multiple of this.
+    /// The address is a multiple of this power of two.
     pub(crate) alignment: u64,
     /// Bytes of an element.
     pub(crate) size: u64,
@@ -80,8 +80,17 @@ impl Expected {
     }
 
     /// An operand that must not be given.
-    pub(crate) fn unwanted(name: &'static str) -> Self {
-        Self::list(name, false, 0, 4, Access::Read)
+    pub(crate) const fn unwanted(name: &'static str) -> Self {
+        Expected {
+            name,
+            wanted: false,
+            access: Access::Read,
+            bytes: Strided::list(0),
+            alignment: 1,
+            size: 4,
+            element: None,
+            on_host: false,
+        }
     }
 
     /// The bytes that it must have from its address on; `None` if it must not be given.
@@ -120,7 +129,7 @@ pub(crate) fn check(expected: &[Expected], addresses: &[u64]) -> Result<()> {
                 rule: "is given, but the call was built without it",
             });
         }
-        if !address.is_multiple_of(slot.alignment) {
+        if address & (slot.alignment - 1) != 0 {
             return Err(Error::Misaligned {
                 argument: slot.name,
                 address,

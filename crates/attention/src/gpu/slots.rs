@@ -15,40 +15,54 @@ impl Call {
     }
 }
 
-/// What a call expects of each operand. `needs_alignment`: the kernels move 16 bytes at a time.
+/// No operand is wanted.
+const UNWANTED: Slots<Expected> = {
+    let mut slots = Slots::filled(Expected::unwanted(""));
+    let mut index = 0;
+    while index < Operand::COUNT {
+        slots.as_mut_slice()[index] = Expected::unwanted(Operand::ALL[index].name());
+        index += 1;
+    }
+    slots
+};
+
+/// The memory that a call expects of each operand. `needs_alignment`: the kernels move 16 bytes at a time.
 pub(crate) fn expected(call: &Call, needs_alignment: bool) -> Slots<Expected> {
-    Slots::from_fn(|operand| {
+    let mut slots = UNWANTED;
+    for operand in Operand::ALL
+        .into_iter()
+        .filter(|operand| call.has(*operand))
+    {
         let element = call.type_of(operand);
-        let is_ours = operand.operations().meet(Operations::FORWARD);
-        let wanted = is_ours && call.has(operand);
         let size = match operand.kind() {
             Kind::Scores if element.is_none() => 1,
             _ => element.map_or(4, ElementType::size) as u64,
         };
-        let bytes = match (call.layout(operand), operand) {
-            (Some(layout), _) if operand.moves_rows() => Strided::rows(layout, size),
-            (Some(layout), _) => Strided::elements(layout, size),
-            (None, Operand::BlockTable) => call.pages().map_or(Strided::list(0), |pages| {
-                Strided::elements(&pages.layout().elements(), size)
-            }),
-            (None, _) if wanted => Strided::list((call.reach(operand) as u64).saturating_mul(size)),
-            (None, _) => Strided::list(0),
-        };
-        Expected {
+        let moves_rows = operand.moves_rows();
+        slots[operand] = Expected {
             name: operand.name(),
-            wanted,
+            wanted: true,
             access: match operand.is_written() {
                 true => Access::Write,
                 false => Access::Read,
             },
-            bytes,
-            alignment: match needs_alignment && operand.moves_rows() {
-                true => 16,
-                false => size,
+            bytes: match (call.layout(operand), operand, call.pages()) {
+                (Some(layout), ..) if moves_rows => Strided::rows(layout, size),
+                (Some(layout), ..) => Strided::elements(layout, size),
+                (None, Operand::BlockTable, Some(pages)) => {
+                    Strided::elements(&pages.layout().elements(), size)
+                }
+                _ => Strided::list((call.reach(operand) as u64).saturating_mul(size)),
+            },
+            alignment: if needs_alignment && moves_rows {
+                16
+            } else {
+                size
             },
             size,
             element,
             on_host: matches!(call.numbers(operand), Some(Numbers::Host(_))),
-        }
-    })
+        };
+    }
+    slots
 }

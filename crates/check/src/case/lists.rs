@@ -15,7 +15,7 @@ pub struct Lists {
 impl Default for Lists {
     fn default() -> Self {
         Lists {
-            numbers: Slots::from_fn(|_| None),
+            numbers: Slots::none(),
             block_table: None,
         }
     }

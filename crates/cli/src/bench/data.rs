@@ -237,8 +237,8 @@ impl<T: Element> Data<T> {
                 KeyData::Quantized(element, Pair::new(&quantized, [call.k(), call.v()], skips))
             }
         };
-        let mut floats = Slots::from_fn(|_| None);
-        let mut scores = Slots::from_fn(|_| None);
+        let mut floats = Slots::none();
+        let mut scores = Slots::none();
         for operand in Operand::of(Operations::FORWARD).filter(|operand| call.has(*operand)) {
             let count = call.reach(operand);
             match (operand.kind(), operand.elements(), call.layout(operand)) {
