@@ -1,10 +1,10 @@
 //! Bugs that other implementations shipped, each as a test that would have caught it.
 //!
 //! Some cannot happen here and have their tests elsewhere. A tile counter that is null or not reset, a launch on the wrong
-//! stream, TMA over a tensor without elements, NaN on a T4: only GPU kernels have them (tests/gpu, tests/fake_gpu.rs).
+//! stream, TMA over a tensor without elements, NaN on a T4: only GPU kernels have them (tests/gpu, tests/fake).
 //! Dispatch to an architecture without an image: the planner's (tests/plan). A driver that is absent or too old: the
-//! driver crate's (tests/fake/loading.rs). The merge of two partial results is part of the tiles' loop here. Pages do not
-//! exist yet: NaN in unused rows of the last page, a block table read past its end.
+//! driver crate's (tests/fake/loading.rs). The merge of two partial results is part of the tiles' loop here. NaN in unused rows of the
+//! last page, a block table read past its end: pages.rs.
 
 use half::bf16;
 use warptile::{
