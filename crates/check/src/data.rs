@@ -2,7 +2,7 @@
 
 use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
-use warptile::kernels::{Kind, Operations};
+use warptile::kernels::Kind;
 use warptile::{
     Call, E4m3, Element, HostInputs, HostOutputs, Layout, Operand, Sequence, Slots, View,
 };
@@ -290,11 +290,7 @@ impl Case {
                 others[operand] = Some(Data::Floats(scales));
             }
         }
-        for operand in Operand::of(Operations::FORWARD) {
-            let is_drawn = others[operand].is_some() || operand.word().is_none();
-            if is_drawn || !call.has(operand) {
-                continue;
-            }
+        for operand in Operand::of_scores().filter(|operand| call.has(*operand)) {
             others[operand] = Some(match (operand, operand.kind()) {
                 // Some heads have none.
                 (Operand::Sinks, _) => {

@@ -356,6 +356,9 @@ fn typed_inputs<T: Element>(
         q: dtype,
     };
     let (q, q_layout) = tensors.read("q", dtype, of_rows(offsets[0]))?;
+    if paged {
+        file.required(name_of(Operand::BlockTable))?;
+    }
     let (kv, [k_layout, v_layout]) = tensors.keys([k, v], of_keys)?;
     let mut inputs = Inputs {
         q,
@@ -368,9 +371,6 @@ fn typed_inputs<T: Element>(
         },
         scores: Slots::none(),
     };
-    if paged {
-        file.required(name_of(Operand::BlockTable))?;
-    }
     for operand in Operand::of(Operations::FORWARD) {
         let name = name_of(operand);
         let Some(view) = file.optional(name) else {

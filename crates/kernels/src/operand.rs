@@ -195,11 +195,14 @@ impl Operand {
         { Self::ALL.into_iter() }.filter(move |operand| operand.row().operations.meet(operations))
     }
 
-    /// The operands that an option of scores brings along, in the order of [`Operand::ALL`].
+    /// The operands that an option of scores brings along, in the order of their features. Their words are printed in this order, and
+    /// random data is drawn in it.
     pub fn of_scores() -> impl Iterator<Item = Operand> {
-        Self::ALL
-            .into_iter()
-            .filter(|operand| operand.word().is_some())
+        let of = |feature| {
+            { Self::ALL.into_iter() }
+                .find(|operand| operand.word().is_some() && operand.feature() == feature)
+        };
+        Features::all().iter().filter_map(of)
     }
 
     /// Number of operands that are tensors: they come before the lists in [`Operand::ALL`].
@@ -446,9 +449,12 @@ mod tests {
     }
 
     #[test]
-    fn an_operand_of_scores_has_a_feature() {
-        for operand in Operand::of_scores() {
-            assert!(!operand.feature().is_empty(), "{operand:?}");
+    fn an_operand_of_scores_has_a_feature_of_its_own() {
+        for operand in Operand::ALL {
+            let found = Operand::of_scores().any(|other| other == operand);
+            assert_eq!(found, operand.word().is_some(), "{operand:?}");
         }
+        let words: Vec<&str> = Operand::of_scores().filter_map(Operand::word).collect();
+        assert_eq!(words, ["alibi", "sinks", "bias", "keymask"]);
     }
 }

@@ -363,7 +363,8 @@ impl<'a> CallBuilder<'a> {
         };
         let mut terms = self.terms;
         terms.layouts[Operand::Out as usize] = Some(out);
-        for operand in Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores) {
+        for operand in { Operand::ALL.into_iter() }.filter(|operand| operand.kind() == Kind::Scores)
+        {
             terms.layouts[operand as usize] = score_tensor(operand)?;
         }
         let mut call = Call {

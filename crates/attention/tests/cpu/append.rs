@@ -3,8 +3,7 @@
 use half::{bf16, f16};
 use quickcheck::quickcheck;
 use warptile::{
-    AppendOperands, Backend, CacheMut, CacheWrite, Element, Pairing, QueriesMut, Result, Tables,
-    append_cpu,
+    Backend, CacheWrite, Element, HostInputs, HostOutputs, Operand, Pairing, Result, append_cpu,
 };
 
 use crate::append_cases::{AngleTables, AppendCase, Appends};
@@ -16,30 +15,33 @@ impl<T: Element> Appends<T> for OnCpu {
         let append = case.describe(false, false);
         let (keys, values) = &mut case.caches;
         let keys = &mut keys.data[keys.offset..];
-        let cache = match case.together {
-            Some(at) => CacheMut::Together(keys, at).into(),
-            None => CacheMut::Apart(keys, &mut values.data[values.offset..]).into(),
+        let mut outputs = match case.together {
+            Some(at) => HostOutputs::cache_in_one(keys, at),
+            None => HostOutputs::cache(keys, &mut values.data[values.offset..]),
         };
-        let queries = case.q.as_mut().map(|(q, out)| match out {
-            Some(out) => QueriesMut::Into(&q.data[q.offset..], &mut out.data[out.offset..]),
-            None => QueriesMut::InPlace(&mut q.data[q.offset..]),
-        });
-        let tables = case.tables.as_ref().map(|tables| match tables {
-            AngleTables::F32(cos, sin) => {
-                Tables::F32(&cos.data[cos.offset..], &sin.data[sin.offset..])
+        let mut inputs = HostInputs::default()
+            .with(Operand::K, &case.k.data[case.k.offset..])
+            .with(Operand::V, &case.v.data[case.v.offset..]);
+        match &mut case.q {
+            Some((q, Some(out))) => {
+                inputs.set(Operand::Q, &q.data[q.offset..]);
+                outputs = outputs.with(Operand::QOut, &mut out.data[out.offset..]);
             }
-            AngleTables::Elements(cos, sin) => {
-                Tables::Elements(&cos.data[cos.offset..], &sin.data[sin.offset..])
+            Some((q, None)) => outputs = outputs.with(Operand::Q, &mut q.data[q.offset..]),
+            None => {}
+        }
+        match &case.tables {
+            Some(AngleTables::F32(cos, sin)) => {
+                inputs.set(Operand::Cos, &cos.data[cos.offset..]);
+                inputs.set(Operand::Sin, &sin.data[sin.offset..]);
             }
-        });
-        let operands = AppendOperands {
-            k: &case.k.data[case.k.offset..],
-            v: &case.v.data[case.v.offset..],
-            cache,
-            queries,
-            tables,
-        };
-        append_cpu(&append, operands).unwrap();
+            Some(AngleTables::Elements(cos, sin)) => {
+                inputs.set(Operand::Cos, &cos.data[cos.offset..]);
+                inputs.set(Operand::Sin, &sin.data[sin.offset..]);
+            }
+            None => {}
+        }
+        append_cpu(&append, &inputs, outputs).unwrap();
     }
 }
 

@@ -1,13 +1,15 @@
 //! Bugs that other implementations shipped, each as a test that would have caught it.
 //!
 //! Some cannot happen here and have their tests elsewhere. A tile counter that is null or not reset, a launch on the wrong
-//! stream, TMA over a tensor without elements, NaN on a T4: only GPU kernels have them (tests/gpu, tests/fake_gpu.rs).
+//! stream, TMA over a tensor without elements, NaN on a T4: only GPU kernels have them (tests/gpu, tests/fake).
 //! Dispatch to an architecture without an image: the planner's (tests/plan). A driver that is absent or too old: the
-//! driver crate's (tests/fake/loading.rs). The merge of two partial results is part of the tiles' loop here. Pages do not
-//! exist yet: NaN in unused rows of the last page, a block table read past its end.
+//! driver crate's (tests/fake/loading.rs). The merge of two partial results is part of the tiles' loop here. NaN in unused rows of the
+//! last page, a block table read past its end: pages.rs.
 
 use half::bf16;
-use warptile::{Call, Element, Layout, Mask, Operands, Scoring, View, ViewMut, forward_cpu};
+use warptile::{
+    Call, Element, HostInputs, HostOutputs, Layout, Mask, Operand, Scoring, forward_cpu,
+};
 use warptile_check::{Case, reference};
 
 use crate::common::{run, verify_text};
@@ -16,13 +18,8 @@ use crate::common::{run, verify_text};
 fn attend(call: &Call, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let mut out = vec![f32::NAN; call.out().required_len().unwrap()];
     let mut lse = vec![f32::NAN; call.lse_len()];
-    let (q, k, v) = (
-        View::new(q, *call.q()),
-        View::new(k, *call.k()),
-        View::new(v, *call.v()),
-    );
-    let view = ViewMut::new(&mut out[..], *call.out());
-    forward_cpu(call, q, k, v, &Operands::none(), view, Some(&mut lse)).unwrap();
+    let outputs = HostOutputs::new(&mut out).lse(&mut lse);
+    forward_cpu(call, &HostInputs::new(q, k, v), outputs).unwrap();
     (out, lse)
 }
 
@@ -299,14 +296,8 @@ fn overflowing_scores_make_no_nan() {
             let call = builder.build().unwrap();
             let values: Vec<f32> = (0..16).map(|i| i as f32).collect();
             let (out, lse) = attend(&call, &query, keys.as_flattened(), &values);
-            let expected = reference(
-                &call,
-                View::new(&query, q),
-                View::new(keys.as_flattened(), k),
-                View::new(&values, k),
-                &Operands::none(),
-            )
-            .unwrap();
+            let inputs = HostInputs::new(&query, keys.as_flattened(), &values);
+            let expected = reference(&call, &inputs).unwrap();
             for (a, b) in out.iter().zip(&expected.out) {
                 assert!(
                     (f64::from(*a) - b).abs() < 1e-5,
@@ -343,50 +334,50 @@ fn huge_logits_pick_the_largest() {
     keys[8..16].fill(bf16::from_f32(2e18));
     let values: Vec<bf16> = (0..24).map(|i| bf16::from_f32((i / 8) as f32)).collect();
     let mut out = [bf16::NAN; 8];
-    forward_cpu(
-        &call,
-        View::new(&query, q),
-        View::new(&keys, k),
-        View::new(&values, k),
-        &Operands::none(),
-        ViewMut::new(&mut out, q),
-        None,
-    )
-    .unwrap();
+    let inputs = HostInputs::new(&query, &keys, &values);
+    forward_cpu(&call, &inputs, HostOutputs::new(&mut out)).unwrap();
     assert_eq!(out, [bf16::ONE; 8]);
 }
 
-/// Buffers and layouts that don't fit are errors that name the argument, before anything is written.
+/// Operands that don't fit are errors that name the argument, before anything is written.
 #[test]
 fn arguments_that_do_not_fit_are_named() {
     let call = dense(2, 3, Mask::None);
-    let (q, k) = (*call.q(), *call.k());
-    let data = [0.0; 24];
-    let rejected =
-        |q: View<'_, f32>, k: View<'_, f32>, v: View<'_, f32>, out_len: usize, lse_len: usize| {
-            let mut out = vec![7.0; out_len];
-            let mut lse = vec![7.0; lse_len];
-            let view = ViewMut::new(&mut out[..], *call.out());
-            let error =
-                forward_cpu(&call, q, k, v, &Operands::none(), view, Some(&mut lse)).unwrap_err();
-            assert!(out.iter().chain(&lse).all(|&x| x == 7.0));
-            error.to_string()
-        };
-    let (query, keys) = (View::new(&data[..16], q), View::new(&data[..], k));
-    let short = View::new(&data[..23], k);
-    assert!(rejected(query, keys, short, 16, 2).starts_with("v needs a buffer of 24 elements"));
-    assert!(rejected(query, keys, keys, 15, 2).starts_with("out needs a buffer of 16 elements"));
-    assert!(rejected(query, keys, keys, 16, 1).starts_with("lse needs a buffer of 2 elements"));
-    let strided = View::new(&data[..], Layout::new(k.shape, [0, 0, 0, 1]));
-    assert!(rejected(query, strided, keys, 16, 2).starts_with("k has strides [0, 0, 0, 1], but"));
-    assert!(rejected(keys, keys, keys, 16, 2).starts_with("q has length 3, but the call has 2"));
-    let half = [half::f16::ONE; 24];
+    let data = [0.0_f32; 24];
+    let right = HostInputs::new(&data[..16], &data, &data);
+    let rejected = |inputs: HostInputs<'_>, out_len: usize, lse_len: usize| {
+        let mut out = vec![7.0; out_len];
+        let mut lse = vec![7.0; lse_len];
+        let outputs = HostOutputs::new::<f32>(&mut out).lse(&mut lse);
+        let error = forward_cpu(&call, &inputs, outputs).unwrap_err();
+        assert!(out.iter().chain(&lse).all(|&x| x == 7.0));
+        error.to_string()
+    };
+    for operand in [Operand::Q, Operand::K, Operand::V] {
+        let needed = call.reach(operand);
+        let short = rejected(right.with(operand, &data[..needed - 1]), 16, 2);
+        let expected = format!("{} needs a buffer of {needed} elements", operand.name());
+        assert!(short.starts_with(&expected), "{short}");
+        let half = [half::f16::ONE; 24];
+        assert_eq!(
+            rejected(right.with(operand, &half[..needed]), 16, 2),
+            format!(
+                "{} has elements of type f16, but must have f32",
+                operand.name()
+            )
+        );
+    }
+    assert!(rejected(right, 15, 2).starts_with("out needs a buffer of 16 elements"));
+    assert!(rejected(right, 16, 1).starts_with("lse needs a buffer of 2 elements"));
+    let missing = HostInputs::default().with(Operand::Q, &data);
+    assert!(rejected(missing, 16, 2).starts_with("k is missing"));
+    let unwanted = right.with(Operand::Sinks, &data[..1]);
+    assert!(rejected(unwanted, 16, 2).starts_with("sinks is given, but"));
     let mut out = [half::f16::ZERO; 16];
-    let (q, k) = (View::new(&half[..], q), View::new(&half[..], k));
-    let view = ViewMut::new(&mut out[..], *call.out());
-    let error = forward_cpu(&call, q, k, k, &Operands::none(), view, None).unwrap_err();
-    assert!(
-        error.to_string().starts_with("q has elements of type f16"),
-        "{error}"
+    let error = forward_cpu(&call, &right, HostOutputs::new(&mut out)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "out has elements of type f16, but must have f32"
     );
+    assert_eq!(out, [half::f16::ZERO; 16]);
 }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen};
-use warptile::{Element, ElementType, ViewMut, forward_cpu};
+use warptile::{Element, ElementType, forward_cpu};
 use warptile_check::{Case, Failure, Inputs, Report, ResultBuffers};
 
 /// A [`Case`] that quickcheck draws and shrinks.
@@ -27,19 +27,9 @@ impl std::fmt::Debug for Any {
 
 /// Runs a case on the CPU path into poisoned buffers.
 pub(crate) fn run<T: Element>(case: &Case) -> (Inputs<T>, ResultBuffers<T>) {
-    let call = case.call();
     let inputs = case.inputs::<T>();
     let mut result = case.result::<T>();
-    forward_cpu(
-        &call,
-        inputs.q.view(),
-        inputs.keys(),
-        inputs.values(),
-        &inputs.operands(),
-        ViewMut::new(&mut result.out[result.offset..], *call.out()),
-        Some(&mut result.lse),
-    )
-    .unwrap();
+    forward_cpu(&case.call(), &inputs.host(), result.host()).unwrap();
     (inputs, result)
 }
 

@@ -3,8 +3,8 @@
 use half::f16;
 use quickcheck::quickcheck;
 use warptile::{
-    Attention, Backend, CacheTensors, CacheWrite, E4m3, Error, Keys, KvCache, Layout, Mask,
-    QuantizedType, Scales, Tensor,
+    Attention, Backend, CacheTensors, CacheWrite, E4m3, ElementType, Error, Keys, KvCache, Layout,
+    Mask, Scales, Tensor,
 };
 
 use crate::common::{Any, verify};
@@ -12,7 +12,7 @@ use crate::quantized::{right, right_in_16_bits};
 
 quickcheck! {
     fn random_problems_equal_float64(any: Any) -> bool {
-        let case = any.0.with_quantized(QuantizedType::E4m3);
+        let case = any.0.with_quantized(ElementType::E4m3);
         match verify(&case) {
             Ok(_) => true,
             Err(failure) => panic!("{case}: {failure}"),
@@ -40,7 +40,7 @@ fn a_cache_in_e4m3_is_attention_to_what_is_left() {
     let mut cache = { KvCache::<f32>::builder(HEADS, SIZE) }
         .layers(2)
         .page_rows(3)
-        .quantized(QuantizedType::E4m3)
+        .quantized(ElementType::E4m3)
         .build(&backend)
         .unwrap();
     cache.set_scales(1, &scales[0], &scales[1]).unwrap();
@@ -94,7 +94,7 @@ fn keys_and_values_of_the_smallest_pages_begin_at_multiples_of_16_bytes() {
     let mut cache = { KvCache::<f16>::builder(1, 8) }
         .pages(3)
         .page_rows(1)
-        .quantized(QuantizedType::E4m3)
+        .quantized(ElementType::E4m3)
         .build(&backend)
         .unwrap();
     let sequence = cache.allocate();
@@ -138,7 +138,7 @@ fn bits_are_written_and_read_as_numbers_are() {
     let pages = || backend.tensor(&[0_u8; 32], [2, 1, 1, 16]).unwrap();
     let (mut keys, mut values) = (pages(), pages());
     let scales = || Scales::new(&[0.5], &[0.25]);
-    let element = QuantizedType::E4m3;
+    let element = ElementType::E4m3;
     let cache = CacheTensors::quantized_bits(element, &mut keys, &mut values, scales());
     let write = CacheWrite::new(&new, &new, cache);
     write.slots(&[1]).run().unwrap();

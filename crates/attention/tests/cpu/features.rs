@@ -1,6 +1,9 @@
 //! Sinks, bias and key mask where random problems do not reach: whole tiles hidden, rows that see nothing, huge numbers.
 
-use warptile::{Call, Element, Layout, Mask, Operands, Scoring, View, ViewMut, forward_cpu};
+use warptile::kernels::Kind;
+use warptile::{
+    Call, Element, HostInputs, HostOutputs, Layout, Mask, Operand, Scoring, forward_cpu,
+};
 use warptile_check::Expectation;
 
 use crate::common::verify_text;
@@ -10,40 +13,41 @@ const ROWS: usize = 3;
 const KEYS: usize = 600;
 const HEAD_DIM: usize = 8;
 
-/// Computes three rows of queries over 600 keys of one head, and requires the result to be right. Returns output and lse.
-fn attend(scoring: Scoring, query: f32, operands: &Operands<'_, f32>) -> (Vec<f32>, Vec<f32>) {
+/// Computes three rows of queries over 600 keys of one head with the operands of options, and requires the result to be right. Returns
+/// output and lse.
+fn attend(scoring: Scoring, query: f32, options: HostInputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let q = Layout::bshd([1, ROWS, 1, HEAD_DIM]);
     let k = Layout::bshd([1, KEYS, 1, HEAD_DIM]);
-    // The same for all rows, so that a tensor per row has to step along the rows.
-    let score = Layout::bshd([1, ROWS, 1, KEYS]);
     let mut builder = Call::builder(&q, &k, &k, f32::TYPE).scoring(scoring);
-    if scoring.bias {
-        builder = builder.bias(score);
-    }
-    if scoring.key_mask {
-        builder = builder.key_mask(score);
+    for operand in Operand::of_scores() {
+        if options.elements::<u8>(operand).unwrap().is_some() {
+            builder = match operand.kind() {
+                // A tensor per row has to step along the rows.
+                Kind::Scores => builder.layout(operand, Layout::bshd([1, ROWS, 1, KEYS])),
+                _ => builder.count(operand, 1),
+            };
+        }
     }
     let call = builder.build().unwrap();
     let wave = |i: usize, step: f32| (i as f32 * step).sin();
     let queries: Vec<f32> = (0..ROWS * HEAD_DIM).map(|i| query * wave(i, 0.7)).collect();
     let keys: Vec<f32> = (0..KEYS * HEAD_DIM).map(|i| wave(i, 1.3)).collect();
     let values: Vec<f32> = (0..KEYS * HEAD_DIM).map(|i| wave(i, 0.9)).collect();
-    let (queries, keys) = (View::new(&queries[..], q), View::new(&keys[..], k));
-    let values = View::new(&values[..], k);
+    let inputs = { options.with(Operand::Q, &queries) }
+        .with(Operand::K, &keys)
+        .with(Operand::V, &values);
     let (mut out, mut lse) = (vec![f32::NAN; ROWS * HEAD_DIM], vec![f32::NAN; ROWS]);
-    let view = ViewMut::new(&mut out[..], q);
-    forward_cpu(&call, queries, keys, values, operands, view, Some(&mut lse)).unwrap();
-    let expected = Expectation::new(&call, queries, keys, values, operands).unwrap();
+    let outputs = HostOutputs::new(&mut out).lse(&mut lse);
+    forward_cpu(&call, &inputs, outputs).unwrap();
+    let expected = Expectation::new(&call, &inputs).unwrap();
     for verdict in [expected.judge_out(&out), expected.judge_lse(&lse)] {
-        assert!(verdict.passed, "{scoring}: {verdict}");
+        assert!(verdict.passed, "{}: {verdict}", call.scoring());
     }
     (out, lse)
 }
 
-fn masked() -> Scoring {
-    let mut scoring = Scoring::new();
-    scoring.key_mask = true;
-    scoring
+fn none() -> HostInputs<'static> {
+    HostInputs::default()
 }
 
 /// Row 0 does not see the first tile, row 1 sees nothing, row 2 only the first tile.
@@ -57,15 +61,16 @@ fn tiles_hidden() -> Vec<u8> {
 #[test]
 fn tiles_that_the_key_mask_hides() {
     let mask = tiles_hidden();
-    let (out, lse) = attend(masked(), 1.0, &Operands::none().key_mask(&mask));
-    assert!(out[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == 0.0));
-    assert_eq!(lse[1], f32::NEG_INFINITY);
-    let mut scoring = masked();
-    scoring.sinks = true;
-    let operands = Operands::none().key_mask(&mask).sinks(&[-2.5]);
-    let (out, lse) = attend(scoring, 1.0, &operands);
-    assert!(out[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == 0.0));
-    assert_eq!(lse[1], -2.5);
+    let masked = none().with(Operand::KeyMask, &mask);
+    let sinks = [-2.5_f32];
+    for (options, nothing) in [
+        (masked, f32::NEG_INFINITY),
+        (masked.with(Operand::Sinks, &sinks), -2.5),
+    ] {
+        let (out, lse) = attend(Scoring::new(), 1.0, options);
+        assert!(out[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == 0.0));
+        assert_eq!(lse[1], nothing);
+    }
 }
 
 #[test]
@@ -75,12 +80,10 @@ fn a_bias_of_minus_infinity_hides_like_a_mask() {
         .iter()
         .map(|&shown| if shown == 0 { f32::NEG_INFINITY } else { 0.0 })
         .collect();
-    let mut scoring = Scoring::new();
-    scoring.bias = true;
-    let by_bias = attend(scoring, 1.0, &Operands::none().bias(&bias));
+    let with = |options| attend(Scoring::new(), 1.0, options);
     assert_eq!(
-        by_bias,
-        attend(masked(), 1.0, &Operands::none().key_mask(&mask))
+        with(none().with(Operand::Bias, &bias)),
+        with(none().with(Operand::KeyMask, &mask))
     );
 }
 
@@ -91,26 +94,25 @@ fn huge_scores_and_biases_make_no_nan() {
     let bias: Vec<f32> = (0..ROWS * KEYS)
         .map(|i| [3e38, -3e38, 1.0][i % 3])
         .collect();
+    let masked = none().with(Operand::KeyMask, &mask);
     for query in [1.0, 3e38] {
         for softcap in [None, Some(20.0)] {
-            let mut scoring = masked().scale(1e3);
+            let mut scoring = Scoring::new().scale(1e3);
             scoring.softcap = softcap;
-            let (out, _) = attend(scoring, query, &Operands::none().key_mask(&mask));
-            assert!(out.iter().all(|x| x.is_finite()), "{out:?}");
-            scoring.bias = true;
-            let operands = Operands::none().key_mask(&mask).bias(&bias);
-            let (out, _) = attend(scoring, query, &operands);
-            assert!(out.iter().all(|x| x.is_finite()), "{out:?}");
+            for options in [masked, masked.with(Operand::Bias, &bias)] {
+                let (out, _) = attend(scoring, query, options);
+                assert!(out.iter().all(|x| x.is_finite()), "{out:?}");
+            }
         }
     }
 }
 
 #[test]
 fn sinks_far_above_and_below_the_scores() {
-    let mut scoring = Scoring::new().mask(Mask::causal());
-    scoring.sinks = true;
-    for sink in [-3e38, -100.0, 0.0, 100.0, 3e38] {
-        let (out, lse) = attend(scoring, 1.0, &Operands::none().sinks(&[sink]));
+    let scoring = Scoring::new().mask(Mask::causal());
+    for sink in [-3e38_f32, -100.0, 0.0, 100.0, 3e38] {
+        let sinks = [sink];
+        let (out, lse) = attend(scoring, 1.0, none().with(Operand::Sinks, &sinks));
         let largest = out.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
         if sink >= 100.0 {
             // All weight is the sink's.
@@ -125,21 +127,19 @@ fn sinks_far_above_and_below_the_scores() {
 #[test]
 fn a_sink_of_minus_infinity_is_none() {
     let mask = tiles_hidden();
+    let masked = none().with(Operand::KeyMask, &mask);
+    let no_sink = [f32::NEG_INFINITY];
     for scoring in [
-        masked(),
-        masked().mask(Mask::causal()),
-        masked().softcap(3.0),
+        Scoring::new(),
+        Scoring::new().mask(Mask::causal()),
+        Scoring::new().softcap(3.0),
     ] {
-        let operands = Operands::none().key_mask(&mask);
-        let without = attend(scoring, 1.0, &operands);
-        let mut with_sinks = scoring;
-        with_sinks.sinks = true;
-        let none = [f32::NEG_INFINITY];
-        let with = attend(with_sinks, 1.0, &operands.sinks(&none));
-        let bits = |(out, lse): (Vec<f32>, Vec<f32>)| -> Vec<u32> {
+        let bits = |options| -> Vec<u32> {
+            let (out, lse) = attend(scoring, 1.0, options);
             out.iter().chain(&lse).map(|x| x.to_bits()).collect()
         };
-        assert_eq!(bits(with), bits(without), "{scoring}");
+        let with = bits(masked.with(Operand::Sinks, &no_sink));
+        assert_eq!(with, bits(masked), "{scoring}");
     }
     verify_text("b2 q9 k0 h4/2 d32 f16 sinks seed=4");
     verify_text("b2 q300 k260 h16/2 d32 bf16 mask=causal sinks seed=5");
@@ -152,8 +152,8 @@ fn the_largest_scales_are_right() {
         for softcap in [None, Some(2.0)] {
             let mut scoring = Scoring::new().scale(scale);
             scoring.softcap = softcap;
-            let (usual, _) = attend(scoring, 1.0 / Scoring::MAX_SCALE, &Operands::none());
-            let (huge, _) = attend(scoring, 1.0, &Operands::none());
+            let (usual, _) = attend(scoring, 1.0 / Scoring::MAX_SCALE, none());
+            let (huge, _) = attend(scoring, 1.0, none());
             assert!(usual.iter().chain(&huge).all(|x| x.is_finite()));
         }
     }

@@ -3,7 +3,7 @@
 use half::f16;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use warptile::{Call, Element, Layout, Mask, Operands, Scoring, View, ViewMut, forward_cpu};
+use warptile::{Call, Element, HostInputs, HostOutputs, Layout, Mask, Scoring, forward_cpu};
 use warptile_check::Expectation;
 
 fn read(name: &str) -> Vec<u8> {
@@ -26,11 +26,11 @@ fn minilm(mask: Mask, suffix: &str) {
         read("minilm_qkv.safetensors"),
         read("minilm_expected.safetensors"),
     );
-    let inputs = SafeTensors::deserialize(&inputs).unwrap();
+    let file = SafeTensors::deserialize(&inputs).unwrap();
     let expected = SafeTensors::deserialize(&expected).unwrap();
     let layout = Layout::bshd([1, 301, 12, 32]);
-    let [q, k, v] = ["q", "k", "v"].map(|name| tensor::<f16>(&inputs, name, Dtype::F16));
-    let [q, k, v] = [&q, &k, &v].map(|data| View::new(&data[..], layout));
+    let [q, k, v] = ["q", "k", "v"].map(|name| tensor::<f16>(&file, name, Dtype::F16));
+    let inputs = HostInputs::new(&q, &k, &v);
     let wide = |name: &str| -> Vec<f64> {
         let name = format!("{name}{suffix}");
         let values: Vec<f32> = tensor(&expected, &name, Dtype::F32);
@@ -43,7 +43,7 @@ fn minilm(mask: Mask, suffix: &str) {
         .unwrap();
 
     // The file holds f64 results rounded to f32.
-    let ours = Expectation::new(&call, q, k, v, &Operands::none()).unwrap();
+    let ours = Expectation::new(&call, &inputs).unwrap();
     for (ours, theirs) in [(ours.out(), &out), (ours.lse(), &lse)] {
         assert_eq!(ours.len(), theirs.len());
         for (a, b) in ours.iter().zip(theirs) {
@@ -56,8 +56,8 @@ fn minilm(mask: Mask, suffix: &str) {
         .with_lse(lse, Some(f32::TYPE));
     let mut out = vec![f16::NAN; expected.out().len()];
     let mut lse = vec![f32::NAN; expected.lse().len()];
-    let view = ViewMut::new(&mut out[..], layout);
-    forward_cpu(&call, q, k, v, &Operands::none(), view, Some(&mut lse)).unwrap();
+    let outputs = HostOutputs::new(&mut out).lse(&mut lse);
+    forward_cpu(&call, &inputs, outputs).unwrap();
     for (verdict, loosest) in [
         (expected.judge_out(&out), 1e-2),
         (expected.judge_lse(&lse), 1e-4),
