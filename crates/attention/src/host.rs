@@ -125,11 +125,15 @@ impl<'a> HostOutputs<'a> {
         self.values_at
     }
 
-    /// Bytes and type of what is given for an operand.
-    pub(crate) fn get(&self, operand: Operand) -> Option<(usize, Option<ElementType>)> {
+    /// Bytes and type of what is given for an operand, whose elements have `size` bytes if their type is not known.
+    pub(crate) fn get(
+        &self,
+        operand: Operand,
+        size: usize,
+    ) -> Option<(usize, Option<ElementType>)> {
         if let (Operand::VPages, Some(values_at)) = (operand, self.values_at) {
             let (bytes, element) = self.slots[Operand::KPages].as_ref()?;
-            let size = element.map_or(1, ElementType::size);
+            let size = element.map_or(size, ElementType::size);
             return Some((
                 bytes.len().saturating_sub(values_at.saturating_mul(size)),
                 *element,

@@ -79,6 +79,7 @@ impl Operations {
     pub const BOTH: Operations = Operations(3);
 
     /// Whether any operation is in both sets.
+    #[inline]
     #[must_use]
     pub const fn meet(self, other: Operations) -> bool {
         self.0 & other.0 != 0
@@ -149,6 +150,7 @@ use crate::table::Operand;
 
 impl Operand {
     /// The operands of an operation, or of several, in the order of [`Operand::ALL`].
+    #[inline]
     pub fn of(operations: Operations) -> impl Iterator<Item = Operand> {
         { Self::ALL.into_iter() }.filter(move |operand| operand.row().operations.meet(operations))
     }
@@ -169,47 +171,55 @@ impl Operand {
         count
     };
 
+    #[inline]
     const fn row(self) -> &'static Row {
         &Self::ROWS[self as usize]
     }
 
     /// The name in errors, in C and in Rust.
+    #[inline]
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.row().name
     }
 
     /// The lines of its documentation.
+    #[inline]
     #[must_use]
     pub const fn docs(self) -> &'static [&'static str] {
         self.row().docs
     }
 
     /// The arrangement of its elements.
+    #[inline]
     #[must_use]
     pub const fn kind(self) -> Kind {
         self.row().kind
     }
 
     /// The operations that have it.
+    #[inline]
     #[must_use]
     pub const fn operations(self) -> Operations {
         self.row().operations
     }
 
     /// The type of its elements.
+    #[inline]
     #[must_use]
     pub const fn elements(self) -> Elements {
         self.row().elements
     }
 
     /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
+    #[inline]
     #[must_use]
     pub const fn moves_rows(self) -> bool {
         matches!(self.kind(), Kind::Queries | Kind::Keys)
     }
 
     /// Whether an operation writes it.
+    #[inline]
     #[must_use]
     pub const fn is_written(self) -> bool {
         self.row().written
@@ -217,24 +227,28 @@ impl Operand {
 
     /// The feature that an image needs to take it; empty if every image takes it, or if the feature depends on more than its presence.
     /// An operand with a feature is given if and only if the call needs the feature.
+    #[inline]
     #[must_use]
     pub const fn feature(self) -> Features {
         self.row().feature
     }
 
     /// The word of a problem that asks for it, for operands that belong to an option of scores.
+    #[inline]
     #[must_use]
     pub const fn word(self) -> Option<&'static str> {
         self.row().word
     }
 
     /// The name of its tensor in a file of inputs.
+    #[inline]
     #[must_use]
     pub const fn file_name(self) -> Option<&'static str> {
         self.row().file
     }
 
     /// The name of its argument in Python.
+    #[inline]
     #[must_use]
     pub const fn python_name(self) -> Option<&'static str> {
         self.row().python

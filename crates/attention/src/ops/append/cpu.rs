@@ -229,7 +229,7 @@ fn check_inputs(append: &Append, inputs: &HostInputs<'_>, outputs: &HostOutputs<
         }
         let is_written = expected.access == crate::gpu::Access::Write;
         let given = match is_written {
-            true => outputs.get(operand),
+            true => outputs.get(operand, expected.size as usize),
             false => inputs
                 .get(operand)
                 .map(|slice| (slice.bytes.len(), slice.element)),
