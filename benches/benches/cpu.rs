@@ -3,7 +3,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
-use warptile::{Element, ElementType, HostOutputs, forward_cpu};
+use warptile::{Element, ElementType, forward_cpu};
 use warptile_benches::case;
 use warptile_check::Case;
 
@@ -29,10 +29,7 @@ fn measure<T: Element>(criterion: &mut Criterion, case: &Case) {
     let flops = u64::try_from(call.flops()).unwrap_or(u64::MAX);
     group.throughput(Throughput::Elements(flops));
     group.bench_function(case.to_string(), |bencher| {
-        bencher.iter(|| {
-            let outputs = HostOutputs::new(&mut result.out[result.offset..]).lse(&mut result.lse);
-            forward_cpu(&call, &inputs.host(), outputs)
-        });
+        bencher.iter(|| forward_cpu(&call, &inputs.host(), result.host()));
     });
     group.finish();
 }

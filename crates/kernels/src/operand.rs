@@ -115,6 +115,7 @@ impl Operations {
     pub const BOTH: Operations = Operations(3);
 
     /// Whether any operation is in both sets.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn meet(self, other: Operations) -> bool {
@@ -191,6 +192,7 @@ use crate::table::{Operand, ROWS};
 
 impl Operand {
     /// The operands of an operation, or of several, in the order of [`Operand::ALL`].
+    #[inline]
     pub fn of(operations: Operations) -> impl Iterator<Item = Operand> {
         { Self::ALL.into_iter() }.filter(move |operand| operand.row().operations.meet(operations))
     }
@@ -220,6 +222,7 @@ impl Operand {
     }
 
     /// The name in errors, in C and in Rust.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn name(self) -> &'static str {
@@ -227,6 +230,7 @@ impl Operand {
     }
 
     /// The lines of its documentation.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn docs(self) -> &'static [&'static str] {
@@ -234,6 +238,7 @@ impl Operand {
     }
 
     /// The arrangement of its elements.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn kind(self) -> Kind {
@@ -241,6 +246,7 @@ impl Operand {
     }
 
     /// The operations that have it.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn operations(self) -> Operations {
@@ -248,6 +254,7 @@ impl Operand {
     }
 
     /// The type of its elements.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn elements(self) -> Elements {
@@ -262,6 +269,7 @@ impl Operand {
     }
 
     /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn moves_rows(self) -> bool {
@@ -269,6 +277,7 @@ impl Operand {
     }
 
     /// Whether an operation writes it.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn is_written(self) -> bool {
@@ -277,6 +286,7 @@ impl Operand {
 
     /// The feature that an image needs to take it; empty if every image takes it, or if the feature depends on more than its presence.
     /// An operand with a feature is given if and only if the call needs the feature.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn feature(self) -> Features {
@@ -284,6 +294,7 @@ impl Operand {
     }
 
     /// The word of a problem that asks for it, for operands that belong to an option of scores.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn word(self) -> Option<&'static str> {
@@ -298,6 +309,7 @@ impl Operand {
     }
 
     /// The name of its tensor in a file of inputs.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn file_name(self) -> Option<&'static str> {
@@ -305,6 +317,7 @@ impl Operand {
     }
 
     /// The name of its argument in Python.
+    #[inline]
     #[must_use]
     #[inline]
     pub const fn python_name(self) -> Option<&'static str> {

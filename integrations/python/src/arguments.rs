@@ -1,89 +1,119 @@
-//! The arguments that Python's functions take, read: options, and arrays that must be on one device.
+//! The arguments that Python's functions take, read: options, and operands that must be on one device.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use warptile::kernels::Excerpt;
-use warptile::{Align, Layout, Mask, Quantization, QuantizedType, TableLayout};
+use warptile::kernels::{Count, Elements, Excerpt, Kind, Operations};
+use warptile::{Align, Mask, Operand, Scoring, Slots};
 
-use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Use, device_of};
+use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of};
 use crate::cpu;
-use crate::errors::{Failure, Result};
+use crate::errors::{Failure, Result, python_name};
+use crate::given::{Argument, Given, Values};
 use crate::torch::Torch;
 
-/// The arguments of `attention` beside q, k and v.
+/// What Python gives for each operand.
+pub(crate) type Objects<'py> = Slots<Option<Bound<'py, PyAny>>>;
+
+/// Takes operands out of keyword arguments. `other` takes the rest, and says whether it knows the name.
+pub(crate) fn objects<'py>(
+    function: &str,
+    operations: Operations,
+    keywords: Option<&Bound<'py, PyDict>>,
+    mut other: impl FnMut(&str, &Bound<'py, PyAny>) -> Result<bool>,
+) -> Result<Objects<'py>> {
+    let mut objects = Objects::default();
+    for (name, value) in keywords.into_iter().flatten() {
+        let name = name.cast::<PyString>().map_err(PyErr::from)?.to_cow()?;
+        let operand =
+            Operand::of(operations).find(|known| python_name(*known, operations) == Some(&*name));
+        match operand {
+            Some(operand) => objects[operand] = Some(value).filter(|value| !value.is_none()),
+            None if other(&name, &value)? => {}
+            None => {
+                return Err(PyTypeError::new_err(format!(
+                    "{function}() got an unexpected keyword argument '{name}'"
+                ))
+                .into());
+            }
+        }
+    }
+    Ok(objects)
+}
+
+/// The value of an argument, of which an error says the name.
+fn value<'py, T>(name: &str, object: &Bound<'py, PyAny>) -> Result<T>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error: Into<PyErr>>,
+{
+    object.extract::<T>().map_err(|error| {
+        let (py, error) = (object.py(), error.into());
+        match error.is_instance_of::<PyTypeError>(py) {
+            true => PyTypeError::new_err(format!("argument '{name}': {}", error.value(py))).into(),
+            false => error.into(),
+        }
+    })
+}
+
+/// The arguments of `attention`.
 #[derive(Default)]
 pub(crate) struct Options<'py> {
-    pub(crate) out: Option<Bound<'py, PyAny>>,
-    pub(crate) lse: Option<Bound<'py, PyAny>>,
+    pub(crate) operands: Objects<'py>,
     pub(crate) return_lse: bool,
-    pub(crate) causal: Option<Bound<'py, PyAny>>,
-    pub(crate) window: Option<(Option<i64>, Option<i64>)>,
-    pub(crate) scale: Option<f32>,
-    pub(crate) softcap: Option<f32>,
-    pub(crate) alibi_slopes: Option<Bound<'py, PyAny>>,
-    pub(crate) sinks: Option<Bound<'py, PyAny>>,
-    pub(crate) bias: Option<Bound<'py, PyAny>>,
-    pub(crate) key_mask: Option<Bound<'py, PyAny>>,
+    causal: Option<Bound<'py, PyAny>>,
+    window: Option<(Option<i64>, Option<i64>)>,
+    scale: Option<f32>,
+    softcap: Option<f32>,
     pub(crate) layout: Option<String>,
-    pub(crate) cu_seqlens_q: Option<Bound<'py, PyAny>>,
-    pub(crate) cu_seqlens_k: Option<Bound<'py, PyAny>>,
-    pub(crate) seqused_q: Option<Bound<'py, PyAny>>,
-    pub(crate) seqused_k: Option<Bound<'py, PyAny>>,
     pub(crate) max_seqlen_q: Option<usize>,
     pub(crate) max_seqlen_k: Option<usize>,
-    pub(crate) block_table: Option<Bound<'py, PyAny>>,
-    pub(crate) k_descale: Option<Bound<'py, PyAny>>,
-    pub(crate) v_descale: Option<Bound<'py, PyAny>>,
     pub(crate) kernel: Option<String>,
     pub(crate) stream: Option<u64>,
 }
 
 impl<'py> Options<'py> {
-    /// From keyword arguments of the same names.
-    pub(crate) fn of(function: &str, arguments: Option<&Bound<'py, PyDict>>) -> Result<Self> {
+    /// From q, k and v, and keyword arguments.
+    pub(crate) fn of(
+        function: &str,
+        [q, k, v]: [&Bound<'py, PyAny>; 3],
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> Result<Self> {
         let mut options = Options::default();
-        for (name, value) in arguments.into_iter().flatten() {
-            if value.is_none() {
-                continue;
-            }
-            let name: String = name.extract()?;
-            match name.as_str() {
-                "out" => options.out = Some(value),
-                "lse" => options.lse = Some(value),
-                "return_lse" => options.return_lse = value.extract()?,
-                "causal" => options.causal = Some(value),
-                "window" => options.window = Some(value.extract()?),
-                "scale" => options.scale = Some(value.extract()?),
-                "softcap" => options.softcap = Some(value.extract()?),
-                "alibi_slopes" => options.alibi_slopes = Some(value),
-                "sinks" => options.sinks = Some(value),
-                "bias" => options.bias = Some(value),
-                "key_mask" => options.key_mask = Some(value),
-                "layout" => options.layout = Some(value.extract()?),
-                "cu_seqlens_q" => options.cu_seqlens_q = Some(value),
-                "cu_seqlens_k" => options.cu_seqlens_k = Some(value),
-                "seqused_q" => options.seqused_q = Some(value),
-                "seqused_k" => options.seqused_k = Some(value),
-                "max_seqlen_q" => options.max_seqlen_q = Some(value.extract()?),
-                "max_seqlen_k" => options.max_seqlen_k = Some(value.extract()?),
-                "block_table" => options.block_table = Some(value),
-                "k_descale" => options.k_descale = Some(value),
-                "v_descale" => options.v_descale = Some(value),
-                "kernel" => options.kernel = Some(value.extract()?),
-                "stream" => options.stream = Some(value.extract()?),
-                _ => {
-                    return Err(pyo3::exceptions::PyTypeError::new_err(format!(
-                        "{function}() got an unexpected keyword argument '{name}'"
-                    ))
-                    .into());
+        let objects = objects(function, Operations::FORWARD, keywords, |name, object| {
+            match name {
+                "return_lse" => {
+                    options.return_lse = value::<Option<bool>>(name, object)?.unwrap_or(false);
                 }
+                "causal" => options.causal = value(name, object)?,
+                "window" => options.window = value(name, object)?,
+                "scale" => options.scale = value(name, object)?,
+                "softcap" => options.softcap = value(name, object)?,
+                "layout" => options.layout = value(name, object)?,
+                "max_seqlen_q" => options.max_seqlen_q = value(name, object)?,
+                "max_seqlen_k" => options.max_seqlen_k = value(name, object)?,
+                "kernel" => options.kernel = value(name, object)?,
+                "stream" => options.stream = value(name, object)?,
+                _ => return Ok(false),
             }
+            Ok(true)
+        })?;
+        options.operands = objects;
+        for (operand, tensor) in [(Operand::Q, q), (Operand::K, k), (Operand::V, v)] {
+            options.operands[operand] = Some(tensor.clone());
         }
         Ok(options)
     }
 
+    /// Mask, scale and bound of the scores. Their operands are added as they are described.
+    pub(crate) fn scoring(&self) -> Result<Scoring> {
+        let mut scoring = Scoring::new().mask(self.mask()?);
+        scoring.scale = self.scale;
+        scoring.softcap = self.softcap.filter(|&softcap| softcap != 0.0);
+        Ok(scoring)
+    }
+
     /// Which keys a query sees, by `causal` and `window`.
-    pub(crate) fn mask(&self) -> Result<Mask> {
+    fn mask(&self) -> Result<Mask> {
         let causal = match &self.causal {
             None => None,
             Some(value) => match value.cast::<PyString>() {
@@ -128,87 +158,6 @@ impl<'py> Options<'py> {
     }
 }
 
-/// Numbers that a call on the CPU reads itself.
-#[derive(Debug)]
-enum Numbers {
-    OnHost(Vec<i32>),
-    OnDevice(Described),
-}
-
-/// A list of lengths or pages: on the host by its values, on a GPU by its place.
-pub(crate) struct Lengths<'py> {
-    numbers: Numbers,
-    count: usize,
-    table: Option<TableLayout>,
-    _array: Option<Array<'py>>,
-}
-
-impl Lengths<'_> {
-    pub(crate) const fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Layout of a table; an empty one of a list.
-    pub(crate) fn table(&self) -> TableLayout {
-        self.table.unwrap_or(TableLayout::from([0, 0]))
-    }
-
-    pub(crate) fn on_host(&self) -> Option<&[i32]> {
-        match &self.numbers {
-            Numbers::OnHost(numbers) => Some(numbers),
-            Numbers::OnDevice(_) => None,
-        }
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        match &self.numbers {
-            Numbers::OnHost(_) => 0,
-            Numbers::OnDevice(described) => described.address,
-        }
-    }
-}
-
-/// What quantized keys or values are multiplied by.
-pub(crate) struct Scale<'py> {
-    count: usize,
-    /// On the CPU.
-    values: Vec<f32>,
-    /// Unless it is a number or a list.
-    array: Option<Array<'py>>,
-}
-
-/// The type of quantized keys and values, and the scales of both.
-pub(crate) struct Scales<'py> {
-    element: QuantizedType,
-    of: [Scale<'py>; 2],
-}
-
-impl Scales<'_> {
-    pub(crate) const fn quantization(&self) -> Quantization {
-        let [k, v] = &self.of;
-        Quantization::new(self.element).scales(k.count, v.count)
-    }
-
-    /// Checks the shapes of both against a call with this number of sequences and key/value heads.
-    pub(crate) fn check(&self, sequences: usize, kv_heads: usize) -> Result<()> {
-        self.of
-            .iter()
-            .filter_map(|scale| scale.array.as_ref())
-            .try_for_each(|array| array.is.check_scales(sequences, kv_heads))
-    }
-
-    /// Of keys and of values on the CPU.
-    pub(crate) fn values(&self) -> [&[f32]; 2] {
-        self.of.each_ref().map(|scale| &scale.values[..])
-    }
-
-    /// The same on a GPU.
-    pub(crate) fn addresses(&self) -> [u64; 2] {
-        let address = |scale: &Scale<'_>| scale.array.as_ref().map_or(0, |array| array.is.address);
-        self.of.each_ref().map(address)
-    }
-}
-
 /// Reads arrays that must all be on one device.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader {
@@ -222,10 +171,11 @@ impl Reader {
     /// For the device of the argument `first`, and the current stream of its library unless another is given.
     pub(crate) fn of(
         first: &'static str,
-        object: &Bound<'_, PyAny>,
+        object: Option<&Bound<'_, PyAny>>,
         stream: Option<u64>,
         gradients: Gradients,
     ) -> Result<Self> {
+        let object = object.ok_or_else(|| Failure::Invalid(format!("{first} is missing")))?;
         let py = object.py();
         let (library, device) = device_of(first, object)?;
         let stream = match (stream, device, library) {
@@ -281,14 +231,6 @@ impl Reader {
         }
     }
 
-    pub(crate) fn optional<'py>(
-        &self,
-        name: &'static str,
-        object: Option<&Bound<'py, PyAny>>,
-    ) -> Result<Option<Array<'py>>> {
-        object.map(|object| self.array(name, object)).transpose()
-    }
-
     /// An array that the result is written into.
     pub(crate) fn written<'py>(
         &self,
@@ -313,184 +255,90 @@ impl Reader {
         Ok(array)
     }
 
-    pub(crate) fn output<'py>(
+    /// The operands of an operation.
+    pub(crate) fn given<'py>(
         &self,
-        name: &'static str,
-        object: Option<&Bound<'py, PyAny>>,
-    ) -> Result<Option<Array<'py>>> {
-        object.map(|object| self.written(name, object)).transpose()
-    }
-
-    /// Floats: on the CPU by value, on a GPU by place.
-    #[expect(clippy::type_complexity, reason = "one of the two, as the device asks")]
-    pub(crate) fn floats<'py>(
-        &self,
-        name: &'static str,
-        object: Option<&Bound<'py, PyAny>>,
-    ) -> Result<(Option<Array<'py>>, Option<Vec<f32>>, Vec<usize>)> {
-        let Some(object) = object else {
-            return Ok((None, None, Vec::new()));
-        };
-        if is_list(object) {
-            self.expect_device(name, Device::Cpu)?;
-            let values: Vec<f32> = object.extract()?;
-            let shape = vec![values.len()];
-            return Ok((None, Some(values), shape));
-        }
-        let array = self.array(name, object)?;
-        array.is.expect_dtype(&[Dtype::F32], "float32")?;
-        let shape = array.is.shape().to_vec();
-        let rule = "it must have one dimension [heads], or for slopes two [batch, heads]";
-        let count = array.is.list(shape.len().clamp(1, 2), rule)?;
-        if self.device != Device::Cpu {
-            return Ok((Some(array), None, shape));
-        }
-        let layout = Layout::packed(1, 1, count);
-        // SAFETY: the library says that the elements are there, and it is asked to change none during a call.
-        let values = unsafe { cpu::copied::<f32>(&array.is, &layout) }?;
-        Ok((None, Some(values), shape))
-    }
-
-    /// The scales of keys and values, which are there if these are quantized.
-    pub(crate) fn scales<'py>(
-        &self,
-        [k, v]: [&Array<'_>; 2],
-        [k_scale, v_scale]: [Option<&Bound<'py, PyAny>>; 2],
-    ) -> Result<Option<Scales<'py>>> {
-        let (k, v) = (&k.is, &v.is);
-        let given = k_scale.is_some() || v_scale.is_some();
-        let quantized = k.quantized(given);
-        if v.quantized(given) != quantized {
-            return Err(v.wrong_dtype(&format!("{}, as {} has", k.dtype, k.name)));
-        }
-        match (quantized, k_scale, v_scale) {
-            (None, None, None) => Ok(None),
-            (Some(element), Some(k), Some(v)) => Ok(Some(Scales {
-                element,
-                of: [self.scale("k_descale", k)?, self.scale("v_descale", v)?],
-            })),
-            (Some(element), ..) => Err(Failure::Invalid(format!(
-                "{} is missing, but {} and {} are in {}",
-                if k_scale.is_none() {
-                    "k_descale"
-                } else {
-                    "v_descale"
-                },
-                k.name,
-                v.name,
-                Dtype::Quantized(element)
-            ))),
-            _ => Err(Failure::Invalid(format!(
-                "{} is given, but {} has elements of type {}; only those of float8_e4m3fn, or their bits as uint8, have scales",
-                if k_scale.is_some() {
-                    "k_descale"
-                } else {
-                    "v_descale"
-                },
-                k.name,
-                k.dtype
-            ))),
-        }
-    }
-
-    fn scale<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> Result<Scale<'py>> {
-        let number = object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>();
-        if number || is_list(object) {
-            self.expect_device(name, Device::Cpu)?;
-            let values: Vec<f32> = match number {
-                true => vec![object.extract()?],
-                false => object.extract()?,
-            };
-            return Ok(Scale {
-                count: values.len(),
-                values,
-                array: None,
-            });
-        }
-        let array = self.array(name, object)?;
-        array.is.expect_dtype(&[Dtype::F32], "float32")?;
-        let count = array.is.scales()?;
-        let values = match self.device {
-            // SAFETY: as in `floats`.
-            Device::Cpu => unsafe { cpu::copied::<f32>(&array.is, &Layout::packed(1, 1, count)) }?,
-            Device::Cuda(_) => Vec::new(),
-        };
-        Ok(Scale {
-            count,
-            values,
-            array: Some(array),
+        objects: &Objects<'py>,
+        operations: Operations,
+    ) -> Result<Given<'py>> {
+        let arguments = objects.try_map(|operand, object| {
+            let name = python_name(operand, operations).unwrap_or(operand.name());
+            self.argument(operand, name, object).map(Box::new)
+        })?;
+        Ok(Given {
+            arguments,
+            operations,
         })
     }
 
-    /// A list of lengths, or a table of pages.
-    pub(crate) fn lengths<'py>(
+    /// An operand, read as its kind and its elements ask. The types of tensors are compared by [`Given::types`].
+    pub(crate) fn argument<'py>(
         &self,
+        operand: Operand,
         name: &'static str,
-        object: Option<&Bound<'py, PyAny>>,
-        is_table: bool,
-    ) -> Result<Option<Lengths<'py>>> {
-        let Some(object) = object else {
-            return Ok(None);
+        object: &Bound<'py, PyAny>,
+    ) -> Result<Argument<'py>> {
+        let count = match operand.kind() {
+            Kind::List(count) => Some(count),
+            _ => None,
         };
-        if is_list(object) && !is_table {
+        let is_number = count == Some(Count::Scales)
+            && (object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>());
+        let may_be_list = !matches!(
+            count,
+            None | Some(Count::Rows | Count::Table | Count::Angles)
+        );
+        if is_number || (may_be_list && is_list(object)) {
             self.expect_device(name, Device::Cpu)?;
-            let values: Vec<i64> = object.extract()?;
-            return Ok(Some(Lengths {
-                count: values.len(),
-                numbers: Numbers::OnHost(narrowed(name, values)?),
-                table: None,
-                _array: None,
-            }));
+            let values = match operand.elements() {
+                Elements::I32 => Values::Whole(narrowed(name, object.extract::<Vec<i64>>()?)?),
+                _ if is_number => Values::Floats(vec![object.extract()?]),
+                _ => Values::Floats(object.extract()?),
+            };
+            return Ok(Argument::new(name, None, values.len(), values));
         }
-        let array = self.array(name, object)?;
-        let (count, table) = match is_table {
-            false => (
-                array
-                    .is
-                    .list(1, "it must have the one dimension [sequences]")?,
-                None,
-            ),
-            true => {
-                let (shape, row_stride) = array.is.table()?;
-                (0, Some(TableLayout::new(shape, row_stride)))
-            }
+        let array = match operand.is_written() {
+            true => self.written(name, object)?,
+            false => self.array(name, object)?,
         };
-        let numbers = match self.device {
-            Device::Cpu => {
-                array.is.expect_dtype(
+        let (is, on_host) = (&array.is, self.device == Device::Cpu);
+        match operand.elements() {
+            Elements::F32 => is.expect_dtype(&[Dtype::F32], "float32")?,
+            Elements::U8 => is.expect_dtype(&[Dtype::Bool, Dtype::U8], "bool or uint8")?,
+            Elements::I32 if on_host => {
+                is.expect_dtype(
                     &[Dtype::I32, Dtype::U32, Dtype::I64],
                     "int32, uint32 or int64",
                 )?;
-                let layout = match table {
-                    Some(TableLayout {
-                        shape: [rows, columns],
-                        row_stride,
-                    }) => Layout::new([1, rows, 1, columns], [0, row_stride, 0, 1]),
-                    None => Layout::packed(1, 1, count),
-                };
-                // SAFETY: as in `floats`.
-                let values: Vec<i64> = unsafe {
-                    match array.is.dtype {
-                        Dtype::I32 => widened(cpu::copied::<i32>(&array.is, &layout)?),
-                        Dtype::U32 => widened(cpu::copied::<u32>(&array.is, &layout)?),
-                        _ => cpu::copied::<i64>(&array.is, &layout)?,
-                    }
-                };
-                Numbers::OnHost(narrowed(name, values)?)
             }
-            Device::Cuda(_) => {
-                array
-                    .is
-                    .expect_dtype(&[Dtype::I32, Dtype::U32], "int32 or uint32 on a GPU")?;
-                Numbers::OnDevice(array.is.clone())
+            Elements::I32 => {
+                is.expect_dtype(&[Dtype::I32, Dtype::U32], "int32 or uint32 on a GPU")?
+            }
+            _ => {}
+        }
+        let len = match count {
+            None | Some(Count::Rows | Count::Angles) => {
+                return Ok(Argument::new(name, Some(array), 0, Values::InArray));
+            }
+            Some(Count::Scales) => is.scales()?,
+            Some(Count::Table) => is.table().map(|_| is.reach())?,
+            Some(Count::QueryHeads | Count::Slopes) => is.list(
+                is.shape().len().clamp(1, 2),
+                "it must have one dimension [heads], or for slopes two [batch, heads]",
+            )?,
+            Some(_) => is.list(1, "it must have the one dimension [sequences]")?,
+        };
+        // SAFETY: the library says that the elements are there, and it is asked to change none during a call.
+        let values = unsafe {
+            match is.dtype {
+                _ if !on_host => Values::InArray,
+                Dtype::F32 => Values::Floats(cpu::slice(is, len)?.to_vec()),
+                Dtype::I32 => Values::Whole(cpu::slice(is, len)?.to_vec()),
+                Dtype::U32 => Values::Whole(narrowed(name, cpu::slice::<u32>(is, len)?.to_vec())?),
+                _ => Values::Whole(narrowed(name, cpu::slice::<i64>(is, len)?.to_vec())?),
             }
         };
-        Ok(Some(Lengths {
-            numbers,
-            count,
-            table,
-            _array: Some(array),
-        }))
+        Ok(Argument::new(name, Some(array), len, values))
     }
 }
 
@@ -498,13 +346,12 @@ fn is_list(object: &Bound<'_, PyAny>) -> bool {
     object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>()
 }
 
-fn widened<T: Into<i64>>(values: Vec<T>) -> Vec<i64> {
-    values.into_iter().map(Into::into).collect()
-}
-
-fn narrowed(name: &str, values: Vec<i64>) -> Result<Vec<i32>> {
-    let narrow = |(index, value): (usize, i64)| {
-        i32::try_from(value).map_err(|_| {
+fn narrowed<T: TryInto<i32> + Copy + std::fmt::Display>(
+    name: &str,
+    values: Vec<T>,
+) -> Result<Vec<i32>> {
+    let narrow = |(index, value): (usize, T)| {
+        value.try_into().map_err(|_| {
             Failure::Invalid(format!(
                 "{name}[{index}] is {value}, which does not fit 32 bits"
             ))

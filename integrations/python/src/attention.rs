@@ -1,14 +1,14 @@
 //! `attention` and `explain`: the arguments checked against each other, and the call that they make.
 
 use pyo3::prelude::*;
-use warptile::gpu::Addresses;
-use warptile::kernels::Excerpt;
-use warptile::{AlibiShape, Call, Choice, DeviceProfile, Plan, Scoring};
+use warptile::kernels::{Count, Elements, Excerpt, Kind, Operations};
+use warptile::{Call, Choice, DeviceProfile, Layout, Operand, Plan};
 
-use crate::arguments::{Lengths, Options, Reader, Scales};
-use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Order};
-use crate::cpu::{self, Tensors};
+use crate::arguments::{Options, Reader};
+use crate::array::{Device, Gradients, Library, Order};
+use crate::cpu;
 use crate::errors::{Failure, Result};
+use crate::given::Given;
 use crate::gpu;
 use crate::library::{self, Fill};
 
@@ -18,251 +18,77 @@ pub(crate) struct Request<'py> {
     order: Order,
     choice: Choice,
     call: Call,
-    q: Array<'py>,
-    k: Array<'py>,
-    v: Array<'py>,
-    scales: Option<Scales<'py>>,
-    out: Option<Array<'py>>,
-    lse: Option<Array<'py>>,
-    slopes: Option<Array<'py>>,
-    sinks: Option<Array<'py>>,
-    host_slopes: Option<Vec<f32>>,
-    host_sinks: Option<Vec<f32>>,
-    bias: Option<Array<'py>>,
-    key_mask: Option<Array<'py>>,
-    cu_seqlens_q: Option<Lengths<'py>>,
-    cu_seqlens_k: Option<Lengths<'py>>,
-    seqused_q: Option<Lengths<'py>>,
-    seqused_k: Option<Lengths<'py>>,
-    block_table: Option<Lengths<'py>>,
+    given: Given<'py>,
 }
+
+/// The output and, if one is wanted, the lse.
+pub(crate) type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 
 impl<'py> Request<'py> {
     /// Reads all arguments and checks them against each other.
-    pub(crate) fn new(
-        q: &Bound<'py, PyAny>,
-        k: &Bound<'py, PyAny>,
-        v: &Bound<'py, PyAny>,
-        options: &Options<'py>,
-        gradients: Gradients,
-    ) -> Result<Self> {
-        let read = Reader::of("q", q, options.stream, gradients)?;
+    pub(crate) fn new(options: &Options<'py>, gradients: Gradients) -> Result<Self> {
+        let (q, objects) = (Operand::Q, &options.operands);
+        let reader = Reader::of(q.name(), objects[q].as_ref(), options.stream, gradients)?;
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
-        let packed_q = options.cu_seqlens_q.is_some();
-        let paged = options.block_table.is_some();
-        let packed_k = options.cu_seqlens_k.is_some() && !paged;
-        let (q, k, v) = (
-            read.array("q", q)?,
-            read.array("k", k)?,
-            read.array("v", v)?,
+        let given = reader.given(objects, Operations::FORWARD)?;
+        let types = given.types()?;
+        let paged = given
+            .iter()
+            .any(|(operand, _)| operand.kind() == Kind::List(Count::Table));
+        let (packed_q, packed_k) = (
+            given.has(Operand::QueryOffsets),
+            given.has(Operand::KeyOffsets),
         );
-        let out = read.output("out", options.out.as_ref())?;
-        let lse = read.output("lse", options.lse.as_ref())?;
-        let element = q.is.element()?;
-        let scales = read.scales(
-            [&k, &v],
-            [options.k_descale.as_ref(), options.v_descale.as_ref()],
-        )?;
-        let same = [&k, &v].into_iter().filter(|_| scales.is_none());
-        for other in same.chain(&out) {
-            if other.is.element()? != element {
-                return Err(other.is.wrong_dtype(&format!("{}, as q has", q.is.dtype)));
-            }
-        }
-        let q_layout = q.is.tensor(order, packed_q)?;
-        // Pages have their rows second, unless the order of heads and rows is the other one.
-        let k_layout = k.is.tensor(order, packed_k)?;
-        let v_layout = v.is.tensor(order, packed_k)?;
 
-        let mut scoring = Scoring::new().mask(options.mask()?);
-        scoring.scale = options.scale;
-        scoring.softcap = options.softcap.filter(|&softcap| softcap != 0.0);
-        let (slopes, host_slopes, slopes_shape) =
-            read.floats("alibi_slopes", options.alibi_slopes.as_ref())?;
-        let (sinks, host_sinks, sinks_shape) = read.floats("sinks", options.sinks.as_ref())?;
-        scoring.sinks = options.sinks.is_some();
-        scoring.alibi = match slopes_shape.len() {
-            0 => None,
-            1 => Some(AlibiShape::PerHead),
-            _ => Some(AlibiShape::PerBatchHead),
-        };
-        let bias = read.optional("bias", options.bias.as_ref())?;
-        if let Some(bias) = &bias
-            && bias.is.element()? != element
-        {
-            return Err(bias.is.wrong_dtype(&format!("{}, as q has", q.is.dtype)));
+        let empty = Layout::new([0; 4], [0; 4]);
+        let mut builder = Call::builder(&empty, &empty, &empty, types)
+            .scoring(options.scoring()?)
+            .want_lse(options.return_lse || given.has(Operand::Lse));
+        let mut aligned = true;
+        for (operand, argument) in given.iter() {
+            builder = match operand.kind() {
+                Kind::Queries => builder.layout(operand, given.tensor(operand, order, packed_q)?),
+                // Pages have their rows second, unless the order of heads and rows is the other one.
+                Kind::Keys => {
+                    builder.layout(operand, given.tensor(operand, order, packed_k && !paged)?)
+                }
+                Kind::Scores => builder.layout(operand, argument.array()?.is.scores()),
+                Kind::List(Count::Table) => {
+                    { builder.numbers(operand, argument.request()) }.table_layout(argument.table()?)
+                }
+                _ if operand.is_written() => builder,
+                _ => match operand.elements() {
+                    Elements::I32 => builder.numbers(operand, argument.request()),
+                    _ => builder.count(operand, argument.len()),
+                },
+            };
+            aligned &= !operand.moves_rows() || argument.array()?.is.address.is_multiple_of(16);
         }
-        let key_mask = read.optional("key_mask", options.key_mask.as_ref())?;
-        if let Some(key_mask) = &key_mask {
-            key_mask
-                .is
-                .expect_dtype(&[Dtype::Bool, Dtype::U8], "bool or uint8")?;
-        }
-        scoring.bias = bias.is_some();
-        scoring.key_mask = key_mask.is_some();
-
-        let cu_seqlens_q = read.lengths("cu_seqlens_q", options.cu_seqlens_q.as_ref(), false)?;
-        let cu_seqlens_k = match paged {
-            false => read.lengths("cu_seqlens_k", options.cu_seqlens_k.as_ref(), false)?,
-            true if options.cu_seqlens_k.is_some() => {
-                return Err(Failure::Invalid(
-                    "cu_seqlens_k is given, but keys in pages are not packed; seqused_k says how many there are"
-                        .to_owned(),
-                ));
-            }
-            true => None,
-        };
-        let seqused_q = read.lengths("seqused_q", options.seqused_q.as_ref(), false)?;
-        let seqused_k = read.lengths("seqused_k", options.seqused_k.as_ref(), false)?;
-        let block_table = read.lengths("block_table", options.block_table.as_ref(), true)?;
-
-        let want_lse = lse.is_some() || options.return_lse;
-        let mut builder = Call::builder(&q_layout, &k_layout, &v_layout, element)
-            .scoring(scoring)
-            .quantized(scales.as_ref().map(Scales::quantization))
-            .want_lse(want_lse);
-        if let Some(out) = &out {
-            builder = builder.out(out.is.tensor(order, packed_q)?);
-        }
-        if let Some(bias) = &bias {
-            builder = builder.bias(bias.is.scores());
-        }
-        if let Some(key_mask) = &key_mask {
-            builder = builder.key_mask(key_mask.is.scores());
-        }
-        let unaligned = |array: &Array<'_>| !array.is.address.is_multiple_of(16);
-        if [Some(&q), Some(&k), Some(&v), out.as_ref()]
-            .into_iter()
-            .flatten()
-            .any(unaligned)
-        {
+        if !aligned {
             builder = builder.unaligned_addresses();
         }
-        if let Some(lengths) = &cu_seqlens_q {
-            builder = match lengths.on_host() {
-                Some(offsets) => builder.packed_queries(offsets),
-                None => {
-                    let sequences = sequences("cu_seqlens_q", lengths.count())?;
-                    let longest = options.max_seqlen_q.unwrap_or(q_layout.rows());
-                    builder.device_query_offsets(sequences, longest)
-                }
-            };
-        }
-        if let Some(lengths) = &cu_seqlens_k {
-            builder = match lengths.on_host() {
-                Some(offsets) => builder.packed_keys(offsets),
-                None => {
-                    let sequences = sequences("cu_seqlens_k", lengths.count())?;
-                    let longest = options.max_seqlen_k.unwrap_or(k_layout.rows());
-                    builder.device_key_offsets(sequences, longest)
-                }
-            };
-        }
-        if let Some(lengths) = &seqused_q {
-            builder = match lengths.on_host() {
-                Some(used) => builder.query_lengths(used),
-                None => builder.device_query_lengths(lengths.count()),
-            };
-        }
-        if let Some(lengths) = &seqused_k {
-            builder = match lengths.on_host() {
-                Some(used) => builder.key_lengths(used),
-                None => {
-                    let builder = builder.device_key_lengths(lengths.count());
-                    match options.max_seqlen_k {
-                        Some(longest) if cu_seqlens_k.is_none() => builder.longest_keys(longest),
-                        _ => builder,
-                    }
-                }
-            };
-        }
-        if let Some(table) = &block_table {
-            builder = match table.on_host() {
-                Some(entries) => builder.block_table(entries, table.table()),
-                None => builder.device_block_table(table.table()),
-            };
+        // The host sees the lengths of lists that it has.
+        if reader.device() != Device::Cpu {
+            if let Some(longest) = options.max_seqlen_q.filter(|_| packed_q) {
+                builder = builder.longest_queries(longest);
+            }
+            let has_lengths = packed_k || given.has(Operand::KeyLengths);
+            if let Some(longest) = options.max_seqlen_k.filter(|_| has_lengths) {
+                builder = builder.longest_keys(longest);
+            }
         }
         let call = builder.build()?;
-        if let Some(scales) = &scales {
-            scales.check(call.batch(), call.heads().key_value)?;
-        }
-        // As many values in another order would be other slopes.
-        for (name, shape, dimensions, rule) in [
-            (
-                "alibi_slopes",
-                &slopes_shape,
-                2,
-                "[heads] or [batch, heads]",
-            ),
-            ("sinks", &sinks_shape, 1, "[heads]"),
-        ] {
-            if let Some(&last) = shape.last()
-                && (last != call.heads().query || shape.len() > dimensions)
-            {
-                return Err(Failure::Invalid(format!(
-                    "{name} has shape {shape:?}; it must be {rule}, for {} heads",
-                    call.heads().query
-                )));
-            }
-        }
-        if read.device() == Device::Cpu {
-            call.check_slopes(host_slopes.as_deref())?;
-            call.check_sinks(host_sinks.as_deref())?;
-            let [k, v] = [0, 1].map(|side| scales.as_ref().map(|scales| scales.values()[side]));
-            call.check_scales(k, v)?;
-        } else {
-            let count = |array: &Option<Array<'_>>| {
-                array
-                    .as_ref()
-                    .map(|array| array.is.shape().iter().product::<usize>())
-            };
-            let wanted = [
-                (
-                    "alibi_slopes",
-                    count(&slopes),
-                    scoring.slope_count(call.batch(), call.heads().query),
-                ),
-                ("sinks", count(&sinks), call.heads().query),
-            ];
-            for (name, found, needed) in wanted {
-                if let Some(found) = found
-                    && found != needed
-                {
-                    return Err(Failure::Invalid(format!(
-                        "{name} has {found} values; {needed} are needed"
-                    )));
-                }
-            }
-        }
-        if let Some(lse) = &lse {
-            check_lse(&lse.is, &call, packed_q)?;
-        }
+        given.check(&call)?;
         let choice = match &options.kernel {
             Some(name) => name.parse::<Choice>()?,
             None => Choice::Best,
         };
         Ok(Request {
-            reader: read,
+            reader,
             order,
             choice,
             call,
-            q,
-            k,
-            v,
-            scales,
-            out,
-            lse,
-            slopes,
-            sinks,
-            host_slopes,
-            host_sinks,
-            bias,
-            key_mask,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-            block_table,
+            given,
         })
     }
 
@@ -309,189 +135,78 @@ impl<'py> Request<'py> {
         }
     }
 
-    /// Computes it; gives the output and, if one is wanted, the lse.
-    pub(crate) fn run(
-        mut self,
-        py: Python<'py>,
-    ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
-        let outputs = self.outputs()?;
-        self.compute(py, outputs)
+    /// Computes it.
+    pub(crate) fn run(self, py: Python<'py>) -> Result<Results<'py>> {
+        self.run_after(py, None::<fn() -> Result<()>>)
     }
 
     /// Calls `before`, which may write what is read, and computes. Whatever is wrong with the arguments is found before that.
     pub(crate) fn run_after(
         mut self,
         py: Python<'py>,
-        before: impl FnOnce() -> Result<()>,
-    ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
-        let outputs = self.outputs()?;
-        let lse = outputs.lse.as_ref();
+        before: Option<impl FnOnce() -> Result<()>>,
+    ) -> Result<Results<'py>> {
+        let into_jax = self.make_outputs()?;
+        let Request {
+            call,
+            choice,
+            given,
+            ..
+        } = &self;
         match self.reader.device() {
             Device::Cpu => {
-                self.choice.check_on_cpu()?;
-                self.on_cpu(&outputs.out, lse, cpu::check)?;
+                choice.check_on_cpu()?;
+                let places = given.places();
+                if let Some(before) = before {
+                    cpu::check(&places, |operand| call.reach(operand))?;
+                    before()?;
+                }
+                // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them
+                // meanwhile is what `attention` asks of its caller, as every function does that computes without the GIL.
+                py.detach(|| unsafe { cpu::forward(call, &places) })?;
             }
             Device::Cuda(ordinal) => {
-                let addresses = self.addresses(&outputs.out, lse);
-                let (call, choice) = (&self.call, &self.choice);
-                py.detach(|| gpu::check(ordinal, call, choice, &addresses))?;
-            }
-        }
-        before()?;
-        self.compute(py, outputs)
-    }
-
-    /// The output and the lse that were given, or new ones.
-    fn outputs(&mut self) -> Result<Outputs<'py>> {
-        let fill = match self.leaves_gaps() {
-            true => Fill::Zeros,
-            false => Fill::Nothing,
-        };
-        let packed = self.call.queries().is_packed();
-        let jax = self.q.library == Library::Jax;
-        let (jax_out, jax_lse) = (jax && self.out.is_none(), jax && self.lse.is_none());
-        let out = match self.out.take() {
-            Some(out) => out,
-            None => {
-                let (shape, strides) = self.order.of(self.call.out());
-                let made = match packed {
-                    true => library::dense(&self.q, &shape[1..], &strides[1..], None, fill)?,
-                    false => library::dense(&self.q, &shape, &strides, None, fill)?,
-                };
-                self.reader.array("out", &made)?
-            }
-        };
-        let lse = match (self.lse.take(), self.call.wants_lse()) {
-            (Some(lse), _) => Some(lse),
-            (None, false) => None,
-            (None, true) => {
-                let shape = self.call.lse_shape();
-                let strides = [shape[1] * shape[2], shape[2], 1];
-                let from = usize::from(packed);
-                let made = library::dense(
-                    &self.q,
-                    &shape[from..],
-                    &strides[from..],
-                    Some(Dtype::F32),
-                    fill,
-                )?;
-                Some(self.reader.array("lse", &made)?)
-            }
-        };
-        Ok(Outputs {
-            out,
-            lse,
-            into_jax: [jax_out, jax_lse],
-        })
-    }
-
-    fn compute(
-        &self,
-        py: Python<'py>,
-        outputs: Outputs<'py>,
-    ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
-        let Outputs { out, lse, into_jax } = outputs;
-        match self.reader.device() {
-            Device::Cpu => {
-                self.choice.check_on_cpu()?;
-                self.on_cpu(&out, lse.as_ref(), |call, tensors| {
-                    // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them
-                    // meanwhile is what `attention` asks of its caller, as every function does that computes without the GIL.
-                    py.detach(|| unsafe { cpu::forward(call, tensors) })
-                })?;
-            }
-            Device::Cuda(ordinal) => {
-                let addresses = self.addresses(&out, lse.as_ref());
-                let (call, choice, stream) = (&self.call, &self.choice, self.reader.stream());
+                let (addresses, stream) = (given.addresses(), self.reader.stream());
+                if let Some(before) = before {
+                    py.detach(|| gpu::check(ordinal, call, choice, &addresses))?;
+                    before()?;
+                }
                 // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it
                 // gives them to others; the stream is the library's or one that the caller vouches for.
                 py.detach(|| unsafe { gpu::forward(ordinal, stream, call, choice, &addresses) })?;
             }
         }
-        let finished = |array: Array<'py>, into_jax| match into_jax {
-            true => library::into_jax(array.object),
-            false => Ok(array.object),
+        let result = |operand: Operand| match given.object(operand).cloned() {
+            Some(array) if into_jax.contains(&Some(operand)) => library::into_jax(array).map(Some),
+            array => Ok(array),
         };
-        let lse = lse.map(|lse| finished(lse, into_jax[1])).transpose()?;
-        Ok((finished(out, into_jax[0])?, lse))
-    }
-
-    /// Gives the tensors on the CPU to a function.
-    fn on_cpu(
-        &self,
-        out: &Array<'_>,
-        lse: Option<&Array<'_>>,
-        function: impl FnOnce(&Call, &Tensors<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let part = |array: &'_ Option<Array<'_>>| array.as_ref().map(|array| array.is.clone());
-        let (bias, key_mask) = (part(&self.bias), part(&self.key_mask));
-        let tensors = Tensors {
-            q: &self.q.is,
-            k: &self.k.is,
-            v: &self.v.is,
-            out: &out.is,
-            lse: lse.map(|lse| &lse.is),
-            slopes: self.host_slopes.as_deref(),
-            sinks: self.host_sinks.as_deref(),
-            scales: self.scales.as_ref().map(Scales::values),
-            bias: bias.as_ref(),
-            key_mask: key_mask.as_ref(),
-        };
-        function(&self.call, &tensors)
-    }
-
-    /// Where everything lies on a GPU.
-    fn addresses(&self, out: &Array<'_>, lse: Option<&Array<'_>>) -> Addresses {
-        let of = |array: Option<&Array<'_>>| array.map_or(0, |array| array.is.address);
-        let at = |lengths: &Option<Lengths<'_>>| lengths.as_ref().map_or(0, Lengths::address);
-        let mut addresses = Addresses::default();
-        addresses.q = self.q.is.address;
-        addresses.k = self.k.is.address;
-        addresses.v = self.v.is.address;
-        addresses.out = out.is.address;
-        addresses.lse = of(lse);
-        addresses.query_offsets = at(&self.cu_seqlens_q);
-        addresses.key_offsets = at(&self.cu_seqlens_k);
-        addresses.query_lengths = at(&self.seqused_q);
-        addresses.key_lengths = at(&self.seqused_k);
-        addresses.slopes = of(self.slopes.as_ref());
-        addresses.sinks = of(self.sinks.as_ref());
-        addresses.bias = of(self.bias.as_ref());
-        addresses.key_mask = of(self.key_mask.as_ref());
-        addresses.block_table = at(&self.block_table);
-        if let Some(scales) = &self.scales {
-            [addresses.k_scale, addresses.v_scale] = scales.addresses();
+        match result(Operand::Out)? {
+            Some(out) => Ok((out, result(Operand::Lse)?)),
+            None => Err(Failure::Invalid("out is missing".to_owned())),
         }
-        addresses
     }
-}
 
-/// What a call writes.
-struct Outputs<'py> {
-    out: Array<'py>,
-    lse: Option<Array<'py>>,
-    /// Whether either is to become an array of jax.
-    into_jax: [bool; 2],
-}
-
-/// Sequences of a list of offsets.
-fn sequences(name: &str, offsets: usize) -> Result<usize> {
-    offsets.checked_sub(1).ok_or_else(|| {
-        Failure::Invalid(format!(
-            "{name} is empty: one offset more than sequences is needed"
-        ))
-    })
-}
-
-fn check_lse(lse: &Described, call: &Call, packed: bool) -> Result<()> {
-    lse.expect_dtype(&[Dtype::F32], "float32")?;
-    let shape = call.lse_shape();
-    let expected = &shape[usize::from(packed)..];
-    if lse.shape() != expected {
-        return Err(Failure::Invalid(format!(
-            "lse has shape {:?}, but must have {expected:?}",
-            lse.shape()
-        )));
+    /// Makes the output and the lse unless they were given. Tells which of them are to become arrays of jax.
+    fn make_outputs(&mut self) -> Result<[Option<Operand>; 2]> {
+        let fill = match self.leaves_gaps() {
+            true => Fill::Zeros,
+            false => Fill::Nothing,
+        };
+        let (call, packed) = (&self.call, self.call.queries().is_packed());
+        let mut into_jax = [None; 2];
+        for (operand, into_jax) in [Operand::Out, Operand::Lse].into_iter().zip(&mut into_jax) {
+            if self.given.has(operand) || !call.has(operand) {
+                continue;
+            }
+            let q = self.given.array(Operand::Q)?;
+            *into_jax = (q.library == Library::Jax).then_some(operand);
+            let made = match call.layout(operand) {
+                Some(layout) => library::output(q, self.order, layout, packed, fill)?,
+                None => library::lse(q, call.out(), packed, fill)?,
+            };
+            let argument = self.reader.argument(operand, operand.name(), &made)?;
+            self.given.arguments[operand] = Some(Box::new(argument));
+        }
+        Ok(into_jax)
     }
-    lse.list(expected.len(), "").map(|_| ())
 }

@@ -6,7 +6,6 @@ use std::ffi::{CStr, c_void};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
-use warptile::QuantizedType;
 
 use crate::array::{Described, Device, Dtype};
 use crate::errors::{Failure, Result};
@@ -159,9 +158,8 @@ fn describe(name: &'static str, tensor: &DlTensor, writable: bool) -> Result<Des
         (2, 32, 1) => Dtype::F32,
         (4, 16, 1) => Dtype::Bf16,
         (6, 8, 1) => Dtype::Bool,
-        // kDLFloat8_e4m3fn
-        (10, 8, 1) => Dtype::Quantized(QuantizedType::E4m3),
-        _ => Dtype::Other(format!("DLPack ({code}, {bits}, {lanes})")),
+        _ => { Dtype::of_dlpack(code).filter(|_| (bits, lanes) == (8, 1)) }
+            .unwrap_or_else(|| Dtype::Other(format!("DLPack ({code}, {bits}, {lanes})"))),
     };
     Described::new(
         name,

@@ -3,8 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
-use warptile::Error;
 use warptile::driver::DriverError;
+use warptile::kernels::Operations;
+use warptile::{Error, Operand};
 
 /// What a call can fail with: an exception of this package's, or one that Python or another library raised.
 #[derive(Debug)]
@@ -48,7 +49,10 @@ impl From<Failure> for PyErr {
             Failure::Invalid(text) => ("InvalidInput", text),
             Failure::Type(text) => ("InvalidType", text),
             Failure::Device(text) => ("DeviceError", text),
-            Failure::Warptile(error) => (class_of(&error), with_chain(&renamed(error, NAMES))),
+            Failure::Warptile(error) => (
+                class_of(&error),
+                with_chain(&renamed(error, Operations::FORWARD)),
+            ),
         };
         Python::attach(|py| match exception(py, class) {
             Ok(class) => PyErr::from_type(class, text),
@@ -77,35 +81,19 @@ fn class_of(error: &Error) -> &'static str {
     }
 }
 
-/// Names of arguments, and what they are called in Python.
-pub(crate) type Names = &'static [(&'static str, &'static str)];
+/// The name of an operand's argument, if it has one.
+pub(crate) fn python_name(operand: Operand, operations: Operations) -> Option<&'static str> {
+    match (operand, operations) {
+        (Operand::KeyLengths, Operations::APPEND) => Some("cache_seqlens"),
+        _ => operand.python_name(),
+    }
+}
 
-/// Those of `attention`, which follow flash-attn's.
-const NAMES: Names = &[
-    ("query_offsets", "cu_seqlens_q"),
-    ("key_offsets", "cu_seqlens_k"),
-    ("query_lengths", "seqused_q"),
-    ("key_lengths", "seqused_k"),
-    ("k_scale", "k_descale"),
-    ("v_scale", "v_descale"),
-];
-
-/// Those of `flash_attn_with_kvcache`.
-pub(crate) const CACHE_NAMES: Names = &[
-    ("k_pages", "k_cache"),
-    ("v_pages", "v_cache"),
-    ("key_lengths", "cache_seqlens"),
-    ("cos", "rotary_cos"),
-    ("sin", "rotary_sin"),
-    ("k_scale", "k_descale"),
-    ("v_scale", "v_descale"),
-];
-
-/// The error with the names that its arguments have in Python.
-pub(crate) fn renamed(mut error: Error, names: Names) -> Error {
+/// The error with the names that the arguments of an operation have in Python.
+pub(crate) fn renamed(mut error: Error, operations: Operations) -> Error {
     let in_python = |name: &str| {
-        let found = names.iter().find(|(known, _)| *known == name);
-        found.map(|(_, python)| *python)
+        let operand = Operand::of(operations).find(|operand| operand.name() == name)?;
+        python_name(operand, operations)
     };
     if let Error::OutputOverlaps { other, .. } = &mut error
         && let Some(name) = in_python(other)

@@ -10,10 +10,8 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, PreparedAppend};
-use warptile::{
-    Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem, QuantizedType,
-};
+use warptile::gpu::{Gpu, MergeAddresses, PreparedAppend};
+use warptile::{Append, Call, Choice, DeviceProfile, Merge, Plan, Problem, Slots, Types};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -24,11 +22,8 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// Workspaces of graphs that are gone.
     free: Free,
-    appends: Mutex<Vec<(AppendTypes, PreparedAppend)>>,
+    appends: Mutex<Vec<(Types, PreparedAppend)>>,
 }
-
-/// The element type of new rows, and the type of the cache if that is quantized.
-type AppendTypes = (ElementType, Option<QuantizedType>);
 
 /// Launches that run one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -128,7 +123,7 @@ pub(crate) fn check(
     ordinal: u32,
     call: &Call,
     choice: &Choice,
-    addresses: &Addresses,
+    addresses: &Slots<u64>,
 ) -> Result<()> {
     if call.lse_len() == 0 {
         return Ok(());
@@ -148,7 +143,7 @@ pub(crate) unsafe fn forward(
     stream: u64,
     call: &Call,
     choice: &Choice,
-    addresses: &Addresses,
+    addresses: &Slots<u64>,
 ) -> Result<()> {
     if call.lse_len() == 0 {
         return Ok(());
@@ -205,10 +200,10 @@ pub(crate) unsafe fn append(
     ordinal: u32,
     stream: u64,
     append: &Append,
-    addresses: &AppendAddresses,
+    addresses: &Slots<u64>,
 ) -> Result<()> {
     let opened = open(ordinal)?;
-    let prepared = opened.append(append.element(), append.quantized_type())?;
+    let prepared = opened.append(append.types())?;
     opened.gpu.context().within(|| {
         // SAFETY: the context is current, and the caller's promise. `appends` keeps what a graph needs.
         unsafe { prepared.launch_raw(handle(stream), append, addresses) }?;
@@ -217,13 +212,13 @@ pub(crate) unsafe fn append(
 }
 
 impl Opened {
-    fn append(&self, element: ElementType, cache: Option<QuantizedType>) -> Result<PreparedAppend> {
+    fn append(&self, types: Types) -> Result<PreparedAppend> {
         let mut appends = lock(&self.appends);
-        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == (element, cache)) {
+        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == types) {
             return Ok(known.clone());
         }
-        let made = self.gpu.prepare_append(element, cache)?;
-        appends.push(((element, cache), made.clone()));
+        let made = self.gpu.prepare_append(types)?;
+        appends.push((types, made.clone()));
         Ok(made)
     }
 

@@ -8,7 +8,9 @@ mod array;
 mod attention;
 mod cpu;
 mod dlpack;
+mod docs;
 mod errors;
+mod given;
 mod gpu;
 mod library;
 mod merge;
@@ -21,12 +23,14 @@ use pyo3::prelude::*;
 mod native {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
+    use warptile::LseBase;
 
     use crate::append;
     use crate::arguments::Options;
     use crate::array::Gradients;
-    use crate::attention::Request;
-    use crate::merge::{Options as MergeOptions, Pair, Request as MergeRequest};
+    use crate::attention::{Request, Results};
+    use crate::docs;
+    use crate::merge::{Pair, Request as MergeRequest};
 
     /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
     ///
@@ -41,33 +45,15 @@ mod native {
     ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
     ///     k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
     ///     v: Values, of the shape of k but for the head size, which may be another one.
-    ///     out: Receives the output, of q's shape and type but with the head size of v. Made by q's library if not given.
-    ///     lse: Receives the log-sum-exp of the rows: `float32`, contiguous, `[batch, heads, length]`, for packed queries
-    ///         `[heads, rows]`.
     ///     return_lse: Whether to return `(out, lse)` instead of `out`.
     ///     causal: Whether a query sees no key after itself. The last query is aligned with the last key; with `"top-left"` the
     ///         first query with the first key.
     ///     window: `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
     ///     scale: Factor of the scores; `1 / sqrt(head size)` if not given.
     ///     softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
-    ///     alibi_slopes: `float32`, `[heads]` or `[batch, heads]`: `slope * distance` is subtracted from the scores.
-    ///     sinks: `float32`, `[heads]`: a logit that joins the denominator of every row; -inf for a head without one.
-    ///     bias: Is added to the scores; of q's type and any shape that broadcasts to `[batch, heads, queries, keys]`.
-    ///     key_mask: Hides keys where it is false; `bool`, of any such shape.
     ///     layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
-    ///     cu_seqlens_q: `[sequences + 1]` row offsets: the queries of the sequences lie one after the other in a q of shape
-    ///         `[rows, heads, head size]`. `int32` on a GPU, any integers on the CPU. Rows that no sequence owns give 0.
-    ///     cu_seqlens_k: The same of k and v.
-    ///     seqused_q: `[sequences]`: how many of each sequence's queries exist.
-    ///     seqused_k: `[sequences]`: how many of each sequence's keys exist.
     ///     max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
     ///     max_seqlen_k: The same of keys.
-    ///     block_table: `[sequences, pages]`: k and v are `[pages, rows of a page, heads, head size]`, and this has the numbers
-    ///         of the pages of each sequence.
-    ///     k_descale: Keys and values in 8 bits: `float8_e4m3fn` (of torch or ml_dtypes, or DLPack's), or with scales the same bits as
-    ///         `uint8`. Each key counts times this: `float32`, a number, `[key/value heads]`, or one of these expanded to `[sequences,
-    ///         key/value heads]`. On a GPU it lies there, and the kernel reads it when it runs.
-    ///     v_descale: The same of values. Both are given, or neither.
     ///     kernel: Name of the kernel or family to run instead of the planner's choice.
     ///     stream: Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
     ///         legacy default stream.
@@ -81,68 +67,19 @@ mod native {
     ///     warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
     ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     #[pyfunction]
-    #[pyo3(signature = (q, k, v, *, out=None, lse=None, return_lse=false, causal=None, window=None, scale=None, softcap=None,
-        alibi_slopes=None, sinks=None, bias=None, key_mask=None, layout=None, cu_seqlens_q=None, cu_seqlens_k=None,
-        seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, k_descale=None, v_descale=None,
-        kernel=None, stream=None))]
-    #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+    #[pyo3(signature = (q, k, v, **options), text_signature = "(q, k, v, *, return_lse=False, causal=None, window=None, scale=None, \
+        softcap=None, layout=None, max_seqlen_q=None, max_seqlen_k=None, kernel=None, stream=None, **operands)")]
     fn attention<'py>(
         py: Python<'py>,
         q: Bound<'py, PyAny>,
         k: Bound<'py, PyAny>,
         v: Bound<'py, PyAny>,
-        out: Option<Bound<'py, PyAny>>,
-        lse: Option<Bound<'py, PyAny>>,
-        return_lse: bool,
-        causal: Option<Bound<'py, PyAny>>,
-        window: Option<(Option<i64>, Option<i64>)>,
-        scale: Option<f32>,
-        softcap: Option<f32>,
-        alibi_slopes: Option<Bound<'py, PyAny>>,
-        sinks: Option<Bound<'py, PyAny>>,
-        bias: Option<Bound<'py, PyAny>>,
-        key_mask: Option<Bound<'py, PyAny>>,
-        layout: Option<String>,
-        cu_seqlens_q: Option<Bound<'py, PyAny>>,
-        cu_seqlens_k: Option<Bound<'py, PyAny>>,
-        seqused_q: Option<Bound<'py, PyAny>>,
-        seqused_k: Option<Bound<'py, PyAny>>,
-        max_seqlen_q: Option<usize>,
-        max_seqlen_k: Option<usize>,
-        block_table: Option<Bound<'py, PyAny>>,
-        k_descale: Option<Bound<'py, PyAny>>,
-        v_descale: Option<Bound<'py, PyAny>>,
-        kernel: Option<String>,
-        stream: Option<u64>,
+        options: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = Options {
-            out,
-            lse,
-            return_lse,
-            causal,
-            window,
-            scale,
-            softcap,
-            alibi_slopes,
-            sinks,
-            bias,
-            key_mask,
-            layout,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            block_table,
-            k_descale,
-            v_descale,
-            kernel,
-            stream,
-        };
+        let options = Options::of("attention", [&q, &k, &v], options.as_ref())?;
         result(
             &options,
-            Request::new(&q, &k, &v, &options, Gradients::Refused)?.run(py)?,
+            Request::new(&options, Gradients::Refused)?.run(py)?,
         )
     }
 
@@ -156,10 +93,10 @@ mod native {
         v: Bound<'py, PyAny>,
         options: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = Options::of("attention_without_gradient", options.as_ref())?;
+        let options = Options::of("attention_without_gradient", [&q, &k, &v], options.as_ref())?;
         result(
             &options,
-            Request::new(&q, &k, &v, &options, Gradients::Ignored)?.run(py)?,
+            Request::new(&options, Gradients::Ignored)?.run(py)?,
         )
     }
 
@@ -184,10 +121,9 @@ mod native {
         device: Option<String>,
         options: Option<Bound<'py, PyDict>>,
     ) -> PyResult<String> {
-        let options = Options::of("explain", options.as_ref())?;
-        let plan =
-            Request::new(&q, &k, &v, &options, Gradients::Ignored)?.plan(py, device.as_deref())?;
-        Ok(plan.explain())
+        let options = Options::of("explain", [&q, &k, &v], options.as_ref())?;
+        let request = Request::new(&options, Gradients::Ignored)?;
+        Ok(request.plan(py, device.as_deref())?.explain())
     }
 
     /// Merges attention over disjoint sets of keys into attention over all of them.
@@ -224,71 +160,34 @@ mod native {
         layout: Option<String>,
         stream: Option<u64>,
     ) -> PyResult<Pair<'py>> {
-        let options = MergeOptions {
-            out,
-            lse,
-            base_two,
-            layout,
-            stream,
+        let base = match base_two {
+            true => LseBase::Two,
+            false => LseBase::Natural,
         };
-        Ok(MergeRequest::new(&parts, &options)?.run(py)?)
+        let merge = MergeRequest::new(&parts, [out, lse], base, layout.as_deref(), stream)?;
+        Ok(merge.run(py)?)
     }
 
     /// Writes new keys and values into a cache, after the rows that each sequence has, and rotates them on the way.
     ///
     /// Args:
-    ///     k: New keys, `[batch, rows, heads, head size]`.
-    ///     v: New values.
-    ///     k_cache: `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`; written.
-    ///     v_cache: The same of values; written.
-    ///     cache_seqlens: `[batch]`: the rows that each sequence has before.
-    ///     q: Queries to rotate as well: of k's batch and rows.
-    ///     block_table: `[batch, pages]`, contiguous.
-    ///     rotary_cos: `[positions, half of the rotary size]`.
-    ///     rotary_sin: Likewise.
-    ///     interleaved: Whether elements 2i and 2i + 1 are turned together, or i and i + half of the rotary size.
-    ///     k_descale: As in `attention`, of a cache in 8 bits: it gets the numbers nearest to the keys divided by this.
-    ///     v_descale: The same of values.
+    ///     arguments: By name. k and v: new keys and values, `[batch, rows, heads, head size]`. k_cache and v_cache, of the same shape or
+    ///         in pages. cache_seqlens: `[batch]`, the rows that each sequence has before. q: queries to rotate as well, of k's batch and
+    ///         rows. The table of pages, `[batch, pages]`, contiguous, and the scales of a cache in 8 bits, as in `attention`. rotary_cos
+    ///         and rotary_sin: `[positions, half of the rotary size]`. interleaved: whether elements 2i and 2i + 1 are turned together, or
+    ///         i and i + half of the rotary size.
     ///
     /// Returns:
     ///     The rotated queries; None without a rotation or queries.
     #[pyfunction]
-    #[pyo3(signature = (k, v, k_cache, v_cache, cache_seqlens, *, q=None, block_table=None, rotary_cos=None, rotary_sin=None,
-        interleaved=true, k_descale=None, v_descale=None))]
-    #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+    #[pyo3(signature = (**arguments))]
     fn write_cache<'py>(
         py: Python<'py>,
-        k: Bound<'py, PyAny>,
-        v: Bound<'py, PyAny>,
-        k_cache: Bound<'py, PyAny>,
-        v_cache: Bound<'py, PyAny>,
-        cache_seqlens: Bound<'py, PyAny>,
-        q: Option<Bound<'py, PyAny>>,
-        block_table: Option<Bound<'py, PyAny>>,
-        rotary_cos: Option<Bound<'py, PyAny>>,
-        rotary_sin: Option<Bound<'py, PyAny>>,
-        interleaved: bool,
-        k_descale: Option<Bound<'py, PyAny>>,
-        v_descale: Option<Bound<'py, PyAny>>,
+        arguments: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let arguments = append::Arguments {
-            k,
-            v,
-            k_cache,
-            v_cache,
-            cache_seqlens,
-            q,
-            block_table,
-            rotary_cos,
-            rotary_sin,
-            interleaved,
-            k_descale,
-            v_descale,
-        };
-        let write = append::Request::new(&arguments)?;
-        let q_out = write.q_out()?;
-        write.run(py, q_out.as_ref())?;
-        Ok(q_out.map(|q_out| q_out.object))
+        let write = append::Request::new(arguments.as_ref())?;
+        write.run(py)?;
+        Ok(write.q_out().cloned())
     }
 
     /// Does what `write_cache` does and then what `attention` does. Whatever is wrong with the arguments of either is found before anything
@@ -308,32 +207,31 @@ mod native {
     #[pyo3(signature = (write, q, k, v, *, between=None, **options))]
     fn attention_after_write<'py>(
         py: Python<'py>,
-        write: append::Arguments<'py>,
+        write: Bound<'py, PyDict>,
         q: Bound<'py, PyAny>,
         k: Bound<'py, PyAny>,
         v: Bound<'py, PyAny>,
         between: Option<Bound<'py, PyAny>>,
         options: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = Options::of("attention_after_write", options.as_ref())?;
-        let write = append::Request::new(&write)?;
-        let q_out = write.q_out()?;
-        let q = q_out.as_ref().map_or(&q, |rotated| &rotated.object);
-        let attention = Request::new(q, &k, &v, &options, Gradients::Refused)?;
-        let computed = attention.run_after(py, || {
-            write.run(py, q_out.as_ref())?;
+        let write = append::Request::new(Some(&write))?;
+        let q = write.q_out().unwrap_or(&q);
+        let options = Options::of("attention_after_write", [q, &k, &v], options.as_ref())?;
+        let attention = Request::new(&options, Gradients::Refused)?;
+        let before = || {
+            write.run(py)?;
             if let Some(between) = &between {
                 between.call0()?;
             }
             Ok(())
-        })?;
-        result(&options, computed)
+        };
+        result(&options, attention.run_after(py, Some(before))?)
     }
 
     /// What was asked for: the output, or the output and the lse.
     fn result<'py>(
         options: &Options<'py>,
-        (out, lse): (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
+        (out, lse): Results<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         match lse {
             Some(lse) if options.return_lse => {
@@ -346,6 +244,8 @@ mod native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let attention = docs::with_operands(module, c"attention")?;
+        module.add("attention", attention)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -2,8 +2,9 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use warptile::Layout;
 
-use crate::array::{Array, Device, Dtype, Library};
+use crate::array::{Array, Device, Dtype, Library, Order};
 use crate::errors::{Failure, Result};
 use crate::torch::Torch;
 
@@ -17,7 +18,7 @@ pub(crate) enum Fill {
 }
 
 /// An array on q's device, of q's element type or of `float32`, whose strides are those of a dense one with its dimensions in some order.
-pub(crate) fn dense<'py>(
+fn dense<'py>(
     q: &Array<'py>,
     shape: &[usize],
     strides: &[usize],
@@ -35,6 +36,32 @@ pub(crate) fn dense<'py>(
         }
         _ => by_numpy(q, shape, strides, dtype, fill),
     }
+}
+
+/// An output of this layout, by the library of q. `packed`: without the batch.
+pub(crate) fn output<'py>(
+    q: &Array<'py>,
+    order: Order,
+    layout: &Layout,
+    packed: bool,
+    fill: Fill,
+) -> Result<Bound<'py, PyAny>> {
+    let (shape, strides) = order.of(layout);
+    let from = usize::from(packed);
+    dense(q, &shape[from..], &strides[from..], None, fill)
+}
+
+/// The lse of an output, `[batch, heads, rows]`.
+pub(crate) fn lse<'py>(
+    q: &Array<'py>,
+    out: &Layout,
+    packed: bool,
+    fill: Fill,
+) -> Result<Bound<'py, PyAny>> {
+    let [batch, rows, heads, _] = out.shape;
+    let (shape, strides) = ([batch, heads, rows], [heads * rows, rows, 1]);
+    let from = usize::from(packed);
+    dense(q, &shape[from..], &strides[from..], Some(Dtype::F32), fill)
 }
 
 /// By numpy or by cupy, whose functions are the same.

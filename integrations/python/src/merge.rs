@@ -15,15 +15,6 @@ use crate::library::{self, Fill};
 /// Output and lse of a part, or of the result.
 pub(crate) type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-/// The arguments of `merge` beside the parts.
-pub(crate) struct Options<'py> {
-    pub(crate) out: Option<Bound<'py, PyAny>>,
-    pub(crate) lse: Option<Bound<'py, PyAny>>,
-    pub(crate) base_two: bool,
-    pub(crate) layout: Option<String>,
-    pub(crate) stream: Option<u64>,
-}
-
 /// One merge with everything that belongs to it.
 pub(crate) struct Request<'py> {
     reader: Reader,
@@ -39,12 +30,18 @@ pub(crate) struct Request<'py> {
 
 impl<'py> Request<'py> {
     /// Reads all arguments and checks them against each other.
-    pub(crate) fn new(parts: &[Pair<'py>], options: &Options<'py>) -> Result<Self> {
+    pub(crate) fn new(
+        parts: &[Pair<'py>],
+        [out, lse]: [Option<Bound<'py, PyAny>>; 2],
+        base: LseBase,
+        layout: Option<&str>,
+        stream: Option<u64>,
+    ) -> Result<Self> {
         let Some((first, _)) = parts.first() else {
             return Err(Failure::Invalid("parts is empty".to_owned()));
         };
-        let reader = Reader::of("parts[].out", first, options.stream, Gradients::Refused)?;
-        let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
+        let reader = Reader::of("parts[].out", Some(first), stream, Gradients::Refused)?;
+        let order = Order::parse(layout.unwrap_or("bshd"))?;
         let read = |(out, lse): &Pair<'py>| {
             let (out, lse) = (
                 reader.array("parts[].out", out)?,
@@ -56,8 +53,8 @@ impl<'py> Request<'py> {
         let parts = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
         let first = &parts[0][0];
         let (element, packed) = (first.is.element()?, first.is.shape().len() == 3);
-        let out = reader.output("out", options.out.as_ref())?;
-        let lse = reader.output("lse", options.lse.as_ref())?;
+        let out = out.map(|out| reader.written("out", &out)).transpose()?;
+        let lse = lse.map(|lse| reader.written("lse", &lse)).transpose()?;
         for other in parts.iter().map(|[out, _]| out).chain(&out) {
             if other.is.element()? != element {
                 return Err(other
@@ -73,13 +70,9 @@ impl<'py> Request<'py> {
             .iter()
             .map(|[_, lse]| lse.is.lse(packed))
             .collect::<Result<Vec<Layout>>>()?;
-        let mut builder =
-            Merge::builder(element, &outs)
-                .lse_layouts(&lses)
-                .base(match options.base_two {
-                    true => LseBase::Two,
-                    false => LseBase::Natural,
-                });
+        let mut builder = { Merge::builder(element, &outs) }
+            .lse_layouts(&lses)
+            .base(base);
         if let Some(out) = &out {
             builder = builder.out(out.is.tensor(order, packed)?);
         }
@@ -100,31 +93,21 @@ impl<'py> Request<'py> {
 
     /// Merges; gives the output and the lse.
     pub(crate) fn run(mut self, py: Python<'py>) -> Result<Pair<'py>> {
-        let like = &self.parts[0][0];
-        let from = usize::from(self.packed);
+        let (like, packed) = (&self.parts[0][0], self.packed);
         let jax = like.library == Library::Jax;
         let (jax_out, jax_lse) = (jax && self.out.is_none(), jax && self.lse.is_none());
+        let (layout, fill) = (self.merge.out(), Fill::Nothing);
         let out = match self.out.take() {
             Some(out) => out,
             None => {
-                let (shape, strides) = self.order.of(self.merge.out());
-                let made =
-                    library::dense(like, &shape[from..], &strides[from..], None, Fill::Nothing)?;
+                let made = library::output(like, self.order, layout, packed, fill)?;
                 self.reader.array("out", &made)?
             }
         };
         let lse = match self.lse.take() {
             Some(lse) => lse,
             None => {
-                let [batch, rows, heads, _] = self.merge.out().shape;
-                let (shape, strides) = ([batch, heads, rows], [heads * rows, rows, 1]);
-                let made = library::dense(
-                    like,
-                    &shape[from..],
-                    &strides[from..],
-                    Some(Dtype::F32),
-                    Fill::Nothing,
-                )?;
+                let made = library::lse(like, layout, packed, fill)?;
                 self.reader.array("lse", &made)?
             }
         };
@@ -193,6 +176,7 @@ unsafe fn on_cpu<T: Element>(
     let Some(lse_layout) = merge.lse() else {
         return Err(Failure::Invalid("lse is missing".to_owned()));
     };
+    let reach = |layout: &Layout| layout.required_len().unwrap_or(usize::MAX);
     let outputs = [(out, merge.out()), (lse, lse_layout)];
     let inputs: Vec<(&Described, &Layout)> = parts
         .iter()
@@ -205,12 +189,7 @@ unsafe fn on_cpu<T: Element>(
         .map(|other| (outputs[0], *other))
         .chain(inputs.iter().map(|other| (outputs[1], *other)));
     for ((output, layout), (other, other_layout)) in pairs {
-        if cpu::overlap(output, layout, other, other_layout) {
-            return Err(Failure::Invalid(format!(
-                "{} shares memory with {}; an output needs memory of its own",
-                output.name, other.name
-            )));
-        }
+        cpu::expect_apart((output, reach(layout)), (other, reach(other_layout)))?;
     }
     // SAFETY: the layouts are those of the arrays, outputs overlap nothing, and the caller's promise.
     unsafe {
@@ -218,14 +197,15 @@ unsafe fn on_cpu<T: Element>(
             .chunks_exact(2)
             .map(|part| {
                 let [(out, out_layout), (lse, lse_layout)] = [part[0], part[1]];
-                Ok((cpu::slice(out, out_layout)?, cpu::slice(lse, lse_layout)?))
+                let out = cpu::slice(out, reach(out_layout))?;
+                Ok((out, cpu::slice(lse, reach(lse_layout))?))
             })
             .collect::<Result<Vec<(&[T], &[f32])>>>()?;
-        let lse = cpu::slice_mut(lse, lse_layout)?;
+        let lse = cpu::slice_mut(lse, reach(lse_layout))?;
         Ok(merge_cpu(
             merge,
             &parts,
-            cpu::slice_mut(out, merge.out())?,
+            cpu::slice_mut(out, reach(merge.out()))?,
             Some(lse),
         )?)
     }

@@ -5,7 +5,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
-use warptile::QuantizedType;
 
 use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
 use crate::errors::{Failure, Result};
@@ -38,24 +37,25 @@ impl Torch {
         let raw_stream = torch
             .getattr("_C")
             .and_then(|internals| internals.getattr("_cuda_getCurrentRawStream"));
-        let mut dtypes = vec![
-            (of("float16")?, Dtype::F16),
-            (of("bfloat16")?, Dtype::Bf16),
-            (of("float32")?, Dtype::F32),
-            (of("int32")?, Dtype::I32),
-            (of("int64")?, Dtype::I64),
-            (of("bool")?, Dtype::Bool),
-            (of("uint8")?, Dtype::U8),
-            (of("float64")?, Dtype::Other("float64".to_owned())),
+        let known = [
+            Dtype::F16,
+            Dtype::Bf16,
+            Dtype::F32,
+            Dtype::I32,
+            Dtype::I64,
+            Dtype::Bool,
+            Dtype::U8,
+            Dtype::Other("float64".to_owned()),
         ];
-        // Since torch 2.1.
-        if let Ok(e4m3) = of("float8_e4m3fn") {
-            dtypes.push((e4m3, Dtype::Quantized(QuantizedType::E4m3)));
-        }
+        // Older versions of torch do not have all of them.
+        let object = |dtype: Dtype| Some((of(&dtype.to_string()).ok()?, dtype));
+        let dtypes = { known.into_iter() }
+            .chain(Dtype::scaled())
+            .filter_map(object);
         Ok(Torch {
             tensor: class(torch.getattr("Tensor")?)?,
             parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
-            dtypes,
+            dtypes: dtypes.collect(),
             is_grad_enabled: of("is_grad_enabled")?,
             empty_strided: of("empty_strided")?,
             raw_stream: raw_stream.ok().map(Bound::unbind),

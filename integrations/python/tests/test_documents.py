@@ -7,10 +7,12 @@ import inspect
 import io
 import json
 import pathlib
+import pickle
 import re
 import typing
 import unittest
 
+import numpy as np
 import warptile
 import warptile.flash_attn
 
@@ -30,6 +32,8 @@ class Documents(unittest.TestCase):
     def test_stubs(self):
         stubs = ast.parse((pathlib.Path(warptile.__file__).parent / "_native.pyi").read_text())
         seen = set()
+        (options,) = (item for item in stubs.body if isinstance(item, ast.ClassDef) and item.name == "_Options")
+        options = {field.target.id for field in options.body}
         for function in stubs.body:
             if not isinstance(function, ast.FunctionDef):
                 continue
@@ -37,6 +41,9 @@ class Documents(unittest.TestCase):
             real = inspect.signature(getattr(warptile._native, function.name)).parameters
             arguments = function.args
             stub = [a.arg for a in arguments.args + arguments.kwonlyargs]
+            if function.name == "attention":
+                self.assertEqual({*stub, *options}, set(real))
+                continue
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
@@ -72,6 +79,24 @@ class Documents(unittest.TestCase):
             self.assertEqual(row["ran"], sum(row[result] for result in run.RESULTS), name)
             for counts in row["parameters"].values():
                 self.assertEqual(row["ran"], sum(map(sum, counts.values())), name)
+
+    def test_functions_take_what_their_signatures_say(self):
+        q = np.zeros((1, 1, 1, 8), np.float32)
+        for name in inspect.signature(warptile.attention).parameters:
+            if name not in ("q", "k", "v"):
+                warptile.attention(q, q, q, **{name: None})
+                warptile.explain(q, q, q, **{name: None})
+        for function, name in ((warptile.attention, "attention"), (warptile.explain, "explain")):
+            with self.assertRaisesRegex(TypeError, rf"^{name}\(\) got an unexpected keyword argument 'casual'$"):
+                function(q, q, q, casual=True)
+            with self.assertRaisesRegex(TypeError, "argument 'scale'.* str"):
+                function(q, q, q, scale="big")
+            with self.assertRaisesRegex(TypeError, "q"):
+                function(q, q, q, q=q)
+            with self.assertRaisesRegex(TypeError, "missing 1 required positional argument: 'v'"):
+                function(q, q)
+        self.assertIs(pickle.loads(pickle.dumps(warptile.attention)), warptile.attention)
+        self.assertEqual(warptile.attention.__module__, warptile.explain.__module__)
 
     def test_docstrings(self):
         for name in ("attention", "explain", "merge"):

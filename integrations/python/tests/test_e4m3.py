@@ -128,7 +128,8 @@ class E4m3(unittest.TestCase):
 
     def test_scales_of_another_call(self):
         q, k, v, _ = problem()
-        new, lengths = draw(1, (2, 1, 2, 16))[0], [0, 0]
+        new = draw(1, (2, 1, 2, 16))[0]
+        write = {"k": new, "v": new, "k_cache": k, "v_cache": v, "cache_seqlens": [0, 0]}
         for scale, text in wrong_shapes(2, 2):
             for name in ("k_descale", "v_descale"):
                 scales = {"k_descale": 1.0, "v_descale": 1.0, name: scale}
@@ -136,7 +137,7 @@ class E4m3(unittest.TestCase):
                     with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
                         warptile.attention(q, k, v, **scales)
                     with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
-                        warptile._native.write_cache(new, new, k, v, lengths, **scales)
+                        warptile._native.write_cache(**write, **scales)
 
     def test_cache_that_is_written(self):
         lengths, scales = [5, 7], {"k_descale": [0.02, 0.01], "v_descale": 0.03}

@@ -135,8 +135,8 @@ class FakeGpu(unittest.TestCase):
         text = warptile.explain(tensors.q, k, v, **scales)
         self.assertIn("_e4m3", text.splitlines()[2])
         new = GpuTensors((2, 1, 2, 64))
-        lengths = self.numbers(2)
-        warptile._native.write_cache(new.q, new.k, k, v, lengths, **scales)
+        write = {"k": new.q, "v": new.k, "k_cache": k, "v_cache": v, "cache_seqlens": self.numbers(2)}
+        warptile._native.write_cache(**write, **scales)
         self.assertEqual(self.launches(), 2)
         with self.assertRaisesRegex(ValueError, "k_descale is on the CPU, but q is on cuda:0"):
             warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "k_descale": 1.0})
@@ -149,7 +149,7 @@ class FakeGpu(unittest.TestCase):
                     with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
                         warptile.attention(tensors.q, k, v, out=tensors.out, **wrong)
                     with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
-                        warptile._native.write_cache(new.q, new.k, k, v, lengths, **wrong)
+                        warptile._native.write_cache(**write, **wrong)
         self.assertEqual(self.launches(), 2)
 
     def test_devices_must_agree(self):
@@ -196,7 +196,7 @@ class FakeGpu(unittest.TestCase):
             packed.attention(cu_seqlens_q=self.numbers(4, dtype=np.int64), cu_seqlens_k=offsets)
         with self.assertRaisesRegex(warptile.InvalidInput, "cu_seqlens_q is on the CPU"):
             packed.attention(cu_seqlens_q=[0, 100], cu_seqlens_k=offsets)
-        with self.assertRaisesRegex(warptile.InvalidInput, "cu_seqlens_q is empty"):
+        with self.assertRaisesRegex(warptile.InvalidInput, r"cu_seqlens_q\[0\] is missing: one offset more than sequences is needed"):
             packed.attention(cu_seqlens_q=self.numbers(0), cu_seqlens_k=offsets)
         cache = GpuTensors((2, 1, 8, 64), kv_shape=(9, 16, 2, 64))
         cache.attention(block_table=self.numbers(2, 4), seqused_k=self.numbers(2), max_seqlen_k=50)
@@ -235,10 +235,11 @@ class FakeGpu(unittest.TestCase):
 
     def test_cache_writes(self):
         new, cache = GpuTensors((2, 1, 2, 64)), GpuTensors((9, 16, 2, 64))
-        options = {"block_table": self.numbers(2, 4)}
+        options = {"k": new.k, "v": new.v, "k_cache": cache.k, "v_cache": cache.v, "cache_seqlens": self.numbers(2)}
+        options["block_table"] = self.numbers(2, 4)
         # One after the other in memory, as k and v of one tensor would be: apart from new's addresses.
         cache.k.address, cache.v.address = 1 << 45, 1 << 46
-        write = lambda **more: warptile._native.write_cache(new.k, new.v, cache.k, cache.v, self.numbers(2), **{**options, **more})
+        write = lambda **more: warptile._native.write_cache(**{**options, **more})
         self.assertIsNone(write())
         self.assertEqual(self.launches(), 1)
         angles = self.numbers(100, 16, dtype=np.float32)
@@ -247,7 +248,7 @@ class FakeGpu(unittest.TestCase):
         with self.assertRaisesRegex(warptile.InvalidInput, "out is missing"):
             write(rotary_cos=angles, rotary_sin=angles, q=GpuTensors((2, 1, 8, 64)).q)
         with self.assertRaisesRegex(warptile.InvalidInput, "cache_seqlens is on the CPU, but k is on cuda:0"):
-            warptile._native.write_cache(new.k, new.v, cache.k, cache.v, [1, 2])
+            write(cache_seqlens=[1, 2])
         # Nobody sees on a GPU how many rows a table has.
         for rows in (1, 3):
             with self.assertRaisesRegex(warptile.InvalidInput, f"block_table has {rows} rows, but k has batch 2"):

@@ -294,7 +294,7 @@ class FlashAttn(unittest.TestCase):
             ("k_cache is read-only", (q, read_only, other, k, k), {"cache_seqlens": 1}),
             ("v_cache has heads 1, but", (q, cache, other[:, :, :1], k, k), {"cache_seqlens": 1}),
             ("k_cache has batch 1, but", (q, cache[:1], other[:1], k, k), {"cache_seqlens": 1}),
-            ("k shares memory with k_cache", (q, cache, other, cache[:, :1], k), {"cache_seqlens": 1}),
+            ("k_cache shares memory with k;", (q, cache, other, cache[:, :1], k), {"cache_seqlens": 1}),
             ("k_cache and v_cache share memory", (q, cache[:, 1:], cache[:, :3], k, k), {"cache_seqlens": 1}),
             ("k_cache overlaps v_cache", (q, cache, cache, k, k), {"cache_seqlens": 1}),
             (r"cache_seqlens.0. is 4, and 1 rows follow, but there is room for 4", (q, cache, other, k, k), {"cache_seqlens": 4}),
@@ -366,7 +366,7 @@ class FlashAttn(unittest.TestCase):
                 caches = {each: np.zeros((2, 16, 2, 16), np.float32) for each in ("k_cache", "v_cache")}
                 tables = {each: np.ones((16, 8), np.float32) for each in ("rotary_cos", "rotary_sin")}
                 tables[name] = caches[cache].reshape(-1)[100:228].reshape(16, 8)
-                with self.assertRaisesRegex(warptile.InvalidInput, f"{name} shares memory with {cache}, which is written"):
+                with self.assertRaisesRegex(warptile.InvalidInput, f"{cache} shares memory with {name}"):
                     flash_attn_with_kvcache(q, k=k, v=v, cache_seqlens=7, **caches, **tables)
                 self.assertFalse(caches[cache].any())
 

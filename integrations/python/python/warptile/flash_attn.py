@@ -60,13 +60,7 @@ def flash_attn_func(
         probabilities, which are never stored.
     """
     _refuse("dropout_p", dropout_p, 0.0)
-    options = {
-        "causal": causal,
-        "window": _sides(window_size),
-        "scale": softmax_scale,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-    }
+    options = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
     out, lse = _forward(q, k, v, options, deterministic)
     return (out, lse, None) if return_attn_probs else out
 
@@ -83,20 +77,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of queries, keys and values in one tensor, `[batch, length, 3, heads, head size]`."""
-    q, k, v = parts(qkv, 2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(*parts(qkv, 2), *options)
 
 
 def flash_attn_kvpacked_func(
@@ -112,20 +94,8 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of keys and values in one tensor, `[batch, length, 2, heads, head size]`."""
-    k, v = parts(kv, 2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, *parts(kv, 2), *options)
 
 
 def flash_attn_varlen_func(
@@ -168,11 +138,7 @@ def flash_attn_varlen_func(
     """
     _refuse("dropout_p", dropout_p, 0.0)
     options = {
-        "causal": causal,
-        "window": _sides(window_size),
-        "scale": softmax_scale,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
+        **_scores(softmax_scale, causal, window_size, softcap, alibi_slopes),
         "cu_seqlens_q": cu_seqlens_q,
         "max_seqlen_q": _whole(max_seqlen_q),
         "max_seqlen_k": _whole(max_seqlen_k),
@@ -201,24 +167,8 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of queries, keys and values in one tensor, `[rows, 3, heads, head size]`."""
-    q, k, v = parts(qkv, 1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(*parts(qkv, 1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -238,24 +188,8 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of keys and values in one tensor, `[rows, 2, heads, head size]`."""
-    k, v = parts(kv, 1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(q, *parts(kv, 1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
 
 
 def flash_attn_with_kvcache(
@@ -316,7 +250,7 @@ def flash_attn_with_kvcache(
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
-    window = _sides(window_size)
+    options = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
     cache_seqlens = _lengths(cache_seqlens, q)
     cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
     descales = {"k_descale": k_descale, "v_descale": v_descale}
@@ -347,22 +281,13 @@ def flash_attn_with_kvcache(
             if len(shape) == 2 and shape[0] < cache.rows:
                 raise InvalidInput(f"{name} has {shape[0]} positions, but a sequence of the cache can have {cache.rows} rows")
         if rotary_cos is not None:
-            q = _turned(q, write, causal or window != (None, None))
+            q = _turned(q, write, causal or options["window"] != (None, None))
         new = k.shape[1]
         cache_seqlens = [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
     if cache_leftpad is not None:
         cache, cache_seqlens = _without_padding(q, cache, cache_seqlens, cache_leftpad)
     cache = cache.readable()
-    options = {
-        "causal": causal,
-        "window": window,
-        "scale": softmax_scale,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "seqused_k": cache_seqlens,
-        "block_table": cache.block_table,
-        **descales,
-    }
+    options.update(seqused_k=cache_seqlens, block_table=cache.block_table, **descales)
     if write is not None:
         return _after_write(write, q, cache, {**options, "return_lse": return_softmax_lse})
     out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
@@ -373,6 +298,17 @@ def _refuse(name, value, only):
     """Fails unless `value` is the only one that is supported, or None."""
     if value is not None and (only is None or value != only):
         raise Unsupported(f"{name} is not supported by warptile; it must be {only}")
+
+
+def _scores(softmax_scale, causal, window_size, softcap, alibi_slopes):
+    """What says how scores are computed, as `attention` takes it."""
+    return {
+        "causal": causal,
+        "window": _sides(window_size),
+        "scale": softmax_scale,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+    }
 
 
 def _sides(window_size):
@@ -410,8 +346,8 @@ def _rotated(q, write):
     """Queries rotated by their places after the `cache_seqlens` rows of their sequences, as new keys without heads would be."""
     nothing = q[:, :, :0]
     cache = empty((q.shape[0], write["rotary_cos"].shape[0], 0, q.shape[3]), q)
-    rotary = {name: write[name] for name in ("rotary_cos", "rotary_sin", "interleaved")}
-    return write_cache(nothing, nothing, cache, cache, write["cache_seqlens"], q=q, **rotary)
+    same = {name: write[name] for name in ("cache_seqlens", "rotary_cos", "rotary_sin", "interleaved")}
+    return write_cache(k=nothing, v=nothing, k_cache=cache, v_cache=cache, q=q, **same)
 
 
 def _without_padding(q, cache, cache_seqlens, leftpad):

@@ -122,10 +122,10 @@ def _output_like(query):
     return out if out.stride(-1) == 1 else torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-def _forward(query, key, value, mask, is_causal, scale, softcap=None, sinks=None, want_lse=True):
+def _forward(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None, want_lse=True):
     options = {}
-    if mask is not None:
-        options["key_mask" if mask.dtype == torch.bool else "bias"] = mask
+    if attn_mask is not None:
+        options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
     if is_causal:
         options["causal"] = "top-left"
     if want_lse:
@@ -154,16 +154,12 @@ _library.define(
 )
 
 
-def _kernel(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None):
-    return _forward(query, key, value, attn_mask, is_causal, scale, softcap, sinks)
-
-
 for _device in ("CPU", "CUDA"):
-    _library.impl("scaled_dot_product_attention", _kernel, _device)
+    _library.impl("scaled_dot_product_attention", _forward, _device)
 
 
 @torch.library.register_fake("warptile::scaled_dot_product_attention", lib=_library)
-def _fake(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None):
+def _fake(query, *_, **__):
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     return _output_like(query), lse
 
@@ -261,33 +257,19 @@ def _flash_of_sdpa(original):
     return flash
 
 
+# Options of torch's operator that warptile has.
+_TAKEN = {"scale", "window_size_left", "window_size_right", "seqused_k", "alibi_slopes"}
+
+
 def _flash_of_rows(original):
-    def flash(
-        keys,
-        query,
-        key,
-        value,
-        cum_seq_q,
-        cum_seq_k,
-        max_q,
-        max_k,
-        dropout_p,
-        is_causal,
-        return_debug_mask,
-        *,
-        scale=None,
-        window_size_left=None,
-        window_size_right=None,
-        seqused_k=None,
-        alibi_slopes=None,
-        **others,
-    ):
+    def flash(keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **options):
+        given = {name: option for name, option in options.items() if option is not None}
         packed = cum_seq_q is not None
         size = query.shape[-1]
         if (
             dropout_p == 0.0
             and not return_debug_mask
-            and all(value is None for value in others.values())
+            and given.keys() <= _TAKEN
             and packed == (cum_seq_k is not None)
             and query.dim() == (3 if packed else 4)
             and all(type(tensor) in _PLAIN for tensor in (query, key, value))
@@ -296,34 +278,18 @@ def _flash_of_rows(original):
             and size % 8 == 0
             and 8 <= size <= _LARGEST
         ):
-            options = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k} if packed else {}
+            ours = {name: option for name, option in given.items() if not name.startswith("window")}
             if packed:
-                options.update(max_seqlen_q=max_q, max_seqlen_k=max_k)
+                ours.update(cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
+            window = given.get("window_size_left"), given.get("window_size_right")
+            tensors = (_row_contiguous(tensor) for tensor in (query, key, value))
             try:
-                out, lse = attention_without_gradient(
-                    *(_row_contiguous(tensor) for tensor in (query, key, value)),
-                    causal=is_causal,
-                    window=(window_size_left, window_size_right),
-                    scale=scale,
-                    seqused_k=seqused_k,
-                    alibi_slopes=alibi_slopes,
-                    return_lse=True,
-                    **options,
-                )
+                out, lse = attention_without_gradient(*tensors, causal=is_causal, window=window, return_lse=True, **ours)
             except NoKernel:
                 pass
             else:
                 debug = torch.empty(0, dtype=query.dtype, device=query.device)
                 return out, lse, *_no_random_state(query), debug
-        options = {
-            "scale": scale,
-            "window_size_left": window_size_left,
-            "window_size_right": window_size_right,
-            "seqused_k": seqused_k,
-            "alibi_slopes": alibi_slopes,
-            **others,
-        }
-        given = {name: option for name, option in options.items() if option is not None}
         return original.call_boxed(
             keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **given
         )
@@ -375,17 +341,13 @@ def differentiable(q, k, v, options, deterministic):
     return _Flash.apply(q, k, v, options, deterministic)
 
 
+_DIFFERENTIABLE = {"causal", "window", "scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
+
+
 def _why_no_gradient(q, options):
     """What torch's backward kernels do not have, or None."""
-    for name, nothing in (
-        ("alibi_slopes", None),
-        ("softcap", 0.0),
-        ("block_table", None),
-        ("seqused_q", None),
-        ("seqused_k", None),
-    ):
-        given = options.get(name)
-        if given is not None and (nothing is None or given != nothing):
+    for name, given in options.items():
+        if name not in _DIFFERENTIABLE and given is not None and not (isinstance(given, (int, float)) and given == 0):
             return f"there is no gradient with {name}"
     if q.dtype not in _HALVES or not q.is_cuda:
         return f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU"

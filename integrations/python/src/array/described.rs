@@ -3,7 +3,7 @@
 use std::fmt;
 
 use warptile::kernels::Excerpt;
-use warptile::{ElementType, Layout, QuantizedType};
+use warptile::{ElementType, Layout};
 
 use crate::errors::{Failure, Result};
 
@@ -36,8 +36,8 @@ pub(crate) enum Dtype {
     I64,
     U8,
     Bool,
-    /// Of keys and values alone.
-    Quantized(QuantizedType),
+    /// One with scales, of keys and values alone.
+    Scaled(ElementType),
     /// None that is of use here, by its library's name for it.
     Other(String),
 }
@@ -46,12 +46,26 @@ impl Dtype {
     /// Bytes of an element; of others nobody needs to know.
     pub(crate) const fn size(&self) -> u64 {
         match self {
-            Dtype::U8 | Dtype::Bool | Dtype::Quantized(_) => 1,
+            Dtype::U8 | Dtype::Bool => 1,
+            Dtype::Scaled(element) => element.size() as u64,
             Dtype::F16 | Dtype::Bf16 => 2,
             Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
             Dtype::I64 => 8,
             Dtype::Other(_) => 0,
         }
+    }
+
+    /// The types with scales.
+    pub(crate) fn scaled() -> impl Iterator<Item = Dtype> {
+        SCALED
+            .into_iter()
+            .map(|(element, ..)| Dtype::Scaled(element))
+    }
+
+    /// The type with scales that has this code.
+    pub(crate) fn of_dlpack(code: u8) -> Option<Self> {
+        let known = SCALED.into_iter().find(|(.., known)| *known == code);
+        known.map(|(element, ..)| Dtype::Scaled(element))
     }
 
     /// From a letter for the kind and a number of bytes, as numpy and the buffer protocol have it.
@@ -80,11 +94,17 @@ impl fmt::Display for Dtype {
             Dtype::I64 => "int64",
             Dtype::U8 => "uint8",
             Dtype::Bool => "bool",
-            Dtype::Quantized(QuantizedType::E4m3) => "float8_e4m3fn",
+            Dtype::Scaled(element) => {
+                let known = SCALED.iter().find(|(scaled, ..)| scaled == element);
+                known.map_or("unknown", |(_, name, _)| name)
+            }
             Dtype::Other(name) => return Excerpt::new(name).fmt(f),
         })
     }
 }
+
+/// The types with scales: the name in torch and ml_dtypes, and the code in DLPack.
+const SCALED: [(ElementType, &str, u8); 1] = [(ElementType::E4m3, "float8_e4m3fn", 10)];
 
 /// The shapes that scales may have.
 const SCALES: &str =
@@ -278,7 +298,7 @@ impl Described {
     }
 
     /// The number of scales in memory: of a number, of a list with one for each key/value head, or of a table whose rows, one for each
-    /// sequence, are the same. [`check_scales`](Self::check_scales) compares the extents with those of the call.
+    /// sequence, are the same. [`expect_scales`](Self::expect_scales) compares the extents with those of the call.
     pub(crate) fn scales(&self) -> Result<usize> {
         let heads = match self.rank {
             0 => return Ok(1),
@@ -303,7 +323,7 @@ impl Described {
     }
 
     /// Checks the extents of scales, also those along which they are the same, against a call's.
-    pub(crate) fn check_scales(&self, sequences: usize, kv_heads: usize) -> Result<()> {
+    pub(crate) fn expect_scales(&self, sequences: usize, kv_heads: usize) -> Result<()> {
         let fits = match *self.shape() {
             [] => true,
             [heads] => heads == 1 || heads == kv_heads,
@@ -318,11 +338,11 @@ impl Described {
         }
     }
 
-    /// The type of quantized keys or values. Bytes with scales are the bits of e4m3.
-    pub(crate) fn quantized(&self, has_scales: bool) -> Option<QuantizedType> {
+    /// The type of keys or values with scales. Bytes with scales are the bits of the first such type.
+    pub(crate) fn scaled(&self, has_scales: bool) -> Option<ElementType> {
         match self.dtype {
-            Dtype::Quantized(element) => Some(element),
-            Dtype::U8 if has_scales => Some(QuantizedType::E4m3),
+            Dtype::Scaled(element) => Some(element),
+            Dtype::U8 if has_scales => Some(SCALED[0].0),
             _ => None,
         }
     }

@@ -3,7 +3,6 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use warptile::QuantizedType;
 
 use crate::array::Use;
 use crate::array::described::{Described, Device, Dtype};
@@ -77,14 +76,12 @@ fn of_interface(
     if let Dtype::Other(_) = dtype {
         let own = object.getattr("dtype").and_then(|own| own.getattr("name"));
         if let Ok(own) = own.and_then(|own| own.extract::<String>()) {
-            dtype = match own.as_str() {
-                "bfloat16" => Dtype::Bf16,
-                "float8_e4m3fn" => Dtype::Quantized(QuantizedType::E4m3),
-                _ => Dtype::Other(if typestr.starts_with('>') {
-                    typestr
-                } else {
-                    own
-                }),
+            let known = Dtype::scaled().find(|scaled| scaled.to_string() == own);
+            dtype = match (own.as_str(), known) {
+                (_, Some(scaled)) => scaled,
+                ("bfloat16", _) => Dtype::Bf16,
+                _ if typestr.starts_with('>') => Dtype::Other(typestr),
+                _ => Dtype::Other(own),
             };
         }
     }
