@@ -80,8 +80,8 @@ pub enum Values {
 
 impl Values {
     /// Whether a list may have this number.
-    #[must_use]
     #[inline]
+    #[must_use]
     pub const fn allow(self, value: f32) -> bool {
         match self {
             Values::Finite => value.is_finite(),
@@ -91,8 +91,8 @@ impl Values {
     }
 
     /// The rule in words.
-    #[must_use]
     #[inline]
+    #[must_use]
     pub const fn rule(self) -> &'static str {
         match self {
             Values::Finite => "a finite number",
@@ -117,7 +117,6 @@ impl Operations {
     /// Whether any operation is in both sets.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn meet(self, other: Operations) -> bool {
         self.0 & other.0 != 0
     }
@@ -224,7 +223,6 @@ impl Operand {
     /// The name in errors, in C and in Rust.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn name(self) -> &'static str {
         self.row().name
     }
@@ -232,7 +230,6 @@ impl Operand {
     /// The lines of its documentation.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn docs(self) -> &'static [&'static str] {
         self.row().docs
     }
@@ -240,7 +237,6 @@ impl Operand {
     /// The arrangement of its elements.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn kind(self) -> Kind {
         self.row().kind
     }
@@ -248,7 +244,6 @@ impl Operand {
     /// The operations that have it.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn operations(self) -> Operations {
         self.row().operations
     }
@@ -256,14 +251,13 @@ impl Operand {
     /// The type of its elements.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn elements(self) -> Elements {
         self.row().elements
     }
 
     /// The numbers that a list of `f32` may have.
-    #[must_use]
     #[inline]
+    #[must_use]
     pub const fn values(self) -> Values {
         self.row().values
     }
@@ -271,7 +265,6 @@ impl Operand {
     /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn moves_rows(self) -> bool {
         matches!(self.kind(), Kind::Queries | Kind::Keys)
     }
@@ -279,7 +272,6 @@ impl Operand {
     /// Whether an operation writes it.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn is_written(self) -> bool {
         self.row().written
     }
@@ -288,7 +280,6 @@ impl Operand {
     /// An operand with a feature is given if and only if the call needs the feature.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn feature(self) -> Features {
         self.row().feature
     }
@@ -296,14 +287,13 @@ impl Operand {
     /// The word of a problem that asks for it, for operands that belong to an option of scores.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn word(self) -> Option<&'static str> {
         self.row().word
     }
 
     /// The meaning of its word, for the help of programs.
-    #[must_use]
     #[inline]
+    #[must_use]
     pub const fn help(self) -> &'static str {
         self.row().help
     }
@@ -311,7 +301,6 @@ impl Operand {
     /// The name of its tensor in a file of inputs.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn file_name(self) -> Option<&'static str> {
         self.row().file
     }
@@ -319,7 +308,6 @@ impl Operand {
     /// The name of its argument in Python.
     #[inline]
     #[must_use]
-    #[inline]
     pub const fn python_name(self) -> Option<&'static str> {
         self.row().python
     }
@@ -359,15 +347,15 @@ impl<P> Slots<P> {
     }
 
     /// The values in the order of [`Operand::ALL`].
-    #[must_use]
     #[inline]
+    #[must_use]
     pub const fn as_slice(&self) -> &[P] {
         &self.0
     }
 
     /// The values in the order of [`Operand::ALL`], for changing them.
-    #[must_use]
     #[inline]
+    #[must_use]
     pub const fn as_mut_slice(&mut self) -> &mut [P] {
         &mut self.0
     }

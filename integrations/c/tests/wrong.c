@@ -307,7 +307,7 @@ static void appends(void) {
     INVALID(APPEND(E4M3; m.k_pages = (uint8_t *)in_cache; m.k_scale = in_cache), "k_pages shares memory with k_scale");
     INVALID(APPEND(E4M3; m.v_pages = (uint8_t *)in_cache; m.v_scale = in_cache), "v_pages shares memory with v_scale");
     if (in_cache[0] != 1 || in_cache[1] != 1) fail("append", "a scale was overwritten");
-    INVALID(APPEND(E4M3; m.k_scale = (float[]){0}), "k_scale[0] is 0; a scale is a finite number above 0");
+    INVALID(APPEND(E4M3; m.k_scale = (float[]){0}), "k_scale[0] is 0, but must be a finite number above 0");
     INVALID(APPEND(m.k_scale = k_scale), "k_scale is given, but");
     INVALID(APPEND(d.k_scales = 1), "k_scales is given, but cache_element is not WARPTILE_E4M3");
     // Keys and values of each head side by side.

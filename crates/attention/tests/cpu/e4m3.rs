@@ -167,7 +167,7 @@ fn scales_that_do_not_fit_are_errors_that_say_so() {
     let zero = error(Scales::new(&[1.0, 0.0], &[1.0]));
     assert_eq!(
         zero.to_string(),
-        "k_scale[1] is 0; a scale is a finite number above 0"
+        "k_scale[1] is 0, but must be a finite number above 0"
     );
     assert!(matches!(
         error(Scales::new(&[], &[1.0])),

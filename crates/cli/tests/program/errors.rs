@@ -279,7 +279,7 @@ fn keys_in_e4m3_and_their_scales() {
     );
     wrong(
         with(&[1.0, 0.0], &[1.0]),
-        "k_scale[1] is 0; a scale is a finite number above 0",
+        "k_scale[1] is 0, but must be a finite number above 0",
     );
     let mut of_rank_2 = with(&[1.0], &[1.0]);
     of_rank_2[2].2 = vec![1, 1];
