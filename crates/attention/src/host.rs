@@ -100,7 +100,8 @@ impl<'a> HostOutputs<'a> {
             .with(Operand::VPages, v_pages)
     }
 
-    /// A cache that has its keys and values in one memory, the values `values_at` elements after the keys.
+    /// A cache that has its keys and values in one memory, the values `values_at` elements after the keys: elements of the cache's type,
+    /// also where the memory is given as bytes.
     pub fn cache_in_one<C: Pod>(cache: &'a mut [C], values_at: usize) -> Self {
         HostOutputs {
             values_at: Some(values_at),
@@ -125,11 +126,14 @@ impl<'a> HostOutputs<'a> {
         self.values_at
     }
 
-    /// Bytes and type of what is given for an operand.
-    pub(crate) fn get(&self, operand: Operand) -> Option<(usize, Option<ElementType>)> {
+    /// Bytes and type of what is given for an operand whose elements have `size` bytes.
+    pub(crate) fn get(
+        &self,
+        operand: Operand,
+        size: usize,
+    ) -> Option<(usize, Option<ElementType>)> {
         if let (Operand::VPages, Some(values_at)) = (operand, self.values_at) {
             let (bytes, element) = self.slots[Operand::KPages].as_ref()?;
-            let size = element.map_or(1, ElementType::size);
             return Some((
                 bytes.len().saturating_sub(values_at.saturating_mul(size)),
                 *element,
