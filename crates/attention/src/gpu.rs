@@ -52,7 +52,7 @@ pub(crate) use memory::{Access, Expected};
 pub(crate) use ready::Ready;
 
 pub use append::{PositionElement, PreparedAppend};
-pub use bindings::Bindings;
+pub use bindings::{Bindings, MemoryType};
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;

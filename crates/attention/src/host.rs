@@ -100,7 +100,8 @@ impl<'a> HostOutputs<'a> {
             .with(Operand::VPages, v_pages)
     }
 
-    /// A cache that has its keys and values in one memory, the values `values_at` elements after the keys.
+    /// A cache that has its keys and values in one memory, the values `values_at` elements after the keys: elements of the cache's type,
+    /// also where the memory is given as bytes.
     pub fn cache_in_one<C: Pod>(cache: &'a mut [C], values_at: usize) -> Self {
         HostOutputs {
             values_at: Some(values_at),
@@ -125,7 +126,7 @@ impl<'a> HostOutputs<'a> {
         self.values_at
     }
 
-    /// Bytes and type of what is given for an operand that has elements of `size` bytes.
+    /// Bytes and type of what is given for an operand whose elements have `size` bytes.
     pub(crate) fn get(
         &self,
         operand: Operand,

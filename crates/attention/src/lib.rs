@@ -207,6 +207,8 @@ pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
 pub use splits::{ParseSplitsError, Splits};
 pub use tensor::Tensor;
 
+/// The traits of types whose bits may be any.
+pub use bytemuck;
 /// The 16-bit element types.
 pub use half;
 /// The driver layer: contexts, streams, buffers, graphs.

@@ -8,7 +8,7 @@ use half::f16;
 use warptile_cudarc::Session;
 use warptile_cudarc::cudarc::driver::CudaContext;
 use warptile_cudarc::warptile::{
-    Call, Choice, ElementType, Layout, Mask, Operands, Scoring, View, ViewMut, driver, forward_cpu,
+    Call, Choice, ElementType, HostInputs, HostOutputs, Layout, Mask, Scoring, driver, forward_cpu,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -50,16 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plan = session.gpu().plan(call.problem(), &Choice::Best)?;
     println!("{} on {}", plan.kernel_name(), session.gpu().profile().name);
     let mut expected = vec![f16::ZERO; queries.len()];
-    let (q_view, k_view) = (View::new(&queries, q), View::new(&keys, kv));
-    forward_cpu(
-        &call,
-        q_view,
-        k_view,
-        k_view,
-        &Operands::none(),
-        ViewMut::new(&mut expected, q),
-        None,
-    )?;
+    let inputs = HostInputs::new(&queries, &keys, &keys);
+    forward_cpu(&call, &inputs, HostOutputs::new(&mut expected))?;
     let differences = out
         .iter()
         .zip(&expected)

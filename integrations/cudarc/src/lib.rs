@@ -1,8 +1,8 @@
 //! Warptile's attention on [cudarc](https://docs.rs/cudarc)'s streams and memory.
 //!
 //! A [`Session`] is Warptile's side of a [`CudaStream`](cudarc::driver::CudaStream). It launches descriptions of Warptile's, a
-//! [`Call`](warptile::Call), an [`Append`](warptile::Append) or a [`Merge`](warptile::Merge), on views of cudarc's memory: [`Bindings`],
-//! [`AppendBindings`] and [`MergeBindings`].
+//! [`Call`](warptile::Call), an [`Append`](warptile::Append) or a [`Merge`](warptile::Merge), on views of cudarc's memory: [`Bindings`] and
+//! [`MergeBindings`].
 //!
 //! ```no_run
 //! use warptile_cudarc::Session;
@@ -50,7 +50,7 @@ mod bindings;
 mod error;
 mod session;
 
-pub use bindings::{AppendBindings, Bindings, MergeBindings};
+pub use bindings::{Bindings, MergeBindings};
 pub use error::{Error, Result};
 pub use session::Session;
 

@@ -7,12 +7,10 @@ use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
-use warptile::gpu::{
-    Addresses, AppendAddresses, AppendArgument, Argument, Gpu, MergeAddresses, Prepared,
-};
-use warptile::{Append, Call, Choice, Element, Layout, Merge, Scoring};
+use warptile::gpu::{Gpu, MergeAddresses, Prepared};
+use warptile::{Append, Call, Choice, Element, Layout, Merge, Operand, Scoring, Slots};
 
-use crate::bindings::{AppendBindings, Bindings, MergeBindings};
+use crate::bindings::{Bindings, Locked, MergeBindings, lock};
 use crate::error::{Error, Result};
 
 /// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels need beside their
@@ -93,7 +91,7 @@ impl Session {
             .want_lse(lse.is_some());
         let mut bindings = Bindings::new(q, k, v, out);
         if let Some(lse) = lse {
-            bindings = bindings.lse(lse);
+            bindings = bindings.output(Operand::Lse, lse);
         }
         self.launch_with(bindings, &Choice::Best, |aligned| match aligned {
             true => builder.build(),
@@ -106,7 +104,7 @@ impl Session {
     /// # Errors
     /// Before anything is submitted: a view that is missing, superfluous, too short, unaligned, or of another type or context; an output
     /// that shares memory with anything; lists that the call has on the host; when no kernel can do it. Then what the driver reports.
-    pub fn launch<T: Element>(&self, call: &Call, bindings: Bindings<'_, T>) -> Result<()> {
+    pub fn launch(&self, call: &Call, bindings: Bindings<'_>) -> Result<()> {
         self.launch_with(bindings, &Choice::Best, |_| Ok(call.clone()))
     }
 
@@ -115,23 +113,21 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::launch`], and those of `describe`.
-    pub fn launch_with<T: Element>(
+    pub fn launch_with(
         &self,
-        mut bindings: Bindings<'_, T>,
+        mut bindings: Bindings<'_>,
         choice: &Choice,
         describe: impl FnOnce(bool) -> warptile::Result<Call>,
     ) -> Result<()> {
-        let locked = bindings
-            .slots
-            .lock(&self.stream, |slot| Argument::ALL[slot].name())?;
-        let aligned = [Argument::Q, Argument::K, Argument::V, Argument::Out]
-            .iter()
-            .all(|&argument| locked.addresses[argument as usize].is_multiple_of(16));
+        let types = bindings.types();
+        let locked = bindings.lock(&self.stream)?;
+        let addresses = of_operands(&locked);
+        let aligned = { addresses.iter() }
+            .all(|(operand, at)| !operand.moves_rows() || at.is_multiple_of(16));
         let call = describe(aligned)?;
-        same_type("q", call.element(), T::TYPE)?;
-        locked.check(call.memory())?;
+        call.check_types(&types)?;
+        locked.check(call.memory().map(of_operand))?;
         let prepared = self.gpu.prepare(call.problem(), choice)?;
-        let addresses = Addresses::from_fn(|argument| locked.addresses[argument as usize]);
         self.with_workspace(&prepared, &call, |workspace| {
             let stream = self.enter()?;
             // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now. Every
@@ -149,21 +145,12 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::launch`].
-    pub fn append<T: Element>(
-        &self,
-        append: &Append,
-        mut bindings: AppendBindings<'_, T>,
-    ) -> Result<()> {
-        same_type("k", append.element(), T::TYPE)?;
-        append.check_types(bindings.tables, bindings.wide_positions)?;
-        let locked = bindings
-            .slots
-            .lock(&self.stream, |slot| AppendArgument::ALL[slot].name())?;
-        locked.check(append.memory())?;
-        let prepared = self
-            .gpu
-            .prepare_append(append.element(), append.quantized_type())?;
-        let addresses = AppendAddresses::from_fn(|argument| locked.addresses[argument as usize]);
+    pub fn append(&self, append: &Append, mut bindings: Bindings<'_>) -> Result<()> {
+        append.check_types(&bindings.types())?;
+        let locked = bindings.lock(&self.stream)?;
+        locked.check(append.memory().map(of_operand))?;
+        let prepared = self.gpu.prepare_append(append.types())?;
+        let addresses = of_operands(&locked);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.
         unsafe { prepared.launch_raw(stream, append, &addresses) }?;
@@ -179,7 +166,14 @@ impl Session {
         merge: &Merge,
         mut bindings: MergeBindings<'_, T>,
     ) -> Result<()> {
-        same_type("out", merge.element(), T::TYPE)?;
+        if T::TYPE != merge.element() {
+            return Err(warptile::Error::ElementMismatch {
+                argument: "out",
+                expected: merge.element(),
+                found: T::TYPE,
+            }
+            .into());
+        }
         let (found, needed) = (bindings.parts(), merge.part_count());
         if found != needed {
             return Err(warptile::Error::Count {
@@ -190,8 +184,9 @@ impl Session {
             .into());
         }
         let names: Vec<&str> = merge.memory().map(|(name, _)| name).collect();
-        let locked = bindings.slots.lock(&self.stream, |slot| names[slot])?;
-        locked.check(merge.memory())?;
+        let locked = lock(&mut bindings.views, &self.stream, |at| names[at])?;
+        let needed = merge.memory().enumerate();
+        locked.check(needed.map(|(at, (name, bytes))| (at, name, bytes)))?;
         let prepared = self.gpu.prepare_merge(merge.element())?;
         let parts: Vec<[u64; 2]> = locked.addresses[2..]
             .chunks_exact(2)
@@ -229,7 +224,7 @@ impl Session {
             return launch(0);
         }
         if self.for_graph {
-            let mut kept = lock(&self.workspace);
+            let mut kept = locked(&self.workspace);
             return match &mut *kept {
                 Some(kept) if kept.len() >= bytes => launch(kept.device_ptr_mut(&self.stream).0),
                 kept => Err(warptile::Error::SessionTooSmall {
@@ -247,7 +242,7 @@ impl Session {
             let (pointer, _guard) = own.device_ptr_mut(&self.stream);
             return launch(pointer);
         }
-        let mut kept = lock(&self.workspace);
+        let mut kept = locked(&self.workspace);
         if kept.as_ref().is_none_or(|kept| kept.len() < bytes) {
             // The smaller one is freed in the order of the stream.
             let grown = bytes.checked_next_power_of_two().unwrap_or(bytes);
@@ -270,31 +265,25 @@ impl fmt::Debug for Session {
 }
 
 /// What is behind these locks is whole after a panic, too.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn same_type(
-    argument: &'static str,
-    expected: warptile::ElementType,
-    found: warptile::ElementType,
-) -> Result<()> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(warptile::Error::ElementMismatch {
-            argument,
-            expected,
-            found,
-        }
-        .into()),
-    }
+/// The addresses of operands.
+fn of_operands(locked: &Locked<'_>) -> Slots<u64> {
+    Slots::from_fn(|operand| locked.addresses[operand as usize])
+}
+
+/// What [`Locked::check`] is told of an operand.
+fn of_operand((operand, needed): (Operand, Option<u64>)) -> (usize, &'static str, Option<u64>) {
+    (operand as usize, operand.name(), needed)
 }
 
 /// A device with its kernels: opened once, and never dropped, as captured graphs may refer to the kernels.
 fn gpu(context: &CudaContext) -> Result<&'static Gpu> {
     static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
     let ordinal = context.ordinal();
-    let mut gpus = lock(&GPUS);
+    let mut gpus = locked(&GPUS);
     let gpu = match gpus.iter().find(|(known, _)| *known == ordinal) {
         Some(&(_, gpu)) => gpu,
         None => {

@@ -11,11 +11,10 @@ use warptile_cudarc::cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, sys,
 };
 use warptile_cudarc::warptile::{
-    Append, AppendOperands, CacheMut, Call, CallBuilder, Choice, Element, ElementType, Layout,
-    Mask, Merge, Operands, Pairing, QueriesMut, Rotary, Scoring, TableLayout, View, ViewMut,
-    append_cpu, forward_cpu,
+    Append, Call, CallBuilder, Choice, Element, ElementType, HostInputs, HostOutputs, Layout, Mask,
+    Merge, Operand, Pairing, Rotary, Scoring, TableLayout, append_cpu, forward_cpu,
 };
-use warptile_cudarc::{AppendBindings, Bindings, MergeBindings, Session};
+use warptile_cudarc::{Bindings, MergeBindings, Session};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -53,15 +52,8 @@ fn on_cpu<T: Element>(
     let call = builder.build()?;
     let elements = call.out().required_len().ok_or("too large")?;
     let (mut out, mut lse) = (vec![T::from_f32(0.0); elements], vec![0.0; call.lse_len()]);
-    forward_cpu(
-        &call,
-        View::new(q, *call.q()),
-        View::new(k, *call.k()),
-        View::new(v, *call.v()),
-        &Operands::none(),
-        ViewMut::new(&mut out, *call.out()),
-        Some(&mut lse),
-    )?;
+    let outputs = HostOutputs::new(&mut out).lse(&mut lse);
+    forward_cpu(&call, &HostInputs::new(q, k, v), outputs)?;
     Ok((out, lse))
 }
 
@@ -240,8 +232,8 @@ fn replays(own_workspace: bool) -> Result {
     let mut launch = |session: &Session, q: &CudaSlice<bf16>, lengths: &CudaSlice<i32>| {
         let (keys, values) = (keys.slice(..), values.slice(..));
         let bindings = Bindings::new(q.as_view(), keys, values, out.as_view_mut())
-            .key_lengths(lengths.as_view())
-            .block_table(cache.gpu_table.as_view());
+            .with(Operand::KeyLengths, lengths.as_view())
+            .with(Operand::BlockTable, cache.gpu_table.as_view());
         session.launch(&call, bindings)
     };
     launch(&session, &q, &lengths)?;
@@ -295,29 +287,26 @@ fn written_keys_are_seen() -> Result {
     let (gpu_k, gpu_v) = (stream.clone_htod(&k)?, stream.clone_htod(&v)?);
     let (mut q, lengths) = (stream.clone_htod(&queries)?, stream.clone_htod(&before)?);
     let table = stream.clone_htod(&cache.table)?;
-    let bindings = AppendBindings::in_one(
+    let bindings = Bindings::append_in_one(
         gpu_k.as_view(),
         gpu_v.as_view(),
         cache.gpu.as_view_mut(),
-        [0, Cache::V_AT],
+        Cache::V_AT,
     )
-    .queries(q.as_view_mut())
-    .key_lengths(lengths.as_view())
-    .block_table(table.as_view());
+    .output(Operand::Q, q.as_view_mut())
+    .with(Operand::KeyLengths, lengths.as_view())
+    .with(Operand::BlockTable, table.as_view());
     session.append(&append, bindings)?;
 
     let on_host = builder()
         .key_lengths(&before)
         .block_table(&cache.table, COLUMNS)
         .build()?;
-    let operands = AppendOperands {
-        k: &k,
-        v: &v,
-        cache: CacheMut::Together(&mut cache.host, Cache::V_AT).into(),
-        queries: Some(QueriesMut::InPlace(&mut queries)),
-        tables: None,
-    };
-    append_cpu(&on_host, operands)?;
+    let inputs = HostInputs::default()
+        .with(Operand::K, &k)
+        .with(Operand::V, &v);
+    let outputs = HostOutputs::cache_in_one(&mut cache.host, Cache::V_AT);
+    append_cpu(&on_host, &inputs, outputs.with(Operand::Q, &mut queries))?;
     close(&stream.clone_dtoh(&q)?, &queries, "rotated queries");
     close(&stream.clone_dtoh(&cache.gpu)?, &cache.host, "the cache");
 
@@ -326,8 +315,8 @@ fn written_keys_are_seen() -> Result {
     let mut out = stream.alloc_zeros::<bf16>(queries.len())?;
     let (keys, values) = (cache.gpu.as_view(), cache.gpu.slice(Cache::V_AT..));
     let bindings = Bindings::new(q.as_view(), keys, values, out.as_view_mut())
-        .key_lengths(lengths.as_view())
-        .block_table(table.as_view());
+        .with(Operand::KeyLengths, lengths.as_view())
+        .with(Operand::BlockTable, table.as_view());
     session.launch(&cache.on_device(&layout)?, bindings)?;
     close(
         &stream.clone_dtoh(&out)?,

@@ -10,10 +10,10 @@ use half::{bf16, f16};
 use libloading::Library;
 use warptile_cudarc::cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use warptile_cudarc::warptile::{
-    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Quantization, QuantizedType,
-    Rotary, Scoring, TableLayout,
+    Append, Call, Choice, ElementType, Layout, Mask, Merge, Operand, Pairing, Rotary, Scoring,
+    TableLayout, Types,
 };
-use warptile_cudarc::{AppendBindings, Bindings, MergeBindings, Session};
+use warptile_cudarc::{Bindings, MergeBindings, Session};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
@@ -126,11 +126,10 @@ fn step(session: &Session, home: &Arc<CudaStream>) -> Result {
         .rotary(Rotary::computed(128, 1e4, Pairing::HalfSplit)?)
         .queries(queries, None)
         .build()?;
-    let bindings =
-        AppendBindings::in_one(k.as_view(), k.as_view(), cache.as_view_mut(), [0, 16 * 256])
-            .queries(q.as_view_mut())
-            .key_lengths(lengths.as_view())
-            .block_table(table.as_view());
+    let bindings = Bindings::append_in_one(k.as_view(), k.as_view(), cache.as_view_mut(), 16 * 256)
+        .output(Operand::Q, q.as_view_mut())
+        .with(Operand::KeyLengths, lengths.as_view())
+        .with(Operand::BlockTable, table.as_view());
     session.append(&append, bindings)?;
 
     let call = Call::builder(&queries, &pages, &pages, ElementType::Bf16)
@@ -141,9 +140,9 @@ fn step(session: &Session, home: &Arc<CudaStream>) -> Result {
     let mut lse = home.alloc_zeros::<f32>(16)?;
     let (keys, values) = (cache.as_view(), cache.slice(16 * 256..));
     let bindings = Bindings::new(q.as_view(), keys, values, out.as_view_mut())
-        .lse(lse.as_view_mut())
-        .key_lengths(lengths.as_view())
-        .block_table(table.as_view());
+        .output(Operand::Lse, lse.as_view_mut())
+        .with(Operand::KeyLengths, lengths.as_view())
+        .with(Operand::BlockTable, table.as_view());
     session.launch(&call, bindings)?;
 
     let merge = Merge::builder(ElementType::Bf16, &[queries, queries])
@@ -254,15 +253,15 @@ fn e4m3(session: &Session) -> Result {
         Layout::bshd([1, 1, 8, 64]),
         Layout::bshd([4, 16, 2, 64]),
     );
-    let quantized = Quantization::new(QuantizedType::E4m3).scales(1, 2);
-    let append = Append::builder(ElementType::F16, [&row, &row], [&pages, &pages])
-        .quantized(quantized)
+    let types = Types::of(ElementType::F16).keys(ElementType::E4m3);
+    let append = Append::builder(types, [&row, &row], [&pages, &pages])
+        .scale_counts([1, 2])
         .device_key_lengths(1)
         .device_block_table(4)
         .build()?;
-    let call = Call::builder(&queries, &pages, &pages, ElementType::F16)
+    let call = Call::builder(&queries, &pages, &pages, types)
         .want_lse(false)
-        .quantized(quantized)
+        .count(Operand::VScale, 2)
         .device_key_lengths(1)
         .device_block_table([1, 4])
         .build()?;
@@ -278,37 +277,28 @@ fn e4m3(session: &Session) -> Result {
         stream.clone_htod(&[0.5_f32, 0.25])?,
     );
     let (lengths, table) = (stream.alloc_zeros::<i32>(1)?, stream.alloc_zeros::<i32>(4)?);
-    let bindings = AppendBindings::quantized(
+    let write = Bindings::append(
         new.as_view(),
         new.as_view(),
-        (k_pages.as_view_mut(), k_scale.as_view()),
-        (v_pages.as_view_mut(), v_scale.as_view()),
-    );
-    let write = bindings
-        .key_lengths(lengths.as_view())
-        .block_table(table.as_view());
-    session.append(&append, write)?;
-    let read = Bindings::quantized(
-        q.as_view(),
-        (k_pages.as_view(), k_scale.as_view()),
-        (v_pages.as_view(), v_scale.as_view()),
-        out.as_view_mut(),
+        k_pages.as_view_mut(),
+        v_pages.as_view_mut(),
     )
-    .key_lengths(lengths.as_view())
-    .block_table(table.as_view());
-    session.launch(&call, read)?;
-    let short = Bindings::quantized(
-        q.as_view(),
-        (k_pages.as_view(), k_scale.as_view()),
-        (v_pages.as_view(), k_scale.as_view()),
-        out.as_view_mut(),
-    );
-    let short = short
-        .key_lengths(lengths.as_view())
-        .block_table(table.as_view());
-    let error = session
-        .launch(&call, short)
-        .expect_err("a scale is missing");
+    .with(Operand::KeyLengths, lengths.as_view())
+    .with(Operand::BlockTable, table.as_view())
+    .with(Operand::KScale, k_scale.as_view())
+    .with(Operand::VScale, v_scale.as_view());
+    session.append(&append, write)?;
+    let mut read = |v_scale| {
+        let (k, v) = (k_pages.as_view(), v_pages.as_view());
+        let bindings = Bindings::new(q.as_view(), k, v, out.as_view_mut())
+            .with(Operand::KeyLengths, lengths.as_view())
+            .with(Operand::BlockTable, table.as_view())
+            .with(Operand::KScale, k_scale.as_view())
+            .with(Operand::VScale, v_scale);
+        session.launch(&call, bindings)
+    };
+    read(v_scale.as_view())?;
+    let error = read(k_scale.as_view()).expect_err("a scale is missing");
     let expected = "v_scale needs a buffer of 2 elements";
     assert!(error.to_string().starts_with(expected), "{error}");
     Ok(())
@@ -382,25 +372,39 @@ fn errors(session: &Session) -> Result {
         let error = result.expect_err(text).to_string();
         assert!(error.starts_with(text), "{error}");
     };
-    let mut refused =
-        |text: &str, launch: &dyn Fn(Bindings<'_, f16>) -> warptile_cudarc::Result<()>| {
-            let of = |_| q.as_view();
-            let [q, k, v] = [0, 1, 2].map(of);
-            expect(launch(Bindings::new(q, k, v, out.as_view_mut())), text);
-        };
+    let mut refused = |text: &str, launch: &dyn Fn(Bindings<'_>) -> warptile_cudarc::Result<()>| {
+        let of = |_| q.as_view();
+        let [q, k, v] = [0, 1, 2].map(of);
+        expect(launch(Bindings::new(q, k, v, out.as_view_mut())), text);
+    };
     let plain = call(false)?;
     refused("key_lengths is missing", &|bindings| {
         session.launch(&plain, bindings)
     });
     let with_lse = call(true)?;
     refused("lse is missing", &|bindings| {
-        session.launch(&with_lse, bindings.key_lengths(lengths.as_view()))
+        session.launch(
+            &with_lse,
+            bindings.with(Operand::KeyLengths, lengths.as_view()),
+        )
     });
     refused(
         "key_lengths needs a buffer of 2 elements for its shape and strides, but has 1",
         &|bindings| {
             let short = lengths.slice(..1);
-            session.launch(&plain, bindings.key_lengths(short))
+            session.launch(&plain, bindings.with(Operand::KeyLengths, short))
+        },
+    );
+    let wide = stream.alloc_zeros::<i64>(2)?;
+    refused("key_lengths has numbers of another size", &|bindings| {
+        session.launch(&plain, bindings.with(Operand::KeyLengths, wide.as_view()))
+    });
+    refused(
+        "k has elements of type bf16, but must have f16",
+        &|bindings| {
+            let k = stream.alloc_zeros::<bf16>(elements)?;
+            let bindings = bindings.with(Operand::KeyLengths, lengths.as_view());
+            session.launch(&plain, bindings.with(Operand::K, k.as_view()))
         },
     );
     let slopes = stream.alloc_zeros::<f32>(4)?;
@@ -408,8 +412,8 @@ fn errors(session: &Session) -> Result {
         session.launch(
             &plain,
             bindings
-                .key_lengths(lengths.as_view())
-                .slopes(slopes.as_view()),
+                .with(Operand::KeyLengths, lengths.as_view())
+                .with(Operand::Slopes, slopes.as_view()),
         )
     });
     let on_host = Call::builder(&layout, &layout, &layout, ElementType::F16)
@@ -422,14 +426,17 @@ fn errors(session: &Session) -> Result {
     let single = Call::builder(&layout, &layout, &layout, ElementType::F32)
         .want_lse(false)
         .build()?;
-    refused("q has elements of type f16, but q has f32", &|bindings| {
-        session.launch(&single, bindings)
-    });
+    refused(
+        "q has elements of type f16, but must have f32",
+        &|bindings| session.launch(&single, bindings),
+    );
     let named = "wgmma_d64".parse::<Choice>()?;
     refused("unknown kernel", &|bindings| {
-        session.launch_with(bindings.key_lengths(lengths.as_view()), &named, |_| {
-            Ok(plain.clone())
-        })
+        session.launch_with(
+            bindings.with(Operand::KeyLengths, lengths.as_view()),
+            &named,
+            |_| Ok(plain.clone()),
+        )
     });
     // Views that begin where 16 bytes cannot be moved at once, and too late.
     let shifted = |start: usize| q.slice(start..);

@@ -122,8 +122,9 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// A list, of which only the count matters if it has no whole numbers.
-    pub(crate) fn given(self, operand: Operand, request: Request<'a>) -> Self {
+    /// A list by its operand: [`numbers`](Self::numbers), or [`count`](Self::count) where only the count matters, as of slopes, sinks and
+    /// scales.
+    pub fn given(self, operand: Operand, request: Request<'a>) -> Self {
         match operand.elements() {
             Elements::I32 => self.numbers(operand, request),
             _ => self.count(operand, request.len().unwrap_or(0)),

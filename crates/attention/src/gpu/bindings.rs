@@ -7,7 +7,71 @@ use warptile_kernels::{Operand, Slots};
 use crate::element::{Element, ElementType, type_of};
 use crate::error::{Error, Result};
 use crate::gpu::memory::{Expected, Views, check_views};
+use crate::gpu::slots;
 use crate::host::check_type;
+use crate::{Append, Call};
+
+/// The type of a view's elements, as far as a launch can check it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryType {
+    size: usize,
+    element: Option<ElementType>,
+}
+
+impl MemoryType {
+    /// The type `T`. Bytes (`u8`) are elements of whatever type the description has.
+    #[must_use]
+    pub fn of<T: Pod>() -> Self {
+        MemoryType {
+            size: size_of::<T>(),
+            element: type_of::<T>(),
+        }
+    }
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+}
+
+impl Call {
+    /// Checks the types of views for a raw launch. Nothing else can: it has only addresses.
+    ///
+    /// # Errors
+    /// [`Error::ElementMismatch`]; [`Error::Presence`] where the size of elements is another one.
+    pub fn check_types(&self, types: &Slots<Option<MemoryType>>) -> Result<()> {
+        check_types(types, &slots::expected(self, false))
+    }
+}
+
+impl Append {
+    /// Checks the types of views for a raw launch, as [`Call::check_types`] does.
+    ///
+    /// # Errors
+    /// As [`Call::check_types`].
+    pub fn check_types(&self, types: &Slots<Option<MemoryType>>) -> Result<()> {
+        check_types(types, self.expected())
+    }
+}
+
+fn check_types(types: &Slots<Option<MemoryType>>, expected: &Slots<Expected>) -> Result<()> {
+    for (operand, found) in types.given() {
+        let expected = &expected[operand];
+        let is_bytes = found.size == 1 && found.element.is_none();
+        if is_bytes || !expected.wanted {
+            continue;
+        }
+        check_type(operand.name(), expected.element, found.element)?;
+        if found.size as u64 != expected.size {
+            return Err(Error::Presence {
+                argument: operand.name(),
+                rule: "has numbers of another size than the call was built for",
+            });
+        }
+    }
+    Ok(())
+}
 
 /// The memory of one launch: a view for every operand that the description needs, and for no other.
 ///
@@ -23,16 +87,14 @@ use crate::host::check_type;
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct Bindings<'a> {
     views: Slots<Option<DeviceSlice<'a, u8>>>,
-    /// Size and type of elements, where the caller knows them.
-    elements: Slots<Option<(u32, Option<ElementType>)>>,
+    types: Slots<Option<MemoryType>>,
 }
 
 impl Default for Bindings<'_> {
-    /// No memory.
     fn default() -> Self {
         Bindings {
             views: Slots::none(),
-            elements: Slots::none(),
+            types: Slots::none(),
         }
     }
 }
@@ -103,8 +165,7 @@ impl<'a> Bindings<'a> {
 
     fn put<T: Pod>(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {
         self.views[operand] = Some(view);
-        let (size, element) = (size_of::<T>() as u32, type_of::<T>());
-        self.elements[operand] = (size > 1 || element.is_some()).then_some((size, element));
+        self.types[operand] = Some(MemoryType::of::<T>());
     }
 
     /// Checks everything that can be known before a launch, and gives the addresses.
@@ -126,20 +187,7 @@ impl<'a> Bindings<'a> {
 
     /// Checks the types and sizes of elements.
     pub(super) fn check_types(&self, expected: &Slots<Expected>) -> Result<()> {
-        for (operand, &(size, found)) in self.elements.given() {
-            let expected = &expected[operand];
-            if !expected.wanted {
-                continue;
-            }
-            check_type(operand.name(), expected.element, found)?;
-            if u64::from(size) != expected.size {
-                return Err(Error::Presence {
-                    argument: operand.name(),
-                    rule: "has numbers of another size than the call was built for",
-                });
-            }
-        }
-        Ok(())
+        check_types(&self.types, expected)
     }
 
     /// The views, for the order of their streams.

@@ -227,9 +227,10 @@ fn check_inputs(append: &Append, inputs: &HostInputs<'_>, outputs: &HostOutputs<
                 });
             }
         }
+        let (needed, size) = (expected.bytes.reach() as usize, expected.size as usize);
         let is_written = expected.access == crate::gpu::Access::Write;
         let given = match is_written {
-            true => outputs.get(operand, expected.size as usize),
+            true => outputs.get(operand, size),
             false => inputs
                 .get(operand)
                 .map(|slice| (slice.bytes.len(), slice.element)),
@@ -246,7 +247,6 @@ fn check_inputs(append: &Append, inputs: &HostInputs<'_>, outputs: &HostOutputs<
             continue;
         };
         check_type(argument, expected.element, element)?;
-        let (needed, size) = (expected.bytes.reach() as usize, expected.size as usize);
         crate::extents::expect_room(argument, needed / size, bytes / size)?;
         if SCALES.contains(&operand) {
             let scales = inputs.elements::<f32>(operand)?.unwrap_or_default();
@@ -277,5 +277,32 @@ fn check_apart(append: &Append, values_at: usize) -> Result<()> {
             other: "v_pages".to_owned(),
         }),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+
+    #[test]
+    fn values_in_the_memory_of_keys_need_room_for_their_elements() {
+        let (row, pages) = (Layout::bshd([1, 1, 1, 8]), Layout::bshd([1, 4, 1, 8]));
+        let append = Append::builder(ElementType::F16, [&row, &row], [&pages, &pages])
+            .slots(&[0])
+            .build()
+            .unwrap();
+        let new = [0_u8; 16];
+        let inputs = HostInputs::default()
+            .with(Operand::K, &new)
+            .with(Operand::V, &new);
+        // 32 elements of two bytes for the keys, and one too few for the values.
+        let mut cache = [0_u8; 126];
+        let outputs = HostOutputs::cache_in_one(&mut cache, 32);
+        let error = append_cpu(&append, &inputs, outputs).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "v_pages needs a buffer of 32 elements for its shape and strides, but has 31"
+        );
     }
 }
