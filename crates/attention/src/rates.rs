@@ -548,13 +548,19 @@ mod tests {
             { tuned.considered().iter() }
                 .any(|one| one.kernel == other && one.reason == Reason::Tuned)
         );
-        // Another problem, another size of the GPU, and one whose kernel must not depend on lengths.
+        // Another problem, another size of the GPU, another GPU, and one whose kernel must not depend on lengths, also if a file says so.
+        let cut = problem(512, Splits::EveryKeys(256));
+        let of_file = format!("{rates}choice {kernel} {}", cut.line());
+        let of_file: Rates = of_file.parse().unwrap();
+        let mut other_gpu = h200.clone();
+        "NVIDIA H100".clone_into(&mut other_gpu.name);
         for (device, problem) in [
             (h200.clone(), problem(1024, Splits::Even)),
             (h200.clone().with_multiprocessors(66), usual),
-            (h200.clone(), problem(512, Splits::EveryKeys(256))),
+            (other_gpu, usual),
+            (h200.clone(), cut),
         ] {
-            let plan = plan(&rates, &device, problem);
+            let plan = plan(&of_file, &device, problem);
             assert!(!plan.basis().unwrap().tuned, "{plan}");
             assert!(plan.steps()[0].settings.is_default());
         }

@@ -493,13 +493,35 @@ mod tests {
             let errors = NaturalErrors {
                 out: 0.01,
                 lse: 0.1,
-                rounding: 0.0,
+                rounding: 0.001,
             };
             let expected = Expectation::within(&call, exact, errors, vec![0.0], vec![0.0]);
-            assert_eq!(expected.out_bounds().next(), Some(factor * 0.01), "{words}");
+            let out = factor * 0.01 + 2.0 * 0.001;
+            assert_eq!(expected.out_bounds().next(), Some(out), "{words}");
             let lse = factor * 0.1 + LSE_TOLERANCE;
             assert_eq!(expected.lse_bounds().next(), Some(lse), "{words}");
         }
+    }
+
+    /// Two equal scores of 4 and values of 1 and 3, which the plain computation finds without an error.
+    #[test]
+    fn the_floor_grows_with_scores_and_values() {
+        let (q, k) = (Layout::bshd([1, 1, 1, 8]), Layout::bshd([1, 2, 1, 8]));
+        let call = Call::builder(&q, &k, &k, f32::TYPE)
+            .scoring("scale=1".parse().unwrap())
+            .build()
+            .unwrap();
+        let unit = |x: f32| [x, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let [query, keys] = [unit(1.0).to_vec(), [unit(4.0); 2].concat()];
+        let values = [[1.0_f32; 8], [3.0; 8]].concat();
+        let (q, keys) = (View::new(&query[..], q), View::new(&keys[..], k));
+        let values = View::new(&values[..], k);
+        let expected = Expectation::new(&call, q, keys, values, &Operands::none()).unwrap();
+        let (reach, deviation, rms) = (4.0, 1.0, 5.0_f64.sqrt());
+        let eps = f64::from(f32::EPSILON);
+        let floor = ulp(f32::TYPE, rms) + 2.0 * eps * ((1.0 + reach) * deviation + rms);
+        let bound = expected.out_bounds().next().unwrap();
+        assert!((bound / floor - 1.0).abs() < 1e-6, "{bound} {floor}");
     }
 
     #[test]

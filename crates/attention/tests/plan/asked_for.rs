@@ -125,7 +125,7 @@ fn kernels_without_a_rate_run_only_by_name() {
     assert_eq!(plan.unwrap().kernel_name(), chosen);
 }
 
-/// A guess is no reason against a kernel with rates, however slow these say that it is.
+/// However slow its rates say that it is.
 #[test]
 fn a_kernel_with_rates_comes_before_every_guess() {
     let rated = "scalar_d64_16x64_w4_s2";
@@ -136,12 +136,12 @@ fn a_kernel_with_rates_comes_before_every_guess() {
     let plan = |text: &str| planner.plan(case(text).call().problem(), &Choice::Best);
     assert_eq!(plan(PLAIN).unwrap().kernel_name(), rated);
     // Where only guesses are left, machine code comes before text that the driver must compile.
-    let guess = plan("b2 h8 q512 k512 d128 f16").unwrap();
+    let guess = plan("b1 q1 k4096 h8 d128 bf16 cache=e4m3").unwrap();
     assert_eq!(guess.basis().unwrap().standing, Standing::Unknown);
     assert!(!matches!(guess.image().unwrap().target, Target::Ptx(_)));
 }
 
-/// Persistent CTAs of which some are not resident would wait for each other for ever.
+/// A persistent kernel could hang if some of its CTAs were not resident.
 #[test]
 fn settings_take_no_more_ctas_than_a_multiprocessor_holds() {
     let (kernel, text) = ("wgmma_d64_64x128_w8_s2", "b2 h8 q4096 k4096 d64 f16");
@@ -162,13 +162,68 @@ fn settings_take_no_more_ctas_than_a_multiprocessor_holds() {
         let by_settings = Planner::new(&h200)
             .settings(settings)
             .plan(problem, &named(kernel));
-        for plan in [by_rates.unwrap(), by_settings.unwrap()] {
+        // Those that are asked for come before those of a choice.
+        let rates_of_one = chosen.replace(&format!("ctas={ctas}"), "ctas=1");
+        let rates_of_one: Rates = rates_of_one.parse().unwrap();
+        let planner = Planner::new(&h200).rates(&rates_of_one).settings(settings);
+        let by_both = planner.plan(problem, &Choice::Best);
+        for plan in [by_rates.unwrap(), by_settings.unwrap(), by_both.unwrap()] {
             let step = &plan.steps()[0];
             assert_eq!(step.settings.ctas, Some(ctas));
             assert_eq!(step.ctas_per_multiprocessor, expected, "ctas={ctas}");
             assert_eq!(shape(&plan, text).grid, 132 * expected);
         }
     }
+}
+
+/// A multiprocessor that holds two CTAs to the byte, and a CTA that has as much as it needs; each with one byte less.
+#[test]
+fn shared_memory_is_counted_to_the_byte() {
+    let kernel = "wgmma_d64_64x128_w8_s2";
+    let plan = |device: &DeviceProfile| {
+        let problem = case("b2 h8 q512 k512 d64 f16").call().problem();
+        Plan::gpu(problem, device, &named(kernel))
+    };
+    let h200 = DeviceProfile::h200();
+    let resources = plan(&h200).unwrap().image().unwrap().resources;
+    let needed = resources.static_shared_bytes + resources.dynamic_shared_bytes;
+    for (less, ctas) in [(0, 2), (1, 1)] {
+        let mut device = h200.clone();
+        // The system keeps 1 KiB for each CTA.
+        device.shared_bytes_per_multiprocessor = 2 * (needed + 1024) - less;
+        let plan = plan(&device).unwrap();
+        assert_eq!(plan.steps()[0].ctas_per_multiprocessor, ctas);
+    }
+    for (available, fits) in [(needed, true), (needed - 1, false)] {
+        let mut device = h200.clone();
+        device.shared_bytes_per_cta = available;
+        match plan(&device) {
+            Ok(_) => assert!(fits, "{available} of {needed}"),
+            Err(Error::NoKernel { considered, .. }) => {
+                let reason = Reason::SharedMemory { needed, available };
+                assert_eq!(considered[0].reason, reason);
+                assert!(!fits);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_kernel_for_quantized_keys_takes_no_others() {
+    let kernel = "decode_d128_16x256_w8_s2_e4m3";
+    let plan = |words: &str| {
+        let problem = case(&format!("b1 q1 k8192 h32/8 d128 bf16 {words}"))
+            .call()
+            .problem();
+        Plan::gpu(problem, &DeviceProfile::h200(), &named(kernel))
+    };
+    assert_eq!(plan("cache=e4m3").unwrap().kernel_name(), kernel);
+    let error = plan("").unwrap_err().to_string();
+    assert!(
+        error.contains("reads keys and values in e4m3 only"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use warptile::{
 use warptile_check::Case;
 use warptile_kernels::{Role, Schedule, Target, catalog, images_for};
 
-use crate::{case, choice, device, named, shape};
+use crate::{case, choice, choice_on, device, named, shape};
 
 /// So that tests need not draw for long until an image has a problem, whatever it lacks.
 #[test]
@@ -224,6 +224,15 @@ fn few_tiles_of_few_keys_are_computed_by_clusters() {
         let schedule = plan.image().unwrap().schedule;
         assert_eq!(schedule, Schedule::SharedKeys, "{text}: {plan}");
     }
+    // One block of keys is not shared.
+    for (keys, schedule) in [(128, Schedule::SharedKeys), (256, Schedule::ClusterTile)] {
+        let problem = case(&format!("b1 q1 k{keys} h32/4 d128 bf16"))
+            .call()
+            .problem();
+        let kernel = named("decode_d128_16x128_w8_s2");
+        let plan = Plan::gpu(problem, &DeviceProfile::h200(), &kernel).unwrap();
+        assert_eq!(plan.image().unwrap().schedule, schedule, "{plan}");
+    }
 }
 
 #[test]
@@ -242,8 +251,12 @@ fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
         // As many as have a block of 128 keys for each CTA.
         ("b1 q1 k8192 h8/1 d128 bf16 seed=1", 8),
         ("b1 q1 k3072 h8/1 d128 bf16 seed=1", 3),
+        // All 16 clusters of another GPU.
+        ("b1 q1 k4096 h8 d128 bf16 seed=1", 2),
     ] {
-        let plan = choice(text);
+        let multiprocessors = if clusters == 2 { 136 } else { 132 };
+        let device = DeviceProfile::h200().with_multiprocessors(multiprocessors);
+        let plan = choice_on(&device, text);
         let image = plan.image().unwrap();
         assert_eq!(image.schedule, Schedule::ClusterTile, "{text}: {plan}");
         let shape = shape(&plan, text);
@@ -255,6 +268,13 @@ fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
         assert!(shape.workspace_bytes as u32 > shape.grid * (part + 4));
         assert_eq!(shape.workspace_bytes, plan.scratch().bytes, "{text}");
     }
+    // Two clusters are not worth it.
+    let text = "b1 q1 k2944 h8/1 d128 bf16 seed=1";
+    let launch = shape(&choice(text), text);
+    assert_eq!(
+        (launch.grid, launch.splits, launch.workspace_bytes),
+        (8, 1, 0)
+    );
     for text in [
         "b1 q1 k32768 h16/4 d128 bf16 seed=1",
         "b4 q1 k32768 h8/1 d512 bf16 seed=1",

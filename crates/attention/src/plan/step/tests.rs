@@ -161,6 +161,15 @@ fn tiles_that_do_not_fill_all_ctas_are_split() {
     assert_eq!(shape(132, 128, 8192).splits, 1);
     assert_eq!(shape(16, 128, 256).splits, 1);
     assert_eq!(shape(16, 128, 256).workspace_bytes, 0);
+    // One tile: 20 ranges, as each that is added up costs time; 132 CTAs are there.
+    assert_eq!(shape(1, 128, 8192).splits, 20);
+    // Drawn tiles that differ in length even out, however many are left over.
+    let drawn = |mask| {
+        let call = dense(1, [28, 28], [8192, 8192], mask);
+        step.shape(&call).unwrap().splits
+    };
+    assert!(drawn(Mask::None) > 1);
+    assert_eq!(drawn(Mask::causal()), 1);
     // The plain image has no parts.
     let call = dense(1, [16, 16], [128, 8192], Mask::None);
     let plain = self::step("wgmma_d128_128x128_w12_s2", 132);
@@ -174,15 +183,23 @@ fn parts_and_semaphores_fit_the_workspace() {
             continue;
         }
         let head_dim = image.tiling.head_dim as usize;
-        for multiprocessors in [1, 2, 7, 132, 144] {
+        for multiprocessors in [1, 2, 7, 132, 144, 1000] {
             let device = DeviceProfile::h200().with_multiprocessors(multiprocessors);
             let step = Step {
                 image,
                 ctas_per_multiprocessor: occupancy(image, &device),
                 ..step(image.kernel, multiprocessors)
             };
-            for (heads, query_len) in [(1, 1), (3, 300), (8, 130), (32, 512), (131, 64), (5, 4000)]
-            {
+            for (heads, query_len) in [
+                (1, 1),
+                (3, 300),
+                (8, 130),
+                (32, 512),
+                (131, 64),
+                (5, 4000),
+                // More warpgroups than semaphores.
+                (600, 128),
+            ] {
                 for (key_len, mask) in [
                     (1, Mask::None),
                     (9000, Mask::None),
@@ -268,4 +285,15 @@ fn settings_change_the_launch_within_its_limits() {
     let bound = Scratch::with_split_tiles(PARTS_A_CTA * 132, image);
     assert!(most.splits >= usual.splits, "{most:?}");
     assert!(most.workspace_bytes <= bound.bytes, "{most:?}");
+    // One tile of all CTAs has no more than these, either.
+    let mut step = Step {
+        image,
+        ..step(persistent, 132)
+    };
+    step.settings.ranges = Some(u32::MAX);
+    let one_tile = |keys| dense(1, [1, 1], [64, keys], Mask::None);
+    assert_eq!(step.shape(&one_tile(65_536)).unwrap().splits, 64);
+    // Each part has two blocks of keys.
+    let eight_blocks = 8 * image.tiling.block_n as usize;
+    assert_eq!(step.shape(&one_tile(eight_blocks)).unwrap().splits, 4);
 }
