@@ -1,5 +1,9 @@
 //! Cache writes.
 
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{Attention, write_to_pages, write_to_pages_quantized};
 
@@ -166,6 +170,34 @@ fn bad_input_is_named() -> Result<()> {
             error.starts_with(&format!("write-to-pages: {message}")),
             "{error}"
         );
+    }
+    Ok(())
+}
+
+/// Writes that lock the same tensors in other orders, as pages or as new rows, in threads at the same time.
+#[test]
+fn orders_of_tensors_do_not_block_each_other() -> Result<()> {
+    let tensor = || Tensor::zeros((4, 1, 2, 16), DType::F32, &Device::Cpu);
+    let (a, b, c) = (tensor()?, tensor()?, tensor()?);
+    let slots = Tensor::new(&[0_i64, 3], &Device::Cpu)?;
+    let orders = [[&a, &b, &c], [&b, &a, &c], [&c, &b, &a], [&a, &c, &b]];
+    let (done, ended) = mpsc::channel();
+    for order in orders {
+        let [keys, values, rows] = order.map(Tensor::clone);
+        let (slots, done) = (slots.clone(), done.clone());
+        // Threads that nobody joins: one that is blocked does not keep the test from failing.
+        thread::spawn(move || {
+            let write = || {
+                let new = rows.squeeze(1)?.narrow(0, 0, 2)?;
+                write_to_pages(&new, &new, &keys, &values, &slots)
+            };
+            let result: Result<()> = { 0..5000 }.try_for_each(|_| write());
+            done.send(result.map_err(|error| error.to_string()))
+        });
+    }
+    for _ in orders {
+        let result = ended.recv_timeout(Duration::from_secs(120));
+        assert_eq!(result, Ok(Ok(())), "writes wait for each other");
     }
     Ok(())
 }
