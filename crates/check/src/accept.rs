@@ -514,9 +514,7 @@ mod tests {
         let unit = |x: f32| [x, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         let [query, keys] = [unit(1.0).to_vec(), [unit(4.0); 2].concat()];
         let values = [[1.0_f32; 8], [3.0; 8]].concat();
-        let (q, keys) = (View::new(&query[..], q), View::new(&keys[..], k));
-        let values = View::new(&values[..], k);
-        let expected = Expectation::new(&call, q, keys, values, &Operands::none()).unwrap();
+        let expected = Expectation::new(&call, &HostInputs::new(&query, &keys, &values)).unwrap();
         let (reach, deviation, rms) = (4.0, 1.0, 5.0_f64.sqrt());
         let eps = f64::from(f32::EPSILON);
         let floor = ulp(f32::TYPE, rms) + 2.0 * eps * ((1.0 + reach) * deviation + rms);

@@ -139,9 +139,10 @@ impl Locked<'_> {
 /// # use warptile_cudarc::cudarc::driver::CudaSlice;
 /// # use warptile_cudarc::warptile::Operand;
 /// # use warptile_cudarc::Bindings;
-/// # fn f(q: &CudaSlice<f32>, k: &CudaSlice<f32>, v: &CudaSlice<f32>, out: &mut CudaSlice<f32>, lse: &mut CudaSlice<f32>, sinks: &CudaSlice<f32>) {
+/// # type List<T> = CudaSlice<T>;
+/// # fn f(q: &List<f32>, k: &List<f32>, v: &List<f32>, lengths: &List<i32>, out: &mut List<f32>, lse: &mut List<f32>) {
 /// let bindings = Bindings::new(q.as_view(), k.as_view(), v.as_view(), out.as_view_mut())
-///     .with(Operand::Sinks, sinks.as_view())
+///     .with(Operand::KeyLengths, lengths.as_view())
 ///     .output(Operand::Lse, lse.as_view_mut());
 /// # }
 /// ```
@@ -154,8 +155,8 @@ pub struct Bindings<'a> {
 }
 
 impl<'a> Bindings<'a> {
-    /// Queries, keys, values, and where the output goes; gaps between its strided rows are left alone. Scaled keys and values are `u8`
-    /// or [`E4m3`](warptile::E4m3).
+    /// Queries, keys, values, and where the output goes; gaps between its strided rows are left alone. Quantized keys and values may be
+    /// bytes (`u8`).
     pub fn new<T: Pod, K: Pod>(
         q: CudaView<'a, T>,
         k: CudaView<'a, K>,
@@ -239,7 +240,7 @@ impl<'a> Bindings<'a> {
 #[derive(Debug)]
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct MergeBindings<'a, T> {
-    /// Of the output and its lse, then of those of each part.
+    /// The output and its lse, then those of each part.
     pub(crate) views: Vec<Option<View<'a>>>,
     element: PhantomData<T>,
 }

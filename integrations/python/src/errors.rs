@@ -103,7 +103,7 @@ pub(crate) fn renamed(mut error: Error, operations: Operations) -> Error {
     if let Error::Lengths { argument, .. }
     | Error::Presence { argument, .. }
     | Error::Misaligned { argument, .. }
-    | Error::Scale { argument, .. }
+    | Error::Value { argument, .. }
     | Error::ScaleCount { argument, .. }
     | Error::OutputOverlaps { argument, .. }
     | Error::Mismatch { argument, .. } = &mut error

@@ -112,7 +112,7 @@ class E4m3(unittest.TestCase):
             (TypeError, "v has elements of type float32, but must have uint8, as k has", (q, k, wide), one),
             (TypeError, "q has elements of type uint8", (k, k, v), one),
             (ValueError, "v_descale has 3 numbers; it needs 1, or one for each of the 2", (q, k, v), {**one, "v_descale": [1.0] * 3}),
-            (ValueError, r"k_descale\[1\] is 0; a scale is a finite number", (q, k, v), {**one, "k_descale": [1.0, 0.0]}),
+            (ValueError, r"k_descale\[1\] is 0, but must be a finite number", (q, k, v), {**one, "k_descale": [1.0, 0.0]}),
             (
                 ValueError,
                 "k_descale has shape .2, 2.; warptile takes the same scales for all sequences",

@@ -320,7 +320,7 @@ class FlashAttn(unittest.TestCase):
                 ("softcap is -1", {"softcap": -1.0}),
                 ("scale is NaN", {"softmax_scale": float("nan")}),
                 (r"alibi_slopes has shape \[1\]", {"alibi_slopes": [1.0]}),
-                ("alibi_slopes is NaN", {"alibi_slopes": [0.0, 0.0, 0.0, float("nan")]}),
+                (r"alibi_slopes\[3\] is NaN", {"alibi_slopes": [0.0, 0.0, 0.0, float("nan")]}),
                 (r"cache_batch_idx\[0\] is 5, but k_cache has 2 sequences", {"cache_batch_idx": [5, 0]}),
                 (r"cache_batch_idx\[1\] is 2, but block_table has 2 sequences", {"cache_batch_idx": [0, 2], "block_table": table}),
                 (r"cache_leftpad\[1\] is 9, but sequence 1 has 8 rows", {"cache_leftpad": [0, 9]}),

@@ -2,9 +2,9 @@
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
+use warptile::{Operand, Scoring, Slots};
 
 use crate::caller::Caller;
-use crate::quantized::Scales;
 use crate::{cpu, cuda};
 
 /// Attention with its options: what the functions of candle-flash-attn can do, and what they cannot.
@@ -30,46 +30,13 @@ use crate::{cpu, cuda};
 #[must_use = "options do nothing until `forward` is called"]
 pub struct Attention {
     pub(crate) caller: Caller,
-    pub(crate) softmax_scale: f32,
+    /// Without the mask, which depends on the longest key length.
+    pub(crate) scoring: Scoring,
     pub(crate) window: [Option<usize>; 2],
-    pub(crate) softcap: Option<f32>,
-    pub(crate) alibi_slopes: Option<Tensor>,
-    pub(crate) sinks: Option<Tensor>,
-    /// Of quantized keys and values.
-    pub(crate) scales: Option<Scales>,
-    pub(crate) queries: Queries,
-    pub(crate) keys: Keys,
-}
-
-/// How the queries lie.
-#[derive(Debug, Clone)]
-pub(crate) enum Queries {
-    /// `(batch, length, heads, head size)`.
-    Dense,
-    /// `(rows, heads, head size)`.
-    Packed(Packed),
-}
-
-/// How the keys and values lie.
-#[derive(Debug, Clone)]
-pub(crate) enum Keys {
-    /// `(batch, length, heads, head size)`.
-    Dense,
-    /// `(rows, heads, head size)`.
-    Packed(Packed),
-    /// `(pages, rows of a page, heads, head size)`.
-    Paged {
-        table: Tensor,
-        lengths: Tensor,
-        longest: usize,
-    },
-}
-
-/// Sequences one after the other.
-#[derive(Debug, Clone)]
-pub(crate) struct Packed {
-    pub(crate) offsets: Tensor,
-    pub(crate) longest: usize,
+    /// The tensors besides q, k and v.
+    pub(crate) tensors: Slots<Option<Tensor>>,
+    /// The most queries and the most keys of a sequence, if these are packed or paged.
+    pub(crate) longest: [Option<usize>; 2],
 }
 
 impl Attention {
@@ -77,14 +44,10 @@ impl Attention {
     pub fn new(softmax_scale: f32) -> Self {
         Attention {
             caller: Caller("attention"),
-            softmax_scale,
+            scoring: Scoring::new().scale(softmax_scale),
             window: [None, None],
-            softcap: None,
-            alibi_slopes: None,
-            sinks: None,
-            scales: None,
-            queries: Queries::Dense,
-            keys: Keys::Dense,
+            tensors: Slots::default(),
+            longest: [None, None],
         }
     }
 
@@ -102,20 +65,18 @@ impl Attention {
 
     /// Bounds the scores by `softcap * tanh(score / softcap)`; 0 is no bound.
     pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = Some(softcap);
+        self.scoring.softcap = Some(softcap).filter(|&softcap| softcap != 0.0);
         self
     }
 
     /// Subtracts `slope * distance` from the scores: f32, one slope per query head.
-    pub fn alibi_slopes(mut self, slopes: &Tensor) -> Self {
-        self.alibi_slopes = Some(slopes.clone());
-        self
+    pub fn alibi_slopes(self, slopes: &Tensor) -> Self {
+        self.with(Operand::Slopes, Some(slopes))
     }
 
     /// One more logit per query head joins the softmax's denominator: f32, one per query head.
-    pub fn sinks(mut self, sinks: &Tensor) -> Self {
-        self.sinks = Some(sinks.clone());
-        self
+    pub fn sinks(self, sinks: &Tensor) -> Self {
+        self.with(Operand::Sinks, Some(sinks))
     }
 
     /// k and v are quantized, as f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value heads or one for each, on the
@@ -138,9 +99,9 @@ impl Attention {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn scales(mut self, k_scale: &Tensor, v_scale: &Tensor) -> Self {
-        self.scales = Some(Scales::new(k_scale, v_scale));
-        self
+    pub fn scales(self, k_scale: &Tensor, v_scale: &Tensor) -> Self {
+        self.with(Operand::KScale, Some(k_scale))
+            .with(Operand::VScale, Some(v_scale))
     }
 
     /// The queries of different sequences lie one after the other: q is `(rows, heads, head size)`, and sequence `b` has the rows
@@ -150,20 +111,13 @@ impl Attention {
     /// On the CPU the entries are checked. On a GPU they are not, as that would wait for the device: longer sequences are cut
     /// off, and rows outside the tensor are not used.
     pub fn packed_queries(mut self, seqlens_q: &Tensor, max_seqlen_q: usize) -> Self {
-        self.queries = Queries::Packed(Packed {
-            offsets: seqlens_q.clone(),
-            longest: max_seqlen_q,
-        });
-        self
+        self.longest[0] = Some(max_seqlen_q);
+        self.with(Operand::QueryOffsets, Some(seqlens_q))
     }
 
     /// As [`packed_queries`](Self::packed_queries), of k and v.
-    pub fn packed_keys(mut self, seqlens_k: &Tensor, max_seqlen_k: usize) -> Self {
-        self.keys = Keys::Packed(Packed {
-            offsets: seqlens_k.clone(),
-            longest: max_seqlen_k,
-        });
-        self
+    pub fn packed_keys(self, seqlens_k: &Tensor, max_seqlen_k: usize) -> Self {
+        self.keys([Some(seqlens_k), None, None], max_seqlen_k)
     }
 
     /// Keys and values lie in pages: k and v are `(pages, rows of a page, heads, head size)`, with any strides whose last is 1.
@@ -174,18 +128,32 @@ impl Attention {
     ///
     /// On a GPU the numbers are not checked: pages that do not exist are replaced by some that do. A graph that captured the call
     /// reads them anew at each replay.
-    pub fn paged(
-        mut self,
-        block_table: &Tensor,
-        key_lengths: &Tensor,
-        max_seqlen_k: usize,
-    ) -> Self {
-        self.keys = Keys::Paged {
-            table: block_table.clone(),
-            lengths: key_lengths.clone(),
-            longest: max_seqlen_k,
-        };
+    pub fn paged(self, block_table: &Tensor, key_lengths: &Tensor, max_seqlen_k: usize) -> Self {
+        self.keys([None, Some(block_table), Some(key_lengths)], max_seqlen_k)
+    }
+
+    /// Replaces offsets, block table and lengths of the keys.
+    fn keys(mut self, [offsets, table, lengths]: [Option<&Tensor>; 3], longest: usize) -> Self {
+        self.longest[1] = Some(longest);
+        self.with(Operand::KeyOffsets, offsets)
+            .with(Operand::BlockTable, table)
+            .with(Operand::KeyLengths, lengths)
+    }
+
+    /// The tensor of an operand.
+    pub(crate) fn with(mut self, operand: Operand, tensor: Option<&Tensor>) -> Self {
+        self.tensors[operand] = tensor.cloned();
         self
+    }
+
+    /// Tells if a tensor is given for an operand.
+    pub(crate) fn has(&self, operand: Operand) -> bool {
+        self.tensors[operand].is_some()
+    }
+
+    /// Tells if keys and values lie in pages.
+    pub(crate) fn is_paged(&self) -> bool {
+        self.has(Operand::BlockTable)
     }
 
     /// Computes attention. The output is contiguous and has the shape of q.

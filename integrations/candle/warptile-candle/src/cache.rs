@@ -1,15 +1,12 @@
 //! New keys and values written into pages.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::{
-    CpuStorage, CudaStorage, DType, DeviceLocation, InplaceOp1, Layout, Result, Storage, Tensor,
-};
-use warptile::{Append, AppendBuilder, ElementType, Quantization};
+use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
+use warptile::{Append, AppendBuilder, Operand, Slots, Types};
 
-use crate::caller::Caller;
-use crate::quantized::{DTYPES, Scales, quantized};
+use crate::caller::{Caller, Sizes};
 use crate::{cpu, cuda};
 
 pub(crate) const CALLER: Caller = Caller("write-to-pages");
@@ -52,12 +49,7 @@ pub fn write_to_pages(
     v_pages: &Tensor,
     slots: &Tensor,
 ) -> Result<()> {
-    run(Write {
-        new: [k, v],
-        pages: [k_pages, v_pages],
-        slots,
-        scales: None,
-    })
+    run([k, v], [k_pages, v_pages], slots, Slots::default())
 }
 
 /// As [`write_to_pages`], into pages of 8 bits (f8e4m3): they hold the number nearest to each divided by the scale of its key/value head, at
@@ -92,53 +84,51 @@ pub fn write_to_pages_quantized(
     k_scale: &Tensor,
     v_scale: &Tensor,
 ) -> Result<()> {
-    run(Write {
-        new: [k, v],
-        pages: [k_pages, v_pages],
+    let mut scales = Slots::default();
+    scales[Operand::KScale] = Some(k_scale);
+    scales[Operand::VScale] = Some(v_scale);
+    run([k, v], [k_pages, v_pages], slots, scales)
+}
+
+fn run(
+    new: [&Tensor; 2],
+    pages: [&Tensor; 2],
+    slots: &Tensor,
+    scales: Slots<Option<&Tensor>>,
+) -> Result<()> {
+    let write = &Write {
+        new,
+        pages,
         slots,
-        scales: Some(Scales::new(k_scale, v_scale)),
-    })
-}
-
-/// Locks for writes on the CPU, and on each GPU. A write needs candle's locks of all its tensors at once, and takes them one after the other: two
-/// writes that lock the same tensors in different orders would wait for each other for ever.
-static LOCKING: [Mutex<()>; 17] = [const { Mutex::new(()) }; 17];
-
-/// The lock for tensors at this place; GPUs may share one.
-fn locking(place: &DeviceLocation) -> MutexGuard<'static, ()> {
-    let index = match place {
-        DeviceLocation::Cuda { gpu_id } => 1 + gpu_id % (LOCKING.len() - 1),
-        _ => 0,
+        scales,
+        turn: Cell::default(),
     };
-    // A panic leaves nothing half done that the lock protects.
-    LOCKING[index]
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-}
-
-fn run(write: Write<'_>) -> Result<()> {
     write.check()?;
-    let ([k, v], [k_pages, v_pages], slots) = (write.new, write.pages, write.slots);
-    for (name, tensor) in [("k", k), ("v", v), ("slots", slots)] {
-        if write.pages.iter().any(|pages| shares_memory(tensor, pages)) {
+    for (name, tensor) in [("k", new[0]), ("v", new[1]), ("slots", slots)] {
+        if pages.iter().any(|pages| shares_memory(tensor, pages)) {
             return Err(CALLER.broken(format_args!(
                 "{name} is a part of the tensor that it would be written to; copy it"
             )));
         }
     }
-    let together = shares_memory(k_pages, v_pages);
-    let write = &write;
-    let _locking = locking(&k_pages.device().location());
-    k_pages.inplace_op1(&Keys { write, together })
+    let together = shares_memory(pages[0], pages[1]);
+    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    write.turn.set(Some(turn));
+    pages[0].inplace_op1(&Keys { write, together })
 }
+
+/// Writes take turns in locking their tensors, because candle locks them one by one: two writes that lock the same tensors in opposite
+/// orders would wait for each other for ever.
+static TURNS: Mutex<()> = Mutex::new(());
 
 /// What is written where.
 pub(crate) struct Write<'a> {
     pub(crate) new: [&'a Tensor; 2],
     pub(crate) pages: [&'a Tensor; 2],
     pub(crate) slots: &'a Tensor,
-    /// Of quantized pages.
-    pub(crate) scales: Option<Scales>,
+    /// The scales of quantized pages.
+    pub(crate) scales: Slots<Option<&'a Tensor>>,
+    turn: Cell<Option<MutexGuard<'static, ()>>>,
 }
 
 /// The memory of the pages.
@@ -156,57 +146,60 @@ impl Write<'_> {
             ("v_pages", self.pages[1]),
             ("k", self.new[0]),
             ("v", self.new[1]),
-            ("slots", self.slots),
         ];
         for (name, tensor) in others {
             CALLER.check_place(name, tensor, "k_pages", &place)?;
         }
-        CALLER.check_type("slots", self.slots, &[DType::I64])?;
-        let tokens = self.new[0].dims().first().copied().unwrap_or(0);
-        CALLER.check_shape("slots", self.slots, &[tokens], "one entry per row of k")
+        let sizes = Sizes {
+            rows: self.new[0].dims().first().copied().unwrap_or(0),
+            ..Sizes::default()
+        };
+        let slots = (Operand::NewSlots, &self.slots);
+        for (operand, tensor) in self.scales.given().chain([slots]) {
+            CALLER.check_list(operand, tensor, ("k_pages", &place), sizes)?;
+        }
+        Ok(())
     }
 
-    /// What is written, but for where the slots are.
-    pub(crate) fn describe(&self) -> Result<Described> {
-        let [k, v] = self.new;
-        let [k_pages, v_pages] = self.pages;
-        let (element, quantized) = match &self.scales {
-            None => {
-                let first = ("k_pages", k_pages.dtype());
-                CALLER.element([first, ("v_pages", v_pages.dtype()), ("k", k.dtype())])?;
-                let element = CALLER.element([first, ("k", k.dtype()), ("v", v.dtype())])?;
-                (element, None)
-            }
-            Some(scales) => {
-                for (name, pages) in [("k_pages", k_pages), ("v_pages", v_pages)] {
-                    CALLER.check_type(name, pages, &DTYPES)?;
-                }
-                let first = ("k", k.dtype());
-                let element = CALLER.element([first, first, ("v", v.dtype())])?;
-                let place = k_pages.device().location();
-                let of = |of_pages| scales.quantization(CALLER, of_pages, "k_pages", &place);
-                let quantized = quantized(k_pages.dtype()).map(of).transpose()?;
-                (element, quantized)
-            }
+    /// All tensors are locked now: other writes can lock theirs.
+    pub(crate) fn end_turn(&self) {
+        self.turn.take();
+    }
+
+    /// The write without its slots.
+    pub(crate) fn describe<'b>(&self) -> Result<AppendBuilder<'b>> {
+        let ([k, v], [k_pages, v_pages]) = (self.new, self.pages);
+        let new = [("k", k.dtype()), ("v", v.dtype())];
+        let pages = [("k_pages", k_pages.dtype()), ("v_pages", v_pages.dtype())];
+        let types = match self.scales[Operand::KScale] {
+            None => Types::of(CALLER.element(&[pages, new].concat())?),
+            Some(_) => Types::of(CALLER.element(&new)?).keys(CALLER.scaled(pages)?),
         };
+        let counts = [Operand::KScale, Operand::VScale]
+            .map(|scale| self.scales[scale].map_or(1, Tensor::elem_count));
         let rule = "(pages, page rows, heads, head size)";
-        Ok(Described {
-            element,
-            quantized,
-            new: [
-                CALLER.packed("k", k.layout())?,
-                CALLER.packed("v", v.layout())?,
+        let builder = Append::builder(
+            types,
+            [
+                &CALLER.packed("k", k.layout())?,
+                &CALLER.packed("v", v.layout())?,
             ],
-            pages: [
-                CALLER.dense("k_pages", k_pages.layout(), rule)?,
-                CALLER.dense("v_pages", v_pages.layout(), rule)?,
+            [
+                &CALLER.dense("k_pages", k_pages.layout(), rule)?,
+                &CALLER.dense("v_pages", v_pages.layout(), rule)?,
             ],
-        })
+        );
+        Ok(builder.scale_counts(counts))
+    }
+
+    /// The first elements of keys and of values in the memory of their tensors.
+    pub(crate) fn starts(&self) -> [usize; 2] {
+        self.pages.map(|pages| pages.layout().start_offset())
     }
 
     /// How far the values begin after the keys in a tensor of both.
     pub(crate) fn values_at(&self) -> Result<usize> {
-        let [k, v] = self.pages.map(|pages| pages.layout().start_offset());
+        let [k, v] = self.starts();
         v.checked_sub(k).ok_or_else(|| {
             CALLER.broken(
                 "v_pages begins before k_pages in the tensor that both are parts of; swap them",
@@ -215,26 +208,12 @@ impl Write<'_> {
     }
 }
 
-/// The tensors of a write in warptile's words.
-pub(crate) struct Described {
-    pub(crate) element: ElementType,
-    quantized: Option<Quantization>,
-    new: [warptile::Layout; 2],
-    pub(crate) pages: [warptile::Layout; 2],
-}
-
-impl Described {
-    pub(crate) fn builder<'a>(&self) -> AppendBuilder<'a> {
-        let [k, v] = &self.new;
-        let [k_pages, v_pages] = &self.pages;
-        Append::builder(self.element, [k, v], [k_pages, v_pages]).quantized(self.quantized)
-    }
-}
-
-/// Whether two tensors are parts of one. Only one is locked at a time.
+/// Whether two tensors are parts of one.
 fn shares_memory(a: &Tensor, b: &Tensor) -> bool {
-    let place = |tensor: &Tensor| std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0);
-    place(a) == place(b)
+    // One lock at a time: somebody may wait for one of two who has the other.
+    let [a, b] =
+        [a, b].map(|tensor| std::ptr::from_ref::<Storage>(&*tensor.storage_and_layout().0));
+    a == b
 }
 
 /// On the pages of keys, and of values if those are in the same tensor.

@@ -3,11 +3,45 @@
 use std::fmt::Display;
 
 use candle_core::{DType, DeviceLocation, Error, Layout, Result, Tensor};
-use warptile::ElementType;
+use warptile::kernels::{Count, Elements, Kind};
+use warptile::{ElementType, Operand};
 
 /// The name of an operation, which its messages begin with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller(pub(crate) &'static str);
+
+/// The dtypes of q, k and v with the element types of warptile that they are.
+const DTYPES: [(DType, ElementType); 4] = [
+    (DType::F16, ElementType::F16),
+    (DType::BF16, ElementType::Bf16),
+    (DType::F32, ElementType::F32),
+    (DType::F8E4M3, ElementType::E4m3),
+];
+
+fn element_of(dtype: DType) -> Option<ElementType> {
+    let (_, element) = DTYPES.into_iter().find(|(known, _)| *known == dtype)?;
+    Some(element)
+}
+
+/// The name that candle's functions give to an argument of warptile's.
+pub(crate) fn argument(name: &'static str) -> &'static str {
+    match name {
+        "query_offsets" => "seqlens_q",
+        "key_offsets" => "seqlens_k",
+        "scale" => "softmax_scale",
+        other => other,
+    }
+}
+
+/// The sizes that lists go by.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sizes {
+    pub(crate) sequences: usize,
+    /// Query heads.
+    pub(crate) heads: usize,
+    /// New rows of a cache write.
+    pub(crate) rows: usize,
+}
 
 impl Caller {
     pub(crate) fn dense(
@@ -46,30 +80,44 @@ impl Caller {
         }
     }
 
-    /// The element type that all the tensors have.
-    pub(crate) fn element(&self, tensors: [(&str, DType); 3]) -> Result<ElementType> {
-        let [(first, dtype), ..] = tensors;
-        let element = match dtype {
-            DType::F16 => ElementType::F16,
-            DType::BF16 => ElementType::Bf16,
-            DType::F32 => ElementType::F32,
-            other => {
+    /// The element type that all the tensors have: one that queries can have.
+    pub(crate) fn element(&self, tensors: &[(&str, DType)]) -> Result<ElementType> {
+        let (first, dtype) = tensors[0];
+        let found = element_of(dtype).filter(|element| !element.is_scaled());
+        let element = found.ok_or_else(|| self.wrong_type(first, dtype, "f16, bf16 or f32"))?;
+        for &(name, found) in tensors {
+            let found_name = found.as_str();
+            if element_of(found).is_some_and(|element| element.is_scaled()) {
                 return Err(self.broken(format_args!(
-                    "{first} has dtype {}, but must be f16, bf16 or f32",
-                    other.as_str()
+                    "{name} has dtype {found_name}, which needs scales; use Attention::scales or write_to_pages_quantized"
                 )));
             }
-        };
-        for (name, found) in tensors {
             if found != dtype {
                 return Err(self.broken(format_args!(
-                    "{name} has dtype {}, but {first} has {}; both must be the same",
-                    found.as_str(),
+                    "{name} has dtype {found_name}, but {first} has {}; both must be the same",
                     dtype.as_str()
                 )));
             }
         }
         Ok(element)
+    }
+
+    /// The element type that tensors have to which scales belong.
+    pub(crate) fn scaled(&self, tensors: [(&str, DType); 2]) -> Result<ElementType> {
+        let [(_, dtype), _] = tensors;
+        let element = element_of(dtype).filter(|element| element.is_scaled());
+        match (element, tensors.iter().find(|(_, other)| *other != dtype)) {
+            (Some(element), None) => Ok(element),
+            (found, other) => {
+                let (name, dtype) = other.filter(|_| found.is_some()).unwrap_or(&tensors[0]);
+                let scaled = DTYPES
+                    .into_iter()
+                    .filter(|(_, element)| element.is_scaled());
+                let names: Vec<&str> = scaled.map(|(dtype, _)| dtype.as_str()).collect();
+                let rule = format!("{}, because scales are given", names.join(" or "));
+                Err(self.wrong_type(name, *dtype, &rule))
+            }
+        }
     }
 
     /// `first` is the tensor that is at `place`.
@@ -94,11 +142,57 @@ impl Caller {
             return Ok(());
         }
         let names: Vec<&str> = allowed.iter().map(DType::as_str).collect();
-        Err(self.broken(format!(
-            "{name} has dtype {}, but must be {}",
-            tensor.dtype().as_str(),
-            names.join(" or ")
-        )))
+        Err(self.wrong_type(name, tensor.dtype(), &names.join(" or ")))
+    }
+
+    fn wrong_type(&self, name: &str, dtype: DType, rule: &str) -> Error {
+        let dtype = dtype.as_str();
+        self.broken(format_args!("{name} has dtype {dtype}, but must be {rule}"))
+    }
+
+    /// Checks device, type and shape of a list. `first` is the tensor that is at `place`.
+    pub(crate) fn check_list(
+        &self,
+        operand: Operand,
+        tensor: &Tensor,
+        (first, place): (&str, &DeviceLocation),
+        sizes: Sizes,
+    ) -> Result<()> {
+        let name = argument(operand.name());
+        self.check_place(name, tensor, first, place)?;
+        let dtypes: &[DType] = match operand.elements() {
+            Elements::I32 => &[DType::U32, DType::I32],
+            Elements::I64 => &[DType::I64],
+            _ => &[DType::F32],
+        };
+        self.check_type(name, tensor, dtypes)?;
+        let Sizes {
+            sequences,
+            heads,
+            rows,
+        } = sizes;
+        let (entries, rule) = match (operand.kind(), tensor.dims()) {
+            (Kind::List(Count::QueryHeads | Count::Slopes), _) => {
+                (heads, "one entry per query head")
+            }
+            (Kind::List(Count::Sequences), _) => (sequences, "one entry per sequence"),
+            (Kind::List(Count::NewRows), _) => (rows, "one entry per row of k"),
+            (Kind::List(Count::Offsets), _) => (
+                sequences + 1,
+                "as many entries as there are sequences of queries, and one more",
+            ),
+            (Kind::List(Count::Table), &[found, _]) if found == sequences => return Ok(()),
+            (Kind::List(Count::Table), dims) => {
+                let rule = format!("({sequences} sequences, pages of the longest)");
+                return Err(self.wrong_shape(name, dims, &rule));
+            }
+            (_, [] | [_]) => return Ok(()),
+            (_, dims) => {
+                let rule = "one number, or one entry per key/value head";
+                return Err(self.wrong_shape(name, dims, rule));
+            }
+        };
+        self.check_shape(name, tensor, &[entries], rule)
     }
 
     pub(crate) fn check_shape(
@@ -124,33 +218,15 @@ impl Caller {
     }
 
     /// An error of warptile's, by the names that candle's functions give their arguments.
-    pub(crate) fn failed(&self, error: warptile::Error) -> Error {
-        let name = |argument| match argument {
-            "query_offsets" => "seqlens_q",
-            "key_offsets" => "seqlens_k",
-            "scale" => "softmax_scale",
-            other => other,
-        };
-        let renamed = match error {
-            warptile::Error::Lengths {
-                argument,
-                index,
-                rule,
-            } => warptile::Error::Lengths {
-                argument: name(argument),
-                index,
-                rule,
-            },
-            warptile::Error::NonFinite { argument, value } => warptile::Error::NonFinite {
-                argument: name(argument),
-                value,
-            },
-            warptile::Error::ScaleTooLarge { argument, value } => warptile::Error::ScaleTooLarge {
-                argument: name(argument),
-                value,
-            },
-            other => other,
-        };
-        self.broken(renamed)
+    pub(crate) fn failed(&self, mut error: warptile::Error) -> Error {
+        use warptile::Error::{Lengths, NonFinite, ScaleTooLarge, Value};
+        if let Lengths { argument, .. }
+        | Value { argument, .. }
+        | NonFinite { argument, .. }
+        | ScaleTooLarge { argument, .. } = &mut error
+        {
+            *argument = self::argument(argument);
+        }
+        self.broken(error)
     }
 }

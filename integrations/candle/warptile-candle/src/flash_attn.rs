@@ -1,6 +1,7 @@
 //! The functions of candle-flash-attn, by their names and signatures.
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
+use warptile::Operand;
 
 use crate::attention::Attention;
 use crate::key_lengths::key_lengths;
@@ -24,12 +25,11 @@ pub struct FlashAttn {
 
 impl FlashAttn {
     fn attention(&self) -> Attention {
-        let mut attention = Attention::new(self.softmax_scale)
+        Attention::new(self.softmax_scale)
             .window(self.window_size_left, self.window_size_right)
-            .named("flash-attn");
-        attention.softcap = self.softcap;
-        attention.alibi_slopes = self.alibi_slopes.clone();
-        attention
+            .softcap(self.softcap.unwrap_or(0.0))
+            .with(Operand::Slopes, self.alibi_slopes.as_ref())
+            .named("flash-attn")
     }
 }
 
@@ -102,14 +102,8 @@ pub fn flash_attn_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let operation = FlashAttn {
-        softmax_scale,
-        alibi_slopes: None,
-        window_size_left,
-        window_size_right,
-        softcap: None,
-    };
-    q.apply_op3(k, v, operation)
+    let (left, right) = (window_size_left, window_size_right);
+    flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, left, right, 0.0)
 }
 
 /// As [`flash_attn`], with ALiBi: `alibi_slopes`, f32 `(heads)`, times the distance of query and key is subtracted from the scores.
@@ -141,14 +135,8 @@ pub fn flash_attn_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let operation = FlashAttn {
-        softmax_scale,
-        alibi_slopes: Some(alibi_slopes.clone()),
-        window_size_left,
-        window_size_right,
-        softcap: None,
-    };
-    q.apply_op3(k, v, operation)
+    let (left, right) = (window_size_left, window_size_right);
+    flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, 0.0)
 }
 
 /// As [`flash_attn_windowed`], with or without ALiBi, and with scores bounded by `softcap * tanh(score / softcap)`; 0 is no bound.
@@ -325,14 +313,14 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     window_size_right: Option<usize>,
     softcap: f32,
 ) -> Result<Tensor> {
-    let mut attention = Attention::new(softmax_scale)
+    Attention::new(softmax_scale)
         .packed_queries(seqlens_q, max_seqlen_q)
         .packed_keys(seqlens_k, max_seqlen_k)
         .window(window_size_left, window_size_right)
         .softcap(softcap)
-        .named(VARLEN);
-    attention.alibi_slopes = alibi_slopes.cloned();
-    attention.forward(q, k, v)
+        .with(Operand::Slopes, alibi_slopes)
+        .named(VARLEN)
+        .forward(q, k, v)
 }
 
 /// As [`flash_attn_varlen_windowed`], with keys and values in pages.
@@ -365,11 +353,11 @@ pub fn flash_attn_varlen_paged_windowed(
     page_block_size: usize,
     softcap: Option<f32>,
 ) -> Result<Tensor> {
-    let mut attention = Attention::new(softmax_scale)
+    let attention = Attention::new(softmax_scale)
         .packed_queries(seqlens_q, max_seqlen_q)
         .window(window_size_left, window_size_right)
+        .softcap(softcap.unwrap_or(0.0))
         .named(VARLEN);
-    attention.softcap = softcap;
     if mm_prefix_ranges.is_some() {
         return Err(attention.caller.broken(
             "mm_prefix_ranges is given, but ranges of keys that bypass the mask are not supported; pass None",
@@ -381,7 +369,7 @@ pub fn flash_attn_varlen_paged_windowed(
             k.dims()
         )));
     }
-    let key_lengths = key_lengths(&attention, seqlens_k)?;
+    let key_lengths = key_lengths(attention.caller, seqlens_k)?;
     attention
         .paged(block_table, &key_lengths, max_seqlen_k)
         .forward(q, k, v)

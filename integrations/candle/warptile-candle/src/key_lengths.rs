@@ -2,15 +2,15 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::attention::Attention;
+use crate::caller::Caller;
 use crate::cpu::numbers;
 
 /// The differences of neighbours in `seqlens_k`, on its device.
-pub(crate) fn key_lengths(attention: &Attention, seqlens_k: &Tensor) -> Result<Tensor> {
+pub(crate) fn key_lengths(caller: Caller, seqlens_k: &Tensor) -> Result<Tensor> {
     let sequences = match (seqlens_k.dims(), seqlens_k.dtype()) {
         (&[entries], DType::U32 | DType::I32) if entries >= 2 => entries - 1,
         (dims, dtype) => {
-            return Err(attention.caller.broken(format_args!(
+            return Err(caller.broken(format_args!(
                 "seqlens_k has shape {dims:?} and dtype {}, but must be (sequences + 1), of at least one sequence, u32 or i32",
                 dtype.as_str()
             )));
@@ -18,18 +18,18 @@ pub(crate) fn key_lengths(attention: &Attention, seqlens_k: &Tensor) -> Result<T
     };
     if !seqlens_k.device().is_cpu() {
         if seqlens_k.dtype() == DType::I32 {
-            return Err(attention.caller.broken(
+            return Err(caller.broken(
                 "seqlens_k is i32 on a GPU, where candle cannot subtract it; it must be u32 there for keys in pages",
             ));
         }
         // Not read here, as that would wait for the device.
         return seqlens_k.narrow(0, 1, sequences)? - seqlens_k.narrow(0, 0, sequences)?;
     }
-    let ends = numbers(attention, "seqlens_k", seqlens_k)?;
+    let ends = numbers(caller, "seqlens_k", seqlens_k)?;
     let length = |(index, pair): (usize, &[i32])| {
         let length = i64::from(pair[1]) - i64::from(pair[0]);
         u32::try_from(length).map_err(|_| {
-            attention.caller.broken(format_args!(
+            caller.broken(format_args!(
                 "seqlens_k[{}] is {}, less than the entry before it ({}); entries must not decrease",
                 index + 1,
                 pair[1],

@@ -26,10 +26,10 @@
 //! # What it computes
 //!
 //! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v also another one than of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
-//! - The results of candle-flash-attn but for rounding: causal masks and windows aligned bottom-right, softcap, ALiBi, grouped heads,
-//!   packed sequences, and keys and values in pages of 1 to 256 rows. A query that sees no key gives 0.
-//! - [`Attention`] has options that candle-flash-attn lacks: the log-sum-exp of each row, attention sinks, and pages whose key
-//!   lengths a captured graph reads anew at each replay. [`write_to_pages`] writes new keys and values into such pages.
+//! - The results of candle-flash-attn except for rounding, with all its options: masks and windows aligned bottom-right, grouped heads,
+//!   packed sequences, keys and values in pages of 1 to 256 rows, and so on. A query that sees no key gives 0.
+//! - [`Attention`] has these options as methods, and some that candle-flash-attn lacks, such as the log-sum-exp of each row, and pages
+//!   whose key lengths a captured graph reads at each replay. [`write_to_pages`] writes new keys and values into such pages.
 //! - Keys and values in f8e4m3 with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU
 //!   the head size is a multiple of 16 up to 256 then, and q is f16 or bf16.
 //!
@@ -57,13 +57,7 @@ mod cuda;
 mod describe;
 mod flash_attn;
 mod key_lengths;
-mod quantized;
 
 pub use attention::Attention;
 pub use cache::{write_to_pages, write_to_pages_quantized};
-pub use flash_attn::{
-    FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed,
-    flash_attn_alibi_windowed_softcap, flash_attn_varlen, flash_attn_varlen_alibi,
-    flash_attn_varlen_alibi_windowed, flash_attn_varlen_alibi_windowed_softcap,
-    flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed, flash_attn_windowed,
-};
+pub use flash_attn::*;

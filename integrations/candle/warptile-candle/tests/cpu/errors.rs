@@ -123,7 +123,7 @@ fn one_number_per_head() {
     let infinite = Tensor::new(&[0.0, 1.0, f32::INFINITY, 0.0], device).unwrap();
     expect(
         flash_attn_alibi(&q, &k, &k, &infinite, 0.125, true),
-        "flash-attn: alibi_slopes is inf, but must be a finite number",
+        "flash-attn: alibi_slopes[2] is inf, but must be a finite number",
     );
     expect(
         Attention::new(1.0)
