@@ -21,8 +21,11 @@ pub(crate) struct Inputs<T> {
     pub(crate) layouts: [Layout; 3],
     pub(crate) numbers: Numbers,
     /// Tensors that have an element for each score, `[batch, heads, queries, keys]` in memory.
-    pub(crate) scores: Slots<Option<(ScoreData<Vec<T>, Vec<u8>>, Layout)>>,
+    pub(crate) scores: Slots<Option<LaidOut<T>>>,
 }
+
+/// A tensor that has an element for each score, and how it lies.
+type LaidOut<T> = (ScoreData<Vec<T>, Vec<u8>>, Layout);
 
 /// Keys and values.
 #[derive(Debug, Clone)]

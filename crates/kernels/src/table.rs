@@ -1,6 +1,6 @@
 //! The two lists that others are made from: the operands of all operations, and the features of images.
 //!
-//! [`Slots`](crate::Slots) has a value for each operand. What a number of a score means, [`Scoring`] says.
+//! `Slots` has a value for each operand. What a number of a score means, [`Scoring`] says.
 //!
 //! [`Scoring`]: https://docs.rs/warptile/latest/warptile/struct.Scoring.html
 
