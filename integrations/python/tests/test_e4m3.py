@@ -177,7 +177,7 @@ class E4m3(unittest.TestCase):
             write(k_descale=1.0)
         with self.assertRaisesRegex(ValueError, "k_descale has 3 numbers"):
             write(k_descale=[1.0] * 3, v_descale=1.0)
-        with self.assertRaisesRegex(ValueError, r"v_descale\[0\] is -1; a scale is"):
+        with self.assertRaisesRegex(ValueError, r"v_descale\[0\] is -1, but must be"):
             write(k_descale=1.0, v_descale=-1.0)
 
 
