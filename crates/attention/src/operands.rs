@@ -330,11 +330,15 @@ impl<'a, T: Element> Keys<'a, T> {
 
     /// Of elements `T`, unless `quantized` says otherwise.
     pub(crate) fn of([k, v]: [Part<'a>; 2], quantized: Option<ScaledBy<'a>>) -> Self {
-        let mut given = Vec::with_capacity(8);
-        given.push((Operand::K, Given::Tensor(k)));
-        given.push((Operand::V, Given::Tensor(v)));
+        let tensors = [
+            (Operand::K, Given::Tensor(k)),
+            (Operand::V, Given::Tensor(v)),
+        ];
+        let mut given = Vec::from(tensors);
         let element = quantized.as_ref().map_or(T::TYPE, |by| by.element);
-        given.extend(quantized.into_iter().flat_map(|by| by.scales));
+        if let Some(by) = quantized {
+            given.extend(by.scales);
+        }
         Keys {
             element,
             side: Side::new(given),

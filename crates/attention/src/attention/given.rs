@@ -25,10 +25,12 @@ impl<'a> Arguments<'a> {
         queries: &'a Queries<'a, T>,
         keys: &'a Keys<'a, T>,
     ) -> Self {
-        let mut given = Vec::with_capacity(Operand::COUNT);
+        let (of_queries, of_keys) = (&queries.side.given, &keys.side.given);
+        let count = 1 + of_queries.len() + of_keys.len() + attention.numbers.len();
+        let mut given = Vec::with_capacity(count);
         given.push((Operand::Q, Given::Tensor(Part::all(queries.q))));
-        given.extend(queries.side.given.iter().cloned());
-        given.extend(keys.side.given.iter().cloned());
+        given.extend_from_slice(of_queries);
+        given.extend_from_slice(of_keys);
         let numbers = attention.numbers.iter().map(|(operand, numbers)| {
             let bytes = bytemuck::cast_slice(numbers);
             (*operand, Given::Numbers(Numbers::Host(bytes)))

@@ -160,7 +160,7 @@ impl<'a> Bindings<'a> {
 
     /// Memory whose elements are those that the description has.
     pub(crate) fn set(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {
-        self.put::<u8>(operand, view);
+        self.views[operand] = Some(view);
     }
 
     fn put<T: Pod>(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {

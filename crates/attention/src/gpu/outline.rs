@@ -6,6 +6,7 @@ use warptile_kernels::Slots;
 use crate::call::Call;
 use crate::error::Result;
 use crate::gpu::memory::Expected;
+use crate::gpu::prepared::host_numbers;
 use crate::gpu::slots::expected;
 use crate::gpu::workspace::workspace_of;
 use crate::plan::{LaunchShape, Plan};
@@ -14,6 +15,8 @@ use crate::plan::{LaunchShape, Plan};
 #[derive(Debug)]
 pub(super) struct Outline {
     pub(super) expected: Slots<Expected>,
+    /// Whether there are numbers of lengths or pages in host memory.
+    pub(super) has_host_numbers: bool,
     /// Of each step of the plan.
     pub(super) shapes: Vec<LaunchShape>,
 }
@@ -23,6 +26,7 @@ impl Outline {
     pub(super) fn of(plan: &Plan, call: &Call) -> Result<Self> {
         Ok(Outline {
             expected: expected(call, plan.needs_alignment()),
+            has_host_numbers: host_numbers(call).any(|(_, list)| !list.is_empty()),
             shapes: { plan.steps().iter() }
                 .map(|step| step.shape(call))
                 .collect::<Result<_>>()?,

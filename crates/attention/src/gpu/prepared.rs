@@ -120,7 +120,10 @@ impl Prepared {
         // The way into the context and whether the stream is in a capture: once for all that follows.
         let at = stream.launching()?;
         let capture = at.capture();
-        let staged = self.stage(stream, call, &mut addresses)?;
+        let staged = match outline.has_host_numbers {
+            true => Some(self.stage(stream, call, &mut addresses)?),
+            false => None,
+        };
         let workspace = outline.workspace(stream, capture)?;
         let blocks = blocks(&addresses, workspace)?;
         let submitted = submit_in_order(stream, capture, bindings.views(), || {
@@ -251,31 +254,23 @@ impl Prepared {
     }
 
     /// Sends the lengths and pages that the host knows ahead of the kernel, and fills in where they are.
-    fn stage(
-        &self,
-        stream: &Stream,
-        call: &Call,
-        addresses: &mut Slots<u64>,
-    ) -> Result<Option<Staged>> {
+    fn stage(&self, stream: &Stream, call: &Call, addresses: &mut Slots<u64>) -> Result<Staged> {
         let mut numbers: Vec<i32> = Vec::new();
         let mut places: Vec<(Operand, usize)> = Vec::new();
         for (operand, list) in host_numbers(call) {
             places.push((operand, numbers.len()));
             numbers.extend_from_slice(list);
         }
-        if numbers.is_empty() {
-            return Ok(None);
-        }
         let staged = self.inner.staging.upload(stream, &numbers)?;
         for (operand, place) in places {
             addresses[operand] = staged.pointer() + 4 * place as u64;
         }
-        Ok(Some(staged))
+        Ok(staged)
     }
 }
 
 /// The lists of lengths and pages that are in host memory.
-fn host_numbers(call: &Call) -> impl Iterator<Item = (Operand, &[i32])> {
+pub(super) fn host_numbers(call: &Call) -> impl Iterator<Item = (Operand, &[i32])> {
     Operand::ALL
         .into_iter()
         .filter_map(|operand| Some((operand, call.numbers(operand)?.on_host()?)))
