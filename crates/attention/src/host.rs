@@ -181,3 +181,16 @@ pub(crate) fn check_type(
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_values_of_a_cache_in_bytes_begin_after_whole_elements() {
+        let mut memory = [0_u8; 16];
+        let outputs = HostOutputs::cache_in_one(&mut memory, 4);
+        assert_eq!(outputs.get(Operand::KPages, 2), Some((16, None)));
+        assert_eq!(outputs.get(Operand::VPages, 2), Some((8, None)));
+    }
+}
