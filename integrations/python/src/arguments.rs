@@ -12,10 +12,10 @@ use crate::errors::{Failure, Result, python_name};
 use crate::given::{Argument, Given, Values};
 use crate::torch::Torch;
 
-/// What Python gives for each operand.
+/// The object that Python gives for each operand.
 pub(crate) type Objects<'py> = Slots<Option<Bound<'py, PyAny>>>;
 
-/// Takes operands out of keyword arguments. `other` takes the rest, and says whether it knows the name.
+/// Takes operands out of keyword arguments, after those that `other` takes, which says whether it knows the name.
 pub(crate) fn objects<'py>(
     function: &str,
     operations: Operations,
@@ -25,23 +25,22 @@ pub(crate) fn objects<'py>(
     let mut objects = Objects::default();
     for (name, value) in keywords.into_iter().flatten() {
         let name = name.cast::<PyString>().map_err(PyErr::from)?.to_cow()?;
-        let operand =
-            Operand::of(operations).find(|known| python_name(*known, operations) == Some(&*name));
-        match operand {
-            Some(operand) => objects[operand] = Some(value).filter(|value| !value.is_none()),
-            None if other(&name, &value)? => {}
-            None => {
-                return Err(PyTypeError::new_err(format!(
-                    "{function}() got an unexpected keyword argument '{name}'"
-                ))
-                .into());
-            }
+        if other(&name, &value)? {
+            continue;
         }
+        let named = |known: &Operand| python_name(*known, operations) == Some(&*name);
+        let Some(operand) = Operand::of(operations).find(named) else {
+            return Err(PyTypeError::new_err(format!(
+                "{function}() got an unexpected keyword argument '{name}'"
+            ))
+            .into());
+        };
+        objects[operand] = Some(value).filter(|value| !value.is_none());
     }
     Ok(objects)
 }
 
-/// The value of an argument, of which an error says the name.
+/// The value of an argument; an error names it.
 fn value<'py, T>(name: &str, object: &Bound<'py, PyAny>) -> Result<T>
 where
     T: for<'a> FromPyObject<'a, 'py, Error: Into<PyErr>>,

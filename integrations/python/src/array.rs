@@ -5,6 +5,7 @@ mod interfaces;
 mod library;
 
 use pyo3::buffer::PyUntypedBuffer;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 use warptile::kernels::Excerpt;
@@ -78,15 +79,17 @@ impl<'py> Array<'py> {
                 return done(described, Keeper::None);
             }
         }
-        if library == Library::Numpy || object.hasattr("__array_interface__")? {
-            return done(array_interface(name, object)?, Keeper::None);
+        if library == Library::Numpy || object.hasattr(intern!(py, "__array_interface__"))? {
+            return done(array_interface(name, object, library)?, Keeper::None);
         }
-        if object.hasattr("__dlpack__")? && object.hasattr("__dlpack_device__")? {
+        if object.hasattr(intern!(py, "__dlpack__"))?
+            && object.hasattr(intern!(py, "__dlpack_device__"))?
+        {
             let device = dlpack::device(name, object)?;
             let capsule = dlpack::export(object, device, for_use.stream)?;
             return done(dlpack::read(name, &capsule)?, Keeper::Capsule(capsule));
         }
-        if object.hasattr("__cuda_array_interface__")? {
+        if object.hasattr(intern!(py, "__cuda_array_interface__"))? {
             return done(cuda_array_interface(name, object, for_use)?, Keeper::None);
         }
         match PyUntypedBuffer::get(object) {
@@ -104,13 +107,13 @@ pub(crate) fn device_of(
     name: &'static str,
     object: &Bound<'_, PyAny>,
 ) -> Result<(Library, Device)> {
-    let library = library_of(object)?;
+    let (py, library) = (object.py(), library_of(object)?);
     let device = match library {
-        Library::Torch => Torch::get(object.py())?.device(name, object)?,
+        Library::Torch => Torch::get(py)?.device(name, object)?,
         Library::Numpy => Device::Cpu,
-        _ if object.hasattr("__dlpack_device__")? => dlpack::device(name, object)?,
-        _ if object.hasattr("__cuda_array_interface__")? => {
-            let interface = object.getattr("__cuda_array_interface__")?;
+        _ if object.hasattr(intern!(py, "__dlpack_device__"))? => dlpack::device(name, object)?,
+        _ if object.hasattr(intern!(py, "__cuda_array_interface__"))? => {
+            let interface = object.getattr(intern!(py, "__cuda_array_interface__"))?;
             let (address, _) = data_of(name, interface.cast().map_err(PyErr::from)?)?;
             crate::gpu::device_of_address(name, address)?
         }

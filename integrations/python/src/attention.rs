@@ -32,9 +32,6 @@ impl<'py> Request<'py> {
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
         let given = reader.given(objects, Operations::FORWARD)?;
         let types = given.types()?;
-        let paged = given
-            .iter()
-            .any(|(operand, _)| operand.kind() == Kind::List(Count::Table));
         let (packed_q, packed_k) = (
             given.has(Operand::QueryOffsets),
             given.has(Operand::KeyOffsets),
@@ -49,9 +46,10 @@ impl<'py> Request<'py> {
             builder = match operand.kind() {
                 Kind::Queries => builder.layout(operand, given.tensor(operand, order, packed_q)?),
                 // Pages have their rows second, unless the order of heads and rows is the other one.
-                Kind::Keys => {
-                    builder.layout(operand, given.tensor(operand, order, packed_k && !paged)?)
-                }
+                Kind::Keys => builder.layout(
+                    operand,
+                    given.tensor(operand, order, packed_k && !given.has(Operand::BlockTable))?,
+                ),
                 Kind::Scores => builder.layout(operand, argument.array()?.is.scores()),
                 Kind::List(Count::Table) => {
                     { builder.numbers(operand, argument.request()) }.table_layout(argument.table()?)

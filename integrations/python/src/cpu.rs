@@ -32,7 +32,7 @@ pub(crate) unsafe fn forward(call: &Call, places: &Places<'_>) -> Result<()> {
     Ok(forward_cpu(call, &inputs, outputs)?)
 }
 
-/// What is read, and what is written beside what `outputs` already has. `reach`: elements of an operand, gaps included.
+/// The inputs, and `outputs` with the other operands that are written. `reach`: elements of an operand, gaps included.
 ///
 /// # Safety
 /// As [`forward`], as long as the slices live; [`check`] has found nothing wrong. Gaps between rows of an output are in its slice, but are

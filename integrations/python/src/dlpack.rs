@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, c_void};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -71,7 +72,9 @@ struct DlManagedTensorVersioned {
 
 /// Where the object's `__dlpack_device__` says it is.
 pub(crate) fn device(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Device> {
-    let (kind, id): (i64, i64) = object.call_method0("__dlpack_device__")?.extract()?;
+    let (kind, id): (i64, i64) = object
+        .call_method0(intern!(object.py(), "__dlpack_device__"))?
+        .extract()?;
     device_of(name, kind, id)
 }
 
@@ -96,15 +99,15 @@ pub(crate) fn export<'py>(
     let options = PyDict::new(py);
     if let Device::Cuda(_) = device {
         // Of CUDA's default streams, DLPack has no number 0: 1 is the one that handle 0 means.
-        options.set_item("stream", stream.max(1))?;
+        options.set_item(intern!(py, "stream"), stream.max(1))?;
     }
     let with_version = options.copy()?;
-    with_version.set_item("max_version", VERSION)?;
-    with_version.set_item("copy", false)?;
-    let capsule = match object.call_method("__dlpack__", (), Some(&with_version)) {
+    with_version.set_item(intern!(py, "max_version"), VERSION)?;
+    with_version.set_item(intern!(py, "copy"), false)?;
+    let capsule = match object.call_method(intern!(py, "__dlpack__"), (), Some(&with_version)) {
         // A producer from before versions does not know the arguments.
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
-            object.call_method("__dlpack__", (), Some(&options))?
+            object.call_method(intern!(py, "__dlpack__"), (), Some(&options))?
         }
         other => other?,
     };

@@ -1,4 +1,4 @@
-//! What Python's `help` says of operands, from the table that has them.
+//! Documentation of operands for Python's `help`, from their table.
 
 use std::ffi::{CStr, CString};
 
@@ -9,7 +9,7 @@ use warptile::kernels::{Count, Elements, Kind, Operations};
 
 use crate::given::scaled_types;
 
-/// What a function's signature has in place of operands.
+/// The place of the operands in a function's signature.
 const OPERANDS: &str = "**operands";
 
 /// A function of the module, whose signature and documentation have all operands of attention.
@@ -77,9 +77,7 @@ fn extents(operand: Operand) -> String {
         Kind::List(Count::Table) => {
             "`[sequences, pages]`; that of k and v is `[pages, rows of a page, heads, head size]`"
         }
-        _ => {
-            "q's but for the head size, which is that of v; q's library makes it if it is not given"
-        }
+        _ => "that of q with the head size of v; q's library makes it if it is not given",
     };
     let elements = match operand.elements() {
         Elements::F32 => "`float32`",

@@ -148,7 +148,7 @@ impl<'py> Given<'py> {
         self.arguments.as_slice()[operand as usize].is_some()
     }
 
-    /// What was given for an operand that must be.
+    /// The argument of an operand that must be given.
     pub(crate) fn get(&self, operand: Operand) -> Result<&Argument<'py>> {
         self.arguments[operand].as_deref().ok_or_else(|| {
             let name = python_name(operand, self.operations).unwrap_or(operand.name());

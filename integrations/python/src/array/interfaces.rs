@@ -1,16 +1,17 @@
 //! Numpy's and CUDA's array interfaces and the buffer protocol, which tell of an array by strides in bytes.
 
 use pyo3::buffer::PyUntypedBuffer;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
-use crate::array::Use;
 use crate::array::described::{Described, Device, Dtype};
+use crate::array::{Library, Use};
 use crate::errors::{Failure, Result};
 
 /// Address and whether it is read-only.
 pub(super) fn data_of(name: &'static str, interface: &Bound<'_, PyDict>) -> Result<(u64, bool)> {
-    match interface.get_item("data")? {
+    match interface.get_item(intern!(interface.py(), "data"))? {
         Some(data) if !data.is_none() => Ok(data.extract()?),
         _ => Err(Failure::Type(format!(
             "{name} does not say where its data is"
@@ -19,11 +20,15 @@ pub(super) fn data_of(name: &'static str, interface: &Bound<'_, PyDict>) -> Resu
 }
 
 /// Numpy's interface, version 3: <https://numpy.org/doc/stable/reference/arrays.interface.html>.
-pub(super) fn array_interface(name: &'static str, object: &Bound<'_, PyAny>) -> Result<Described> {
-    let interface = object.getattr("__array_interface__")?;
+pub(super) fn array_interface(
+    name: &'static str,
+    object: &Bound<'_, PyAny>,
+    library: Library,
+) -> Result<Described> {
+    let interface = object.getattr(intern!(object.py(), "__array_interface__"))?;
     let interface = interface.cast::<PyDict>().map_err(PyErr::from)?;
     // A subclass with a mask has values that do not count, of which its interface says nothing.
-    if object.hasattr("mask")? {
+    if library != Library::Numpy && object.hasattr("mask")? {
         return Err(Failure::Type(format!(
             "{name} is a masked array, whose mask would be ignored; pass its data, and its mask as key_mask"
         )));
@@ -51,26 +56,27 @@ pub(super) fn cuda_array_interface(
 }
 
 /// What both interfaces have in common.
-fn of_interface(
+fn of_interface<'py>(
     name: &'static str,
-    object: &Bound<'_, PyAny>,
-    interface: &Bound<'_, PyDict>,
+    object: &Bound<'py, PyAny>,
+    interface: &Bound<'py, PyDict>,
     device: Device,
 ) -> Result<Described> {
-    let item = |key: &str| -> Result<Option<Bound<'_, PyAny>>> {
+    let py = object.py();
+    let item = |key: &Bound<'py, PyString>| -> Result<Option<Bound<'py, PyAny>>> {
         Ok(interface.get_item(key)?.filter(|item| !item.is_none()))
     };
-    if item("mask")?.is_some() {
+    if item(intern!(py, "mask"))?.is_some() {
         return Err(Failure::Type(format!(
             "{name} has a mask in its array interface, which warptile does not read"
         )));
     }
     let missing = |key: &str| Failure::Type(format!("{name} has an array interface without {key}"));
     let (address, read_only) = data_of(name, interface)?;
-    let shape: Vec<i64> = item("shape")?.ok_or_else(|| missing("shape"))?.extract()?;
-    let typestr: String = item("typestr")?
-        .ok_or_else(|| missing("typestr"))?
-        .extract()?;
+    let shape = item(intern!(py, "shape"))?.ok_or_else(|| missing("shape"))?;
+    let shape: Vec<i64> = shape.extract()?;
+    let typestr = item(intern!(py, "typestr"))?.ok_or_else(|| missing("typestr"))?;
+    let typestr: String = typestr.extract()?;
     let mut dtype = dtype_of_typestr(&typestr);
     // Numpy has no bfloat16 and no float8 of its own; those of ml_dtypes are bytes of nothing in particular.
     if let Dtype::Other(_) = dtype {
@@ -85,7 +91,9 @@ fn of_interface(
             };
         }
     }
-    let strides: Option<Vec<i64>> = item("strides")?.map(|item| item.extract()).transpose()?;
+    let strides: Option<Vec<i64>> = item(intern!(py, "strides"))?
+        .map(|item| item.extract())
+        .transpose()?;
     let strides = in_elements(name, &shape, strides.as_deref(), &dtype)?;
     Described::new(
         name,

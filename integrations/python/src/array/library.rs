@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyType};
@@ -44,7 +45,7 @@ pub(super) fn library_of(object: &Bound<'_, PyAny>) -> Result<Library> {
     if NDARRAY.get(py).is_some_and(|known| class.is(known)) {
         return Ok(Library::Numpy);
     }
-    let module = class.getattr("__module__")?;
+    let module = class.getattr(intern!(py, "__module__"))?;
     let Ok(module) = module.cast::<PyString>() else {
         return Ok(Library::Other);
     };
