@@ -11,9 +11,9 @@ use warptile_kernels::{Count, Elements, Kind, Operand, Operations, Types};
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::extents::expect_room;
+use crate::gpu::slots;
 use crate::heads::Heads;
-use crate::host::{HostInputs, check_type};
+use crate::host::{self, HostInputs, HostOutputs};
 use crate::layout::Layout;
 use crate::lengths::SideLengths;
 use crate::mask::Mask;
@@ -396,34 +396,22 @@ impl Call {
     /// # Errors
     /// An [`Error`] that names the argument and the rule.
     pub fn check_inputs(&self, inputs: &HostInputs<'_>) -> Result<()> {
-        for operand in Operand::of(Operations::FORWARD) {
-            let argument = operand.name();
-            let numbers = self.numbers(operand);
-            if numbers.is_some_and(Numbers::on_device) {
-                return Err(Error::Presence {
-                    argument,
-                    rule: "is on a GPU, but the tensors are in host memory",
-                });
-            }
-            // The call has its own copy of lengths and tables.
-            if numbers.is_some() || operand.is_written() {
-                continue;
-            }
-            let given = inputs.get(operand);
-            self.expect_presence(operand, given.is_some())?;
-            let Some(given) = given else { continue };
-            let expected = self.type_of(operand);
-            check_type(argument, expected, given.element)?;
-            let size = expected.map_or(1, ElementType::size);
-            match operand.kind() {
-                Kind::List(_) => {
-                    let values = inputs.elements::<f32>(operand)?;
-                    self.check_values(operand, values.unwrap_or_default())?;
-                }
-                _ => expect_room(argument, self.reach(operand), given.bytes.len() / size)?,
-            }
-        }
-        Ok(())
+        self.check_memory(inputs, None)
+    }
+
+    /// [`check_inputs`](Self::check_inputs), and the same of outputs.
+    pub(crate) fn check_memory(
+        &self,
+        inputs: &HostInputs<'_>,
+        outputs: Option<&HostOutputs<'_>>,
+    ) -> Result<()> {
+        host::check(
+            &slots::expected(self, false),
+            self.terms.types.scaled(),
+            inputs,
+            outputs,
+        )?;
+        self.check_key_scales(inputs.elements(Operand::KScale)?.unwrap_or_default())
     }
 
     /// Checks the numbers of an operand against what the call says: their count, and that each is one that the operand may have. The
@@ -445,11 +433,15 @@ impl Call {
         }
         check_list(operand, values)?;
         match operand {
-            Operand::KScale => values.iter().try_for_each(|&k| {
-                check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
-            }),
+            Operand::KScale => self.check_key_scales(values),
             _ => Ok(()),
         }
+    }
+
+    fn check_key_scales(&self, scales: &[f32]) -> Result<()> {
+        scales.iter().try_for_each(|&k| {
+            check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
+        })
     }
 
     /// Refuses an operand that is given though the call does not have it, or that is missing.

@@ -34,7 +34,7 @@ use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Sequence};
 use crate::element::{Element, ElementType};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::{HostInputs, HostOutputs};
 
 use block::{Block, Blocks, Results, Scratch};
@@ -48,7 +48,7 @@ pub(crate) use threads::in_parallel;
 
 /// Computes a call on the CPU.
 ///
-/// `lse`, if given, has the shape [`Call::lse_shape`], contiguous. Rows of a packed tensor that belong to no sequence
+/// The lse, which need not be given, has the shape [`Call::lse_shape`], contiguous. Rows of a packed tensor that belong to no sequence
 /// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
 /// by the key mask.
 ///
@@ -95,26 +95,10 @@ fn compute<T: Element>(
     inputs: &HostInputs<'_>,
     mut outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    call.check_inputs(inputs)?;
+    call.check_memory(inputs, Some(&outputs))?;
     let operands = Operands::<T>::new(call, inputs)?;
-    let missing = || Error::Presence {
-        argument: Operand::Out.name(),
-        rule: "is missing",
-    };
-    let out = outputs.take::<T>(Operand::Out)?.ok_or_else(missing)?;
-    call.out().check_buffer("out", out.len())?;
-    let lse = outputs.take::<f32>(Operand::Lse)?;
-    let lse = match lse {
-        Some(lse) if lse.len() < call.lse_len() => {
-            return Err(Error::BufferTooSmall {
-                argument: "lse",
-                needed: call.lse_len(),
-                available: lse.len(),
-            });
-        }
-        Some(lse) => Some(SharedMut::new(lse)),
-        None => None,
-    };
+    let out = outputs.take::<T>(Operand::Out)?.unwrap_or_default();
+    let lse = outputs.take::<f32>(Operand::Lse)?.map(SharedMut::new);
     if call.lse_len() == 0 {
         // No row: but there may be more sequences without one than anybody can count.
         return Ok(());

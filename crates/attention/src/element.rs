@@ -3,7 +3,10 @@
 use std::any::TypeId;
 use std::fmt::Debug;
 
+use bytemuck::Pod;
+
 use crate::e4m3::E4m3;
+use crate::error::{Error, Result};
 
 pub use warptile_kernels::{ElementType, Types};
 
@@ -37,8 +40,66 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
+/// The type of the elements of a piece of memory, as far as Rust's types tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryType {
+    size: usize,
+    element: Option<ElementType>,
+}
+
+impl MemoryType {
+    /// The type `T`. Bytes (`u8`) are elements of whatever type the description has.
+    #[must_use]
+    pub fn of<T: Pod>() -> Self {
+        MemoryType {
+            size: size_of::<T>(),
+            element: type_of::<T>(),
+        }
+    }
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Refuses elements of another type than `expected`, or of another size. `None` is the type of whole numbers.
+    pub(crate) fn check(
+        self,
+        argument: &'static str,
+        expected: Option<ElementType>,
+        size: u64,
+    ) -> Result<()> {
+        let is_bytes = self.size == 1 && self.element.is_none();
+        if is_bytes || (self.element, self.size as u64) == (expected, size) {
+            return Ok(());
+        }
+        check_type(argument, expected, self.element)?;
+        Err(Error::Presence {
+            argument,
+            rule: "has numbers of another type than the call was built for",
+        })
+    }
+}
+
+/// Refuses elements of another type than expected, as far as both are known.
+pub(crate) fn check_type(
+    argument: &'static str,
+    expected: Option<ElementType>,
+    found: Option<ElementType>,
+) -> Result<()> {
+    match (expected, found) {
+        (Some(expected), Some(found)) if found != expected => Err(Error::ElementMismatch {
+            argument,
+            expected,
+            found,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// The element type that `T` is; `None` of any other type, such as the bytes of elements.
-pub(crate) fn type_of<T: 'static>() -> Option<ElementType> {
+fn type_of<T: 'static>() -> Option<ElementType> {
     let of = TypeId::of::<T>();
     [
         (TypeId::of::<half::f16>(), ElementType::F16),
@@ -160,6 +221,20 @@ mod tests {
         assert_eq!(f16::from_f64(-70000.0), f16::NEG_INFINITY);
         assert!(<bf16 as Element>::from_f64(f64::NAN).is_nan());
         assert_eq!(f32::from_f64(-1e300), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn numbers_that_are_no_whole_ones_are_refused_for_them() {
+        let lengths = |memory: MemoryType| memory.check("key_lengths", None, 4).is_ok();
+        assert!(lengths(MemoryType::of::<i32>()));
+        assert!(lengths(MemoryType::of::<u32>()));
+        assert!(lengths(MemoryType::of::<u8>()));
+        assert!(!lengths(MemoryType::of::<f32>()));
+        assert!(!lengths(MemoryType::of::<i64>()));
+        let keys = |memory: MemoryType| memory.check("k", Some(ElementType::F16), 2).is_ok();
+        assert!(keys(MemoryType::of::<f16>()));
+        assert!(!keys(MemoryType::of::<bf16>()));
+        assert!(!keys(MemoryType::of::<u16>()));
     }
 
     #[test]

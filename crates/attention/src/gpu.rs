@@ -26,7 +26,7 @@ mod outline;
 mod prepared;
 mod ready;
 mod session;
-mod slots;
+pub(crate) mod slots;
 mod sync;
 mod workspace;
 
@@ -51,8 +51,9 @@ pub(crate) use bindings::in_one;
 pub(crate) use memory::{Access, Expected};
 pub(crate) use ready::Ready;
 
+pub use crate::element::MemoryType;
 pub use append::{PositionElement, PreparedAppend};
-pub use bindings::{Bindings, MemoryType};
+pub use bindings::Bindings;
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;

@@ -211,6 +211,10 @@ impl<'a> Bindings<'a> {
 
     /// The memory of an operand that is written.
     pub fn output<T: Pod>(mut self, operand: Operand, view: CudaViewMut<'a, T>) -> Self {
+        if operand == Operand::VPages {
+            // In a view of their own, not in that of the keys.
+            self.values_at = None;
+        }
         self.views[operand] = Some(View::new(view));
         self
     }

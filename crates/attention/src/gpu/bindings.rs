@@ -4,42 +4,17 @@ use bytemuck::Pod;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut};
 use warptile_kernels::{Operand, Slots};
 
-use crate::element::{Element, ElementType, type_of};
-use crate::error::{Error, Result};
+use crate::element::{Element, MemoryType};
+use crate::error::Result;
 use crate::gpu::memory::{Expected, Views, check_views};
 use crate::gpu::slots;
-use crate::host::check_type;
 use crate::{Append, Call};
-
-/// The type of a view's elements, as far as a launch can check it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryType {
-    size: usize,
-    element: Option<ElementType>,
-}
-
-impl MemoryType {
-    /// The type `T`. Bytes (`u8`) are elements of whatever type the description has.
-    #[must_use]
-    pub fn of<T: Pod>() -> Self {
-        MemoryType {
-            size: size_of::<T>(),
-            element: type_of::<T>(),
-        }
-    }
-
-    /// Bytes of an element.
-    #[must_use]
-    pub const fn size(&self) -> usize {
-        self.size
-    }
-}
 
 impl Call {
     /// Checks the types of views for a raw launch. Nothing else can: it has only addresses.
     ///
     /// # Errors
-    /// [`Error::ElementMismatch`]; [`Error::Presence`] where the size of elements is another one.
+    /// [`Error::ElementMismatch`]; [`Error::Presence`] where one of both types is that of whole numbers.
     pub fn check_types(&self, types: &Slots<Option<MemoryType>>) -> Result<()> {
         check_types(types, &slots::expected(self, false))
     }
@@ -58,16 +33,8 @@ impl Append {
 fn check_types(types: &Slots<Option<MemoryType>>, expected: &Slots<Expected>) -> Result<()> {
     for (operand, found) in types.given() {
         let expected = &expected[operand];
-        let is_bytes = found.size == 1 && found.element.is_none();
-        if is_bytes || !expected.wanted {
-            continue;
-        }
-        check_type(operand.name(), expected.element, found.element)?;
-        if found.size as u64 != expected.size {
-            return Err(Error::Presence {
-                argument: operand.name(),
-                rule: "has numbers of another size than the call was built for",
-            });
+        if expected.wanted {
+            found.check(operand.name(), expected.element, expected.size)?;
         }
     }
     Ok(())

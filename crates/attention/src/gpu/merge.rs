@@ -7,14 +7,13 @@ use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::abi::{self, MERGE_PARTS};
 use warptile_kernels::{ElementType, Image, Role, Types};
 
-use crate::element::Element;
+use crate::element::{Element, check_type};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
 use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, Operation};
-use crate::host::check_type;
 use crate::ops::{LseBase, Merge};
 
 /// The kernel that merges results of one element type, loaded. It belongs to no stream: any number of threads may launch it, on

@@ -9,12 +9,12 @@ use warptile_kernels::abi::MERGE_PARTS;
 use warptile_kernels::{Image, Operand, Role, Types, images_for};
 
 use crate::device::DeviceProfile;
+use crate::element::check_type;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::kernel::{Block, LoadedKernel, waits_itself};
 use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
 use crate::gpu::sync;
-use crate::host::check_type;
 use crate::plan::{MAX_TILES, check_images, preference};
 
 /// The most slots an operation has: those of a merge.

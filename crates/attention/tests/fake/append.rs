@@ -360,7 +360,7 @@ fn numbers_of_another_size_are_refused() {
         assert!(
             error
                 .to_string()
-                .starts_with("positions has numbers of another size"),
+                .starts_with("positions has numbers of another type"),
             "{error}"
         );
         let error = prepared

@@ -3,13 +3,13 @@
 use std::sync::Mutex;
 
 use bytemuck::Pod;
-use warptile_kernels::{Operand, Operations};
+use warptile_kernels::Operand;
 
 use super::Append;
 use crate::cpu::{SharedMut, in_parallel};
 use crate::e4m3::E4m3;
-use crate::host::{HostInputs, HostOutputs, check_type};
-use crate::scales::{SCALES, check_list, scale_of};
+use crate::host::{self, HostInputs, HostOutputs};
+use crate::scales::scale_of;
 use crate::{Element, ElementType, Error, Result};
 
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
@@ -34,8 +34,12 @@ fn typed<T: Element>(
     inputs: &HostInputs<'_>,
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    check_inputs(append, inputs, &outputs)?;
-    match append.types().scaled() {
+    let scaled = append.types().scaled();
+    host::check(append.expected(), scaled, inputs, Some(&outputs))?;
+    if let Some(values_at) = outputs.values_at() {
+        check_apart(append, values_at)?;
+    }
+    match scaled {
         None => write::<T, T>(append, inputs, outputs, &|x, _| x),
         Some(_) => {
             let scales = |operand| {
@@ -210,62 +214,6 @@ fn tokens(append: &Append) -> Vec<Token> {
     tokens
 }
 
-/// Checks that all memory is what the description needs, and no more.
-fn check_inputs(append: &Append, inputs: &HostInputs<'_>, outputs: &HostOutputs<'_>) -> Result<()> {
-    for operand in Operand::of(Operations::APPEND) {
-        let (argument, expected) = (operand.name(), &append.expected()[operand]);
-        let is_list = append.host_numbers().any(|(other, _)| other == operand);
-        if is_list {
-            continue;
-        }
-        if SCALES.contains(&operand) {
-            let scales = inputs.elements::<f32>(operand)?;
-            if scales.is_some() != expected.wanted {
-                return Err(Error::Scales {
-                    argument,
-                    keys: append.types().scaled(),
-                });
-            }
-        }
-        let (needed, size) = (expected.bytes.reach() as usize, expected.size as usize);
-        let is_written = expected.access == crate::gpu::Access::Write;
-        let given = match is_written {
-            true => outputs.get(operand, size),
-            false => inputs
-                .get(operand)
-                .map(|slice| (slice.bytes.len(), slice.element)),
-        };
-        let device_list = operand as usize >= Operand::TENSORS && expected.element.is_none();
-        if expected.wanted && device_list {
-            return Err(Error::Presence {
-                argument,
-                rule: "is on a GPU, but the tensors are in host memory",
-            });
-        }
-        crate::call::expect_presence(argument, expected.wanted, given.is_some())?;
-        let Some((bytes, element)) = given else {
-            continue;
-        };
-        check_type(argument, expected.element, element)?;
-        crate::extents::expect_room(argument, needed / size, bytes / size)?;
-        if SCALES.contains(&operand) {
-            let scales = inputs.elements::<f32>(operand)?.unwrap_or_default();
-            if scales.len() != needed / size {
-                return Err(Error::Count {
-                    argument,
-                    found: scales.len(),
-                    needed: needed / size,
-                });
-            }
-            check_list(operand, scales)?;
-        }
-    }
-    match outputs.values_at() {
-        Some(values_at) => check_apart(append, values_at),
-        None => Ok(()),
-    }
-}
-
 /// Checks that keys and values of a cache in one tensor have memory of their own.
 fn check_apart(append: &Append, values_at: usize) -> Result<()> {
     let size = append.types().k.size() as u64;
@@ -277,32 +225,5 @@ fn check_apart(append: &Append, values_at: usize) -> Result<()> {
             other: "v_pages".to_owned(),
         }),
         false => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Layout;
-
-    #[test]
-    fn values_in_the_memory_of_keys_need_room_for_their_elements() {
-        let (row, pages) = (Layout::bshd([1, 1, 1, 8]), Layout::bshd([1, 4, 1, 8]));
-        let append = Append::builder(ElementType::F16, [&row, &row], [&pages, &pages])
-            .slots(&[0])
-            .build()
-            .unwrap();
-        let new = [0_u8; 16];
-        let inputs = HostInputs::default()
-            .with(Operand::K, &new)
-            .with(Operand::V, &new);
-        // 32 elements of two bytes for the keys, and one too few for the values.
-        let mut cache = [0_u8; 126];
-        let outputs = HostOutputs::cache_in_one(&mut cache, 32);
-        let error = append_cpu(&append, &inputs, outputs).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "v_pages needs a buffer of 32 elements for its shape and strides, but has 31"
-        );
     }
 }
