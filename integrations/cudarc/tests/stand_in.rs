@@ -396,7 +396,7 @@ fn errors(session: &Session) -> Result {
         },
     );
     let wide = stream.alloc_zeros::<i64>(2)?;
-    refused("key_lengths has numbers of another size", &|bindings| {
+    refused("key_lengths has numbers of another type", &|bindings| {
         session.launch(&plain, bindings.with(Operand::KeyLengths, wide.as_view()))
     });
     refused(
@@ -438,6 +438,25 @@ fn errors(session: &Session) -> Result {
             |_| Ok(plain.clone()),
         )
     });
+    let floats = stream.alloc_zeros::<f32>(2)?;
+    refused("key_lengths has numbers of another type", &|bindings| {
+        session.launch(&plain, bindings.with(Operand::KeyLengths, floats.as_view()))
+    });
+    // Values in a view of their own, though the keys' view had room for both.
+    let row = Layout::bshd([1, 1, 4, 64]);
+    let append = Append::builder(ElementType::F16, [&row, &row], [&layout, &layout])
+        .device_slots()
+        .build()?;
+    let slots = stream.alloc_zeros::<i64>(1)?;
+    let mut cache = stream.alloc_zeros::<f16>(2 * elements)?;
+    let mut values = stream.alloc_zeros::<f16>(256)?;
+    let bindings = Bindings::append_in_one(q.as_view(), q.as_view(), cache.as_view_mut(), elements)
+        .with(Operand::NewSlots, slots.as_view())
+        .output(Operand::VPages, values.as_view_mut());
+    expect(
+        session.append(&append, bindings),
+        "v_pages needs a buffer of 8192 elements for its shape and strides, but has 256",
+    );
     // Views that begin where 16 bytes cannot be moved at once, and too late.
     let shifted = |start: usize| q.slice(start..);
     let views = |start| {
