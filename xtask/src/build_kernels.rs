@@ -16,18 +16,20 @@ use crate::sources::Sources;
 use crate::toolchain::Toolchain;
 use crate::units::compile_all;
 
-/// What all packs together may add to a user's download and binary, in bytes: less than 7 MB.
-pub const EMBEDDED_LIMIT: u64 = 8_000_000;
+/// What the packs of one crate have to stay under, in bytes: with room for the rest of it below what crates.io takes.
+pub const CRATE_LIMIT: u64 = 8_000_000;
+
+/// What all packs together have to stay under, in bytes: with all features a user downloads and embeds them.
+pub const EMBEDDED_LIMIT: u64 = 24_000_000;
 
 /// Where things lie.
 #[derive(Debug, Clone)]
 pub struct Layout {
     /// Sources and `instances.toml`.
     pub kernels: PathBuf,
-    /// Packs and `manifest.json`.
-    pub images: PathBuf,
-    /// The generated Rust of the catalog and the tilings.
-    pub generated: PathBuf,
+    /// The crates: packs lie in `images-*`, one for each of [`packs::ARCHITECTURES`]; `manifest.json` and the generated Rust of
+    /// the catalog and the tilings lie in `kernels`.
+    pub crates: PathBuf,
     /// The resource report.
     pub report: PathBuf,
 }
@@ -38,14 +40,46 @@ impl Layout {
     pub fn of_repository(root: &Path) -> Self {
         Self {
             kernels: root.join("kernels"),
-            images: root.join("crates/kernels/images"),
-            generated: root.join("crates/kernels/src/generated"),
+            crates: root.join("crates"),
             report: root.join("docs/resources.md"),
         }
     }
 
-    fn manifest(&self) -> PathBuf {
-        self.images.join("manifest.json")
+    /// What is known of all images.
+    #[must_use]
+    pub fn manifest(&self) -> PathBuf {
+        self.crates.join("kernels/manifest.json")
+    }
+
+    /// A file of the generated Rust of `warptile-kernels`.
+    #[must_use]
+    pub fn generated(&self, name: &str) -> PathBuf {
+        self.crates.join("kernels/src/generated").join(name)
+    }
+
+    /// The crate with the packs of one of [`packs::ARCHITECTURES`].
+    fn image_crate(&self, architecture: &str) -> PathBuf {
+        self.crates.join(format!("images-{architecture}"))
+    }
+
+    /// The file of a pack.
+    #[must_use]
+    pub fn pack(&self, pack: &str) -> PathBuf {
+        self.image_crate(&packs::architecture(pack))
+            .join("images")
+            .join(packs::file_name(pack))
+    }
+
+    /// All files that lie where packs do.
+    ///
+    /// # Errors
+    /// [`FileError`] if a folder cannot be listed.
+    pub fn pack_files(&self) -> Result<Vec<PathBuf>, FileError> {
+        let mut files = Vec::new();
+        for architecture in packs::ARCHITECTURES {
+            files.extend(files::list(&self.image_crate(architecture).join("images"))?);
+        }
+        Ok(files)
     }
 
     /// The parameter blocks in C++, with the files they belong in.
@@ -57,10 +91,6 @@ impl Layout {
                 abi::cpp_header_of_operations(),
             ),
         ]
-    }
-
-    fn pack(&self, pack: &str) -> PathBuf {
-        self.images.join(packs::file_name(pack))
     }
 }
 
@@ -179,11 +209,24 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Embedded size of all images, if that is too much.
+    /// What of the images' sizes is too much, in words.
     #[must_use]
-    pub fn excess_bytes(&self) -> Option<u64> {
+    pub fn excess(&self) -> Option<String> {
+        let of_crates = packs::ARCHITECTURES.map(|architecture| {
+            let bytes = packs::bytes_of(architecture, &self.packed_bytes);
+            (
+                format!("warptile-images-{architecture}"),
+                bytes,
+                CRATE_LIMIT,
+            )
+        });
         let total = self.packed_bytes.values().sum();
-        (total >= EMBEDDED_LIMIT).then_some(total)
+        let of_all = ("all images".to_owned(), total, EMBEDDED_LIMIT);
+        let (what, bytes, limit) =
+            { of_crates.into_iter().chain([of_all]) }.find(|(_, bytes, limit)| bytes >= limit)?;
+        Some(format!(
+            "{what}: {bytes} bytes, which have to stay under {limit}"
+        ))
     }
 }
 
@@ -212,7 +255,7 @@ pub fn build(
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
     let manifest = read_manifest(layout)?;
-    let packs = Packs::read(&layout.images, &manifest);
+    let packs = Packs::read(layout, &manifest);
     let committed = by_name(manifest);
 
     let stale: Vec<Instance> = selected
@@ -291,7 +334,7 @@ fn write_packs(
         })?;
         files::write(&layout.pack(pack), &compressed)?;
     }
-    for path in files::list(&layout.images)? {
+    for path in layout.pack_files()? {
         let pack = path.file_stem().unwrap_or_default().to_string_lossy();
         if path.extension().is_some_and(|extension| extension == "zst")
             && !contents.contains_key(&*pack)
@@ -316,7 +359,7 @@ pub fn check(
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
     let manifest = read_manifest(layout)?;
-    let packs = Packs::read(&layout.images, &manifest);
+    let packs = Packs::read(layout, &manifest);
     let committed = by_name(manifest.clone());
     let compiled = match &selection.sample {
         Some(seed) => sample(&selected, seed, &committed),
@@ -373,12 +416,12 @@ pub fn check(
             ));
         }
     }
-    for path in files::list(&layout.images)? {
+    for path in layout.pack_files()? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let in_manifest = name
             .strip_suffix(".zst")
             .is_some_and(|pack| sizes.contains_key(pack));
-        if name != "manifest.json" && !in_manifest {
+        if !in_manifest {
             differences.push(format!(
                 "{name}: lies among the images, but the manifest does not name it"
             ));
@@ -413,21 +456,28 @@ fn generated(
     packed_bytes: &BTreeMap<String, u64>,
 ) -> Result<Vec<(PathBuf, String)>, BuildError> {
     let rust = |text: Result<String, String>| text.map_err(BuildError::Catalog);
-    Ok(vec![
+    let mut texts = vec![
         (layout.manifest(), manifest_text(manifest)),
         (
-            layout.generated.join("catalog.rs"),
+            layout.generated("catalog.rs"),
             rust(catalog::catalog(manifest))?,
         ),
         (
-            layout.generated.join("tilings.rs"),
+            layout.generated("tilings.rs"),
             rust(catalog::tilings(manifest))?,
         ),
         (
             layout.report.clone(),
             resources::markdown(manifest, packed_bytes),
         ),
-    ])
+    ];
+    texts.extend(packs::ARCHITECTURES.map(|architecture| {
+        (
+            layout.image_crate(architecture).join("src/packs.rs"),
+            catalog::packs(architecture, packed_bytes),
+        )
+    }));
+    Ok(texts)
 }
 
 pub(crate) fn select(

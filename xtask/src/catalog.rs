@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use crate::capability::Features;
 use crate::instances::{Element, Target};
 use crate::manifest::{Manifest, ManifestEntry};
+use crate::packs;
 
-const HEADER: &str =
-    "// Written by `cargo xtask build-kernels` from images/manifest.json. Do not edit.\n";
+const HEADER: &str = "// Written by `cargo xtask build-kernels` from manifest.json. Do not edit.\n";
 
 /// The text of `generated/catalog.rs`.
 ///
@@ -22,14 +22,7 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
     for entry in &manifest.images {
         packs.insert(&entry.pack, target(entry)?.feature());
     }
-    for (pack, feature) in &packs {
-        let name = pack_static(pack);
-        let _ = writeln!(
-            text,
-            "#[cfg(feature = {feature:?})]\nstatic {name}: &[u8] = include_bytes!(\"../../images/{pack}.zst\");"
-        );
-    }
-    text += "\npub(crate) static PACKS: &[&[u8]] = &[\n";
+    text += "pub(crate) static PACKS: &[&[u8]] = &[\n";
     for (pack, feature) in &packs {
         let _ = writeln!(
             text,
@@ -43,6 +36,23 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
     }
     text += "];\n";
     Ok(text)
+}
+
+/// The text of `packs.rs` in the crate with the images of one of [`packs::ARCHITECTURES`].
+///
+/// Each static is an array, not a reference to one, so that the catalog refers to it and no other crate has a copy of it.
+#[must_use]
+pub fn packs(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> String {
+    let mut text = "// Written by `cargo xtask build-kernels`. Do not edit.\n".to_owned();
+    for (pack, bytes) in packs::of(architecture, packed_bytes) {
+        let name = pack.to_ascii_uppercase();
+        let file = packs::file_name(pack);
+        let _ = writeln!(
+            text,
+            "\n/// The images of a kernel: `{file}`.\npub static {name}: [u8; {bytes}] = *include_bytes!(\"../images/{file}\");"
+        );
+    }
+    text
 }
 
 /// The text of `generated/tilings.rs`.
@@ -187,9 +197,10 @@ fn element(entry: &ManifestEntry) -> Result<Element, String> {
         .ok_or_else(|| format!("{}: unknown element type {}", entry.name, entry.element))
 }
 
-/// The static that holds a pack.
+/// A reference to the static that holds a pack.
 fn pack_static(pack: &str) -> String {
-    pack.to_ascii_uppercase()
+    let (architecture, name) = (packs::architecture(pack), pack.to_ascii_uppercase());
+    format!("&warptile_images_{architecture}::{name}")
 }
 
 /// `f16` is the variant `F16`, `wgmma` is `Wgmma`.

@@ -632,7 +632,7 @@ mod tests {
             .iter()
             .map(Instance::image)
             .collect();
-        let manifest = include_str!("../../crates/kernels/images/manifest.json");
+        let manifest = include_str!("../../crates/kernels/manifest.json");
         let manifest: Manifest = serde_json::from_str(manifest).unwrap();
         let committed: BTreeSet<String> = manifest
             .images

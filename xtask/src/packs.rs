@@ -4,12 +4,39 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::build_kernels::Layout;
 use crate::files;
 use crate::instances::Target;
 use crate::manifest::{Manifest, ManifestEntry};
 
 /// zstd's highest level that does not need more memory to unpack.
 const COMPRESSION_LEVEL: i32 = 19;
+
+/// What the names of the crates with images end in: each has the packs of one cargo feature of `warptile-kernels`.
+pub const ARCHITECTURES: [&str; 5] = ["sm80", "sm90", "sm100", "sm120", "ptx"];
+
+/// The one of [`ARCHITECTURES`] that a pack belongs to. The pack's name ends in the cargo feature.
+#[must_use]
+pub fn architecture(pack: &str) -> String {
+    match pack.rsplit_once("_sm_") {
+        Some((_, number)) => format!("sm{number}"),
+        None => "ptx".to_owned(),
+    }
+}
+
+/// Bytes of all packs of one of [`ARCHITECTURES`], given those of each.
+#[must_use]
+pub fn bytes_of(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> u64 {
+    of(architecture, packed_bytes).map(|(_, bytes)| bytes).sum()
+}
+
+/// The packs of one of [`ARCHITECTURES`] with the bytes of each.
+pub(crate) fn of<'a>(
+    architecture: &'a str,
+    packed_bytes: &'a BTreeMap<String, u64>,
+) -> impl Iterator<Item = (&'a String, &'a u64)> {
+    { packed_bytes.iter() }.filter(move |(pack, _)| self::architecture(pack) == architecture)
+}
 
 /// File name of a pack.
 #[must_use]
@@ -54,14 +81,14 @@ pub struct Packs {
 }
 
 impl Packs {
-    /// Reads the packs that `manifest` names from `directory`.
+    /// Reads the packs that `manifest` names from where `layout` has them.
     #[must_use]
-    pub fn read(directory: &Path, manifest: &Manifest) -> Self {
+    pub fn read(layout: &Layout, manifest: &Manifest) -> Self {
         let mut unpacked = BTreeMap::new();
         for entry in &manifest.images {
             unpacked
                 .entry(entry.pack.clone())
-                .or_insert_with(|| unpack(&directory.join(file_name(&entry.pack))));
+                .or_insert_with(|| unpack(&layout.pack(&entry.pack)));
         }
         Self { unpacked }
     }

@@ -292,7 +292,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         .map(|(name, folder)| Ok((name, Record::read(&folder)?)))
         .collect::<Result<_, ReportError>>()?;
     let data = Data {
-        images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
+        images: read_json::<Manifest>(&root.join("crates/kernels/manifest.json"))?.images,
         records,
         cpu: optional_rows(&evidence.join("cpu.json"))?,
         searches: searches::read(&evidence)?,
@@ -533,7 +533,7 @@ mod tests {
                 r#"{{"commit": "01234567", "device": "{device}", "parts": {{"bench": {part}}}}}"#
             )
         };
-        write("crates/kernels/images/manifest.json", "{ \"images\": [] }");
+        write("crates/kernels/manifest.json", "{ \"images\": [] }");
         write("evidence/summary.json", &summary("GPU A"));
         write("evidence/b/summary.json", &summary("GPU B"));
         // Of searches, and no record.
@@ -560,7 +560,7 @@ mod tests {
         let write = |name: &str, text: &str| {
             files::write(&root.path().join(name), text.as_bytes()).unwrap()
         };
-        write("crates/kernels/images/manifest.json", "{ \"images\": [] }");
+        write("crates/kernels/manifest.json", "{ \"images\": [] }");
         write(
             "docs/other.md",
             "<!-- generated: plots -->\n<!-- end generated -->\n",

@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table};
 
-use crate::build_kernels::EMBEDDED_LIMIT;
+use crate::build_kernels::{CRATE_LIMIT, EMBEDDED_LIMIT};
 use crate::manifest::{Manifest, ManifestEntry};
+use crate::packs;
 
 const COLUMNS: [&str; 8] = [
     "image",
@@ -67,11 +68,17 @@ fn pack_rows(
 
 fn totals(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
     let embedded: u64 = packed_bytes.values().sum();
+    let of_crates = packs::ARCHITECTURES.map(|architecture| {
+        let bytes = packs::bytes_of(architecture, packed_bytes);
+        format!("{bytes} in warptile-images-{architecture}")
+    });
     format!(
-        "{} images, {embedded} bytes embedded: {:.1}% of the {} that may be",
+        "{} images, {embedded} bytes embedded: {:.1}% of the {} that may be; {}, where {} may be in each",
         manifest.images.len(),
         embedded as f64 * 100.0 / EMBEDDED_LIMIT as f64,
         EMBEDDED_LIMIT,
+        of_crates.join(", "),
+        CRATE_LIMIT,
     )
 }
 

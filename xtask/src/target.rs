@@ -24,7 +24,7 @@ impl Target {
         Self { ptx: false, ..self }
     }
 
-    /// The cargo feature of `warptile-kernels` that the target's images belong to.
+    /// The cargo feature of `warptile-kernels` that the target's images come with.
     #[must_use]
     pub fn feature(self) -> String {
         if self.ptx {

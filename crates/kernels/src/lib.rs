@@ -6,7 +6,8 @@
 //! that kernel for one element type and one target, named `{kernel}_{element}_{target}`.
 //!
 //! # Cargo features
-//! One for each architecture, all on by default. Without one, its images are in neither the catalog nor the program:
+//! One for each architecture, all on by default. Each brings the crate that the images lie in, `warptile-images-sm80` for `sm_80`.
+//! Without one, its images are in neither the catalog nor the program:
 //!
 //! | feature | images | GPUs |
 //! |---|---|---|

@@ -123,7 +123,7 @@ impl Search {
                 search.plan.family
             ));
         };
-        let manifest = Layout::of_repository(root).images.join("manifest.json");
+        let manifest = Layout::of_repository(root).manifest();
         let manifest: Manifest = read_json(&manifest)?;
         let entries: BTreeMap<&str, _> = { manifest.images.iter() }
             .map(|entry| (entry.name.as_str(), entry))

@@ -69,11 +69,7 @@ fn repository() -> tempfile::TempDir {
     let manifest = Manifest {
         images: listed.iter().map(entry).collect(),
     };
-    write_json(
-        &root.path().join("crates/kernels/images/manifest.json"),
-        &manifest,
-    )
-    .unwrap();
+    write_json(&root.path().join("crates/kernels/manifest.json"), &manifest).unwrap();
     root
 }
 

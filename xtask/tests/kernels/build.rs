@@ -1,7 +1,7 @@
 //! What build-kernels rebuilds, what `--check` finds, and what an image depends on.
 
 use crate::workshop::Workshop;
-use xtask::build_kernels::{BuildError, EMBEDDED_LIMIT, Outcome, Selection};
+use xtask::build_kernels::{BuildError, CRATE_LIMIT, EMBEDDED_LIMIT, Outcome, Selection};
 use xtask::nvrtc::Nvrtc;
 
 const TARGETS: [&str; 6] = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_80"];
@@ -137,14 +137,36 @@ fn a_damaged_image_is_compiled_again_and_never_packed() {
 }
 
 #[test]
-fn eight_megabytes_are_too_much() {
-    let embedding = |bytes: u64| Outcome {
-        packed_bytes: [("a".to_owned(), 1), ("b".to_owned(), bytes - 1)].into(),
-        ..Outcome::default()
+fn a_crate_and_all_crates_have_a_limit() {
+    let excess = |packs: &[(&str, u64)]| {
+        let packs = packs.iter().map(|&(pack, bytes)| (pack.to_owned(), bytes));
+        let packed_bytes = packs.collect();
+        let outcome = Outcome {
+            packed_bytes,
+            ..Outcome::default()
+        };
+        outcome.excess()
     };
-    assert_eq!(EMBEDDED_LIMIT, 8_000_000);
-    assert_eq!(embedding(7_999_999).excess_bytes(), None);
-    assert_eq!(embedding(8_000_000).excess_bytes(), Some(8_000_000));
+    assert_eq!((CRATE_LIMIT, EMBEDDED_LIMIT), (8_000_000, 24_000_000));
+    let most = CRATE_LIMIT - 1;
+    assert_eq!(
+        excess(&[("a_sm_80", most), ("a_sm_90", most), ("a_ptx", 2)]),
+        None
+    );
+    assert_eq!(
+        excess(&[("a_sm_80", most), ("a_sm_90", most), ("b_sm_90", 1)]).unwrap(),
+        "warptile-images-sm90: 8000000 bytes, which have to stay under 8000000"
+    );
+    assert_eq!(
+        excess(&[
+            ("a_sm_80", most),
+            ("a_sm_90", most),
+            ("a_sm_100", most),
+            ("a_ptx", 3)
+        ])
+        .unwrap(),
+        "all images: 24000000 bytes, which have to stay under 24000000"
+    );
 }
 
 #[test]
@@ -165,7 +187,7 @@ fn check_finds_missing_and_surplus_images() {
         workshop.list("sample.cu", &["sm_90"], "")
     });
     check_finds("the manifest does not name it", |workshop| {
-        std::fs::write(workshop.layout.images.join("other.zst"), b"").unwrap();
+        std::fs::write(workshop.layout.pack("other_sm_80"), b"").unwrap();
     });
     check_finds("cannot read", |workshop| {
         std::fs::remove_file(workshop.pack_path()).unwrap();
@@ -185,7 +207,7 @@ fn check_finds_edited_generated_sources() {
         check_finds(
             &format!("{name}: not as build-kernels writes it"),
             |workshop| {
-                std::fs::write(workshop.layout.generated.join(name), "// nothing\n").unwrap();
+                std::fs::write(workshop.layout.generated(name), "// nothing\n").unwrap();
             },
         );
     }
@@ -241,15 +263,15 @@ fn images_do_not_depend_on_where_they_are_built_or_by_how_many_processes() {
     assert_eq!(one.failures, []);
     assert_eq!(one.manifest, other.manifest);
     let packs = |workshop: &Workshop| {
-        let paths = xtask::files::list(&workshop.layout.images).unwrap();
+        let paths = workshop.layout.pack_files().unwrap();
         let named = paths.into_iter().map(|path| {
             let contents = std::fs::read(&path).unwrap();
             (path.file_name().unwrap().to_owned(), contents)
         });
         named.collect::<Vec<_>>()
     };
-    // A pack for each cargo feature, and the manifest.
-    assert_eq!(packs(&here).len(), 6);
+    // A pack for each cargo feature.
+    assert_eq!(packs(&here).len(), 5);
     assert!(packs(&here) == packs(&elsewhere));
 }
 

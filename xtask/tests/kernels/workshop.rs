@@ -90,7 +90,7 @@ impl Workshop {
 
     /// Where the sm_80 cubin of the one kernel lies.
     pub(crate) fn pack_path(&self) -> PathBuf {
-        self.layout.images.join("scalar_d64_32x64_w4_s2_sm_80.zst")
+        self.layout.pack("scalar_d64_32x64_w4_s2_sm_80")
     }
 
     /// The pack's contents.
@@ -105,7 +105,7 @@ impl Workshop {
     }
 
     pub(crate) fn edit_manifest(&self, from: &str, to: &str) {
-        let path = self.layout.images.join("manifest.json");
+        let path = self.layout.manifest();
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(from), "{text}");
         std::fs::write(&path, text.replace(from, to)).unwrap();

@@ -1,4 +1,4 @@
-// Written by `cargo xtask build-kernels` from images/manifest.json. Do not edit.
+// Written by `cargo xtask build-kernels` from manifest.json. Do not edit.
 
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;

@@ -1,0 +1,115 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_e4m3_w4_ptx.zst`.
+pub static APPEND_E4M3_W4_PTX: [u8; 18737] = *include_bytes!("../images/append_e4m3_w4_ptx.zst");
+
+/// The images of a kernel: `append_w4_ptx.zst`.
+pub static APPEND_W4_PTX: [u8; 10874] = *include_bytes!("../images/append_w4_ptx.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_ptx.zst`.
+pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 32956] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_ptx.zst`.
+pub static DECODE_D128_16X64_W4_S2_PTX: [u8; 22500] = *include_bytes!("../images/decode_d128_16x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_ptx.zst`.
+pub static DECODE_D128_32X64_W4_S2_PTX: [u8; 24532] = *include_bytes!("../images/decode_d128_32x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_ptx.zst`.
+pub static DECODE_D128_64X64_W4_S2_PTX: [u8; 27035] = *include_bytes!("../images/decode_d128_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_ptx.zst`.
+pub static DECODE_D256_16X32_W2_S2_PTX: [u8; 23120] = *include_bytes!("../images/decode_d256_16x32_w2_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_ptx.zst`.
+pub static DECODE_D256_16X64_W2_S2_E4M3_PTX: [u8; 33133] = *include_bytes!("../images/decode_d256_16x64_w2_s2_e4m3_ptx.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_ptx.zst`.
+pub static DECODE_D512_16X16_W4_S2_PTX: [u8; 24077] = *include_bytes!("../images/decode_d512_16x16_w4_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_ptx.zst`.
+pub static DECODE_D64_16X128_W4_S2_PTX: [u8; 22716] = *include_bytes!("../images/decode_d64_16x128_w4_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_ptx.zst`.
+pub static DECODE_D64_16X128_W4_S4_E4M3_PTX: [u8; 29411] = *include_bytes!("../images/decode_d64_16x128_w4_s4_e4m3_ptx.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_ptx.zst`.
+pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../images/decode_d64_32x128_w4_s2_ptx.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_ptx.zst`.
+pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 25125] = *include_bytes!("../images/decode_d64_64x64_w4_s4_ptx.zst");
+
+/// The images of a kernel: `merge_w4_ptx.zst`.
+pub static MERGE_W4_PTX: [u8; 6640] = *include_bytes!("../images/merge_w4_ptx.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_ptx.zst`.
+pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../images/mma_d128_128x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 24400] = *include_bytes!("../images/mma_d128_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 28155] = *include_bytes!("../images/mma_d192_64x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 42140] = *include_bytes!("../images/mma_d256_64x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
+pub static MMA_D32_128X64_W4_S2_PTX: [u8; 28376] = *include_bytes!("../images/mma_d32_128x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_ptx.zst`.
+pub static MMA_D512_32X32_W4_S1_PTX: [u8; 36988] = *include_bytes!("../images/mma_d512_32x32_w4_s1_ptx.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_ptx.zst`.
+pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../images/mma_d64_128x32_w4_s4_ptx.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 30145] = *include_bytes!("../images/mma_d64_128x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 21088] = *include_bytes!("../images/mma_d64_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
+pub static MMA_D96_128X32_W4_S3_PTX: [u8; 27491] = *include_bytes!("../images/mma_d96_128x32_w4_s3_ptx.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_ptx.zst`.
+pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 55913] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_ptx.zst`.
+pub static SCALAR_D192_32X32_W4_S1_PTX: [u8; 43620] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_ptx.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_ptx.zst`.
+pub static SCALAR_D256_16X32_W4_S1_PTX: [u8; 15092] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_ptx.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_ptx.zst`.
+pub static SCALAR_D256_32X32_W4_S1_PTX: [u8; 40586] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_ptx.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_ptx.zst`.
+pub static SCALAR_D32_32X64_W4_S2_PTX: [u8; 42810] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_ptx.zst`.
+pub static SCALAR_D64_32X128_W4_S2_PTX: [u8; 38649] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_ptx.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_ptx.zst`.
+pub static SCALAR_D64_64X64_W4_S2_PTX: [u8; 55119] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_ptx.zst`.
+pub static SCALAR_D96_64X32_W4_S2_PTX: [u8; 53041] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_ptx.zst`.
+pub static WMMA_D128_64X64_W4_S1_PTX: [u8; 27845] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_ptx.zst`.
+pub static WMMA_D192_64X64_W4_S1_PTX: [u8; 30924] = *include_bytes!("../images/wmma_d192_64x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_ptx.zst`.
+pub static WMMA_D256_64X32_W4_S1_PTX: [u8; 26568] = *include_bytes!("../images/wmma_d256_64x32_w4_s1_ptx.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_ptx.zst`.
+pub static WMMA_D32_64X64_W4_S2_PTX: [u8; 25378] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_ptx.zst`.
+pub static WMMA_D64_64X64_W4_S2_PTX: [u8; 25278] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_ptx.zst`.
+pub static WMMA_D96_64X64_W4_S2_PTX: [u8; 26217] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_ptx.zst");

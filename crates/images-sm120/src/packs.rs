@@ -1,0 +1,106 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_w4_sm_120.zst`.
+pub static APPEND_W4_SM_120: [u8; 13944] = *include_bytes!("../images/append_w4_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_120.zst`.
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 33457] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_120.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_120: [u8; 29449] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_120.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_120: [u8; 31220] = *include_bytes!("../images/decode_d128_32x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_120.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_120: [u8; 33557] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_120.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_120: [u8; 30262] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_120.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_120: [u8; 30381] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_120.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_120: [u8; 29498] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_120.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_120.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 31783] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_120.zst");
+
+/// The images of a kernel: `merge_w4_sm_120.zst`.
+pub static MERGE_W4_SM_120: [u8; 10245] = *include_bytes!("../images/merge_w4_sm_120.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_sm_120.zst`.
+pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 25877] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 29707] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 29436] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 28742] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_120.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 27129] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_120.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28388] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_120.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_120.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 31564] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 23527] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 29085] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_120.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_120.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_120: [u8; 48509] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_120.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_120: [u8; 37940] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_120.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_120: [u8; 17178] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_120.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_120: [u8; 22431] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_120.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_120: [u8; 45229] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_120.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_120: [u8; 43600] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_120.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_120: [u8; 39813] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_120.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_120: [u8; 49612] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_120.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_120: [u8; 36156] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_120.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_120: [u8; 40634] = *include_bytes!("../images/wmma_d192_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_120.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_120: [u8; 33579] = *include_bytes!("../images/wmma_d256_64x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_120.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_120: [u8; 34235] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_120.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_120: [u8; 37213] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_120.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_120: [u8; 32957] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_sm_120.zst");

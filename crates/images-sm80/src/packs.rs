@@ -1,0 +1,118 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_e4m3_w4_sm_80.zst`.
+pub static APPEND_E4M3_W4_SM_80: [u8; 14231] = *include_bytes!("../images/append_e4m3_w4_sm_80.zst");
+
+/// The images of a kernel: `append_w4_sm_80.zst`.
+pub static APPEND_W4_SM_80: [u8; 11948] = *include_bytes!("../images/append_w4_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 37650] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_80.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 22558] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_80.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 24008] = *include_bytes!("../images/decode_d128_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_80.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 26219] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_80.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 23046] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_sm_80.zst`.
+pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 32920] = *include_bytes!("../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_80.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 23429] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_80.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 23052] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_sm_80.zst`.
+pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 27187] = *include_bytes!("../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_80.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_80.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 25090] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_80.zst");
+
+/// The images of a kernel: `merge_w4_sm_80.zst`.
+pub static MERGE_W4_SM_80: [u8; 8453] = *include_bytes!("../images/merge_w4_sm_80.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_sm_80.zst`.
+pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 21682] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
+pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 24017] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 24307] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 25322] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 20675] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_80.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 27764] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 19576] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 24350] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_80.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 36407] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_80.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34406] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_80.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 14844] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_80.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 30658] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31355] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_80: [u8; 24942] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 42409] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_80.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39091] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_80.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_80: [u8; 26744] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_80.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_80: [u8; 27423] = *include_bytes!("../images/wmma_d192_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_80.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_80: [u8; 21849] = *include_bytes!("../images/wmma_d256_64x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_80.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_80: [u8; 20968] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_80.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_80: [u8; 26403] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_80.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_80: [u8; 29566] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_sm_80.zst");

@@ -1,0 +1,241 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_e4m3_w4_sm_90.zst`.
+pub static APPEND_E4M3_W4_SM_90: [u8; 18730] = *include_bytes!("../images/append_e4m3_w4_sm_90.zst");
+
+/// The images of a kernel: `append_w4_sm_90.zst`.
+pub static APPEND_W4_SM_90: [u8; 11739] = *include_bytes!("../images/append_w4_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w8_s2_sm_90.zst`.
+pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 71446] = *include_bytes!("../images/decode_d128_16x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_16x256_w8_s2_e4m3_sm_90.zst`.
+pub static DECODE_D128_16X256_W8_S2_E4M3_SM_90: [u8; 38158] = *include_bytes!("../images/decode_d128_16x256_w8_s2_e4m3_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_90.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_90: [u8; 52623] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_32x128_w8_s2_sm_90.zst`.
+pub static DECODE_D128_32X128_W8_S2_SM_90: [u8; 80414] = *include_bytes!("../images/decode_d128_32x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_90.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_90: [u8; 26179] = *include_bytes!("../images/decode_d128_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_64x128_w8_s2_sm_90.zst`.
+pub static DECODE_D128_64X128_W8_S2_SM_90: [u8; 51216] = *include_bytes!("../images/decode_d128_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_90.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_90: [u8; 28207] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d256_16x128_w4_s2_e4m3_sm_90.zst`.
+pub static DECODE_D256_16X128_W4_S2_E4M3_SM_90: [u8; 33336] = *include_bytes!("../images/decode_d256_16x128_w4_s2_e4m3_sm_90.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_90.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_90: [u8; 25734] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d256_16x64_w4_s2_sm_90.zst`.
+pub static DECODE_D256_16X64_W4_S2_SM_90: [u8; 74928] = *include_bytes!("../images/decode_d256_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_90.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_90: [u8; 25216] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d512_16x32_w8_s2_sm_90.zst`.
+pub static DECODE_D512_16X32_W8_S2_SM_90: [u8; 73082] = *include_bytes!("../images/decode_d512_16x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_90.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_90: [u8; 24584] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_16x256_w8_s2_sm_90.zst`.
+pub static DECODE_D64_16X256_W8_S2_SM_90: [u8; 69788] = *include_bytes!("../images/decode_d64_16x256_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_16x256_w8_s4_e4m3_sm_90.zst`.
+pub static DECODE_D64_16X256_W8_S4_E4M3_SM_90: [u8; 36292] = *include_bytes!("../images/decode_d64_16x256_w8_s4_e4m3_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_90.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_90: [u8; 27119] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_64x128_w8_s4_sm_90.zst`.
+pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../images/decode_d64_64x128_w8_s4_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_90.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 27124] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
+
+/// The images of a kernel: `merge_w4_sm_90.zst`.
+pub static MERGE_W4_SM_90: [u8; 8496] = *include_bytes!("../images/merge_w4_sm_90.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_sm_90.zst`.
+pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 22160] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
+pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 24565] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 24626] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 25588] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_90.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 21358] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d512_64x64_w8_s1_sm_90.zst`.
+pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../images/mma_d512_64x64_w8_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_90.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_90.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 27883] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 19949] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 24884] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_90.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 36976] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_90.zst`.
+pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 29340] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_90.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_90: [u8; 35407] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_90.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_90: [u8; 15855] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_90.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 29668] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_90: [u8; 32221] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_16x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_16X64_W4_S2_SM_90: [u8; 30961] = *include_bytes!("../images/scalar_d64_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_90: [u8; 25449] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x32_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_32X32_W4_S2_SM_90: [u8; 29976] = *include_bytes!("../images/scalar_d64_32x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s1_sm_90.zst`.
+pub static SCALAR_D64_32X64_W4_S1_SM_90: [u8; 36364] = *include_bytes!("../images/scalar_d64_32x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_32X64_W4_S2_SM_90: [u8; 38068] = *include_bytes!("../images/scalar_d64_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_48x64_w8_s2_sm_90.zst`.
+pub static SCALAR_D64_48X64_W8_S2_SM_90: [u8; 32262] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 42880] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_90.zst`.
+pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 37872] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_90.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 79164] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 24679] = *include_bytes!("../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
+pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 100733] = *include_bytes!("../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
+pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 76229] = *include_bytes!("../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
+pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192v128_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!("../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192v128_192x80_w16_s3_sm_90.zst`.
+pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 123379] = *include_bytes!("../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 76535] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 23351] = *include_bytes!("../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 92048] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
+pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_64x80_w8_s2_sm_90.zst`.
+pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 81933] = *include_bytes!("../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 25997] = *include_bytes!("../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 75617] = *include_bytes!("../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
+pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 19809] = *include_bytes!("../images/wmma_d128_48x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_90.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_90: [u8; 32382] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_90.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_90: [u8; 35004] = *include_bytes!("../images/wmma_d192_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_90.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_90: [u8; 24038] = *include_bytes!("../images/wmma_d256_64x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_90.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_90: [u8; 21051] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_90.zst`.
+pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 16930] = *include_bytes!("../images/wmma_d64_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_90.zst`.
+pub static WMMA_D64_32X32_W4_S2_SM_90: [u8; 16150] = *include_bytes!("../images/wmma_d64_32x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_90.zst`.
+pub static WMMA_D64_32X64_W4_S1_SM_90: [u8; 23876] = *include_bytes!("../images/wmma_d64_32x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_90.zst`.
+pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 23148] = *include_bytes!("../images/wmma_d64_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_90.zst`.
+pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 21146] = *include_bytes!("../images/wmma_d64_48x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_90.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_90: [u8; 25269] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_90.zst`.
+pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 22747] = *include_bytes!("../images/wmma_d64_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_90.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_90: [u8; 27879] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_sm_90.zst");
