@@ -280,7 +280,7 @@ impl Attention {
         stream.context().within(|| {
             let (mut out, mut lse) =
                 DeviceBuffer::uninit_pair(stream, call.out().reach(), lse_len)?;
-            if leaves_gaps(call) {
+            if call.leaves_gaps() {
                 // The allocation may hold stale data.
                 out.as_slice_mut().fill_bytes(0)?;
                 lse.as_slice_mut().fill_bytes(0)?;
@@ -359,19 +359,5 @@ impl Described<'_> {
             Described::Cpu(call) => call,
             Described::Gpu(_, ready) => ready.call(),
         }
-    }
-}
-
-/// Whether some row of the output belongs to no sequence, or could: then nothing writes it.
-fn leaves_gaps(call: &Call) -> bool {
-    let queries = call.queries();
-    match queries.offsets().on_host() {
-        Some(offsets) => {
-            queries.used().is_given()
-                || offsets
-                    .last()
-                    .is_none_or(|&end| end as usize != queries.rows())
-        }
-        None => queries.is_packed() || queries.used().is_given(),
     }
 }

@@ -391,6 +391,21 @@ impl Call {
         (sequence.q_entry * self.q().heads() + head) * self.q().rows() + sequence.q_start
     }
 
+    /// Whether some row of the output belongs to no sequence, or could: then nothing writes it.
+    #[must_use]
+    pub fn leaves_gaps(&self) -> bool {
+        let queries = self.queries();
+        match queries.offsets().on_host() {
+            Some(offsets) => {
+                queries.used().is_given()
+                    || offsets
+                        .last()
+                        .is_none_or(|&end| end as usize != queries.rows())
+            }
+            None => queries.is_packed() || queries.used().is_given(),
+        }
+    }
+
     /// Checks the inputs of a call on the host: what is given, its length, and its values where they have a rule.
     ///
     /// # Errors

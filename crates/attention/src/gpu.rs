@@ -48,12 +48,13 @@ use crate::recent::Recent;
 use kernel::LoadedKernel;
 
 pub(crate) use bindings::in_one;
-pub(crate) use memory::{Access, Expected};
+pub(crate) use memory::Expected;
 pub(crate) use ready::Ready;
 
 pub use crate::element::MemoryType;
 pub use append::{PositionElement, PreparedAppend};
-pub use bindings::Bindings;
+pub use bindings::{Bindings, ViewTypes};
+pub use memory::Access;
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;

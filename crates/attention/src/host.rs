@@ -191,13 +191,13 @@ pub(crate) fn check(
         if expected.wanted && is_list {
             return refuse("is on a GPU, but the tensors are in host memory");
         }
+        if expected.wanted && read.is_some() {
+            expected.access.check(argument, Access::Read)?;
+        }
+        if expected.wanted && written.is_some() {
+            expected.access.check(argument, Access::Write)?;
+        }
         let given = match expected.access {
-            Access::Write if expected.wanted && read.is_some() => {
-                return refuse("is written, so it belongs to the outputs");
-            }
-            Access::Read if expected.wanted && written.is_some() => {
-                return refuse("is read, so it belongs to the inputs");
-            }
             Access::Write if outputs.is_none() => continue,
             // Nobody has to take it.
             Access::Write if operand == Operand::Lse && !is_given => continue,

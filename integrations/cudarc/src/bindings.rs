@@ -9,7 +9,7 @@ use cudarc::driver::{
     SyncOnDrop,
 };
 use warptile::bytemuck::Pod;
-use warptile::gpu::MemoryType;
+use warptile::gpu::{Access, MemoryType, ViewTypes};
 use warptile::{Element, Operand, Slots};
 
 use crate::error::{Error, Result};
@@ -35,6 +35,7 @@ impl<T> Address for CudaViewMut<'_, T> {
 /// Memory that a launch reads or writes.
 pub(crate) struct View<'a> {
     context: Arc<CudaContext>,
+    access: Access,
     room: Room,
     address: Box<dyn Address + 'a>,
 }
@@ -47,9 +48,10 @@ struct Room {
 }
 
 impl<'a> View<'a> {
-    fn new<T: Pod>(view: impl DeviceSlice<T> + Address + 'a) -> Self {
+    fn new<T: Pod>(access: Access, view: impl DeviceSlice<T> + Address + 'a) -> Self {
         View {
             context: view.stream().context().clone(),
+            access,
             room: Room {
                 bytes: view.num_bytes() as u64,
                 elements: MemoryType::of::<T>(),
@@ -203,9 +205,10 @@ impl<'a> Bindings<'a> {
             .output(Operand::KPages, cache)
     }
 
-    /// The memory of an operand that is read. Bytes (`u8`) are elements of whatever type the description has.
+    /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of whatever type the
+    /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: CudaView<'a, T>) -> Self {
-        self.views[operand] = Some(View::new(view));
+        self.views[operand] = Some(View::new(Access::Read, view));
         self
     }
 
@@ -215,13 +218,16 @@ impl<'a> Bindings<'a> {
             // In a view of their own, not in that of the keys.
             self.values_at = None;
         }
-        self.views[operand] = Some(View::new(view));
+        self.views[operand] = Some(View::new(Access::Write, view));
         self
     }
 
-    /// The types of the views' elements.
-    pub(crate) fn types(&self) -> Slots<Option<MemoryType>> {
-        Slots::from_fn(|operand| Some(self.views[operand].as_ref()?.room.elements))
+    /// The types of the views' elements, and what the views allow.
+    pub(crate) fn types(&self) -> ViewTypes {
+        Slots::from_fn(|operand| {
+            let view = self.views[operand].as_ref()?;
+            Some((view.room.elements, view.access))
+        })
     }
 
     /// Takes the addresses for work on `stream`.
@@ -253,21 +259,21 @@ impl<'a, T: Element> MergeBindings<'a, T> {
     /// Where the output goes; gaps between its strided rows are left alone.
     pub fn new(out: CudaViewMut<'a, T>) -> Self {
         MergeBindings {
-            views: vec![Some(View::new(out)), None],
+            views: vec![Some(View::new(Access::Write, out)), None],
             element: PhantomData,
         }
     }
 
     /// Where the lse goes.
     pub fn lse(mut self, lse: CudaViewMut<'a, f32>) -> Self {
-        self.views[1] = Some(View::new(lse));
+        self.views[1] = Some(View::new(Access::Write, lse));
         self
     }
 
     /// The next part's output and lse.
     pub fn part(mut self, out: CudaView<'a, T>, lse: CudaView<'a, f32>) -> Self {
         self.views
-            .extend([View::new(out), View::new(lse)].map(Some));
+            .extend([View::new(Access::Read, out), View::new(Access::Read, lse)].map(Some));
         self
     }
 

@@ -407,6 +407,14 @@ fn errors(session: &Session) -> Result {
             session.launch(&plain, bindings.with(Operand::K, k.as_view()))
         },
     );
+    let shared = stream.alloc_zeros::<f16>(elements)?;
+    refused(
+        "out is written, so it belongs to the outputs",
+        &|bindings| {
+            let bindings = bindings.with(Operand::KeyLengths, lengths.as_view());
+            session.launch(&plain, bindings.with(Operand::Out, shared.as_view()))
+        },
+    );
     let slopes = stream.alloc_zeros::<f32>(4)?;
     refused("alibi_slopes is given", &|bindings| {
         session.launch(
@@ -456,6 +464,18 @@ fn errors(session: &Session) -> Result {
     expect(
         session.append(&append, bindings),
         "v_pages needs a buffer of 8192 elements for its shape and strides, but has 256",
+    );
+    let bindings = Bindings::append(
+        q.as_view(),
+        q.as_view(),
+        values.as_view_mut(),
+        cache.as_view_mut(),
+    )
+    .with(Operand::NewSlots, slots.as_view())
+    .with(Operand::KPages, shared.as_view());
+    expect(
+        session.append(&append, bindings),
+        "k_pages is written, so it belongs to the outputs",
     );
     // Views that begin where 16 bytes cannot be moved at once, and too late.
     let shifted = |start: usize| q.slice(start..);

@@ -119,20 +119,6 @@ impl<'py> Request<'py> {
         }
     }
 
-    /// Whether some row of the output belongs to no sequence, or could, so that nothing writes it.
-    fn leaves_gaps(&self) -> bool {
-        let queries = self.call.queries();
-        match queries.offsets().on_host() {
-            Some(offsets) => {
-                queries.used().is_given()
-                    || offsets
-                        .last()
-                        .is_none_or(|&end| end as usize != queries.rows())
-            }
-            None => queries.is_packed() || queries.used().is_given(),
-        }
-    }
-
     /// Computes it.
     pub(crate) fn run(self, py: Python<'py>) -> Result<Results<'py>> {
         self.run_after(py, None::<fn() -> Result<()>>)
@@ -186,7 +172,7 @@ impl<'py> Request<'py> {
 
     /// Makes the output and the lse unless they were given. Tells which of them are to become arrays of jax.
     fn make_outputs(&mut self) -> Result<[Option<Operand>; 2]> {
-        let fill = match self.leaves_gaps() {
+        let fill = match self.call.leaves_gaps() {
             true => Fill::Zeros,
             false => Fill::Nothing,
         };

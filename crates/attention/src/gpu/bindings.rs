@@ -6,16 +6,21 @@ use warptile_kernels::{Operand, Slots};
 
 use crate::element::{Element, MemoryType};
 use crate::error::Result;
-use crate::gpu::memory::{Expected, Views, check_views};
+use crate::gpu::memory::{Access, Expected, Views, check_views};
 use crate::gpu::slots;
 use crate::{Append, Call};
 
+/// The types of views, each with the access that the view gives: [`Access::Write`] of an exclusive one.
+pub type ViewTypes = Slots<Option<(MemoryType, Access)>>;
+
 impl Call {
-    /// Checks the types of views for a raw launch. Nothing else can: it has only addresses.
+    /// Checks the types of views for a raw launch, and that what is written is exclusively the launch's. Nothing else can: it has only
+    /// addresses.
     ///
     /// # Errors
-    /// [`Error::ElementMismatch`]; [`Error::Presence`] where one of both types is that of whole numbers.
-    pub fn check_types(&self, types: &Slots<Option<MemoryType>>) -> Result<()> {
+    /// [`Error::ElementMismatch`](crate::Error::ElementMismatch); [`Error::Presence`](crate::Error::Presence) where one of both types is
+    /// that of whole numbers, or the operation writes what is shared, or only reads what is exclusive.
+    pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
         check_types(types, &slots::expected(self, false))
     }
 }
@@ -25,15 +30,16 @@ impl Append {
     ///
     /// # Errors
     /// As [`Call::check_types`].
-    pub fn check_types(&self, types: &Slots<Option<MemoryType>>) -> Result<()> {
+    pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
         check_types(types, self.expected())
     }
 }
 
-fn check_types(types: &Slots<Option<MemoryType>>, expected: &Slots<Expected>) -> Result<()> {
-    for (operand, found) in types.given() {
+fn check_types(types: &ViewTypes, expected: &Slots<Expected>) -> Result<()> {
+    for (operand, (found, access)) in types.given() {
         let expected = &expected[operand];
         if expected.wanted {
+            expected.access.check(operand.name(), *access)?;
             found.check(operand.name(), expected.element, expected.size)?;
         }
     }
@@ -54,7 +60,7 @@ fn check_types(types: &Slots<Option<MemoryType>>, expected: &Slots<Expected>) ->
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct Bindings<'a> {
     views: Slots<Option<DeviceSlice<'a, u8>>>,
-    types: Slots<Option<MemoryType>>,
+    types: ViewTypes,
 }
 
 impl Default for Bindings<'_> {
@@ -108,20 +114,21 @@ impl<'a> Bindings<'a> {
     ) -> Result<Self> {
         let [k_pages, v_pages] = in_one(cache.into_bytes(), v_at.saturating_mul(size_of::<C>()))?;
         let mut bindings = Self::default().with(Operand::K, k).with(Operand::V, v);
-        bindings.put::<C>(Operand::KPages, k_pages);
-        bindings.put::<C>(Operand::VPages, v_pages);
+        bindings.put::<C>(Operand::KPages, k_pages, Access::Write);
+        bindings.put::<C>(Operand::VPages, v_pages, Access::Write);
         Ok(bindings)
     }
 
-    /// The memory of an operand that is read. Bytes (`u8`) are elements of whatever type the description has.
+    /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of whatever type the
+    /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: DeviceSlice<'a, T>) -> Self {
-        self.put::<T>(operand, view.into_bytes());
+        self.put::<T>(operand, view.into_bytes(), Access::Read);
         self
     }
 
     /// The memory of an operand that is written.
     pub fn output<T: Pod>(mut self, operand: Operand, view: DeviceSliceMut<'a, T>) -> Self {
-        self.put::<T>(operand, view.into_bytes());
+        self.put::<T>(operand, view.into_bytes(), Access::Write);
         self
     }
 
@@ -130,9 +137,9 @@ impl<'a> Bindings<'a> {
         self.views[operand] = Some(view);
     }
 
-    fn put<T: Pod>(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {
+    fn put<T: Pod>(&mut self, operand: Operand, view: DeviceSlice<'a, u8>, access: Access) {
         self.views[operand] = Some(view);
-        self.types[operand] = Some(MemoryType::of::<T>());
+        self.types[operand] = Some((MemoryType::of::<T>(), access));
     }
 
     /// Checks everything that can be known before a launch, and gives the addresses.
@@ -152,7 +159,7 @@ impl<'a> Bindings<'a> {
         Ok(addresses)
     }
 
-    /// Checks the types and sizes of elements.
+    /// Checks the types and sizes of elements, and accesses.
     pub(super) fn check_types(&self, expected: &Slots<Expected>) -> Result<()> {
         check_types(&self.types, expected)
     }

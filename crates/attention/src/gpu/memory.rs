@@ -9,11 +9,30 @@ use warptile_kernels::ElementType;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 
-/// What a launch does with a slot.
+/// The use that an operation makes of an operand's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
+    /// It reads the memory.
     Read,
+    /// It writes the memory, which nobody else may touch meanwhile.
     Write,
+}
+
+impl Access {
+    /// Refuses memory of an argument that is given for another access than this.
+    pub(crate) fn check(self, argument: &'static str, given: Access) -> Result<()> {
+        match self {
+            _ if given == self => Ok(()),
+            Access::Write => Err(Error::Presence {
+                argument,
+                rule: "is written, so it belongs to the outputs",
+            }),
+            Access::Read => Err(Error::Presence {
+                argument,
+                rule: "is read, so it belongs to the inputs",
+            }),
+        }
+    }
 }
 
 /// What a call expects of one slot.

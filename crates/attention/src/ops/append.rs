@@ -553,7 +553,12 @@ impl Append {
             Operand::K => self.k().shape,
             _ => [entries, row_count, heads.query, heads.dim],
         };
-        expect_same(argument, layout.shape, ("k", shape), DIMENSIONS)?;
+        let other = match operand {
+            Operand::VPages => "k_pages",
+            Operand::QOut => "q",
+            _ => "k",
+        };
+        expect_same(argument, layout.shape, (other, shape), DIMENSIONS)?;
         check_alone(argument, layout, access == Access::Write)?;
         let element = self.type_of(operand).unwrap_or(self.types.q);
         let size = element.size();

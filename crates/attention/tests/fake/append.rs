@@ -198,7 +198,10 @@ fn descriptions_that_contradict_themselves_are_refused() {
     refused(rotated.queries(q, None), "q has length 4, but k has 3");
     let fewer = Layout::bshd([7, 16, 1, 64]);
     let builder = Append::builder(ElementType::F16, [&new, &new], [&pages, &fewer]);
-    refused(builder.slots(&[0; 6]), "v_pages has heads 1, but k has 2");
+    refused(
+        builder.slots(&[0; 6]),
+        "v_pages has heads 1, but k_pages has 2",
+    );
     let repeated = Layout::new(PAGES, [0, 128, 64, 1]);
     let builder = Append::builder(ElementType::F16, [&new, &new], [&repeated, &pages]);
     refused(builder.slots(&[0; 6]), "k_pages overlaps itself");

@@ -178,6 +178,42 @@ fn elements_of_another_type_are_refused() {
     );
 }
 
+/// Of a shared view others may read the memory, or write it by other shared views, at the same time.
+#[test]
+fn memory_that_is_written_takes_an_exclusive_view_and_no_other_does() {
+    for operand in [Operand::Out, Operand::Lse] {
+        let text = refusal(&plain(), |buffers, _| {
+            let (q, k, v) = (&buffers.q, &buffers.k, &buffers.v);
+            let bindings = Bindings::default()
+                .with(Operand::Q, q.as_slice())
+                .with(Operand::K, k.as_slice())
+                .with(Operand::V, v.as_slice());
+            match operand {
+                Operand::Out => bindings
+                    .with(Operand::Out, buffers.out.as_slice())
+                    .output(Operand::Lse, buffers.lse.as_slice_mut()),
+                _ => bindings
+                    .output(Operand::Out, buffers.out.as_slice_mut())
+                    .with(Operand::Lse, buffers.lse.as_slice()),
+            }
+        });
+        let name = operand.name();
+        assert_eq!(
+            text,
+            format!("{name} is written, so it belongs to the outputs")
+        );
+    }
+    let text = refusal(&plain(), |buffers, _| {
+        Bindings::default()
+            .output(Operand::Q, buffers.q.as_slice_mut())
+            .with(Operand::K, buffers.k.as_slice())
+            .with(Operand::V, buffers.v.as_slice())
+            .output(Operand::Out, buffers.out.as_slice_mut())
+            .output(Operand::Lse, buffers.lse.as_slice_mut())
+    });
+    assert_eq!(text, "q is read, so it belongs to the inputs");
+}
+
 /// An output over an input, or over the lse: a borrowed pointer can alias in ways that Rust does not see.
 #[test]
 fn outputs_that_overlap_anything_are_refused() {
