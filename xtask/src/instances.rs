@@ -6,6 +6,7 @@ use std::iter;
 use std::path::Path;
 use std::str::FromStr;
 
+use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 
 use crate::evolve::rules::Rule;
@@ -44,7 +45,7 @@ pub enum InstancesError {
 }
 
 /// Element type of the tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Element {
     /// binary16
@@ -71,16 +72,6 @@ impl Element {
             Element::F16 | Element::Bf16 => 2,
             Element::F32 => 4,
         }
-    }
-}
-
-impl fmt::Display for Element {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Element::F16 => "f16",
-            Element::Bf16 => "bf16",
-            Element::F32 => "f32",
-        })
     }
 }
 
@@ -201,19 +192,11 @@ impl TilingRow {
 }
 
 /// An element type that keys and values may have in a cache beside queries of another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
     /// 8 bits, with scales.
     E4m3,
-}
-
-impl fmt::Display for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Cache::E4m3 => "e4m3",
-        })
-    }
 }
 
 /// What an image of a tiling can do that would cost the plain one something.
@@ -239,40 +222,25 @@ pub enum Variant {
     Paged,
 }
 
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Variant::Softcap => "softcap",
-            Variant::Serving => "serving",
-            Variant::Pairs => "pairs",
-            Variant::Groups => "groups",
-            Variant::ServingGroups => "serving_groups",
-            Variant::Cluster => "cluster",
-            Variant::Dense => "dense",
-            Variant::Paged => "paged",
-        })
-    }
-}
+/// Prints and parses a type as `instances.toml` has it.
+macro_rules! text_as_in_file {
+    ($($Type:ty),*) => {$(
+        impl fmt::Display for $Type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.serialize(f)
+            }
+        }
 
-impl FromStr for Variant {
-    type Err = String;
+        impl FromStr for $Type {
+            type Err = serde::de::value::Error;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [
-            Variant::Softcap,
-            Variant::Serving,
-            Variant::Pairs,
-            Variant::Groups,
-            Variant::ServingGroups,
-            Variant::Cluster,
-            Variant::Dense,
-            Variant::Paged,
-        ];
-        let found = all.into_iter().find(|variant| variant.to_string() == text);
-        let names = || all.map(|variant| variant.to_string()).join(", ");
-        found.ok_or_else(|| format!("`{text}` is no variant: {}", names()))
-    }
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                Self::deserialize(text.into_deserializer())
+            }
+        }
+    )*};
 }
+text_as_in_file!(Element, Cache, Variant);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

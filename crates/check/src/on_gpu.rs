@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
-use warptile::kernels::Operations;
-use warptile::{AlibiShape, Call, Element, ElementType, HostInputs, Layout, Operand, Slots, View};
+use warptile::kernels::{Count, Kind, Operations};
+use warptile::{Call, Element, ElementType, HostInputs, Layout, Operand, Slots, View};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
 use crate::accept::{Expectation, NaturalErrors, factor};
@@ -89,18 +89,34 @@ struct ScoreTensor {
     key: i64,
 }
 
-/// `Parameters` in gpu/reference.cu.
+/// The operands of options that have an element for each score, or, without `tensors`, those that are lists.
+fn of_scores(tensors: bool) -> impl Iterator<Item = Operand> {
+    Operand::of_scores().filter(move |operand| (operand.kind() == Kind::Scores) == tensors)
+}
+
+/// The number of [`of_scores`].
+const fn count_of_scores(tensors: bool) -> usize {
+    let (mut count, mut index) = (0, 0);
+    while index < Operand::COUNT {
+        let operand = Operand::ALL[index];
+        if operand.word().is_some() && matches!(operand.kind(), Kind::Scores) == tensors {
+            count += 1;
+        }
+        index += 1;
+    }
+    count
+}
+
+/// `Parameters` in gpu/reference.cu, which has the operands of options in the order of [`Operand::of_scores`].
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Parameters {
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: ScoreTensor,
-    key_mask: ScoreTensor,
+    scores: [ScoreTensor; count_of_scores(true)],
     rows: u64,
-    slopes: u64,
-    sinks: u64,
+    numbers: [u64; count_of_scores(false)],
     scratch: u64,
     out: u64,
     out_floor: u64,
@@ -108,7 +124,7 @@ struct Parameters {
     lse_floor: u64,
     errors: u64,
     units: f64,
-    slopes_batch: i64,
+    batch_step: i64,
     row_count: i32,
     q_rows: i32,
     heads: i32,
@@ -119,10 +135,8 @@ struct Parameters {
     scale: f32,
     softcap: f32,
     padding: i32,
-    k_scale: u64,
-    v_scale: u64,
-    k_scale_step: i32,
-    v_scale_step: i32,
+    scales: [u64; 2],
+    scale_steps: [i32; 2],
 }
 
 impl Tensor {
@@ -222,7 +236,6 @@ impl ReferenceOnGpu {
                 .layout(operand)
                 .map_or(0, |layout| layout.strides[3] as i64),
         };
-        let step = |operand| i32::from(call.reach(operand) > 1);
         let device_rows = ferry.upload(stream, &rows)?;
         let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
         let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
@@ -233,16 +246,18 @@ impl ReferenceOnGpu {
         let lse_floor = DeviceBuffer::<f32>::zeroed(stream, places)?;
 
         let heads = call.heads();
+        let scales = || {
+            { Operand::of(Operations::FORWARD) }
+                .filter(|operand| operand.kind() == Kind::List(Count::Scales))
+        };
         // Counts of a call are at most 2^30.
         let parameters = Parameters {
             q: tensor(Operand::Q),
             k: Tensor::new(on_k.pointer(), &k.layout),
             v: Tensor::new(on_v.pointer(), &v.layout),
-            bias: scores(Operand::Bias),
-            key_mask: scores(Operand::KeyMask),
+            scores: each(of_scores(true), scores),
             rows: device_rows.pointer(),
-            slopes: pointer(Operand::Slopes),
-            sinks: pointer(Operand::Sinks),
+            numbers: each(of_scores(false), pointer),
             scratch: scratch.pointer(),
             out: out.pointer(),
             out_floor: out_floor.pointer(),
@@ -250,9 +265,9 @@ impl ReferenceOnGpu {
             lse_floor: lse_floor.pointer(),
             errors: errors.pointer(),
             units: factor(call) * f64::from(f32::EPSILON),
-            slopes_batch: match call.scoring().alibi {
-                Some(AlibiShape::PerBatchHead) => heads.query as i64,
-                _ => 0,
+            batch_step: match of_scores(false).any(|list| call.reach(list) > heads.query) {
+                true => heads.query as i64,
+                false => 0,
             },
             row_count: rows.len() as i32,
             q_rows: call.q().rows() as i32,
@@ -264,10 +279,8 @@ impl ReferenceOnGpu {
             scale: call.scale(),
             softcap: call.scoring().softcap.unwrap_or(0.0),
             padding: 0,
-            k_scale: pointer(Operand::KScale),
-            v_scale: pointer(Operand::VScale),
-            k_scale_step: step(Operand::KScale),
-            v_scale_step: step(Operand::VScale),
+            scales: each(scales(), pointer),
+            scale_steps: each(scales(), |operand| i32::from(call.reach(operand) > 1)),
         };
         if blocks > 0 {
             let kernel = match T::TYPE {
@@ -317,6 +330,15 @@ impl Case {
     ) -> Result<Expectation> {
         reference.expectation(&self.call(), &inputs.host())
     }
+}
+
+/// A value of each operand; zero where there are fewer of them.
+fn each<T: Zeroable, const N: usize>(
+    operands: impl Iterator<Item = Operand>,
+    value: impl Fn(Operand) -> T,
+) -> [T; N] {
+    let mut values = operands.map(value);
+    std::array::from_fn(|_| values.next().unwrap_or_else(T::zeroed))
 }
 
 /// The PTX. Of a damaged file only the beginning, which the driver refuses.

@@ -240,11 +240,8 @@ impl Search {
 
     fn instance(&self, genes: &Genes) -> Result<Instance, EvolveError> {
         let target: Target = { self.plan.target.parse() }.map_err(EvolveError::Refused)?;
-        let element = match self.element()? {
-            "f16" => Element::F16,
-            "bf16" => Element::Bf16,
-            _ => Element::F32,
-        };
+        let refused = |error: serde::de::value::Error| EvolveError::Refused(error.to_string());
+        let element: Element = self.element()?.parse().map_err(refused)?;
         Ok(self.declaration()?.instance(
             genes.row(),
             element,

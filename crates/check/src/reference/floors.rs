@@ -7,8 +7,8 @@ use super::row::{Computation, KeyTerms};
 use crate::rounding::ulp;
 
 impl<T: Element> Computation<'_, T> {
-    /// Size of the terms that the scores of a row are summed from, in the mean over its probabilities:
-    /// `|scale| |q| |k| + slope * distance + |bias|`, which no sum of the terms exceeds.
+    /// Size of the terms that the scores of a row are summed from, in the mean over its probabilities, where the product of query and key
+    /// counts as `|scale| |q| |k|`. No sum of the terms exceeds it.
     #[inline(always)]
     pub(super) fn reach(
         &self,
@@ -21,10 +21,7 @@ impl<T: Element> Computation<'_, T> {
         let factor = f64::from(self.call.scale()).abs() * norm;
         let keys = probabilities.iter().zip(key_norms).zip(terms);
         keys.filter(|(_, key)| !key.hidden)
-            .map(|((p, key_norm), KeyTerms { terms, .. })| {
-                let added = (terms.slope * terms.distance).abs() + terms.bias.abs();
-                p * (factor * key_norm + added).powi(2)
-            })
+            .map(|((p, key_norm), key)| p * key.size(factor * key_norm).powi(2))
             .sum::<f64>()
             .sqrt()
     }
@@ -38,7 +35,7 @@ impl<T: Element> Computation<'_, T> {
     ///
     /// `out = sum(p v)` moves by `sum(p error(score) (v - out))`, which is at most the standard deviation of `v` under `p`
     /// times the error of the scores, about an ulp of `f32` at their [`reach`](Self::reach). The weights and the output
-    /// itself are rounded to the element type: an ulp at the root mean square of `v`. A sink counts as a key of value 0.
+    /// itself are rounded to the element type: an ulp at the root mean square of `v`. What else joins the denominator counts as a key of value 0.
     #[inline(always)]
     pub(super) fn floors(
         &self,

@@ -60,6 +60,20 @@ pub(super) struct KeyTerms {
     pub(super) hidden: bool,
 }
 
+impl KeyTerms {
+    /// What no sum of a product of this size and the terms exceeds.
+    #[inline(always)]
+    pub(super) fn size(&self, product: f64) -> f64 {
+        let ScoreTerms {
+            slope,
+            distance,
+            bias,
+            ..
+        } = self.terms;
+        product + ((slope * distance).abs() + bias.abs())
+    }
+}
+
 impl<T: Element> Computation<'_, T> {
     /// One row of one head.
     pub(super) fn attend(&self, sequence: &Sequence, position: usize, head: usize, row: Row<'_>) {
