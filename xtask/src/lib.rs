@@ -33,7 +33,7 @@ mod normal;
 #[path = "../../crates/check/src/trial.rs"]
 pub mod trial;
 
-#[path = "../../crates/attention/src/heads.rs"]
+#[path = "../../crates/attention/src/spec/heads.rs"]
 pub mod heads;
 
 #[path = "../../crates/kernels/src/abi.rs"]

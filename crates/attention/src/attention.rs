@@ -9,16 +9,16 @@ use warptile_driver::{DeviceBuffer, DeviceSlice};
 use warptile_kernels::Operand;
 
 use crate::backend::{Place, same_device};
-use crate::extents::expect_same;
+use crate::cpu::forward_cpu;
 use crate::gpu::{Bindings, Gpu, Ready};
 use crate::lse::Lse;
-use crate::numbers::Numbers;
-use crate::operands::Given;
-use crate::tensor::{Bytes, Storage, zeros};
-use crate::{
-    Call, CallBuilder, Choice, Element, HostInputs, HostOutputs, Keys, Plan, Queries, Result,
-    Scoring, Splits, Tensor, forward_cpu,
+use crate::operands::{Given, Keys, Queries};
+use crate::plan::{Choice, Plan};
+use crate::spec::{
+    Call, CallBuilder, Element, HostInputs, HostOutputs, Numbers, Result, Scoring, Splits,
+    expect_same,
 };
+use crate::tensor::{Bytes, Storage, Tensor, zeros};
 use given::Arguments;
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use warptile_driver::{Driver, Stream};
 
-use crate::call::Call;
-use crate::choice::Choice;
 use crate::gpu::Gpu;
-use crate::{DeviceProfile, ElementType, Error, Layout, Plan, Result, Tensor};
+use crate::plan::{Choice, DeviceProfile, Plan};
+use crate::spec::{Call, ElementType, Error, Layout, Result};
+use crate::tensor::Tensor;
 
 /// A device to compute on. A cheap handle: clones refer to the same device.
 #[derive(Debug, Clone)]

@@ -9,13 +9,13 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::backend::Backend;
-use crate::extents::expect_countable;
-use crate::scales::{SCALES, check_list, check_scale_counts, scale_of};
-use crate::tensor::Tensor;
-use crate::{
-    CacheTensors, CacheWrite, Call, Element, ElementType, Error, Heads, Keys, Layout, Queries,
-    Result, Scales,
+use crate::operands::{Keys, Queries, Scales};
+use crate::ops::{CacheTensors, CacheWrite};
+use crate::spec::{
+    Call, Element, ElementType, Error, Heads, Layout, Result, SCALES, check_list,
+    check_scale_counts, expect_countable, scale_of,
 };
+use crate::tensor::Tensor;
 
 use page::PageLayout;
 use pool::Pool;

@@ -8,13 +8,16 @@
 
 #[cfg(warptile_amx)]
 mod amx;
+mod append;
 mod block;
+mod engine;
 mod few;
 mod few_values;
 mod finish;
 mod isa;
 mod lanes;
 mod memory;
+mod merge;
 mod operands;
 mod pairs;
 mod products;
@@ -32,19 +35,17 @@ use std::sync::OnceLock;
 use warptile_kernels::Operand;
 use warptile_kernels::tiling::Tiling;
 
-use crate::call::{Call, Sequence};
-use crate::element::{Element, ElementType};
-use crate::error::Result;
-use crate::host::{HostInputs, HostOutputs};
+use crate::spec::{Call, Element, ElementType, HostInputs, HostOutputs, Result, Sequence};
 
-use block::{Block, Blocks, Results, Scratch};
+use block::{Block, Results, Scratch};
 use isa::Isa;
 use operands::Operands;
 use state::RowState;
-use task::{PART, Task};
+use task::{Blocks, PART, Task};
 use threads::Threads;
 
-pub(crate) use threads::in_parallel;
+pub use append::append_cpu;
+pub use merge::merge_cpu;
 
 /// Computes a call on the CPU.
 ///
@@ -283,8 +284,7 @@ impl<T> SharedMut<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Layout;
-    use crate::scoring::Scoring;
+    use crate::spec::{Layout, Scoring};
 
     /// Output and lse with some instructions, of inputs that are the same each time.
     fn attend<T: Element>(

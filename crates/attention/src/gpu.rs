@@ -19,6 +19,7 @@ mod append;
 mod bindings;
 mod block;
 mod kernel;
+mod log;
 mod memory;
 mod merge;
 mod operation;
@@ -26,35 +27,26 @@ mod outline;
 mod prepared;
 mod ready;
 mod session;
-pub(crate) mod slots;
 mod sync;
 mod workspace;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use warptile_driver::{Context, DeviceBuffer, Driver, Staging, Stream};
-use warptile_kernels::{ElementType, Image, Types};
+use warptile_kernels::Image;
 
-use crate::call::{Call, CallBuilder};
-use crate::choice::Choice;
-use crate::device::DeviceProfile;
-use crate::error::{Error, Result};
-use crate::log;
-use crate::plan::{Plan, Planner};
-use crate::problem::Problem;
-use crate::rates::Rates;
-use crate::recent::Recent;
+use crate::plan::{Choice, DeviceProfile, Plan, Planner, Rates};
+use crate::recent::{Recent, lock};
+use crate::spec::{Call, CallBuilder, Error, Problem, Result};
 use kernel::LoadedKernel;
 
 pub(crate) use bindings::in_one;
-pub(crate) use memory::Expected;
 pub(crate) use ready::Ready;
 
-pub use crate::element::MemoryType;
+pub use crate::spec::{Access, MemoryType};
 pub use append::{PositionElement, PreparedAppend};
 pub use bindings::{Bindings, ViewTypes};
-pub use memory::Access;
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;
@@ -287,23 +279,6 @@ impl Gpu {
         ))
     }
 
-    /// The kernel that merges results of this element type: loaded the first time, and found again after that.
-    ///
-    /// # Errors
-    /// [`Error::NoImages`] if the program has none that runs on the device; when the driver refuses the image.
-    pub fn prepare_merge(&self, element: ElementType) -> Result<PreparedMerge> {
-        PreparedMerge::new(self, element)
-    }
-
-    /// The kernel that writes keys and values into a cache: loaded the first time, and found again after that. It launches any
-    /// [`Append`](crate::Append) of these [`types`](crate::Append::types).
-    ///
-    /// # Errors
-    /// As [`Gpu::prepare_merge`].
-    pub fn prepare_append(&self, types: impl Into<Types>) -> Result<PreparedAppend> {
-        PreparedAppend::new(self, types.into())
-    }
-
     /// The kernel of `image`, loaded once per device. Threads that want another one do not wait for it: the driver may take a second
     /// to compile PTX.
     fn kernel(&self, image: &'static Image) -> Result<Arc<LoadedKernel>> {
@@ -335,9 +310,4 @@ impl Gpu {
         let _oldest = lock(&self.constants).keep(key, constant.clone());
         Ok(constant)
     }
-}
-
-/// Nothing that holds one of these locks can leave its value half changed, so a poisoned one is whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -147,64 +147,34 @@
 mod attention;
 mod backend;
 mod cache;
-mod call;
-mod choice;
 mod cpu;
-mod device;
-mod e4m3;
-mod element;
-mod error;
-mod extents;
 pub mod gpu;
-mod heads;
-mod host;
-mod layout;
-mod lengths;
-mod log;
 mod lse;
-mod mask;
-mod numbers;
 mod operands;
 mod ops;
-mod pages;
 mod plan;
-mod problem;
-mod rates;
 mod recent;
-mod scales;
-mod scoring;
-mod splits;
+mod spec;
 mod tensor;
 
 pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
 pub use cache::{KvCache, KvCacheBuilder, SequenceId};
-pub use call::{Call, CallBuilder, Sequence};
-pub use choice::Choice;
-pub use cpu::forward_cpu;
-pub use device::DeviceProfile;
-pub use e4m3::E4m3;
-pub use element::{Element, ElementType, Types};
-pub use error::{Error, Result};
-pub use heads::Heads;
-pub use host::{HostInputs, HostOutputs};
-pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View};
-pub use lengths::SideLengths;
+pub use cpu::{append_cpu, forward_cpu, merge_cpu};
 pub use lse::Lse;
-pub use mask::{Align, Mask};
-pub use numbers::{Numbers, Request};
-pub use operands::{Keys, LengthElement, Queries, Scales};
-pub use ops::{
-    Append, AppendBuilder, CacheTensors, CacheWrite, LseBase, Merge, MergeBuilder, Pairing, Rotary,
-    append_cpu, merge, merge_cpu, merge_into,
+pub use operands::{Keys, Queries, Scales};
+pub use ops::{CacheTensors, CacheWrite, merge, merge_into};
+pub use plan::{
+    Basis, Choice, DeviceProfile, LaunchShape, Plan, Planner, Rates, Scratch, Settings, Standing,
+    Step, Timed,
 };
-pub use pages::{Pages, TableLayout};
-pub use plan::{Basis, Considered, LaunchShape, Plan, Planner, Reason, Scratch, Settings, Step};
-pub use problem::Problem;
-pub use rates::{Rates, Standing, Timed};
-pub use scales::Quantized;
-pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
-pub use splits::{ParseSplitsError, Splits};
+pub use spec::{
+    AlibiShape, Align, Append, AppendBuilder, Call, CallBuilder, Considered, E4m3, Element,
+    ElementType, Error, Heads, HostInputs, HostOutputs, Layout, LengthElement, LseBase,
+    MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Pages, Pairing,
+    ParseScoringError, ParseSplitsError, Problem, Quantized, Reason, Request, Result, Rotary,
+    ScoreTerms, Scoring, Sequence, SideLengths, Splits, TableLayout, Types, View,
+};
 pub use tensor::Tensor;
 
 /// The traits of types whose bits may be any.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Backend, Place};
+use crate::spec::{Error, Result};
 use crate::tensor::{Storage, elsewhere, uninit, zeros};
-use crate::{Error, Result};
 
 /// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key and have no sink.
 #[derive(Clone)]

@@ -7,24 +7,11 @@ use warptile_driver::DeviceSlice;
 use warptile_kernels::Operand;
 
 use crate::backend::Backend;
-use crate::error::{Error, Result};
-use crate::numbers::{Numbers, Request};
-use crate::pages::TableLayout;
-use crate::scales::Quantized;
-use crate::tensor::Bytes;
-use crate::{Element, ElementType, Layout, Tensor};
-
-/// A 32-bit number that counts rows or pages: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
-pub trait LengthElement: Pod + sealed::Sealed {}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for i32 {}
-    impl Sealed for u32 {}
-}
-
-impl LengthElement for i32 {}
-impl LengthElement for u32 {}
+use crate::spec::{
+    Element, ElementType, Error, Layout, LengthElement, Numbers, Quantized, Request, Result,
+    TableLayout,
+};
+use crate::tensor::{Bytes, Tensor};
 
 /// What is given for an operand.
 #[derive(Debug, Clone)]

@@ -2,33 +2,36 @@
 //!
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
+mod choice;
+mod device;
 #[cfg(test)]
 mod extremes;
 mod heads_at_once;
+mod occupancy;
 mod pairs;
 mod planner;
+mod rates;
 mod settings;
 mod shared_keys;
 mod split_tiles;
 mod step;
 mod tile_order;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::Arc;
 
-use warptile_kernels::{ElementType, Features, Image, Target};
+use warptile_kernels::{Features, Image};
 
-use crate::choice::Choice;
-use crate::device::DeviceProfile;
-use crate::rates::Standing;
-use crate::{Problem, Result};
+use crate::spec::{Considered, Problem};
 
+pub use choice::Choice;
+pub use device::DeviceProfile;
+pub(crate) use occupancy::{MAX_TILES, alone_bytes};
 pub(crate) use pairs::Numbered;
-use planner::MAX_CTAS_PER_MULTIPROCESSOR;
 pub use planner::Planner;
-pub(crate) use planner::{alone_bytes, check_images, preference};
+pub(crate) use planner::{check_images, preference};
+pub use rates::{Rates, Standing, Timed};
 pub use settings::Settings;
-use split_tiles::PARTS_A_CTA;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
 #[cfg(test)]
@@ -87,137 +90,6 @@ impl fmt::Display for Basis {
     }
 }
 
-/// A kernel that was considered and will not run, and why.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct Considered {
-    /// Kernel name, `{family}_{tiling}`.
-    pub kernel: &'static str,
-    /// Why not.
-    pub reason: Reason,
-}
-
-/// Why a kernel will not run.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// It was not compiled for the problem's element type.
-    Element(ElementType),
-    /// Its tiles are too narrow for the head size.
-    HeadDim {
-        /// Head size its tiles are laid out for.
-        laid_out_for: u32,
-    },
-    /// They are too narrow for the head size of the values.
-    ValueDim {
-        /// Head size of values its tiles are laid out for.
-        laid_out_for: u32,
-    },
-    /// No image of it runs on the device.
-    NoImage {
-        /// What it was compiled for.
-        targets: Vec<Target>,
-    },
-    /// A CTA needs more shared memory than the device gives.
-    SharedMemory {
-        /// Bytes needed.
-        needed: u32,
-        /// Bytes a CTA may have.
-        available: u32,
-    },
-    /// It cannot do something that the problem needs.
-    Lacks(Features),
-    /// It reads keys and values of this type only.
-    OnlyKeys(ElementType),
-    /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
-    Splits,
-    /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even
-    /// that share a key/value head, nor does every query see all keys.
-    Pairs,
-    /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another number of them than those it
-    /// was made for.
-    Groups,
-    /// Its CTAs come in clusters, of which the device can hold none.
-    Clusters,
-    /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
-    PageRows {
-        /// The largest power of two that divides the rows of a page.
-        rows: usize,
-        /// What it must be at least.
-        least: usize,
-    },
-    /// It would have more tiles than a launch can have.
-    Grid {
-        /// Tiles needed.
-        ctas: u64,
-    },
-    /// It applies, but another is expected to be faster.
-    Slower {
-        /// Its estimated time over that of the chosen kernel.
-        times: f64,
-    },
-    /// It applies, but it has no rates, and one that has applies too.
-    Unmeasured,
-    /// It applies, but trials chose another for this problem.
-    Tuned,
-    /// It applies, but another was asked for.
-    NotRequested,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::Element(element) => write!(f, "not compiled for {element}"),
-            Reason::HeadDim { laid_out_for } => {
-                write!(f, "its tiles hold head sizes up to {laid_out_for}")
-            }
-            Reason::ValueDim { laid_out_for } => {
-                write!(f, "its tiles hold values of head sizes up to {laid_out_for}")
-            }
-            Reason::NoImage { targets } => {
-                f.write_str("no image for this device (compiled for")?;
-                targets
-                    .iter()
-                    .try_for_each(|target| write!(f, " {target}"))?;
-                f.write_char(')')
-            }
-            Reason::SharedMemory { needed, available } => {
-                write!(
-                    f,
-                    "needs {needed} bytes of shared memory; the device gives a CTA {available}"
-                )
-            }
-            Reason::Lacks(features) => write!(f, "does not support {features}"),
-            Reason::OnlyKeys(keys) => write!(f, "reads keys and values in {keys} only"),
-            Reason::Splits => f.write_str("cannot cut keys at fixed places"),
-            Reason::Clusters => f.write_str("the device can hold none of its clusters of CTAs"),
-            Reason::Pairs => f.write_str(
-                "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
-            ),
-            Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head"),
-            Reason::PageRows { rows, least } => write!(
-                f,
-                "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"
-            ),
-            Reason::Grid { ctas } => write!(f, "needs {ctas} tiles; a launch can have {MAX_TILES}"),
-            Reason::Unmeasured => f.write_str("applies, but has no rates: it runs only by name"),
-            Reason::Tuned => f.write_str("applies, but trials chose another for this problem"),
-            Reason::Slower { times } => {
-                write!(f, "applies, expected to take {times:.2} times as long")
-            }
-            Reason::NotRequested => f.write_str("applies, but another kernel was asked for"),
-        }
-    }
-}
-
-/// CTAs that a device can hold at once, at most.
-const MAX_RESIDENT: u64 =
-    DeviceProfile::MAX_MULTIPROCESSORS as u64 * MAX_CTAS_PER_MULTIPROCESSOR as u64;
-
-/// The most tiles of a launch: what a grid can have along x (CUDA C++ Programming Guide, "Technical Specifications per Compute
-/// Capability"), less the parts that persistent CTAs have of split tiles, and the numbers that they draw when nothing is left.
-pub(crate) const MAX_TILES: u64 = (1 << 31) - 1 - (PARTS_A_CTA as u64 + 1) * MAX_RESIDENT;
-
 impl Plan {
     /// A plan for the CPU path.
     #[must_use]
@@ -225,18 +97,7 @@ impl Plan {
         Self::new(problem, None, Vec::new(), Vec::new(), None)
     }
 
-    /// Chooses kernels for `problem` on `device` from the embedded catalog and the embedded rates; [`Planner`] takes others.
-    ///
-    /// # Errors
-    /// [`Error::UnknownName`](crate::Error::UnknownName) if the catalog has no kernel or image of the name asked for;
-    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run;
-    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all;
-    /// [`Error::Profile`](crate::Error::Profile) if there can be no such device.
-    pub fn gpu(problem: Problem, device: &DeviceProfile, choice: &Choice) -> Result<Self> {
-        Planner::new(device).plan(problem, choice)
-    }
-
-    fn new(
+    pub(super) fn new(
         problem: Problem,
         device: Option<DeviceProfile>,
         steps: Vec<Step>,

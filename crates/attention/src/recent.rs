@@ -1,5 +1,7 @@
 //! What was used last, found again by a key.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 /// Values by key, of which those used last are kept.
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
@@ -39,6 +41,11 @@ impl<K, V> Default for Recent<K, V> {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Nothing that holds one of these locks can leave its value half changed, so a poisoned one is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Backend, Place};
-use crate::{Error, Layout, Result};
+use crate::spec::{Error, Layout, Result};
 
 /// A tensor on a [`Backend`]: batch, length, heads and head size, as its [`Layout`] says.
 ///
@@ -159,7 +159,7 @@ impl<T: Pod> Tensor<T> {
         let extent = self.layout.shape[dimension];
         if range.start > range.end || range.end > extent {
             return Err(Error::OutOfRange {
-                dimension: crate::layout::DIMENSIONS[dimension],
+                dimension: crate::spec::DIMENSIONS[dimension],
                 start: range.start,
                 end: range.end,
                 extent,

@@ -4,9 +4,8 @@ use warptile_kernels::{Operand, Types};
 
 use super::Attention;
 use crate::backend::Backend;
-use crate::numbers::Numbers;
-use crate::operands::{Given, Part};
-use crate::{Call, CallBuilder, Element, Keys, Queries};
+use crate::operands::{Given, Keys, Part, Queries};
+use crate::spec::{Call, CallBuilder, Element, Numbers};
 
 /// The arguments of a call without the type of its elements: what is done with them is compiled here, and not once more in each program
 /// that calls.
@@ -15,7 +14,7 @@ pub(super) struct Arguments<'a> {
     /// Queries, then the rest in any order.
     given: Vec<(Operand, Given<'a>)>,
     longest: [Option<usize>; 2],
-    table: Option<crate::TableLayout>,
+    table: Option<crate::spec::TableLayout>,
     backend: &'a Backend,
 }
 
@@ -56,7 +55,7 @@ impl<'a> Arguments<'a> {
 
     /// A description of the call that has the types and bounds, and no operand yet but q, k and v.
     pub(super) fn builder(&self) -> CallBuilder<'a> {
-        let empty = crate::Layout::EMPTY;
+        let empty = crate::spec::Layout::EMPTY;
         let mut builder = Call::builder(&empty, &empty, &empty, self.types);
         let [queries, keys] = self.longest;
         if let Some(longest) = queries {

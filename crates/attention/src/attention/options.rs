@@ -3,7 +3,8 @@
 use warptile_kernels::{Features, Operand};
 
 use super::Attention;
-use crate::{Choice, Mask, Scoring, Splits};
+use crate::plan::Choice;
+use crate::spec::{Mask, Scoring, Splits};
 
 impl Default for Attention {
     fn default() -> Self {

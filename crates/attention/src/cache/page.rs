@@ -3,7 +3,8 @@
 use bytemuck::Pod;
 
 use crate::operands::Part;
-use crate::{Heads, Layout, Result, Tensor};
+use crate::spec::{Heads, Layout, Result};
+use crate::tensor::Tensor;
 
 /// Page after page, and of each page its keys, then its values. A GPU translates addresses in units of 2 MB, and a kernel reads both
 /// of a page: next to each other they need half as many translations as in two tensors.

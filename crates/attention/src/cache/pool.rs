@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cache::free_pages::FreePages;
-use crate::{Error, Result};
+use crate::spec::{Error, Result};
 
 /// A sequence of a [`KvCache`](crate::KvCache). No other sequence of any cache has the same id, not even after it was freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

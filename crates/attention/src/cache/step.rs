@@ -7,7 +7,7 @@ use warptile_driver::{DeviceBuffer, DeviceSlice, Staging};
 
 use crate::backend::{Backend, Place};
 use crate::cache::pool::{Pool, SequenceId};
-use crate::{Error, Layout, Result};
+use crate::spec::{Error, Layout, Result};
 
 /// The entry of a table where there is no page: what is written there goes nowhere.
 const NO_PAGE: i32 = -1;

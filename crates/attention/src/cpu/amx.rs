@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use crate::cpu::pairs::BLOCK;
+use crate::cpu::engine::BLOCK;
 
 /// Whether this process may use tile registers, for `bf16`.
 pub(super) fn usable() -> bool {
@@ -84,7 +84,7 @@ impl Tiles {
         }
     }
 
-    /// As [`Product`](crate::cpu::pairs::Product).
+    /// As [`Product`](crate::cpu::engine::Product).
     pub(super) fn product(&self, a: &[u32], b: &[u32], c: &mut [f32], add: bool) {
         let steps = b.len() / (16 * BLOCK);
         assert!(steps > 0 && b.len() == steps * 16 * BLOCK && c.len() == BLOCK * BLOCK);

@@ -6,36 +6,20 @@ use std::ops::Range;
 use warptile_kernels::Operand;
 use warptile_kernels::tiling::Tiling;
 
-use crate::call::{Call, Sequence};
+use crate::cpu::engine::{BLOCK, Engine};
 use crate::cpu::few::{FewScores, FewWeights, Finite, KEYS_AT_ONCE, TURNED};
 use crate::cpu::few_values::{FewDots, FewValues, Round};
 use crate::cpu::isa::{Isa, MAX_PANEL};
 use crate::cpu::memory::Memory;
 use crate::cpu::operands::{KeyViews, Operands};
-use crate::cpu::pairs::{self, Engine, Pairs};
+use crate::cpu::pairs;
+use crate::cpu::pairs::Pairs;
 use crate::cpu::products::{Rows, Scores, Values};
 use crate::cpu::state::{AddPart, RowState, with_sink};
-use crate::cpu::task::{PART, Task};
+use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
-use crate::e4m3::E4m3;
-use crate::element::{Element, ElementType};
-use crate::heads::Heads;
-use crate::layout::View;
-use crate::mask::Mask;
-use crate::scales::scale_of;
-
-/// The blocks of the CPU path.
-pub(super) enum Blocks {}
-
-impl Tiling for Blocks {
-    /// The keys and values of a tile are converted once per block, so more rows cost less; fewer leave more blocks to share
-    /// among cores. A multiple of every panel.
-    const BLOCK_M: usize = 192;
-
-    /// The scores of a panel of 48 queries and a tile, 24 KiB, stay in the first-level cache. A multiple of the classes of keys.
-    const BLOCK_N: usize = 128;
-}
+use crate::spec::{Call, E4m3, Element, ElementType, Heads, Mask, Sequence, View, scale_of};
 
 /// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
@@ -188,7 +172,7 @@ impl<'a, T: Element> Block<'a, T> {
         let few = !tiles && self.task.rows() <= FEW && whole;
         let panels = match engine {
             _ if few => self.panels(1, 1),
-            Some(_) => self.panels(pairs::BLOCK, pairs::BLOCK),
+            Some(_) => self.panels(BLOCK, BLOCK),
             None => self.panels(self.isa.panel(), width),
         };
         (engine, few, panels)
@@ -363,7 +347,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// What multiplies pairs, if products are left to it: where the numbers are of its type and fill its blocks.
     fn engine(&self) -> Option<Engine> {
-        let whole = self.call.heads().are_multiples_of(pairs::BLOCK);
+        let whole = self.call.heads().are_multiples_of(BLOCK);
         (whole && T::TYPE == ElementType::Bf16).then(|| self.isa.engine())?
     }
 
@@ -479,7 +463,7 @@ impl<'a, T: Element> Block<'a, T> {
             Source::Pairs(engine) => {
                 pairs.scores(engine, state_from / lanes, first, scores);
                 if !later {
-                    let factors = &[self.factor(); pairs::BLOCK];
+                    let factors = &[self.factor(); BLOCK];
                     self.isa.run(Scale {
                         rows: scores,
                         factors,

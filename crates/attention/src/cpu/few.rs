@@ -11,7 +11,7 @@ use crate::cpu::isa::{Isa, Work};
 use crate::cpu::lanes::*;
 use crate::cpu::products::Rows;
 use crate::cpu::weights::CLASSES;
-use crate::element::Element;
+use crate::spec::Element;
 
 /// Queries that share what is read of a key.
 pub(super) const QUERIES: usize = 4;

@@ -5,7 +5,7 @@ use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
 use crate::cpu::pairs::ZEROS;
 use crate::cpu::products::add_product;
-use crate::element::Element;
+use crate::spec::Element;
 
 /// Rounds numbers to `bf16` as [`Lanes::pair_bf16`] does.
 pub(super) struct Round<'a> {

@@ -7,13 +7,11 @@ use warptile_kernels::tiling::Tiling;
 
 use warptile_kernels::Operand;
 
-use crate::call::Sequence;
-use crate::cpu::block::{Block, Blocks, Panel, Tile};
+use crate::cpu::block::{Block, Panel, Tile};
 use crate::cpu::isa::MAX_PANEL;
+use crate::cpu::task::Blocks;
 use crate::cpu::terms::{Hide, Terms};
-use crate::element::Element;
-use crate::layout::Layout;
-use crate::scoring::ScoreTerms;
+use crate::spec::{Element, Layout, ScoreTerms, Sequence};
 
 impl<T: Element> Block<'_, T> {
     /// Turns the scaled products of a panel and some keys into scores in units of ln 2. Of each lane there is the largest score that was

@@ -2,8 +2,8 @@
 
 #[cfg(warptile_amx)]
 use crate::cpu::amx;
+use crate::cpu::engine::Engine;
 use crate::cpu::lanes::*;
-use crate::cpu::pairs::Engine;
 
 /// The most lanes of a panel, with any instructions.
 pub(super) const MAX_PANEL: usize = 3 * MAX_WIDTH;

@@ -3,7 +3,7 @@
 //! The inner loop of a matrix product must keep its sums in registers; compilers do that for vector types, but not
 //! reliably for arrays of numbers, hence the intrinsics.
 
-use crate::element::{Element, ElementType};
+use crate::spec::{Element, ElementType};
 
 /// The most numbers that a register of any implementation has.
 pub(super) const MAX_WIDTH: usize = 16;

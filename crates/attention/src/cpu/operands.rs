@@ -2,11 +2,7 @@
 
 use warptile_kernels::Operand;
 
-use crate::call::Call;
-use crate::element::Element;
-use crate::error::Result;
-use crate::host::HostInputs;
-use crate::layout::View;
+use crate::spec::{Call, Element, HostInputs, Result, View};
 
 /// Inputs of a call that were found to be the call's.
 #[derive(Clone, Copy)]
@@ -33,7 +29,10 @@ impl<'a, T: Element> Operands<'a, T> {
         ) -> Result<View<'a, U>> {
             let elements = inputs.elements(operand)?.unwrap_or_default();
             let layout = call.layout(operand).copied();
-            Ok(View::new(elements, layout.unwrap_or(crate::Layout::EMPTY)))
+            Ok(View::new(
+                elements,
+                layout.unwrap_or(crate::spec::Layout::EMPTY),
+            ))
         }
         // The other inputs start where their elements can.
         inputs.elements::<T>(Operand::Bias)?;

@@ -8,7 +8,7 @@
 
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
-use crate::element::Element;
+use crate::spec::Element;
 
 /// Rows of numbers, one `stride` elements after the other.
 #[derive(Clone, Copy)]

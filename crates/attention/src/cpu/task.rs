@@ -2,8 +2,21 @@
 
 use std::ops::Range;
 
-use crate::call::Sequence;
-use crate::mask::Mask;
+use warptile_kernels::tiling::Tiling;
+
+use crate::spec::{Mask, Sequence};
+
+/// The blocks of the CPU path.
+pub(super) enum Blocks {}
+
+impl Tiling for Blocks {
+    /// The keys and values of a tile are converted once per block, so more rows cost less; fewer leave more blocks to share
+    /// among cores. A multiple of every panel.
+    const BLOCK_M: usize = 192;
+
+    /// The scores of a panel of 48 queries and a tile, 24 KiB, stay in the first-level cache. A multiple of the classes of keys.
+    const BLOCK_N: usize = 128;
+}
 
 /// The same rows of one or more query heads that share a key/value head. Rows of a block are counted head by head.
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
-use crate::element::Element;
+use crate::spec::Element;
 
 /// The columns from `column` on, one register's width of them, of at most as many rows: row `i` of `to` becomes column
 /// `column + i`, after `change`. Lanes without a row become 0.

@@ -5,15 +5,12 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Stream};
 use warptile_kernels::{ElementType, Image, Operand, Role, Slots, Types, abi};
 
-use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::block::{heads, scales, tensor};
 use crate::gpu::kernel::Block;
-use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, Operation};
-use crate::ops::rotary::{Angles, Pairing};
-use crate::ops::{Append, Rotary};
+use crate::spec::{Angles, Append, Expected, Pairing, Result, Rotary};
 
 /// The kernel that writes into caches of one element type, loaded. It belongs to no stream: any number of threads may launch it,
 /// on any number of streams of its context, and in captures. A cheap handle.
@@ -47,13 +44,20 @@ impl PositionElement for i64 {
     const WIDE: bool = true;
 }
 
-impl PreparedAppend {
-    pub(super) fn new(gpu: &Gpu, types: Types) -> Result<Self> {
+impl Gpu {
+    /// The kernel that writes keys and values into a cache: loaded the first time, and found again after that. It launches any
+    /// [`Append`] of these [`types`](crate::Append::types).
+    ///
+    /// # Errors
+    /// As [`Gpu::prepare_merge`].
+    pub fn prepare_append(&self, types: impl Into<Types>) -> Result<PreparedAppend> {
         Ok(PreparedAppend {
-            operation: Operation::load(gpu, Role::Append, types)?,
+            operation: Operation::load(self, Role::Append, types.into())?,
         })
     }
+}
 
+impl PreparedAppend {
     /// The image whose kernel writes.
     #[must_use]
     pub fn image(&self) -> &'static Image {

@@ -4,11 +4,8 @@ use bytemuck::Pod;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut};
 use warptile_kernels::{Operand, Slots};
 
-use crate::element::{Element, MemoryType};
-use crate::error::Result;
-use crate::gpu::memory::{Access, Expected, Views, check_views};
-use crate::gpu::slots;
-use crate::{Append, Call};
+use crate::gpu::memory::{Views, check_views};
+use crate::spec::{Access, Append, Call, Element, Expected, MemoryType, Result, slots};
 
 /// The types of views, each with the access that the view gives: [`Access::Write`] of an exclusive one.
 pub type ViewTypes = Slots<Option<(MemoryType, Access)>>;

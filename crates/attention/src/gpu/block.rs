@@ -3,14 +3,8 @@
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::{Operand, Schedule, Slots, abi};
 
-use crate::ElementType;
-use crate::call::Call;
-use crate::error::Result;
-use crate::heads::Heads;
-use crate::layout::Layout;
-use crate::mask::Align;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
-use crate::scoring::AlibiShape;
+use crate::spec::{AlibiShape, Align, Call, ElementType, Heads, Layout, Result};
 
 /// The block of kernels that read through addresses.
 ///
@@ -237,7 +231,7 @@ pub(crate) fn forward_tma(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mask, Scoring};
+    use crate::spec::{Mask, Scoring};
 
     fn shape() -> LaunchShape {
         LaunchShape {

@@ -4,12 +4,9 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
 use warptile_kernels::{Image, Schedule, Slots, Target, abi};
 
-use crate::call::Call;
-use crate::device::DeviceProfile;
-use crate::error::{Error, Result};
-use crate::gpu::block;
-use crate::gpu::sync;
-use crate::plan::{LaunchShape, Step, alone_bytes, splits_tiles, tile_order};
+use crate::gpu::{block, sync};
+use crate::plan::{DeviceProfile, LaunchShape, Step, alone_bytes, splits_tiles, tile_order};
+use crate::spec::{Call, Error, Result};
 
 /// A kernel in a context.
 #[derive(Debug)]
@@ -280,7 +277,8 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Choice, ElementType, Layout, Planner};
+    use crate::plan::{Choice, Planner};
+    use crate::spec::{ElementType, Layout};
 
     #[test]
     fn long_reads_that_leave_multiprocessors_idle_come_in_turn() {

@@ -7,14 +7,11 @@ use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::abi::{self, MERGE_PARTS};
 use warptile_kernels::{ElementType, Image, Role, Types};
 
-use crate::element::{Element, check_type};
-use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
-use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, Operation};
-use crate::ops::{LseBase, Merge};
+use crate::spec::{Element, Error, Expected, LseBase, Merge, Result, check_type};
 
 /// The kernel that merges results of one element type, loaded. It belongs to no stream: any number of threads may launch it, on
 /// any number of streams of its context, and in captures. A cheap handle.
@@ -66,13 +63,19 @@ impl<'a, T: Element> MergeBindings<'a, T> {
     }
 }
 
-impl PreparedMerge {
-    pub(super) fn new(gpu: &Gpu, element: ElementType) -> Result<Self> {
+impl Gpu {
+    /// The kernel that merges results of this element type: loaded the first time, and found again after that.
+    ///
+    /// # Errors
+    /// [`Error::NoImages`] if the program has none that runs on the device; when the driver refuses the image.
+    pub fn prepare_merge(&self, element: ElementType) -> Result<PreparedMerge> {
         Ok(PreparedMerge {
-            operation: Operation::load(gpu, Role::Combine, Types::of(element))?,
+            operation: Operation::load(self, Role::Combine, Types::of(element))?,
         })
     }
+}
 
+impl PreparedMerge {
     /// The image whose kernel merges.
     #[must_use]
     pub fn image(&self) -> &'static Image {

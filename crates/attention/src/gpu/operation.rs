@@ -8,14 +8,12 @@ use warptile_driver::{Context, LaunchConfig, Staged, Staging, Stream};
 use warptile_kernels::abi::MERGE_PARTS;
 use warptile_kernels::{Image, Operand, Role, Types, images_for};
 
-use crate::device::DeviceProfile;
-use crate::element::check_type;
-use crate::error::{Error, Result};
-use crate::gpu::Gpu;
 use crate::gpu::kernel::{Block, LoadedKernel, waits_itself};
-use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
-use crate::gpu::sync;
-use crate::plan::{MAX_TILES, check_images, preference};
+use crate::gpu::memory::{Views, check_stream, check_views, submit_in_order};
+use crate::gpu::{Gpu, sync};
+use crate::plan::{DeviceProfile, MAX_TILES, check_images, preference};
+use crate::spec::memory::check;
+use crate::spec::{Error, Expected, Result, check_type};
 
 /// The most slots an operation has: those of a merge.
 const MOST_SLOTS: usize = 2 + 2 * MERGE_PARTS;

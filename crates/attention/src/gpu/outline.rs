@@ -3,13 +3,11 @@
 use warptile_driver::{CaptureId, DevicePointer, Stream};
 use warptile_kernels::Slots;
 
-use crate::call::Call;
-use crate::error::Result;
-use crate::gpu::memory::Expected;
 use crate::gpu::prepared::host_numbers;
-use crate::gpu::slots::expected;
 use crate::gpu::workspace::workspace_of;
 use crate::plan::{LaunchShape, Plan};
+use crate::spec::slots::expected;
+use crate::spec::{Call, Expected, Result};
 
 /// What launches of one call have in common, whatever their addresses.
 #[derive(Debug)]

@@ -6,15 +6,15 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
 use warptile_kernels::{Operand, Slots};
 
-use crate::call::Call;
-use crate::error::{Error, Result};
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::{Block, LoadedKernel, config};
-use crate::gpu::memory::{check, check_stream, submit_in_order};
+use crate::gpu::memory::{check_stream, submit_in_order};
 use crate::gpu::outline::Outline;
-use crate::gpu::slots::expected;
 use crate::gpu::sync;
 use crate::plan::{Plan, Step};
+use crate::spec::memory::check;
+use crate::spec::slots::expected;
+use crate::spec::{Call, Error, Result};
 
 /// A planned problem with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number of
 /// streams of its context, and in captures. A cheap handle.
@@ -282,8 +282,8 @@ mod tests {
     use warptile_fake_cuda::FakeDriver;
 
     use crate::gpu::Gpu;
-    use crate::plan::SEARCHES;
-    use crate::{Call, Choice, ElementType, Layout, Mask, Scoring};
+    use crate::plan::{Choice, SEARCHES};
+    use crate::spec::{Call, ElementType, Layout, Mask, Scoring};
 
     #[test]
     fn the_order_of_a_calls_tiles_is_looked_for_when_it_is_made_ready() {

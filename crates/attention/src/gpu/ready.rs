@@ -5,15 +5,13 @@ use std::sync::{Arc, Mutex};
 use warptile_driver::{DevicePointer, Stream};
 use warptile_kernels::Slots;
 
-use crate::call::Call;
-use crate::error::Result;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::Block;
-use crate::gpu::lock;
-use crate::gpu::memory::check;
 use crate::gpu::outline::Outline;
 use crate::gpu::prepared::Prepared;
-use crate::recent::Recent;
+use crate::recent::{Recent, lock};
+use crate::spec::memory::check;
+use crate::spec::{Call, Result};
 
 /// The blocks of a launch by its addresses and its workspace.
 type Blocks = Recent<(Slots<u64>, DevicePointer), Arc<[Block]>>;

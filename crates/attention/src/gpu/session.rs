@@ -6,11 +6,10 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer};
 use warptile_kernels::Slots;
 
-use crate::call::Call;
-use crate::error::{Error, Result};
 use crate::gpu::memory::place;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
+use crate::spec::{Call, Error, Result};
 
 /// A raw stream of one thread, with the workspace of the launches that it runs one after the other.
 ///

@@ -7,15 +7,14 @@ use warptile_driver::{DeviceBuffer, DeviceSlice};
 use warptile_kernels::{Operand, Types};
 
 use crate::backend::{Backend, Place, same_device};
+use crate::cpu::append_cpu;
 use crate::gpu::{Bindings, Gpu, PositionElement, in_one};
-use crate::host::{HostInputs, HostOutputs};
-use crate::numbers::Numbers;
-use crate::operands::{Given, LengthElement, ScaledBy, Scales};
-use crate::ops::append::{Append, AppendBuilder, append_cpu};
-use crate::ops::rotary::{Pairing, Rotary};
-use crate::scales::{Quantized, check_list};
-use crate::tensor::Bytes;
-use crate::{Element, ElementType, Error, Layout, Result, Tensor};
+use crate::operands::{Given, ScaledBy, Scales};
+use crate::spec::{
+    Append, AppendBuilder, Element, ElementType, Error, HostInputs, HostOutputs, Layout,
+    LengthElement, Numbers, Pairing, Quantized, Result, Rotary, check_list,
+};
+use crate::tensor::{Bytes, Tensor};
 
 /// New keys and values on their way into a cache: where each row goes, and whether keys and queries are rotated.
 ///

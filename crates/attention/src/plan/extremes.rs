@@ -3,11 +3,11 @@
 use quickcheck::{Gen, quickcheck};
 use warptile_kernels::{Role, Schedule, images_for};
 
-use super::planner::occupancy;
+use super::occupancy::occupancy;
 use super::split_tiles::PARTS_A_CTA;
 use super::{LaunchShape, MAX_TILES, Planner, Settings, Step, tile_order};
-use crate::layout::{Layout, MAX_LEN};
-use crate::{Align, Call, Choice, DeviceProfile, ElementType, Mask, Scoring, Splits};
+use crate::plan::{Choice, DeviceProfile};
+use crate::spec::{Align, Call, ElementType, Layout, MAX_LEN, Mask, Scoring, Splits};
 
 /// Extents at which something may overflow or divide by 0, and ordinary ones.
 const EXTENTS: [usize; 16] = [
@@ -118,7 +118,7 @@ impl quickcheck::Arbitrary for Extreme {
 
 impl Extreme {
     /// The inputs repeat one row, so that they may be as long as can be said.
-    fn call(&self) -> crate::Result<Call> {
+    fn call(&self) -> crate::spec::Result<Call> {
         let ([heads, kv_heads], [query_len, key_len]) = (self.heads, self.lengths);
         let row = |rows, heads, size| Layout::new([self.batch, rows, heads, size], [0, 0, 0, 1]);
         let q = row(query_len, heads, self.sizes[0]);

@@ -1,9 +1,8 @@
 //! Heads whose tiles are interleaved, so that tiles that are computed at the same time share keys and values in L2.
 
-use crate::call::Call;
-use crate::mask::Mask;
 use crate::plan::Step;
 use crate::plan::pairs::Numbered;
+use crate::spec::{Call, Mask};
 
 /// Heads (of all batch entries, or of the packed queries) whose tiles are interleaved, in groups as even as they can be: a short last
 /// group leaves CTAs without work. Within a group the tiles that take longest go first.

@@ -3,9 +3,8 @@
 
 use warptile_kernels::{Image, Schedule};
 
-use crate::heads::Heads;
-use crate::mask::Mask;
 use crate::plan::split_tiles::splits_tiles;
+use crate::spec::{Heads, Mask, Problem};
 
 /// What CTAs take by one number: rows of some heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +46,12 @@ impl Numbered {
             _ => single,
         }
     }
+
+    /// How many there are in all, if every sequence were a typical one.
+    pub(crate) fn typical(&self, problem: &Problem) -> f64 {
+        let rows = problem.typical_lengths().0 as u64 * self.rows_of_query;
+        problem.typical_sequences() * rows.div_ceil(self.rows) as f64 * self.heads as f64
+    }
 }
 
 /// Whether the two tiles of a pair are those of two heads, else two of one head.
@@ -67,10 +72,8 @@ pub(super) fn groups_fit_boxes(group_size: usize, image: &Image) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Step;
-    use crate::{
-        Call, Choice, DeviceProfile, ElementType, Layout, Planner, Rates, Reason, Scoring,
-    };
+    use crate::plan::{Choice, DeviceProfile, Planner, Rates, Step};
+    use crate::spec::{Call, ElementType, Layout, Reason, Scoring};
 
     /// A plain image, as if it were one of another schedule: what is planned follows from that alone.
     fn image(kernel: &str, schedule: Schedule) -> &'static Image {
@@ -174,7 +177,7 @@ mod tests {
         let images = [image(KERNEL, schedule)];
         let planner = Planner::new(&h200).images(images.into_iter());
         let error = planner.plan(call.problem(), &Choice::Best).err()?;
-        let crate::Error::NoKernel { mut considered, .. } = error else {
+        let crate::spec::Error::NoKernel { mut considered, .. } = error else {
             panic!("{error}")
         };
         considered.pop().map(|one| one.reason)

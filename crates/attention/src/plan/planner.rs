@@ -6,18 +6,14 @@ use std::sync::LazyLock;
 
 use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
-use crate::choice::Choice;
-use crate::device::DeviceProfile;
-use crate::error::{Error, Result};
+use crate::plan::occupancy::{MAX_TILES, alone_bytes, occupancy, shared_bytes};
 use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::{clusters_at_once, tiles_of};
-use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
-use crate::problem::Problem;
-use crate::rates::{Rates, Standing};
-use crate::splits::Splits;
+use crate::plan::{Basis, Choice, DeviceProfile, Plan, Rates, Standing, Step};
+use crate::spec::{Considered, Error, Problem, Reason, Result, Splits};
 
 /// Images for forward, by kernel name.
 type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
@@ -178,7 +174,10 @@ impl<'a> Planner<'a> {
         let Some(chosen) = chosen.filter(|_| units <= MAX_TILES) else {
             considered.extend(chosen.map(|chosen| Considered {
                 kernel: candidates[chosen].image.kernel,
-                reason: Reason::Grid { ctas: units },
+                reason: Reason::Grid {
+                    ctas: units,
+                    limit: MAX_TILES,
+                },
             }));
             considered.retain(|one| match choice {
                 Choice::Best => true,
@@ -355,7 +354,10 @@ impl<'a> Planner<'a> {
         }
         let tiles = tiles_of(problem, image);
         if tiles > MAX_TILES && !splits {
-            return Err(Reason::Grid { ctas: tiles });
+            return Err(Reason::Grid {
+                ctas: tiles,
+                limit: MAX_TILES,
+            });
         }
         Ok(Step {
             role: image.role,
@@ -446,48 +448,17 @@ pub(crate) fn preference(target: Target) -> (u32, u32) {
     }
 }
 
-/// Shared memory of a CTA in bytes.
-fn shared_bytes(image: &Image) -> u32 {
-    image.resources.static_shared_bytes + image.resources.dynamic_shared_bytes
-}
-
-/// The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
-const RESERVED_SHARED_BYTES: u32 = 1024;
-
-/// Dynamic shared memory with which a multiprocessor holds one CTA of `image`, if it holds several with what the image asks for and they
-/// stay for a whole launch.
-pub(crate) fn alone_bytes(image: &Image, device: &DeviceProfile) -> Option<u32> {
-    /// A multiple of what shared memory is handed out in.
-    const UNIT: u32 = 1024;
-    if !image.schedule.is_persistent() || occupancy(image, device) == 1 {
-        return None;
+impl Plan {
+    /// Chooses kernels for `problem` on `device` from the embedded catalog and the embedded rates; [`Planner`] takes others.
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`](crate::Error::UnknownName) if the catalog has no kernel or image of the name asked for;
+    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run;
+    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all;
+    /// [`Error::Profile`](crate::Error::Profile) if there can be no such device.
+    pub fn gpu(problem: Problem, device: &DeviceProfile, choice: &Choice) -> Result<Self> {
+        Planner::new(device).plan(problem, choice)
     }
-    let too_much_for_two = device.shared_bytes_per_multiprocessor / 2 / UNIT * UNIT + UNIT;
-    let others = RESERVED_SHARED_BYTES + image.resources.static_shared_bytes;
-    let bytes = too_much_for_two.saturating_sub(others);
-    let most = { device.shared_bytes_per_cta }.saturating_sub(image.resources.static_shared_bytes);
-    (image.resources.dynamic_shared_bytes..=most)
-        .contains(&bytes)
-        .then_some(bytes)
-}
-
-/// CTAs that a multiprocessor of any compute capability can hold (CUDA C++ Programming Guide, "Technical Specifications per Compute
-/// Capability").
-pub(super) const MAX_CTAS_PER_MULTIPROCESSOR: u32 = 32;
-
-/// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
-pub(super) fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
-    let threads = 32 * image.tiling.warps;
-    let by_shared =
-        device.shared_bytes_per_multiprocessor / (shared_bytes(image) + RESERVED_SHARED_BYTES);
-    let by_threads = device.threads_per_multiprocessor / threads;
-    // Registers are handed out per warp in steps of 8 a thread; a PTX image has no count before the driver compiles it.
-    let registers = image.resources.registers.max(1).next_multiple_of(8);
-    let by_registers = device.registers_per_multiprocessor / (registers * threads);
-    by_shared
-        .min(by_threads)
-        .min(by_registers)
-        .clamp(1, MAX_CTAS_PER_MULTIPROCESSOR)
 }
 
 #[cfg(test)]

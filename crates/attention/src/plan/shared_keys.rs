@@ -2,12 +2,8 @@
 
 use warptile_kernels::Image;
 
-use crate::call::Call;
-use crate::heads::Heads;
-use crate::mask::{Align, Mask};
-use crate::plan::MAX_TILES;
-use crate::problem::Problem;
-use crate::splits::Splits;
+use crate::plan::occupancy::MAX_TILES;
+use crate::spec::{Align, Call, Heads, Mask, Problem, Splits};
 
 /// What the units of kernels that share keys are counted from: a call, or the bounds of a problem.
 #[derive(Debug, Clone, Copy)]
@@ -128,7 +124,7 @@ pub(super) fn if_countable(rows: u64, heads: u64, tiles: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ElementType, Layout};
+    use crate::spec::{ElementType, Layout};
 
     fn sides(kv_heads: usize) -> Sides {
         let rows = Layout::bshd([1, 1, kv_heads, 128]);

@@ -2,8 +2,7 @@
 
 use warptile_kernels::{Features, Image, Schedule};
 
-use crate::mask::Mask;
-use crate::plan::step::Scratch;
+use crate::spec::Mask;
 
 /// Whether the image computes tiles whose keys several CTAs share, beside whole ones: the variants of `wgmma` that also read pages.
 pub(crate) fn splits_tiles(image: &Image) -> bool {
@@ -15,6 +14,9 @@ pub(crate) fn splits_tiles(image: &Image) -> bool {
 
 /// Parts of split tiles that a CTA computes, at most: what bounds the workspace.
 pub(super) const PARTS_A_CTA: usize = 3;
+
+/// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
+pub(super) const SEMAPHORES: usize = 1024;
 
 /// Keys that a tile of query rows loads.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +99,7 @@ pub(crate) fn splits_of(
 ) -> u64 {
     let rest = tiles % resident;
     let warpgroups = u64::from(image.tiling.block_m.div_ceil(64));
-    if rest == 0 || rest * warpgroups > Scratch::SEMAPHORES as u64 {
+    if rest == 0 || rest * warpgroups > SEMAPHORES as u64 {
         return 1;
     }
     // Drawn tiles that differ in length even out: the last ones are the shortest.

@@ -2,18 +2,14 @@
 
 use warptile_kernels::{Image, Role, Schedule};
 
-use crate::call::Call;
-use crate::device::DeviceProfile;
-use crate::error::{Error, Result};
-use crate::plan::MAX_TILES;
+use crate::plan::DeviceProfile;
 use crate::plan::heads_at_once::{heads_at_once, interleaved};
+use crate::plan::occupancy::{MAX_TILES, occupancy};
 use crate::plan::pairs::Numbered;
-use crate::plan::planner::occupancy;
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::{Sides, if_countable};
-use crate::plan::split_tiles::{PARTS_A_CTA, TileKeys, splits_of, splits_tiles};
-use crate::problem::Problem;
-use crate::splits::Splits;
+use crate::plan::split_tiles::{PARTS_A_CTA, SEMAPHORES, TileKeys, splits_of, splits_tiles};
+use crate::spec::{Call, Error, Problem, Result, Splits};
 
 /// One kernel of a plan.
 #[derive(Debug, Clone)]
@@ -93,15 +89,12 @@ impl Scratch {
     /// CTAs that may share keys in a launch: more than any GPU has multiprocessors.
     const SHARING_CTAS: usize = 256;
 
-    /// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
-    pub(super) const SEMAPHORES: usize = 1024;
-
     /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
     /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
     /// tiling's head size of values and two numbers a row, in fp32.
-    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORES;
+    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * SEMAPHORES;
 
     const fn with_parts(parts: usize, rows: usize, value_dim: usize) -> Self {
         let part = rows * (value_dim + 2) * size_of::<f32>();

@@ -11,13 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use warptile_kernels::Schedule;
 use warptile_kernels::abi::ORDERED_TILES;
 
-use crate::call::Call;
-use crate::lengths::SideLengths;
-use crate::mask::{Align, Mask};
 use crate::plan::heads_at_once::interleaved;
 use crate::plan::split_tiles::TILE_END_KEYS;
 use crate::plan::{LaunchShape, Step};
 use crate::recent::Recent;
+use crate::spec::{Align, Call, Mask, SideLengths};
 
 /// Rows that a warpgroup computes.
 const WARPGROUP_ROWS: i64 = 64;
@@ -368,7 +366,7 @@ mod tests {
 
     #[test]
     fn keys_beyond_what_can_be_counted_have_no_order() {
-        let most = crate::MAX_LEN as i64;
+        let most = crate::spec::MAX_LEN as i64;
         for heads in [1, 32] {
             assert_eq!(asked(4096, most, [192, 64], heads, 16).order(), None);
         }

@@ -1,6 +1,5 @@
 use super::*;
-use crate::mask::Mask;
-use crate::{ElementType, Layout, Scoring};
+use crate::spec::{ElementType, Layout, Mask, Scoring};
 
 pub(in crate::plan) fn dense(
     batch: usize,
@@ -222,7 +221,7 @@ fn parts_and_semaphores_fit_the_workspace() {
                     let rest = shape.tiles % shape.grid.max(1);
                     assert!(shape.splits == 1 || rest == left_over, "{call}");
                     let semaphores = rest * image.tiling.block_m.div_ceil(64);
-                    assert!(shape.splits == 1 || semaphores as usize <= Scratch::SEMAPHORES);
+                    assert!(shape.splits == 1 || semaphores as usize <= SEMAPHORES);
                 }
             }
         }
