@@ -186,28 +186,19 @@ struct Record {
     tuning: tuned::Tuning,
 }
 
-/// Rows of a file as the evidence script writes it, beside what they are about; files of other programs are the rows alone.
+/// Rows of a file as the evidence script writes it.
 #[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum Rows<T> {
-    Stamped {
-        #[serde(default)]
-        commit: Option<String>,
-        rows: Vec<T>,
-    },
-    Bare(Vec<T>),
+struct Rows<T> {
+    #[serde(default)]
+    commit: Option<String>,
+    rows: Vec<T>,
 }
 
 impl<T> Default for Rows<T> {
     fn default() -> Self {
-        Rows::Bare(Vec::new())
-    }
-}
-
-impl<T> Rows<T> {
-    fn into_rows(self) -> Vec<T> {
-        match self {
-            Rows::Stamped { rows, .. } | Rows::Bare(rows) => rows,
+        Rows {
+            commit: None,
+            rows: Vec::new(),
         }
     }
 }
@@ -294,7 +285,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
     let data = Data {
         images: read_json::<Manifest>(&root.join("crates/kernels/manifest.json"))?.images,
         records,
-        cpu: optional_rows(&evidence.join("cpu.json"))?,
+        cpu: read_optional(&evidence.join("cpu.json"))?,
         searches: searches::read(&evidence)?,
     };
     let mut generated = Vec::new();
@@ -378,7 +369,7 @@ fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Resul
 
 /// No rows if there is no such file.
 fn optional_rows<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
-    Ok(read_optional::<Rows<T>>(path)?.into_rows())
+    Ok(read_optional::<Rows<T>>(path)?.rows)
 }
 
 /// The records of GPUs by name, beginning with `evidence/` itself, which has none.
@@ -408,15 +399,14 @@ fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
     for path in files::list(evidence)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with("bench-") && name.ends_with(".json") {
-            match read_json::<Rows<BenchRow>>(&path)? {
-                Rows::Bare(bare) => rows.extend(bare),
-                Rows::Stamped { commit, rows: bare } => {
-                    rows.extend(bare.into_iter().map(|row| BenchRow {
-                        commit: commit.clone(),
-                        ..row
-                    }));
-                }
-            }
+            let Rows {
+                commit,
+                rows: of_file,
+            } = read_json::<Rows<BenchRow>>(&path)?;
+            rows.extend(of_file.into_iter().map(|row| BenchRow {
+                commit: commit.clone(),
+                ..row
+            }));
         }
     }
     Ok(rows)

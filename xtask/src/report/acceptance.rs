@@ -9,9 +9,6 @@ use super::markdown_table;
 /// The acceptance problems.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Acceptance {
-    /// Whether every image computed each problem that it takes; older files have the best kernel of each family.
-    #[serde(default)]
-    every_image: bool,
     rows: Vec<Accepted>,
 }
 
@@ -20,9 +17,7 @@ pub(super) struct Acceptance {
 struct Accepted {
     problem: String,
     family: String,
-    #[serde(default)]
     kernel: Option<String>,
-    image: Option<String>,
     passed: bool,
     shared_kib: Option<u32>,
     out: Option<Bounded>,
@@ -38,19 +33,12 @@ struct Bounded {
 impl Acceptance {
     /// How near each kernel's errors came to what is allowed.
     pub(super) fn text(&self) -> String {
-        let Acceptance { every_image, rows } = self;
+        let rows = &self.rows;
         if rows.is_empty() {
             return "Nothing has run on a GPU yet.\n".to_owned();
         }
         let passed = rows.iter().filter(|row| row.passed).count();
-        let totals = format!("{passed} of {} passed.", rows.len());
-        match every_image {
-            true => format!("{totals}\n\n{}", of_every_image(rows)),
-            false => format!(
-                "{totals} This record is older than the run of every kernel: it has the best kernel of each family alone. `evidence.sh --only acceptance` makes the full one.\n\n{}",
-                of_the_best(rows)
-            ),
-        }
+        format!("{passed} of {} passed.\n\n{}", rows.len(), tables(rows))
     }
 }
 
@@ -77,39 +65,9 @@ impl Accepted {
     }
 }
 
-fn of_the_best(rows: &[Accepted]) -> String {
-    let rows = rows.iter().map(|row| {
-        let bounded = |errors: &Option<Bounded>| match errors {
-            Some(Bounded { error, bound }) => format!("{error:.1e} of {bound:.1e}"),
-            None => "-".to_owned(),
-        };
-        vec![
-            row.problem().to_owned(),
-            row.group(),
-            row.image
-                .as_ref()
-                .map_or("-".to_owned(), |image| format!("`{image}`")),
-            bounded(&row.out),
-            bounded(&row.lse),
-            if row.passed { "passed" } else { "FAILED" }.to_owned(),
-        ]
-    });
-    markdown_table(
-        &[
-            "Problem",
-            "Best of family",
-            "Image",
-            "Error of out, of what is allowed",
-            "Error of lse",
-            "Result",
-        ],
-        rows,
-    )
-}
-
 /// A line for each family, and in a fold the largest error of each kernel: a column for each problem, under what it allows. Both follow
 /// from the problem's inputs alone.
-fn of_every_image(rows: &[Accepted]) -> String {
+fn tables(rows: &[Accepted]) -> String {
     let mut groups: BTreeMap<String, Vec<&Accepted>> = BTreeMap::new();
     for row in rows {
         groups.entry(row.group()).or_default().push(row);

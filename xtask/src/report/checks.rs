@@ -28,9 +28,8 @@ pub(super) struct Checks {
     tiles: Vec<ReadTile>,
     pub(super) acceptance: Acceptance,
     examples: Vec<Example>,
-    sanitizer: Vec<Sanitized>,
-    controls: Vec<Control>,
-    images: BTreeMap<String, ImageRuns>,
+    sanitizer: Sanitizer,
+    images: ImageFile,
     ncu: Profiles,
 }
 
@@ -61,8 +60,7 @@ struct Invariance {
 #[derive(Debug, Deserialize)]
 struct Verified {
     family: String,
-    /// Of the longest sequence; older files have one row for each family.
-    /// Cases of an operation beside forward have none.
+    /// Of the longest sequence; cases of an operation beside forward have none.
     #[serde(default)]
     max_len: Option<u64>,
     /// Whether keys and values are in pages in all of them.
@@ -72,18 +70,10 @@ struct Verified {
     failed: u64,
 }
 
-/// Launches of every kernel, by how they were waited for; or, in older files, tests of the planner's choices.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Launches {
-    Matrix { matrix: Vec<Launched> },
-    Tests(Vec<Test>),
-}
-
-impl Default for Launches {
-    fn default() -> Self {
-        Launches::Tests(Vec::new())
-    }
+/// Launches of every kernel, by how they were waited for.
+#[derive(Debug, Default, Deserialize)]
+struct Launches {
+    matrix: Vec<Launched>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -121,26 +111,15 @@ struct Sanitized {
     family: String,
     /// `None` where the tool gave no answer.
     errors: Option<u64>,
-    /// Hashes by name; older files do not say.
-    #[serde(default)]
+    /// Hashes by name.
     images: BTreeMap<String, String>,
 }
 
-/// A sanitizer file: rows, and which tools caught their broken kernels.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum SanitizerFile {
-    Stamped {
-        rows: Vec<Sanitized>,
-        controls: Vec<Control>,
-    },
-    Bare(Vec<Sanitized>),
-}
-
-impl Default for SanitizerFile {
-    fn default() -> Self {
-        SanitizerFile::Bare(Vec::new())
-    }
+/// Runs under sanitizer tools, and which tools caught their broken kernels.
+#[derive(Debug, Default, Deserialize)]
+struct Sanitizer {
+    rows: Vec<Sanitized>,
+    controls: Vec<Control>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -162,55 +141,38 @@ struct ImageRuns {
     sha256: String,
     passed: u64,
     failed: u64,
-    /// Whether its CTAs stay and draw tiles where there are more tiles than CTAs. Older files do not say.
-    #[serde(default)]
+    /// Whether its CTAs stay and draw tiles where there are more tiles than CTAs.
     persistent: bool,
     /// Passed problems in which they did.
-    #[serde(default)]
     drew_tiles: u64,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum ImageFile {
-    Stamped { images: BTreeMap<String, ImageRuns> },
-    Bare(BTreeMap<String, ImageRuns>),
-}
-
-impl Default for ImageFile {
-    fn default() -> Self {
-        ImageFile::Bare(BTreeMap::new())
-    }
+#[derive(Debug, Default, Deserialize)]
+struct ImageFile {
+    images: BTreeMap<String, ImageRuns>,
 }
 
 impl Checks {
     /// Reads what is there of it under `evidence`.
     pub(super) fn read(evidence: &Path) -> Result<Self, ReportError> {
         let file = |name: &str| evidence.join(name);
-        let (sanitizer, controls) = match read_optional(&file("sanitizer.json"))? {
-            SanitizerFile::Stamped { rows, controls } => (rows, controls),
-            SanitizerFile::Bare(rows) => (rows, Vec::new()),
-        };
         Ok(Self {
             device: read_optional(&file("device.json"))?,
-            tests: ["tests.json", "alone.json"]
-                .into_iter()
-                .map(|name| optional_rows(&file(name)))
-                .collect::<Result<Vec<_>, ReportError>>()?
-                .into_iter()
-                .flatten()
-                .collect(),
+            tests: [
+                optional_rows(&file("tests.json"))?,
+                optional_rows(&file("alone.json"))?,
+            ]
+            .into_iter()
+            .flatten()
+            .collect(),
             launches: read_optional(&file("launches.json"))?,
             invariance: read_optional(&file("invariance.json"))?,
             verify: optional_rows(&file("verify.json"))?,
             tiles: optional_rows(&file("tile.json"))?,
             acceptance: read_optional(&file("acceptance.json"))?,
             examples: optional_rows(&file("examples.json"))?,
-            sanitizer,
-            controls,
-            images: match read_optional(&file("images.json"))? {
-                ImageFile::Stamped { images } | ImageFile::Bare(images) => images,
-            },
+            sanitizer: read_optional(&file("sanitizer.json"))?,
+            images: read_optional(&file("images.json"))?,
             ncu: read_optional(&file("ncu.json"))?,
         })
     }
@@ -218,7 +180,7 @@ impl Checks {
     /// Whether exactly these bytes computed random problems on a GPU, all of them rightly, and a persistent kernel's CTAs drew
     /// tiles in some of them.
     pub(super) fn is_proven(&self, image: &ManifestEntry) -> bool {
-        self.images.get(&image.name).is_some_and(|runs| {
+        self.images.images.get(&image.name).is_some_and(|runs| {
             runs.sha256 == image.sha256
                 && runs.passed > 0
                 && runs.failed == 0
@@ -320,8 +282,9 @@ pub(super) mod tests {
             };
             (name.to_owned(), runs)
         });
+        let images = images.collect();
         Checks {
-            images: images.collect(),
+            images: ImageFile { images },
             ..Checks::default()
         }
     }
@@ -360,7 +323,7 @@ pub(super) mod tests {
         let image = image("wgmma", "sm_90a", "f16", 64);
         for (drew_tiles, proven) in [(0, false), (1, true)] {
             let mut checks = ran(&[(&image.name, "ab", 10, 0)]);
-            let runs = checks.images.get_mut(&image.name).unwrap();
+            let runs = checks.images.images.get_mut(&image.name).unwrap();
             (runs.persistent, runs.drew_tiles) = (true, drew_tiles);
             assert_eq!(checks.is_proven(&image), proven);
         }
@@ -405,9 +368,9 @@ pub(super) mod tests {
         write(
             "acceptance.json",
             serde_json::json!({ "rows": [
-            { "family": "wmma", "shared_kib": 99, "problem": "b1 q512 k512 h8 d64 f16 seed=7", "image": "wmma_d64_f16_compute_89",
+            { "family": "wmma", "shared_kib": 99, "problem": "b1 q512 k512 h8 d64 f16 seed=7", "kernel": "wmma_d64",
               "passed": true, "out": { "error": 1e-4, "bound": 2e-4 }, "lse": { "error": 1e-6, "bound": 1e-5 } },
-            { "family": "scalar", "shared_kib": null, "problem": "b1", "image": null, "passed": false },
+            { "family": "scalar", "shared_kib": null, "problem": "b1 f16", "kernel": "scalar_d64", "passed": false },
         ] }),
         );
         write(
@@ -438,18 +401,15 @@ pub(super) mod tests {
             assert!(text.contains(line), "{line}: {text}");
         }
         let text = checks.acceptance.text();
+        assert!(text.starts_with("1 of 2 passed."), "{text}");
         assert!(
-            text.starts_with("1 of 2 passed. This record is older"),
-            "{text}"
-        );
-        assert!(
-            text.contains("| b1 q512 k512 h8 d64 f16 | wmma, within 99 KiB | `wmma_d64_f16_compute_89` | 1.0e-4 of 2.0e-4 |"),
+            text.contains("| `wmma_d64`, within 99 KiB | 1.0e-4 |"),
             "{text}"
         );
     }
 
     #[test]
-    fn files_of_older_evidence_are_read() {
+    fn failures_and_missing_answers_are_counted() {
         let directory = tempfile::tempdir().unwrap();
         let write =
             |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
@@ -459,20 +419,21 @@ pub(super) mod tests {
         );
         write(
             "tests.json",
-            r#"[{"executable": "driver", "test": "a", "gpu": true, "passed": true},
+            r#"{"rows": [{"executable": "driver", "test": "a", "gpu": true, "passed": true},
                 {"executable": "driver", "test": "b", "gpu": true, "passed": false},
-                {"executable": "driver", "test": "c", "gpu": false, "passed": true}]"#,
+                {"executable": "driver", "test": "c", "gpu": false, "passed": true}]}"#,
         );
         write(
             "verify.json",
-            r#"[{"family": "scalar", "count": 2000, "passed": 1999, "failed": 1, "not_applicable": 0, "seed": 1},
+            r#"{"rows": [{"family": "scalar", "count": 2000, "passed": 1999, "failed": 1, "not_applicable": 0, "seed": 1},
                 {"family": "wmma", "max_len": 4096, "count": 200, "passed": 200, "failed": 0},
-                {"family": "decode", "max_len": 1024, "paged": true, "count": 7, "passed": 7, "failed": 0}]"#,
+                {"family": "decode", "max_len": 1024, "paged": true, "count": 7, "passed": 7, "failed": 0}]}"#,
         );
         write(
             "sanitizer.json",
-            r#"[{"tool": "memcheck", "family": "scalar", "errors": 0, "exit_code": 0, "last_line": ""},
-                {"tool": "racecheck", "family": "scalar", "errors": null, "exit_code": 1, "last_line": ""}]"#,
+            r#"{"controls": [], "rows": [
+                {"tool": "memcheck", "family": "scalar", "errors": 0, "images": {"a": "ab"}},
+                {"tool": "racecheck", "family": "scalar", "errors": null, "images": {}}]}"#,
         );
         write(
             "ncu.json",
@@ -498,7 +459,7 @@ pub(super) mod tests {
             "{summary}"
         );
         assert!(
-            summary.contains("| scalar | memcheck 0, racecheck no answer |"),
+            summary.contains("| scalar, 1 images | memcheck 0, racecheck no answer |"),
             "{summary}"
         );
         assert!(

@@ -1,8 +1,8 @@
 //! One line of the report for each kind of check.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Checks, Example, Launches, Ratio, ReadTile, Test, Verified, day};
+use super::{Checks, Example, Ratio, ReadTile, Verified, day};
 use crate::report::markdown_table;
 
 /// One line per kind of check.
@@ -13,36 +13,28 @@ pub(in crate::report) fn summary(checks: &Checks) -> String {
     let mut rows = Vec::new();
     let mut row =
         |check: &str, of: String, result: String| rows.push(vec![check.to_owned(), of, result]);
-    let mut tests = |what: &str, tests: &[Test]| {
-        let passed = tests.iter().filter(|test| test.gpu && test.passed).count();
-        let total = tests.iter().filter(|test| test.gpu).count();
+    let tests: Vec<_> = checks.tests.iter().filter(|test| test.gpu).collect();
+    let passed = tests.iter().filter(|test| test.passed).count();
+    row(
+        "GPU tests",
+        "all families".to_owned(),
+        format!("{passed} of {} passed", tests.len()),
+    );
+    for launched in &checks.launches.matrix {
+        let waiting = match launched.sync.as_str() {
+            "each" => "after each",
+            "tenth" => "after every tenth",
+            "end" => "once at the end",
+            _ => "never",
+        };
         row(
-            what,
-            "all families".to_owned(),
-            format!("{passed} of {total} passed"),
+            &format!("{} launches in a row, waiting {waiting}", launched.launches),
+            format!("{} images", launched.images.len()),
+            format!(
+                "{} of {} problems passed",
+                launched.passed, launched.problems
+            ),
         );
-    };
-    tests("GPU tests", &checks.tests);
-    match &checks.launches {
-        Launches::Tests(repeated) => tests("Repeated launches", repeated),
-        Launches::Matrix { matrix } => {
-            for launched in matrix {
-                let waiting = match launched.sync.as_str() {
-                    "each" => "after each",
-                    "tenth" => "after every tenth",
-                    "end" => "once at the end",
-                    _ => "never",
-                };
-                row(
-                    &format!("{} launches in a row, waiting {waiting}", launched.launches),
-                    format!("{} images", launched.images.len()),
-                    format!(
-                        "{} of {} problems passed",
-                        launched.passed, launched.problems
-                    ),
-                );
-            }
-        }
     }
     if let Some(invariance) = &checks.invariance {
         row(
@@ -98,41 +90,31 @@ pub(in crate::report) fn summary(checks: &Checks) -> String {
             if *passed { "the same" } else { "FAILED" }.to_owned(),
         );
     }
-    let families: BTreeSet<&str> = checks
-        .sanitizer
-        .iter()
-        .map(|row| row.family.as_str())
-        .collect();
-    for family in families {
-        let results: Vec<String> = checks
-            .sanitizer
-            .iter()
-            .filter(|row| row.family == family)
-            .map(|row| match row.errors {
-                Some(errors) => format!("{} {errors}", row.tool),
-                None => format!("{} no answer", row.tool),
-            })
-            .collect();
-        let images: BTreeSet<&String> = checks
-            .sanitizer
-            .iter()
-            .filter(|row| row.family == family)
-            .flat_map(|row| row.images.keys())
-            .collect();
-        let of = match images.len() {
-            0 => family.to_owned(),
-            count => format!("{family}, {count} images"),
-        };
+    let mut families: BTreeMap<&str, (Vec<String>, BTreeSet<&String>)> = BTreeMap::new();
+    for run in &checks.sanitizer.rows {
+        let (results, images) = families.entry(&run.family).or_default();
+        let errors = run
+            .errors
+            .map_or("no answer".to_owned(), |errors| errors.to_string());
+        results.push(format!("{} {errors}", run.tool));
+        images.extend(run.images.keys());
+    }
+    for (family, (results, images)) in families {
+        let of = format!("{family}, {} images", images.len());
         row("compute-sanitizer errors", of, results.join(", "));
     }
-    if !checks.controls.is_empty() {
+    if !checks.sanitizer.controls.is_empty() {
         let caught = |caught| {
-            let tools = checks.controls.iter().filter(|row| row.caught == caught);
+            let tools = checks
+                .sanitizer
+                .controls
+                .iter()
+                .filter(|row| row.caught == caught);
             let tools: Vec<&str> = tools.map(|row| row.tool.as_str()).collect();
             tools.join(", ")
         };
         let mut result = format!("caught by {}", caught(true));
-        if checks.controls.iter().any(|row| !row.caught) {
+        if checks.sanitizer.controls.iter().any(|row| !row.caught) {
             result.push_str(&format!("; NOT by {}", caught(false)));
         }
         row(
@@ -155,6 +137,7 @@ pub(in crate::report) fn summary(checks: &Checks) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Test;
     use super::*;
 
     #[test]
