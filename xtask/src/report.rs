@@ -39,7 +39,6 @@ pub use baseline::Loss;
 pub(crate) use baseline::expected;
 use bench::{BenchRow, ErrorRow};
 use checks::Checks;
-use decode::DecodeRow;
 use parts::Summary;
 use searches::Archived;
 
@@ -181,7 +180,7 @@ struct Record {
     /// Processes to their first result.
     starts: Vec<start::Start>,
     /// Few queries on the keys of a cache.
-    decode: Vec<DecodeRow>,
+    decode: Vec<BenchRow>,
     errors: Vec<ErrorRow>,
     tuning: tuned::Tuning,
 }

@@ -8,13 +8,10 @@ use super::heads_record::HeadsRecord;
 use super::{checks, decode, markdown_table};
 use crate::heads::Heads;
 
-/// Versions by what they are of: `torch`, or a peer.
-pub(super) type Versions = BTreeMap<String, String>;
-
 /// What the peers of a table are, as a sentence after others; empty if no row says it.
-pub(super) fn peers_text<'a>(rows: impl Iterator<Item = &'a Versions>) -> String {
+pub(super) fn peers_text(rows: &[BenchRow]) -> String {
     let mut all: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-    for (what, version) in rows.flatten() {
+    for (what, version) in rows.iter().flat_map(|row| &row.versions) {
         let version = match version.parse() {
             // As its library counts.
             Ok(number) if what == "cudnn" => cudnn_version(number),
@@ -65,6 +62,9 @@ pub(super) struct BenchRow {
     /// Of the image, in rows of ours on a GPU.
     #[serde(default)]
     pub(super) sha256: Option<String>,
+    /// The problem in the grammar of command lines; rows of the CPU path have none.
+    #[serde(default, rename = "problem")]
+    pub(super) line: String,
     pub(super) batch: u64,
     #[serde(flatten, deserialize_with = "heads")]
     pub(super) heads: Heads,
@@ -83,13 +83,19 @@ pub(super) struct BenchRow {
     #[serde(default)]
     pub(super) read_us: Option<f64>,
     pub(super) tflops: f64,
+    /// 10^12 bytes of keys and values per second.
+    #[serde(default)]
+    pub(super) tb_s: f64,
+    /// What the problem has and the row's kernel does not compute.
+    #[serde(default)]
+    pub(super) leaves_out: Option<String>,
     pub(super) device: String,
     pub(super) driver: String,
     /// ISO 8601.
     pub(super) date: String,
-    /// Versions of the peers of the session, in their rows.
+    /// Versions of the peers of the session by what they are of, `torch` or a peer; in their rows.
     #[serde(default)]
-    pub(super) versions: Versions,
+    pub(super) versions: BTreeMap<String, String>,
     /// What was measured; `None` in rows that stand alone.
     #[serde(default)]
     pub(super) commit: Option<String>,
@@ -260,10 +266,12 @@ pub(super) mod tests {
 
     #[test]
     fn versions_of_all_peers_are_named_once() {
-        let versions = |of: &[(&str, &str)]| -> Versions {
-            of.iter()
-                .map(|(what, version)| ((*what).to_owned(), (*version).to_owned()))
-                .collect()
+        let versions = |of: &[(&str, &str)]| {
+            let named = of.iter().map(|(what, version)| (*what, *version));
+            BenchRow {
+                versions: named.map(|(a, b)| (a.to_owned(), b.to_owned())).collect(),
+                ..row("fa2", 64, 512, 1.0)
+            }
         };
         let all = [
             versions(&[("torch", "2.11.0"), ("cudnn", "92800")]),
@@ -271,10 +279,10 @@ pub(super) mod tests {
             versions(&[("cudnn", "92800"), ("fa4", "4.0.0b36")]),
         ];
         assert_eq!(
-            peers_text(all.iter()),
+            peers_text(&all),
             " Peers: cuDNN 9.28.0, FA4 4.0.0b36, PyTorch 2.11.0; FA2 is PyTorch's."
         );
-        assert_eq!(peers_text(all[1..2].iter()), "");
+        assert_eq!(peers_text(&all[1..2]), "");
     }
 
     #[test]

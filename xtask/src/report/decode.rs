@@ -3,36 +3,8 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-
-use super::bench::{Versions, peers_text};
+use super::bench::{BenchRow, peers_text};
 use super::{checks, markdown_table};
-
-/// A row of `evidence/decode.json`; what the tables do not show is not read.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(super) struct DecodeRow {
-    /// `warptile`, a peer's name, or `read`.
-    backend: String,
-    kernel: String,
-    /// Of the image, in rows of ours.
-    #[serde(default)]
-    pub(super) sha256: Option<String>,
-    problem: String,
-    method: String,
-    median_us: f64,
-    tflops: f64,
-    /// 10^12 bytes of keys and values per second.
-    tb_s: f64,
-    /// What the problem has and the row's kernel does not compute.
-    #[serde(default)]
-    leaves_out: Option<String>,
-    device: String,
-    driver: String,
-    /// ISO 8601.
-    date: String,
-    #[serde(default)]
-    versions: Versions,
-}
 
 const OURS: &str = "warptile";
 
@@ -69,12 +41,12 @@ const IN_SHORT: [&str; 9] = [
 
 /// One problem.
 struct Line<'a> {
-    ours: &'a DecodeRow,
-    best: Option<&'a DecodeRow>,
-    read: Option<&'a DecodeRow>,
-    fixed: Option<&'a DecodeRow>,
+    ours: &'a BenchRow,
+    best: Option<&'a BenchRow>,
+    read: Option<&'a BenchRow>,
+    fixed: Option<&'a BenchRow>,
     /// Ours of the same problem without pages, if it has pages.
-    dense: Option<&'a DecodeRow>,
+    dense: Option<&'a BenchRow>,
 }
 
 impl Line<'_> {
@@ -121,7 +93,7 @@ impl Line<'_> {
             false => format!("**{ratio:.2}**"),
         });
         vec![
-            self.ours.problem.clone(),
+            self.ours.line.clone(),
             format!("{:.1}", self.ours.median_us),
             best,
             ratio,
@@ -135,7 +107,7 @@ impl Line<'_> {
 }
 
 /// A backend, and what of the problem it does not compute.
-fn with_lacks(row: &DecodeRow) -> String {
+fn with_lacks(row: &BenchRow) -> String {
     match &row.leaves_out {
         Some(what) => format!("{}, no {what}", name(&row.backend)),
         None => name(&row.backend).to_owned(),
@@ -156,9 +128,9 @@ pub(super) fn name(backend: &str) -> &str {
 }
 
 /// `None` if we were not measured on the problem of these rows.
-fn line(rows: Vec<&DecodeRow>) -> Option<Line<'_>> {
+fn line(rows: Vec<&BenchRow>) -> Option<Line<'_>> {
     let of = |backend: &str| rows.iter().rfind(|row| row.backend == backend).copied();
-    let is_peer = |row: &&&DecodeRow| ![OURS, FIXED, READ].contains(&row.backend.as_str());
+    let is_peer = |row: &&&BenchRow| ![OURS, FIXED, READ].contains(&row.backend.as_str());
     let peers = rows.iter().filter(is_peer);
     Some(Line {
         ours: of(OURS)?,
@@ -183,17 +155,17 @@ fn without_pages(problem: &str) -> Option<String> {
 }
 
 /// The problems that we were measured on, the losing ones first; without a peer to lose to, last.
-fn lines(rows: &[DecodeRow]) -> Vec<Line<'_>> {
-    let mut problems: BTreeMap<&str, Vec<&DecodeRow>> = BTreeMap::new();
+fn lines(rows: &[BenchRow]) -> Vec<Line<'_>> {
+    let mut problems: BTreeMap<&str, Vec<&BenchRow>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.method == "graph") {
-        problems.entry(&row.problem).or_default().push(row);
+        problems.entry(&row.line).or_default().push(row);
     }
     let mut lines: Vec<Line<'_>> = problems.into_values().filter_map(line).collect();
-    let dense: Vec<Option<&DecodeRow>> = lines
+    let dense: Vec<Option<&BenchRow>> = lines
         .iter()
         .map(|line| {
-            let problem = without_pages(&line.ours.problem)?;
-            let found = lines.iter().find(|line| line.ours.problem == problem)?;
+            let problem = without_pages(&line.ours.line)?;
+            let found = lines.iter().find(|line| line.ours.line == problem)?;
             Some(found.ours)
         })
         .collect();
@@ -210,23 +182,21 @@ fn lines(rows: &[DecodeRow]) -> Vec<Line<'_>> {
 }
 
 /// Every problem.
-pub(super) fn table(rows: &[DecodeRow]) -> String {
+pub(super) fn table(rows: &[BenchRow]) -> String {
     text(rows, HEADER.len(), |_| true)
 }
 
 /// A few problems, and what holds for all.
-pub(super) fn in_short(rows: &[DecodeRow]) -> String {
-    text(rows, 5, |line| {
-        IN_SHORT.contains(&line.ours.problem.as_str())
-    })
+pub(super) fn in_short(rows: &[BenchRow]) -> String {
+    text(rows, 5, |line| IN_SHORT.contains(&line.ours.line.as_str()))
 }
 
 /// Problems in which the best peer is faster: the problem, the peer and our ratio.
-pub(super) fn behind(rows: &[DecodeRow]) -> Vec<Vec<String>> {
+pub(super) fn behind(rows: &[BenchRow]) -> Vec<Vec<String>> {
     let cells = |line: &Line<'_>| {
         let ratio = line.ratio().filter(|&ratio| ratio < BEHIND)?;
         let peer = with_lacks(line.best?);
-        Some(vec![line.ours.problem.clone(), peer, format!("{ratio:.2}")])
+        Some(vec![line.ours.line.clone(), peer, format!("{ratio:.2}")])
     };
     lines(rows).iter().filter_map(cells).collect()
 }
@@ -244,7 +214,7 @@ const HEADER: [&str; 9] = [
 ];
 
 /// A table of the first `columns`, and what holds for all problems.
-fn text(rows: &[DecodeRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -> String {
+fn text(rows: &[BenchRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -> String {
     let lines = lines(rows);
     let Some(first) = lines.first() else {
         return "Decode was not measured yet.\n".to_owned();
@@ -266,7 +236,7 @@ fn text(rows: &[DecodeRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) 
         first.ours.device,
         first.ours.driver,
         checks::day(&first.ours.date),
-        peers_text(rows.iter().map(|row| &row.versions)),
+        peers_text(rows),
         markdown_table(header, lines.iter().filter(shown).map(cells)),
     );
     let ratios: Vec<f64> = lines.iter().filter_map(Line::ratio).collect();
@@ -290,23 +260,16 @@ fn text(rows: &[DecodeRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) 
 
 #[cfg(test)]
 mod tests {
+    use super::super::bench;
     use super::*;
 
-    fn row(backend: &str, problem: &str, median_us: f64) -> DecodeRow {
-        DecodeRow {
-            backend: backend.to_owned(),
+    fn row(backend: &str, problem: &str, median_us: f64) -> BenchRow {
+        BenchRow {
             kernel: format!("{backend}_kernel"),
-            sha256: None,
-            problem: problem.to_owned(),
-            method: "graph".to_owned(),
+            line: problem.to_owned(),
             median_us,
-            tflops: 17.0,
             tb_s: 4.25,
-            leaves_out: None,
-            device: "NVIDIA H200".to_owned(),
-            driver: "CUDA 13.0".to_owned(),
-            date: "2026-11-21T06:29:07Z".to_owned(),
-            versions: Versions::new(),
+            ..bench::tests::row(backend, 64, 8192, 17.0)
         }
     }
 

@@ -3,35 +3,19 @@
 use std::collections::HashSet;
 
 use super::bench::BenchRow;
-use super::decode::DecodeRow;
 use crate::manifest::ManifestEntry;
 
-/// A row that says which image it measured.
-pub(super) trait OfImage {
-    /// The image's SHA-256; `None` for contestants that have none.
-    fn sha256(&self) -> Option<&str>;
-}
-
-impl OfImage for BenchRow {
-    fn sha256(&self) -> Option<&str> {
-        self.sha256.as_deref()
-    }
-}
-
-impl OfImage for DecodeRow {
-    fn sha256(&self) -> Option<&str> {
-        self.sha256.as_deref()
-    }
-}
-
 /// A text about rows, and behind it how many of their images have changed since, if any has. `images`: those of now.
-pub(super) fn noted<R: OfImage>(text: String, rows: &[R], images: &[ManifestEntry]) -> String {
+pub(super) fn noted(text: String, rows: &[BenchRow], images: &[ManifestEntry]) -> String {
     note(text, rows, images.iter().map(|image| image.sha256.as_str()))
 }
 
-fn note<'a, R: OfImage>(text: String, rows: &[R], now: impl Iterator<Item = &'a str>) -> String {
+fn note<'a>(text: String, rows: &[BenchRow], now: impl Iterator<Item = &'a str>) -> String {
     let now: HashSet<&str> = now.collect();
-    let of_images: Vec<&str> = rows.iter().filter_map(OfImage::sha256).collect();
+    let of_images: Vec<&str> = rows
+        .iter()
+        .filter_map(|row| row.sha256.as_deref())
+        .collect();
     let changed = { of_images.iter() }
         .filter(|image| !now.contains(**image))
         .count();

@@ -148,7 +148,7 @@ fn table(rows: &[BenchRow], ours: &BenchRow, lines: &[&Line<'_>], peers: &[&str]
         ours.device,
         ours.driver,
         checks::day(&ours.date),
-        peers_text(rows.iter().map(|row| &row.versions)),
+        peers_text(rows),
         markdown_table(&header, lines.iter().map(|line| line.cells())),
     )
 }
@@ -308,7 +308,7 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
 }
 
 /// Problems, square and not, in which the best peer is faster.
-pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String {
+pub(super) fn behind(rows: &[BenchRow], decode: &[BenchRow]) -> String {
     let problems = by_problem(rows, |row| row.backend.clone());
     let mut behind: Vec<Vec<String>> = lines(&problems, &OTHER_PEERS)
         .iter()
