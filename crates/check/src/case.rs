@@ -10,7 +10,7 @@ use warptile::{DeviceProfile, ElementType, Heads, Operand, Scoring, Splits, Type
 use crate::data::Random;
 
 pub(crate) use call::MAX_ENTRIES;
-pub use lists::{BlockTable, Lists};
+pub use lists::Lists;
 
 /// How the tensors of a [`Case`] are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use warptile::{
 };
 
 use crate::accept::{Expectation, Verdict};
-use crate::case::{BlockTable, Case};
+use crate::case::Case;
 use crate::compiled::{Compiled, cast_inputs, with_type};
 use crate::error::{Error, Result};
 use crate::normal;
@@ -253,9 +253,7 @@ impl Case {
         let call = self.call();
         // Not the stream that the case itself was drawn from.
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
-        let lists = self.lists();
-        let table = lists.block_table();
-        let mut tensor = |layout: &Layout, rows: Rows<'_>| {
+        let mut tensor = |layout: &Layout, rows: Kind| {
             let mut buffer = self.poisoned::<T>(layout);
             let mut normals = vec![0.0; layout.head_dim()];
             let mut rounded = vec![0.0; layout.head_dim()];
@@ -274,9 +272,9 @@ impl Case {
                 layout: *layout,
             }
         };
-        let q = tensor(call.q(), Rows::Queries);
-        let mut k = tensor(call.k(), Rows::Keys(table));
-        let mut v = tensor(call.v(), Rows::Keys(table));
+        let q = tensor(call.q(), Kind::Queries);
+        let mut k = tensor(call.k(), Kind::Keys);
+        let mut v = tensor(call.v(), Kind::Keys);
         let mut others = Slots::none();
         for (operand, bits_of, tensor) in [
             (Operand::KScale, Operand::K, &mut k),
@@ -508,29 +506,22 @@ fn lse_rows(call: &Call, sequence: &Sequence, head: usize) -> std::ops::Range<us
     start..start + sequence.q_len
 }
 
-/// Which rows of a call.
-#[derive(Clone, Copy)]
-enum Rows<'a> {
-    Queries,
-    /// In pages, if there is a table.
-    Keys(Option<&'a BlockTable>),
-}
-
-/// Calls `visit` with the offset of every row of every head that belongs to a sequence.
-fn for_each_row(call: &Call, layout: &Layout, rows: Rows<'_>, mut visit: impl FnMut(usize)) {
+/// Calls `visit` with the offset of every row of every head of queries, or of keys or values, that belongs to a sequence.
+fn for_each_row(call: &Call, layout: &Layout, rows: Kind, mut visit: impl FnMut(usize)) {
     for sequence in call.sequences() {
-        let len = match rows {
-            Rows::Queries => sequence.q_len,
-            Rows::Keys(_) => sequence.k_len,
+        let (len, entry, start) = match rows {
+            Kind::Queries => (sequence.q_len, sequence.q_entry, sequence.q_start),
+            _ => (sequence.k_len, sequence.k_entry, sequence.k_start),
         };
+        let pages = call.pages().filter(|_| rows != Kind::Queries);
         for position in 0..len {
-            let (entry, row) = match rows {
-                Rows::Queries => (sequence.q_entry, sequence.q_start + position),
-                Rows::Keys(None) => (sequence.k_entry, sequence.k_start + position),
-                Rows::Keys(Some(table)) => {
-                    let page = table.page(sequence.batch, position / layout.rows());
-                    (page, position % layout.rows())
-                }
+            let (entry, row) = match pages {
+                None => (entry, start + position),
+                Some(pages) => match pages.page(sequence.batch, position / layout.rows()) {
+                    Some(page) => (page, position % layout.rows()),
+                    // The call has checked every entry that a key needs.
+                    None => continue,
+                },
             };
             for head in 0..layout.heads() {
                 visit(layout.offset(entry, row, head));

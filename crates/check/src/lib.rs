@@ -45,7 +45,7 @@ mod tile;
 pub mod trial;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
-pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
+pub use case::{Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers, quantize};
 pub use device::{DeviceInputs, Place, values_behind_keys};
 pub use error::{Error, Result};

@@ -7,20 +7,21 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use either::Either;
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Element, ElementType, Layout, Operand, Slots, TableLayout};
+use warptile::{Element, ElementType, Layout, Operand, Slots, TableLayout, Types};
 
 use crate::failure::Failure;
-use crate::inputs::{AnyInputs, Inputs, KeyData};
+use crate::inputs::{AnyInputs, Inputs, LaidOut};
 use crate::npy;
 use crate::options::LayoutKind;
-use crate::tensors::{Numbers, ScoreData};
+use crate::tensors::Numbers;
 use crate::text;
 
-pub(crate) use write::{OutTensor, write};
+pub(crate) use write::{OutTensor, dtype_of, write};
 
 /// What a file is, by the end of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,7 +274,7 @@ fn input_names() -> Vec<&'static str> {
 }
 
 /// The names of keys and values in pages.
-const PAGES: [&str; 2] = ["k_pages", "v_pages"];
+const PAGES: [&str; 2] = [Operand::KPages.name(), Operand::VPages.name()];
 
 /// Refuses a file with a tensor that would be ignored: a result without, say, its `attn_mask` would be wrong in silence.
 fn refuse_unknown(file: &Tensors) -> Result<(), Failure> {
@@ -301,20 +302,17 @@ pub(crate) fn read_inputs(paths: &[PathBuf], layout: LayoutKind) -> Result<AnyIn
     file.load(|_, _| true)?;
     let q = file.required("q")?;
     match q.dtype() {
-        Dtype::F16 => typed_inputs::<f16>(&file, layout, Dtype::F16).map(AnyInputs::F16),
-        Dtype::BF16 => typed_inputs::<bf16>(&file, layout, Dtype::BF16).map(AnyInputs::Bf16),
-        Dtype::F32 => typed_inputs::<f32>(&file, layout, Dtype::F32).map(AnyInputs::F32),
+        Dtype::F16 => typed_inputs(&file, layout).map(AnyInputs::F16),
+        Dtype::BF16 => typed_inputs(&file, layout).map(AnyInputs::Bf16),
+        Dtype::F32 => typed_inputs(&file, layout).map(AnyInputs::F32),
         other => Err(file.wrong(&format!(
             "q has elements of type {other}; attention takes F16, BF16 and F32"
         ))),
     }
 }
 
-fn typed_inputs<T: Element>(
-    file: &Tensors,
-    layout: LayoutKind,
-    dtype: Dtype,
-) -> Result<Inputs<T>, Failure> {
+fn typed_inputs<T: Element>(file: &Tensors, layout: LayoutKind) -> Result<Inputs<T>, Failure> {
+    let dtype = dtype_of(T::TYPE);
     let wrong = |what: &str| file.wrong(what);
     let has = |name: &str| file.optional(name).is_some();
     let paged = PAGES.into_iter().any(has) || has(name_of(Operand::BlockTable));
@@ -354,21 +352,29 @@ fn typed_inputs<T: Element>(
         file,
         layout,
         q: dtype,
+        element: T::TYPE,
     };
     let (q, q_layout) = tensors.read("q", dtype, of_rows(offsets[0]))?;
     if paged {
         file.required(name_of(Operand::BlockTable))?;
     }
-    let (kv, [k_layout, v_layout]) = tensors.keys([k, v], of_keys)?;
+    let key_type = tensors.key_type(k, v)?;
+    let (kv, [k_layout, v_layout]) = match key_type.is_scaled() {
+        false => {
+            let (kv, layouts) = tensors.pair([k, v], dtype, of_keys)?;
+            (Either::Left(kv), layouts)
+        }
+        true => {
+            let (kv, layouts) = tensors.pair([k, v], dtype_of(key_type), of_keys)?;
+            (Either::Right(kv), layouts)
+        }
+    };
     let mut inputs = Inputs {
+        types: Types::of(T::TYPE).keys(key_type),
         q,
         kv,
         layouts: [q_layout, k_layout, v_layout],
-        numbers: Numbers {
-            floats: Slots::none(),
-            lists: Slots::none(),
-            table: None,
-        },
+        numbers: Numbers::default(),
         scores: Slots::none(),
     };
     for operand in Operand::of(Operations::FORWARD) {
@@ -377,13 +383,9 @@ fn typed_inputs<T: Element>(
             continue;
         };
         match (operand.kind(), operand.elements()) {
-            (Kind::Scores, Elements::U8) => {
-                let (data, layout) = score_tensor(file, name, &[Dtype::BOOL, Dtype::U8], &view)?;
-                inputs.scores[operand] = Some((ScoreData::Bytes(data), layout));
-            }
-            (Kind::Scores, _) => {
-                let (data, layout) = score_tensor(file, name, &[dtype], &view)?;
-                inputs.scores[operand] = Some((ScoreData::Elements(data), layout));
+            (Kind::Scores, elements) => {
+                let tensor = score_tensor(file, name, elements, dtype, &view)?;
+                inputs.scores[operand] = Some(tensor);
             }
             (Kind::List(Count::Table), _) => {
                 let (entries, layout) = block_table(file, name, &view)?;
@@ -431,6 +433,7 @@ struct TensorReader<'a> {
     layout: LayoutKind,
     /// The type of q.
     q: Dtype,
+    element: ElementType,
 }
 
 impl TensorReader<'_> {
@@ -455,53 +458,50 @@ impl TensorReader<'_> {
         Ok((elements, self.layout.layout(stored)))
     }
 
-    /// Keys and values of q's type, or quantized with their scales.
-    fn keys<T: Element>(
+    /// Keys and values of one type.
+    fn pair<T: bytemuck::Pod>(
         &self,
         [k, v]: [&'static str; 2],
+        dtype: Dtype,
         dimensions: Dimensions,
-    ) -> Result<(KeyData<T>, [Layout; 2]), Failure> {
+    ) -> Result<([Vec<T>; 2], [Layout; 2]), Failure> {
+        let (k, k_layout) = self.read(k, dtype, dimensions)?;
+        let (v, v_layout) = self.read(v, dtype, dimensions)?;
+        Ok(([k, v], [k_layout, v_layout]))
+    }
+
+    /// The type of keys and values: q's, or a quantized one with its scales.
+    fn key_type(&self, k: &str, v: &str) -> Result<ElementType, Failure> {
         let scales = [Operand::KScale, Operand::VScale].map(name_of);
         let has = |name: &&str| self.file.optional(name).is_some();
         let dtype = self.file.required(k)?.dtype();
-        let of_dtype = |element: &ElementType| quantized_dtype(*element) == Some(dtype);
-        let Some(element) = ElementType::scaled().find(of_dtype) else {
-            if let Some(scale) = scales.iter().find(|name| has(name)) {
-                return Err(self.file.wrong(&format!(
-                    "{scale} is there, but {k} has elements of type {}; scales belong to keys and values of type {}",
-                    dtype,
+        let of_dtype = |element: &ElementType| dtype_of(*element) == dtype;
+        let element = ElementType::scaled().find(of_dtype);
+        let wrong = match element {
+            None => { scales.iter().find(|name| has(name)) }.map(|scale| {
+                format!(
+                    "{scale} is there, but {k} has elements of type {dtype}; scales belong to keys and values of type {}",
                     quantized_names()
-                )));
-            }
-            let (k, k_layout) = self.read(k, self.q, dimensions)?;
-            let (v, v_layout) = self.read(v, self.q, dimensions)?;
-            return Ok((KeyData::Same([k, v]), [k_layout, v_layout]));
+                )
+            }),
+            Some(_) => { scales.iter().find(|name| !has(name)) }.map(|scale| {
+                format!(
+                    "{scale} is missing; {k} and {v} of type {dtype} are multiplied by {}",
+                    scales.join(" and ")
+                )
+            }),
         };
-        if let Some(name) = scales.iter().find(|name| !has(name)) {
-            return Err(self.file.wrong(&format!(
-                "{name} is missing; {k} and {v} of type {dtype} are multiplied by {}",
-                scales.join(" and ")
-            )));
+        match wrong {
+            Some(what) => Err(self.file.wrong(&what)),
+            None => Ok(element.unwrap_or(self.element)),
         }
-        let (k, k_layout) = self.read(k, dtype, dimensions)?;
-        let (v, v_layout) = self.read(v, dtype, dimensions)?;
-        Ok((KeyData::Quantized(element, [k, v]), [k_layout, v_layout]))
-    }
-}
-
-/// The name that files have for a scaled type.
-pub(crate) const fn quantized_dtype(element: ElementType) -> Option<Dtype> {
-    match element {
-        ElementType::E4m3 => Some(Dtype::F8_E4M3),
-        _ => None,
     }
 }
 
 /// The names of all scaled types, for messages.
 fn quantized_names() -> String {
     let names: Vec<String> = { ElementType::scaled() }
-        .filter_map(quantized_dtype)
-        .map(|dtype| dtype.to_string())
+        .map(|element| dtype_of(element).to_string())
         .collect();
     names.join(" or ")
 }
@@ -510,10 +510,15 @@ fn quantized_names() -> String {
 fn score_tensor<T: bytemuck::Pod>(
     file: &Tensors,
     name: &str,
-    dtypes: &[Dtype],
+    elements: Elements,
+    of_queries: Dtype,
     view: &TensorView<'_>,
-) -> Result<(Vec<T>, Layout), Failure> {
+) -> Result<LaidOut<T>, Failure> {
     let wrong = |what: String| file.wrong(&format!("{name} {what}"));
+    let dtypes = match elements {
+        Elements::U8 => &[Dtype::BOOL, Dtype::U8][..],
+        _ => &[of_queries],
+    };
     if !dtypes.contains(&view.dtype()) {
         let needed: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
         return Err(wrong(format!(
@@ -528,7 +533,10 @@ fn score_tensor<T: bytemuck::Pod>(
             text::shape(view.shape())
         )));
     };
-    let data = bytemuck::pod_collect_to_vec(view.data());
+    let data = match elements {
+        Elements::U8 => Either::Right(view.data().to_vec()),
+        _ => Either::Left(bytemuck::pod_collect_to_vec(view.data())),
+    };
     Ok((data, Layout::bhsd(shape)))
 }
 

@@ -7,8 +7,9 @@ use std::str::FromStr;
 
 use clap::Args;
 use half::{bf16, f16};
-use warptile::kernels::Kind;
-use warptile::{AlibiShape, Choice, Element, ElementType, Layout, Operand, Splits};
+use safetensors::Dtype;
+use warptile::kernels::{Count, Kind, Operations};
+use warptile::{Choice, Element, ElementType, Layout, Operand, Splits};
 use warptile_check::{Buffer, Case, Data, LayoutKind, quantize};
 
 use crate::cases;
@@ -19,7 +20,7 @@ use crate::options;
 use crate::output::Replacement;
 use crate::progress;
 use crate::run;
-use crate::tensors::{ScoreData, Settings};
+use crate::tensors::Settings;
 
 /// Write a file with random q, k and v of a problem, for `warptile run`; with pages=N a paged cache.
 ///
@@ -209,8 +210,13 @@ fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Resu
         files::write(
             file,
             &[
-                OutTensor::f64(out_name, run::out_shape(layout, &call), &out),
-                OutTensor::f64(lse_name, run::lse_shape(&call), expectation.lse()),
+                OutTensor::new(out_name, Dtype::F64, run::out_shape(layout, &call), &out),
+                OutTensor::new(
+                    lse_name,
+                    Dtype::F64,
+                    run::lse_shape(&call),
+                    expectation.lse(),
+                ),
             ],
         )
     })
@@ -247,69 +253,54 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
         let end = lists.get(operand)?.last();
         end.and_then(|&end| usize::try_from(end).ok())
     };
-    let (q_shape, q) = dense(case, &inputs.q, rows(Operand::QueryOffsets));
-    let key_rows = rows(Operand::KeyOffsets);
-    let names = match case.pages {
-        Some(_) => ["k_pages", "v_pages"],
-        None => ["k", "v"],
-    };
-    let [(k_shape, k), (v_shape, v)] = [&inputs.k, &inputs.v].map(|of| dense(case, of, key_rows));
-    let mut tensors = vec![OutTensor::new("q", q_shape, &q)];
-    let bits = [Operand::K, Operand::V].map(|operand| match &inputs.others[operand] {
-        Some(Data::Bytes(bits)) => dense(case, bits, key_rows).1,
-        _ => Vec::new(),
-    });
-    for ((name, shape), (same, bits)) in
-        { names.into_iter().zip([k_shape, v_shape]) }.zip([&k, &v].into_iter().zip(&bits))
-    {
-        tensors.push(match case.quantized {
-            Some(element) => OutTensor::quantized(name, element, shape, bits),
-            None => OutTensor::new(name, shape, same),
-        });
-    }
-    for (operand, list) in lists.given().given() {
-        let shape = match (operand, lists.block_table()) {
-            (Operand::BlockTable, Some(table)) => table.layout.shape.to_vec(),
-            _ => vec![list.len()],
+    let mut tensors = Vec::new();
+    for operand in Operand::of(Operations::FORWARD) {
+        let stored = match (operand, case.pages) {
+            (Operand::K, Some(_)) => Operand::KPages,
+            (Operand::V, Some(_)) => Operand::VPages,
+            _ => operand,
         };
-        tensors.push(OutTensor::integers(files::name_of(operand), shape, list));
-    }
-    let scores = inputs.others.try_map(|operand, data| {
-        Ok::<_, Failure>(match (operand.kind(), data) {
-            (Kind::Scores, Data::Elements(buffer)) => {
-                let (shape, data) = heads_first(buffer);
-                Some((shape, ScoreData::Elements(data)))
+        let name = files::name_of(stored);
+        let (buffer, packed_rows) = match operand {
+            Operand::Q => (Some(&inputs.q), rows(Operand::QueryOffsets)),
+            Operand::K => (Some(&inputs.k), rows(Operand::KeyOffsets)),
+            Operand::V => (Some(&inputs.v), rows(Operand::KeyOffsets)),
+            _ => (None, None),
+        };
+        let of_queries = files::dtype_of(T::TYPE);
+        let tensor = match (&inputs.others[operand], buffer, lists.get(operand)) {
+            (Some(Data::Bytes(bits)), Some(_), _) => {
+                let (shape, bits) = dense(case, bits, packed_rows);
+                let dtype = files::dtype_of(case.quantized.unwrap_or(case.element));
+                OutTensor::new(name, dtype, shape, &bits).into_owned()
             }
-            (Kind::Scores, Data::Bytes(buffer)) => {
-                let (shape, data) = heads_first(buffer);
-                Some((shape, ScoreData::Bytes(data)))
+            (_, Some(buffer), _) => {
+                let (shape, elements) = dense(case, buffer, packed_rows);
+                OutTensor::new(name, of_queries, shape, &elements).into_owned()
             }
-            _ => None,
-        })
-    })?;
-    for (operand, data) in inputs.others.given() {
-        let name = files::name_of(operand);
-        if let Some(values) = data.floats() {
-            let shape = match (operand, case.scoring.alibi) {
-                (Operand::Slopes, Some(AlibiShape::PerBatchHead)) => {
-                    vec![case.batch(), case.heads.query]
-                }
-                _ => vec![values.len()],
-            };
-            tensors.push(OutTensor::new(name, shape, values));
-        }
-    }
-    for (operand, score) in scores.given() {
-        let name = files::name_of(operand);
-        match score {
-            Some((shape, ScoreData::Elements(data))) => {
-                tensors.push(OutTensor::new(name, shape.clone(), data));
+            (Some(Data::Elements(buffer)), ..) => {
+                let (shape, elements) = heads_first(buffer);
+                OutTensor::new(name, of_queries, shape, &elements).into_owned()
             }
-            Some((shape, ScoreData::Bytes(data))) => {
-                tensors.push(OutTensor::bytes(name, shape.clone(), data));
+            (Some(Data::Bytes(buffer)), ..) => {
+                let (shape, bytes) = heads_first(buffer);
+                OutTensor::new(name, Dtype::U8, shape, &bytes).into_owned()
             }
-            None => {}
-        }
+            (Some(Data::Floats(values)), ..) => {
+                let shape = match operand.kind() == Kind::List(Count::Slopes) {
+                    true if values.len() > case.heads.query => {
+                        vec![case.batch(), case.heads.query]
+                    }
+                    _ => vec![values.len()],
+                };
+                OutTensor::new(name, Dtype::F32, shape, values)
+            }
+            (None, None, Some(list)) => {
+                OutTensor::new(name, Dtype::I32, lists.shape(operand), list)
+            }
+            (None, None, None) => continue,
+        };
+        tensors.push(tensor);
     }
     let Some(file) = file else {
         let each = tensors.iter().map(|tensor| {

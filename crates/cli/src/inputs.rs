@@ -2,21 +2,24 @@
 
 use std::time::{Duration, Instant};
 
+use either::{Either, for_both, map_both};
 use half::{bf16, f16};
 use warptile::kernels::Operations;
 use warptile::{
-    Backend, Call, Element, ElementType, Error, HostInputs, Layout, Numbers as Request, Operand,
-    Plan, Slots, Types,
+    Backend, Call, Element, Error, HostInputs, Layout, Numbers as Request, Operand, Plan, Slots,
+    Types,
 };
 use warptile_check::Expectation;
 
-use crate::tensors::{KeyTensors, Numbers, ScoreData, Settings, Tensors, upload};
+use crate::tensors::{Numbers, Settings, Tensors};
 
 /// The tensors of a call, and its numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Inputs<T> {
+    pub(crate) types: Types,
     pub(crate) q: Vec<T>,
-    pub(crate) kv: KeyData<T>,
+    /// Keys and values of the queries' type, or the bits of quantized ones.
+    pub(crate) kv: Either<[Vec<T>; 2], [Vec<u8>; 2]>,
     /// The layouts of q, k and v.
     pub(crate) layouts: [Layout; 3],
     pub(crate) numbers: Numbers,
@@ -24,17 +27,8 @@ pub(crate) struct Inputs<T> {
     pub(crate) scores: Slots<Option<LaidOut<T>>>,
 }
 
-/// A tensor that has an element for each score, and how it lies.
-type LaidOut<T> = (ScoreData<Vec<T>, Vec<u8>>, Layout);
-
-/// Keys and values.
-#[derive(Debug, Clone)]
-pub(crate) enum KeyData<T> {
-    /// Of the queries' type.
-    Same([Vec<T>; 2]),
-    /// The bits of quantized ones.
-    Quantized(ElementType, [Vec<u8>; 2]),
-}
+/// A tensor of the queries' type or of bytes, and how it lies.
+pub(crate) type LaidOut<T> = (Either<Vec<T>, Vec<u8>>, Layout);
 
 /// [`Inputs`] of any element type.
 #[derive(Debug, Clone)]
@@ -96,12 +90,8 @@ pub(crate) fn to_reference_order<T: Copy>(data: &[T], layout: &Layout) -> Vec<T>
 impl<T: Element> Inputs<T> {
     /// The call that these inputs are for, validated.
     pub(crate) fn call(&self, settings: &Settings) -> warptile::Result<Call> {
-        let types = match &self.kv {
-            KeyData::Same(_) => Types::of(T::TYPE),
-            KeyData::Quantized(element, _) => Types::of(T::TYPE).keys(*element),
-        };
         let [q, k, v] = &self.layouts;
-        let mut builder = Call::builder(q, k, v, types)
+        let mut builder = Call::builder(q, k, v, self.types)
             .scoring(settings.scoring)
             .splits(settings.splits);
         for (operand, values) in self.numbers.floats.given() {
@@ -136,18 +126,14 @@ impl<T: Element> Inputs<T> {
         const REPEAT_TIME: Duration = Duration::from_secs(1);
         let [q, k, v] = self.layouts;
         let tensors = Tensors {
+            types: self.types,
             q: backend.tensor_with_layout(&self.q, q)?,
-            keys: match &self.kv {
-                KeyData::Same([keys, values]) => {
-                    KeyTensors::Same([upload(backend, k)(keys)?, upload(backend, v)(values)?])
-                }
-                KeyData::Quantized(element, [keys, values]) => KeyTensors::Quantized(
-                    *element,
-                    [upload(backend, k)(keys)?, upload(backend, v)(values)?],
-                ),
-            },
+            kv: map_both!(&self.kv, [keys, values] => [
+                backend.tensor_with_layout(keys, k)?,
+                backend.tensor_with_layout(values, v)?,
+            ]),
             scores: self.scores.try_map(|_, (data, layout)| {
-                data.upload(upload(backend, *layout), upload(backend, *layout))
+                Ok::<_, Error>(map_both!(data, data => backend.tensor_with_layout(data, *layout)?))
             })?,
         };
         backend.synchronize()?;
@@ -156,7 +142,7 @@ impl<T: Element> Inputs<T> {
             let start = Instant::now();
             let output = forward.run()?;
             let out = output.out.to_vec()?;
-            Ok::<_, warptile::Error>((output, out, start.elapsed()))
+            Ok::<_, Error>((output, out, start.elapsed()))
         };
         let (output, out, first) = call()?;
         let start = Instant::now();
@@ -190,15 +176,9 @@ impl<T: Element> Inputs<T> {
             inputs.set(operand, values);
         }
         for (operand, (data, _)) in self.scores.given() {
-            match data {
-                ScoreData::Elements(data) => inputs.set(operand, data),
-                ScoreData::Bytes(data) => inputs.set(operand, data),
-            }
+            for_both!(data, data => inputs.set(operand, data));
         }
-        let inputs = match &self.kv {
-            KeyData::Same([k, v]) => inputs.with(Operand::K, k).with(Operand::V, v),
-            KeyData::Quantized(_, [k, v]) => inputs.with(Operand::K, k).with(Operand::V, v),
-        };
+        let inputs = for_both!(&self.kv, [k, v] => inputs.with(Operand::K, k).with(Operand::V, v));
         Expectation::new(call, &inputs)
     }
 }

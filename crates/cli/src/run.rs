@@ -202,8 +202,13 @@ fn write_answer<T: Element>(
     files::write(
         file,
         &[
-            OutTensor::new("out", out_shape(layout, call), &answer.out),
-            OutTensor::new("lse", lse_shape(call), &answer.lse),
+            OutTensor::new(
+                "out",
+                files::dtype_of(T::TYPE),
+                out_shape(layout, call),
+                &answer.out,
+            ),
+            OutTensor::new("lse", Dtype::F32, lse_shape(call), &answer.lse),
         ],
     )
 }

@@ -1,9 +1,10 @@
 //! Tensors of a call on its device, and the call through the library's ordinary interface.
 
-use bytemuck::Pod;
+use either::{Either, for_both};
+use warptile::kernels::{Count, Kind};
 use warptile::{
-    Attention, Backend, Choice, Element, ElementType, Keys, Layout, Operand, Queries, Scales,
-    Scoring, Slots, Splits, TableLayout, Tensor,
+    Attention, Choice, Element, Keys, Operand, Queries, Scales, Scoring, Slots, Splits,
+    TableLayout, Tensor, Types,
 };
 
 /// The options of a call, as far as no operand says them.
@@ -15,7 +16,7 @@ pub(crate) struct Settings {
 }
 
 /// The numbers of a call that are no tensors.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Numbers {
     /// Numbers of options, and scales.
     pub(crate) floats: Slots<Option<Vec<f32>>>,
@@ -25,46 +26,15 @@ pub(crate) struct Numbers {
     pub(crate) table: Option<TableLayout>,
 }
 
+/// A tensor of the queries' type, or one of bytes: a mask, or quantized keys and values.
+pub(crate) type AnyTensor<T> = Either<Tensor<T>, Tensor<u8>>;
+
 /// Tensors of a call.
 pub(crate) struct Tensors<T: Element> {
+    pub(crate) types: Types,
     pub(crate) q: Tensor<T>,
-    pub(crate) keys: KeyTensors<T>,
-    pub(crate) scores: Slots<Option<ScoreTensor<T>>>,
-}
-
-/// Keys and values.
-pub(crate) enum KeyTensors<T: Pod> {
-    /// Of the queries' type.
-    Same([Tensor<T>; 2]),
-    /// The bits of quantized ones.
-    Quantized(ElementType, [Tensor<u8>; 2]),
-}
-
-/// A tensor that has an element for each score.
-pub(crate) enum ScoreTensor<T: Pod> {
-    Elements(Tensor<T>),
-    Bytes(Tensor<u8>),
-}
-
-/// Elements of a tensor of scores in host memory.
-#[derive(Debug, Clone)]
-pub(crate) enum ScoreData<E, B> {
-    Elements(E),
-    Bytes(B),
-}
-
-impl<E, B> ScoreData<E, B> {
-    /// The tensor of them.
-    pub(crate) fn upload<T: Pod>(
-        &self,
-        elements: impl FnOnce(&E) -> warptile::Result<Tensor<T>>,
-        bytes: impl FnOnce(&B) -> warptile::Result<Tensor<u8>>,
-    ) -> warptile::Result<ScoreTensor<T>> {
-        Ok(match self {
-            ScoreData::Elements(data) => ScoreTensor::Elements(elements(data)?),
-            ScoreData::Bytes(data) => ScoreTensor::Bytes(bytes(data)?),
-        })
-    }
+    pub(crate) kv: Either<[Tensor<T>; 2], [Tensor<u8>; 2]>,
+    pub(crate) scores: Slots<Option<AnyTensor<T>>>,
 }
 
 impl<T: Element> Tensors<T> {
@@ -79,11 +49,11 @@ impl<T: Element> Tensors<T> {
             .splits(settings.splits)
             .choice(settings.choice.clone());
         let scales = |operand: Operand| numbers.floats[operand].as_deref().unwrap_or_default();
-        let mut keys = match &self.keys {
-            KeyTensors::Same([k, v]) => Keys::new(k, v),
-            KeyTensors::Quantized(element, [k, v]) => {
+        let mut keys = match &self.kv {
+            Either::Left([k, v]) => Keys::new(k, v),
+            Either::Right([k, v]) => {
                 let scales = Scales::new(scales(Operand::KScale), scales(Operand::VScale));
-                Keys::quantized_bits(*element, k, v, scales)
+                Keys::quantized_bits(self.types.k, k, v, scales)
             }
         };
         for (operand, values) in numbers.floats.given() {
@@ -93,21 +63,18 @@ impl<T: Element> Tensors<T> {
         }
         let mut queries = Queries::new(&self.q);
         for (operand, list) in numbers.lists.given() {
-            match operand {
-                Operand::QueryOffsets | Operand::QueryLengths => {
+            match (operand, operand.kind()) {
+                (Operand::QueryOffsets | Operand::QueryLengths, _) => {
                     queries = queries.numbers(operand, list);
                 }
-                Operand::BlockTable => {
+                (_, Kind::List(Count::Table)) => {
                     keys = keys.in_pages(list, numbers.table.unwrap_or([0, 0].into()));
                 }
                 _ => keys = keys.numbers(operand, list),
             }
         }
         for (operand, tensor) in self.scores.given() {
-            keys = match tensor {
-                ScoreTensor::Elements(tensor) => keys.scores(operand, tensor),
-                ScoreTensor::Bytes(tensor) => keys.scores(operand, tensor),
-            };
+            keys = for_both!(tensor, tensor => keys.scores(operand, tensor));
         }
         Forward {
             attention,
@@ -129,12 +96,4 @@ impl<T: Element> Forward<'_, T> {
         let (queries, keys) = (self.queries.clone(), self.keys.clone());
         self.attention.forward(queries, keys)
     }
-}
-
-/// Brings elements in host memory to a device.
-pub(crate) fn upload<T: Pod>(
-    backend: &Backend,
-    layout: Layout,
-) -> impl FnOnce(&Vec<T>) -> warptile::Result<Tensor<T>> {
-    move |data| backend.tensor_with_layout(data, layout)
 }

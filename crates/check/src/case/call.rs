@@ -3,7 +3,7 @@
 use warptile::kernels::Kind;
 use warptile::{Call, Layout, Numbers, Operand, Problem};
 
-use super::{BlockTable, Case, LayoutKind, Lengths, Used};
+use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
 use crate::error::{Error, Result, limited};
 
@@ -18,7 +18,7 @@ const MAX_ELEMENTS: u128 = 1 << 31;
 
 impl Case {
     /// Layouts of q, k, v and out.
-    fn layouts(&self, table: Option<&BlockTable>, padding: usize) -> [Layout; 4] {
+    fn layouts(&self, pages: Option<usize>, padding: usize) -> [Layout; 4] {
         let (batch, query, key) = match &self.lengths {
             Lengths::Dense { batch, query, key } => (*batch, *query, *key),
             Lengths::Packed(lengths) => {
@@ -29,8 +29,8 @@ impl Case {
                 (1, rows(|lengths| lengths.0), rows(|lengths| lengths.1))
             }
         };
-        let [entries, rows] = match (table, self.pages) {
-            (Some(table), Some(page_rows)) => [table.pages, page_rows],
+        let [entries, rows] = match (pages, self.pages) {
+            (Some(pages), Some(page_rows)) => [pages, page_rows],
             _ => [batch, key],
         };
         let heads = self.heads;
@@ -173,7 +173,7 @@ impl Case {
             }
         }
         let lists = self.lists();
-        let [q, k, v, out] = self.layouts(lists.block_table(), padding);
+        let [q, k, v, out] = self.layouts(lists.pages(), padding);
         fits(&k)?;
         fits(&v)?;
         let mut builder = Call::builder(&q, &k, &v, self.types())
@@ -190,8 +190,8 @@ impl Case {
             };
             builder = builder.numbers(operand, numbers);
         }
-        if let Some(table) = lists.block_table() {
-            builder = builder.table_layout(table.layout);
+        if let Some(layout) = lists.table_layout() {
+            builder = builder.table_layout(layout);
         }
         if on_device {
             // A caller knows bounds at best: here those of the rows.

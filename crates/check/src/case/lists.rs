@@ -1,24 +1,17 @@
 //! Offsets, lengths and pages of a case.
 
+use warptile::kernels::{Count, Kind};
 use warptile::{Operand, Slots, TableLayout};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
 
 /// The offsets, lengths and pages that a [`Case`] computes with, each by its operand if and only if a call needs it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lists {
     numbers: Slots<Option<Vec<i32>>>,
-    block_table: Option<BlockTable>,
-}
-
-impl Default for Lists {
-    fn default() -> Self {
-        Lists {
-            numbers: Slots::none(),
-            block_table: None,
-        }
-    }
+    table: Option<TableLayout>,
+    pages: Option<usize>,
 }
 
 impl Lists {
@@ -40,30 +33,24 @@ impl Lists {
         self.numbers[operand].as_deref()
     }
 
-    /// The block table, whose entries are numbers, too.
+    /// The shape of an operand's numbers.
     #[must_use]
-    pub const fn block_table(&self) -> Option<&BlockTable> {
-        self.block_table.as_ref()
+    pub fn shape(&self, operand: Operand) -> Vec<usize> {
+        match (operand.kind(), self.table) {
+            (Kind::List(Count::Table), Some(table)) => table.shape.to_vec(),
+            _ => vec![self.get(operand).map_or(0, <[i32]>::len)],
+        }
     }
-}
 
-/// The block table of a [`Case`]: pages, or runs of them, in random order. Entries that no key needs are numbers of no page.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BlockTable {
-    /// Numbers of pages.
-    pub entries: Vec<i32>,
-    /// How they lie.
-    pub layout: TableLayout,
-    /// Pages there are. Some are in nobody's row.
-    pub pages: usize,
-}
+    /// How the numbers of pages lie, if keys and values are in pages.
+    #[must_use]
+    pub const fn table_layout(&self) -> Option<TableLayout> {
+        self.table
+    }
 
-impl BlockTable {
-    /// The page of a sequence whose number lies in a column of the table.
-    pub(crate) fn page(&self, sequence: usize, column: usize) -> usize {
-        // Entries that keys need were filled with numbers of pages.
-        self.entries[sequence * self.layout.row_stride + column] as usize
+    /// The pages there are, if keys and values are in pages. Some are in nobody's row of the table.
+    pub(crate) const fn pages(&self) -> Option<usize> {
+        self.pages
     }
 }
 
@@ -94,11 +81,12 @@ impl Case {
         if used.1 != keys || self.pages.is_some() {
             lists.numbers[Operand::KeyLengths] = numbers(&used.1);
         }
-        lists.block_table = self
-            .pages
-            .map(|page_rows| self.block_table(page_rows.max(1), &used.1));
-        let table = lists.block_table.as_ref();
-        lists.numbers[Operand::BlockTable] = table.map(|table| table.entries.clone());
+        if let Some(page_rows) = self.pages {
+            let layout = self.table_layout(page_rows.max(1));
+            let (entries, pages) = self.draw_pages(page_rows.max(1), layout, &used.1);
+            lists.numbers[Operand::BlockTable] = Some(entries);
+            (lists.table, lists.pages) = (Some(layout), Some(pages));
+        }
         lists
     }
 
@@ -119,8 +107,14 @@ impl Case {
         }
     }
 
-    fn block_table(&self, page_rows: usize, keys: &[usize]) -> BlockTable {
-        let layout = self.table_layout(page_rows);
+    /// The entries of the table and the number of pages: pages, or runs of them, in random order. Entries that no key needs are numbers
+    /// of no page.
+    fn draw_pages(
+        &self,
+        page_rows: usize,
+        layout: TableLayout,
+        keys: &[usize],
+    ) -> (Vec<i32>, usize) {
         let mut random = Random::new(self.seed ^ 0xb10c);
         let needed: usize = keys.iter().map(|keys| keys.div_ceil(page_rows)).sum();
         let pages = needed + 1 + random.below(3);
@@ -143,11 +137,7 @@ impl Case {
                 *entry = page;
             }
         }
-        BlockTable {
-            entries,
-            layout,
-            pages,
-        }
+        (entries, pages)
     }
 }
 
@@ -172,16 +162,17 @@ mod tests {
 
     #[test]
     fn pages_lie_in_runs_of_neighbours_in_random_order() {
-        let table = |runs: usize| {
+        let case_of = |runs: usize| -> Case {
             let text =
                 format!("b2 q1 k1000 h2 d64 f16 pages=4 runs={runs} lengths=1000,600 seed=3");
-            let case: Case = text.parse().unwrap();
-            case.lists().block_table().cloned().unwrap()
+            text.parse().unwrap()
         };
-        let pages_of = |table: &BlockTable| -> Vec<usize> {
+        let pages_of = |case: &Case| -> Vec<usize> {
+            let call = case.call();
+            let table = call.pages().unwrap();
             let each = [250, 150].into_iter().enumerate();
             each.flat_map(|(sequence, count)| (0..count).map(move |column| (sequence, column)))
-                .map(|(sequence, column)| table.page(sequence, column))
+                .map(|(sequence, column)| table.page(sequence, column).unwrap())
                 .collect()
         };
         let neighbours = |pages: &[usize]| {
@@ -189,14 +180,15 @@ mod tests {
             steps.filter(|pair| pair[0] + 1 == pair[1]).count()
         };
         for (runs, least, most) in [(1, 0, 20), (8, 340, 360), (1000, 399, 399)] {
-            let table = table(runs);
-            let pages = pages_of(&table);
+            let case = case_of(runs);
+            let pages = pages_of(&case);
+            let count = case.lists().pages().unwrap();
             let found = neighbours(&pages);
             assert!((least..=most).contains(&found), "runs of {runs}: {found}");
             let mut sorted = pages.clone();
             sorted.sort_unstable();
             sorted.dedup();
-            assert!(sorted.len() == 400 && sorted.iter().all(|&page| page < table.pages));
+            assert!(sorted.len() == 400 && sorted.iter().all(|&page| page < count));
         }
     }
 }

@@ -3,27 +3,22 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use either::{Either, for_both, map_both};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Backend, Call, E4m3, Element, ElementType, Heads, Layout, Operand, Slots, Tensor};
+use warptile::{Backend, Call, E4m3, Element, Heads, Layout, Operand, Slots, Tensor, Types};
 use warptile_check::{Case, DeviceInputs, Lists, Place, values_behind_keys};
 use warptile_driver::{DeviceBuffer, Stream};
 
-use crate::tensors::{KeyTensors, Numbers, ScoreData, Tensors};
+use crate::tensors::{Numbers, Tensors};
 
 /// Inputs of one call.
 pub(crate) struct Data<T> {
-    pub(super) q: Repeated<T>,
-    pub(super) kv: KeyData<T>,
+    types: Types,
+    q: Repeated<T>,
+    /// Keys and values of the queries' type, or the bits of quantized ones.
+    kv: Either<Pair<T>, Pair<u8>>,
     pub(super) numbers: Numbers,
-    pub(super) scores: Slots<Option<ScoreData<Repeated<T>, Repeated<u8>>>>,
-}
-
-/// Keys and values.
-pub(super) enum KeyData<T> {
-    /// Of the queries' type.
-    Same(Pair<T>),
-    /// The bits of quantized ones.
-    Quantized(ElementType, Pair<u8>),
+    scores: Slots<Option<Either<Repeated<T>, Repeated<u8>>>>,
 }
 
 /// Keys and values of one type.
@@ -116,20 +111,14 @@ impl<T: Element> Data<T> {
     pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<DeviceInputs> {
         let place = |bytes| Place::Memory(bytes, 0);
         let mut places = self.scores.try_map(|_, data| {
-            Ok::<_, warptile::Error>(place(match data {
-                ScoreData::Elements(data) => data.upload_bytes(stream)?,
-                ScoreData::Bytes(data) => data.upload_bytes(stream)?,
-            }))
+            Ok::<_, warptile::Error>(place(for_both!(data, data => data.upload_bytes(stream)?)))
         })?;
         for (operand, values) in self.numbers.floats.given() {
             let bytes = DeviceBuffer::from_slice(stream, bytemuck::cast_slice(values))?;
             places[operand] = Some(place(bytes));
         }
         places[Operand::Q] = Some(place(self.q.upload_bytes(stream)?));
-        let [k, v] = match &self.kv {
-            KeyData::Same(pair) => pair.upload(stream)?,
-            KeyData::Quantized(_, pair) => pair.upload(stream)?,
-        };
+        let [k, v] = for_both!(&self.kv, pair => pair.upload(stream)?);
         (places[Operand::K], places[Operand::V]) = (Some(k), Some(v));
         Ok(DeviceInputs::new(places))
     }
@@ -144,18 +133,11 @@ impl<T: Element> Data<T> {
         };
         Ok(Tensors {
             q: self.q.tensor(backend, *call.q())?,
-            keys: match &self.kv {
-                KeyData::Same(pair) => KeyTensors::Same(pair.tensors(backend, layouts)?),
-                KeyData::Quantized(element, pair) => {
-                    KeyTensors::Quantized(*element, pair.tensors(backend, layouts)?)
-                }
-            },
+            types: self.types,
+            kv: map_both!(&self.kv, pair => pair.tensors(backend, layouts)?),
             scores: self.scores.try_map(|operand, data| {
                 let layout = of(operand);
-                data.upload(
-                    |data| data.tensor(backend, layout),
-                    |data| data.tensor(backend, layout),
-                )
+                Ok::<_, warptile::Error>(map_both!(data, data => data.tensor(backend, layout)?))
             })?,
         })
     }
@@ -229,12 +211,12 @@ impl<T: Element> Data<T> {
         let random: Arc<[T]> = inputs.q.elements()[..ROWS * 64 - LEFT_OUT].into();
         let skips = [random.len() / 3, random.len() / 2];
         let kv = match call.types().scaled() {
-            None => KeyData::Same(Pair::new(&random, [call.k(), call.v()], skips)),
-            Some(element) => {
+            None => Either::Left(Pair::new(&random, [call.k(), call.v()], skips)),
+            Some(_) => {
                 let numbers = random.iter();
                 let quantized = numbers.map(|x| E4m3::quantize(x.to_f32(), SCALE).to_bits());
                 let quantized: Arc<[u8]> = quantized.collect();
-                KeyData::Quantized(element, Pair::new(&quantized, [call.k(), call.v()], skips))
+                Either::Right(Pair::new(&quantized, [call.k(), call.v()], skips))
             }
         };
         let mut floats = Slots::none();
@@ -256,22 +238,23 @@ impl<T: Element> Data<T> {
                     // A quarter of the keys is hidden.
                     let shown = random.iter().map(|x| u8::from(x.to_f64() > QUARTILE));
                     let shown: Arc<[u8]> = shown.collect();
-                    scores[operand] = Some(ScoreData::Bytes(Repeated::new(&shown, layout, 0)));
+                    scores[operand] = Some(Either::Right(Repeated::new(&shown, layout, 0)));
                 }
                 (Kind::Scores, _, Some(layout)) => {
                     let repeated = Repeated::new(&random, layout, random.len() / 5);
-                    scores[operand] = Some(ScoreData::Elements(repeated));
+                    scores[operand] = Some(Either::Left(repeated));
                 }
                 _ => {}
             }
         }
         Data {
+            types: call.types(),
             q: Repeated::new(&random, call.q(), 0),
             kv,
             numbers: Numbers {
                 floats,
                 lists: lists.given().clone(),
-                table: lists.block_table().map(|table| table.layout),
+                table: lists.table_layout(),
             },
             scores,
         }
@@ -293,7 +276,7 @@ mod tests {
         let data = Data::<f32>::new(&call, &case.lists(), 1);
         let q = data.q.to_vec();
         assert_eq!(q.len(), 3 * 700 * 8 * 128);
-        let KeyData::Same(Pair::Apart([k, v])) = data.kv else {
+        let Either::Left(Pair::Apart([k, v])) = data.kv else {
             panic!("they are not quantized, and not of one tensor")
         };
         let (k, v) = (k.to_vec(), v.to_vec());
@@ -302,7 +285,7 @@ mod tests {
         for (operand, values) in data.numbers.floats.given() {
             assert!(call.check_values(operand, values).is_ok());
         }
-        let Some(ScoreData::Bytes(mask)) = &data.scores[Operand::KeyMask] else {
+        let Some(Either::Right(mask)) = &data.scores[Operand::KeyMask] else {
             panic!("a mask has bytes")
         };
         let mask = mask.to_vec();
@@ -335,13 +318,13 @@ mod tests {
             let case: Case = text.parse().unwrap();
             let call = case.call();
             let data = Data::<f32>::new(&call, &case.lists(), 1);
-            let KeyData::Same(Pair::Together(both, distance)) = &data.kv else {
+            let Either::Left(Pair::Together(both, distance)) = &data.kv else {
                 panic!("{text}: they are of one tensor")
             };
             let all = both.to_vec();
             assert_eq!(*distance, page[0]);
             assert_eq!(all.len(), call.k().batch() * (page[0] + page[1]), "{text}");
-            let KeyData::Same(pair) = &data.kv else {
+            let Either::Left(pair) = &data.kv else {
                 panic!("{text}: they are not quantized")
             };
             let [Place::Memory(buffer, 0), Place::BehindKeys(distance)] =
@@ -352,7 +335,7 @@ mod tests {
             assert_eq!(distance, 4 * page[0]);
             assert!(buffer.to_vec().unwrap() == bytemuck::cast_slice::<f32, u8>(&all));
             for backend in [&Backend::cpu(), &gpu] {
-                let KeyTensors::Same([k, v]) = data.tensors(backend, &call).unwrap().keys else {
+                let Either::Left([k, v]) = data.tensors(backend, &call).unwrap().kv else {
                     panic!("{text}: they are not quantized")
                 };
                 assert_eq!([k.layout(), v.layout()], [call.k(), call.v()]);

@@ -139,10 +139,10 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
     if lists.get(Operand::QueryOffsets).is_some() {
         builder = builder.longest_queries(call.query_len());
     }
-    if let Some(table) = lists.block_table() {
-        builder = builder.table_layout(table.layout);
+    if let Some(layout) = lists.table_layout() {
+        builder = builder.table_layout(layout);
     }
-    if lists.block_table().is_some() || lists.get(Operand::KeyOffsets).is_some() {
+    if lists.table_layout().is_some() || lists.get(Operand::KeyOffsets).is_some() {
         builder = builder.longest_keys(call.key_len());
     }
     if case.unaligned {

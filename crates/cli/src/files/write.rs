@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
+use bytemuck::Pod;
 use safetensors::Dtype;
-use warptile::{Element, ElementType};
+use warptile::ElementType;
 
-use super::{Format, quantized_dtype};
+use super::Format;
 use crate::failure::Failure;
 use crate::npy;
 use crate::output::Replacement;
@@ -15,16 +16,21 @@ pub(crate) struct OutTensor<'a> {
     name: &'static str,
     dtype: Dtype,
     shape: Vec<usize>,
-    data: &'a [u8],
+    data: Cow<'a, [u8]>,
 }
 
 impl<'a> OutTensor<'a> {
-    pub(crate) fn new<T: Element>(name: &'static str, shape: Vec<usize>, data: &'a [T]) -> Self {
+    pub(crate) fn new<T: Pod>(
+        name: &'static str,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        data: &'a [T],
+    ) -> Self {
         OutTensor {
             name,
-            dtype: dtype::<T>(),
+            dtype,
             shape,
-            data: bytemuck::cast_slice(data),
+            data: Cow::Borrowed(bytemuck::cast_slice(data)),
         }
     }
 
@@ -32,49 +38,10 @@ impl<'a> OutTensor<'a> {
         self.name
     }
 
-    /// Keys or values in 8 bits.
-    pub(crate) fn quantized(
-        name: &'static str,
-        element: ElementType,
-        shape: Vec<usize>,
-        data: &'a [u8],
-    ) -> Self {
-        OutTensor {
-            name,
-            dtype: quantized_dtype(element).unwrap_or(Dtype::U8),
-            shape,
-            data,
-        }
-    }
-
-    /// Bytes.
-    pub(crate) fn bytes(name: &'static str, shape: Vec<usize>, data: &'a [u8]) -> Self {
-        OutTensor {
-            name,
-            dtype: Dtype::U8,
-            shape,
-            data,
-        }
-    }
-
-    /// Numbers of a reference.
-    pub(crate) fn f64(name: &'static str, shape: Vec<usize>, data: &'a [f64]) -> Self {
-        OutTensor {
-            name,
-            dtype: Dtype::F64,
-            shape,
-            data: bytemuck::cast_slice(data),
-        }
-    }
-
-    /// Row offsets, lengths, or numbers of pages.
-    pub(crate) fn integers(name: &'static str, shape: Vec<usize>, data: &'a [i32]) -> Self {
-        OutTensor {
-            name,
-            dtype: Dtype::I32,
-            shape,
-            data: bytemuck::cast_slice(data),
-        }
+    /// With its own copy of the data.
+    pub(crate) fn into_owned(self) -> OutTensor<'static> {
+        let data = Cow::Owned(self.data.into_owned());
+        OutTensor { data, ..self }
     }
 }
 
@@ -88,7 +55,7 @@ impl safetensors::View for &OutTensor<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.data)
+        Cow::Borrowed(&self.data)
     }
 
     fn data_len(&self) -> usize {
@@ -96,10 +63,12 @@ impl safetensors::View for &OutTensor<'_> {
     }
 }
 
-fn dtype<T: Element>() -> Dtype {
-    match T::TYPE {
-        warptile::ElementType::F16 => Dtype::F16,
-        warptile::ElementType::Bf16 => Dtype::BF16,
+/// The name that files have for an element type.
+pub(crate) const fn dtype_of(element: ElementType) -> Dtype {
+    match element {
+        ElementType::F16 => Dtype::F16,
+        ElementType::Bf16 => Dtype::BF16,
+        ElementType::E4m3 => Dtype::F8_E4M3,
         _ => Dtype::F32,
     }
 }
@@ -110,7 +79,7 @@ fn dtype<T: Element>() -> Dtype {
 /// [`Failure::File`].
 pub(crate) fn write(file: Replacement, tensors: &[OutTensor<'_>]) -> Result<(), Failure> {
     let array = |tensor: &OutTensor<'_>| {
-        npy::file(tensor.dtype, &tensor.shape, tensor.data).map_err(std::io::Error::other)
+        npy::file(tensor.dtype, &tensor.shape, &tensor.data).map_err(std::io::Error::other)
     };
     let bytes = match Format::of(file.path()) {
         Format::Safetensors => {

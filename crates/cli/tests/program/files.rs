@@ -183,7 +183,7 @@ fn numpys_files_are_read_and_written() {
     );
     // One array each, as numpy.save writes them.
     let (stdout, _) = expect_code(0, warptile().args(["gen", problem, "-o"]).arg(dir.path()));
-    let names = ["q", "k", "v", "sinks", "bias", "mask"].map(|name| path(&format!("{name}.npy")));
+    let names = ["q", "k", "v", "bias", "mask", "sinks"].map(|name| path(&format!("{name}.npy")));
     let files: Vec<String> = names
         .iter()
         .map(|name| name.display().to_string())
