@@ -1,5 +1,6 @@
 //! Tensors in files: reading with every claim of the file checked, and writing.
 
+mod options;
 mod write;
 
 use std::collections::BTreeMap;
@@ -11,16 +12,17 @@ use either::Either;
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
-use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Element, ElementType, Layout, Operand, Slots, TableLayout, Types};
+use warptile::kernels::Operations;
+use warptile::{Element, ElementType, Layout, Operand, Slots, Types};
 
 use crate::failure::Failure;
-use crate::inputs::{AnyInputs, Inputs, LaidOut};
+use crate::inputs::{AnyInputs, Inputs};
 use crate::npy;
 use crate::options::LayoutKind;
 use crate::tensors::Numbers;
 use crate::text;
 
+pub(crate) use options::help;
 pub(crate) use write::{OutTensor, dtype_of, write};
 
 /// What a file is, by the end of its name.
@@ -378,45 +380,8 @@ fn typed_inputs<T: Element>(file: &Tensors, layout: LayoutKind) -> Result<Inputs
         scores: Slots::none(),
     };
     for operand in Operand::of(Operations::FORWARD) {
-        let name = name_of(operand);
-        let Some(view) = file.optional(name) else {
-            continue;
-        };
-        match (operand.kind(), operand.elements()) {
-            (Kind::Scores, elements) => {
-                let tensor = score_tensor(file, name, elements, dtype, &view)?;
-                inputs.scores[operand] = Some(tensor);
-            }
-            (Kind::List(Count::Table), _) => {
-                let (entries, layout) = block_table(file, name, &view)?;
-                inputs.numbers.lists[operand] = Some(entries);
-                inputs.numbers.table = Some(layout);
-            }
-            (Kind::List(count), Elements::I32) => {
-                let needed = match count {
-                    Count::Offsets => "batch + 1",
-                    _ => "batch",
-                };
-                inputs.numbers.lists[operand] = Some(integers(file, name, &view, needed)?);
-            }
-            (Kind::List(count), _) => {
-                let (shapes, needed): (&[usize], _) = match count {
-                    Count::Slopes => (&[1, 2], "[heads] or [batch, heads]"),
-                    Count::Scales => (&[0, 1], "[], [1] or [key/value heads]"),
-                    _ => (&[1], "[heads]"),
-                };
-                let values = f32_values(file, name, &view, shapes, needed)?;
-                // As many values in another order would be other slopes.
-                if count == Count::Slopes && view.shape().last() != Some(&q_layout.heads()) {
-                    return Err(wrong(&format!(
-                        "{name} has shape {}; it must be {needed}, for {} heads",
-                        text::shape(view.shape()),
-                        q_layout.heads()
-                    )));
-                }
-                inputs.numbers.floats[operand] = Some(values);
-            }
-            _ => {}
+        if let Some(view) = file.optional(name_of(operand)) {
+            options::read(file, operand, &view, &mut inputs)?;
         }
     }
     Ok(inputs)
@@ -506,40 +471,6 @@ fn quantized_names() -> String {
     names.join(" or ")
 }
 
-/// A tensor of an element for each score, `[batch, heads, queries, keys]`.
-fn score_tensor<T: bytemuck::Pod>(
-    file: &Tensors,
-    name: &str,
-    elements: Elements,
-    of_queries: Dtype,
-    view: &TensorView<'_>,
-) -> Result<LaidOut<T>, Failure> {
-    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
-    let dtypes = match elements {
-        Elements::U8 => &[Dtype::BOOL, Dtype::U8][..],
-        _ => &[of_queries],
-    };
-    if !dtypes.contains(&view.dtype()) {
-        let needed: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
-        return Err(wrong(format!(
-            "has elements of type {}; it must have {}",
-            view.dtype(),
-            needed.join(" or ")
-        )));
-    }
-    let Ok(shape) = <[usize; 4]>::try_from(view.shape()) else {
-        return Err(wrong(format!(
-            "has shape {}; it must be [batch, heads, queries, keys], with 1 for a dimension that it does not depend on",
-            text::shape(view.shape())
-        )));
-    };
-    let data = match elements {
-        Elements::U8 => Either::Right(view.data().to_vec()),
-        _ => Either::Left(bytemuck::pod_collect_to_vec(view.data())),
-    };
-    Ok((data, Layout::bhsd(shape)))
-}
-
 /// What the dimensions of a tensor are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dimensions {
@@ -579,88 +510,6 @@ impl Dimensions {
             ))),
         }
     }
-}
-
-/// A list of integers. `needed`: how many.
-fn integers(
-    file: &Tensors,
-    name: &str,
-    view: &TensorView<'_>,
-    needed: &str,
-) -> Result<Vec<i32>, Failure> {
-    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
-    if view.shape().len() != 1 {
-        return Err(wrong(format!(
-            "has shape {}; it must have 1 dimension of {needed} values",
-            text::shape(view.shape())
-        )));
-    }
-    any_integers(view)
-        .map_err(wrong)?
-        .into_iter()
-        .map(|value| {
-            i32::try_from(value)
-                .map_err(|_| wrong(format!("has the value {value}, which no i32 holds")))
-        })
-        .collect()
-}
-
-/// The numbers of pages. What no `i32` holds is no page either, and may be filler.
-fn block_table(
-    file: &Tensors,
-    name: &str,
-    view: &TensorView<'_>,
-) -> Result<(Vec<i32>, TableLayout), Failure> {
-    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
-    let &[sequences, columns] = view.shape() else {
-        return Err(wrong(format!(
-            "has shape {}; it must be [batch, pages of a sequence]",
-            text::shape(view.shape())
-        )));
-    };
-    let entries = any_integers(view).map_err(wrong)?.into_iter();
-    let entries = entries.map(|page| i32::try_from(page).unwrap_or(-1));
-    Ok((entries.collect(), TableLayout::from([sequences, columns])))
-}
-
-/// The elements of a tensor of integers; else what is wrong with it.
-fn any_integers(view: &TensorView<'_>) -> Result<Vec<i64>, String> {
-    fn widen<T: bytemuck::Pod + Into<i64>>(data: &[u8]) -> Vec<i64> {
-        let values = bytemuck::pod_collect_to_vec::<u8, T>(data);
-        values.into_iter().map(T::into).collect()
-    }
-    match view.dtype() {
-        Dtype::I32 => Ok(widen::<i32>(view.data())),
-        Dtype::U32 => Ok(widen::<u32>(view.data())),
-        Dtype::I64 => Ok(widen::<i64>(view.data())),
-        other => Err(format!(
-            "has elements of type {other}; it must have I32, U32 or I64"
-        )),
-    }
-}
-
-/// The values of an F32 tensor with one of these numbers of dimensions.
-fn f32_values(
-    file: &Tensors,
-    name: &str,
-    view: &TensorView<'_>,
-    dimensions: &[usize],
-    needed: &str,
-) -> Result<Vec<f32>, Failure> {
-    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
-    if view.dtype() != Dtype::F32 {
-        return Err(wrong(format!(
-            "has elements of type {}; it must have F32",
-            view.dtype()
-        )));
-    }
-    if !dimensions.contains(&view.shape().len()) {
-        return Err(wrong(format!(
-            "has shape {}; it must be {needed}",
-            text::shape(view.shape())
-        )));
-    }
-    Ok(bytemuck::pod_collect_to_vec(view.data()))
 }
 
 /// The values of a tensor of any floating-point type, as f64.

@@ -28,7 +28,7 @@ pub(crate) struct Inputs<T> {
 }
 
 /// A tensor of the queries' type or of bytes, and how it lies.
-pub(crate) type LaidOut<T> = (Either<Vec<T>, Vec<u8>>, Layout);
+type LaidOut<T> = (Either<Vec<T>, Vec<u8>>, Layout);
 
 /// [`Inputs`] of any element type.
 #[derive(Debug, Clone)]

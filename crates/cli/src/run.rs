@@ -21,8 +21,8 @@ use crate::text;
 
 /// Compute attention over the tensors of a safetensors or .npz file, or of several .npy files.
 ///
-/// An .npy file holds the tensor it is called after: q.npy, k.npy, v.npy. Its bf16 is two bytes without a meaning (V2), and its e4m3 one
-/// (V1), as ml_dtypes' arrays are saved.
+/// An .npy file holds the tensor it is called after: q.npy, k.npy, v.npy. Its bf16 is two bytes without a meaning (V2), and its numbers
+/// of 8 bits one (V1), as ml_dtypes' arrays are saved.
 ///
 /// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q, and v and
 /// with it the output another head size.
@@ -30,18 +30,10 @@ use crate::text;
 /// [total, heads, head size].
 ///
 /// In place of k and v a file may have a paged cache: k_pages and v_pages, of shape [pages, page rows, heads, head size] with 1 to
-/// 256 rows in a page, and block_table, integers of shape [batch, columns], which gives each sequence its pages in order. Entries
-/// and rows past a sequence's last key mean nothing. With cu_seqlens_q the queries are packed.
-///
-/// Keys and values, dense or in pages, may both be F8_E4M3 beside q of any type. They count times k_scale and v_scale, F32 of shape
-/// [], [1] or [key/value heads], which the file then has.
-///
-/// A file may also have: key_lengths, integers, how many keys of each sequence exist; alibi_slopes, F32, one for each head or of
-/// shape [batch, heads]; sinks, F32, for each head a logit that joins the denominator of its rows; bias, of q's type, added to the scores; mask, BOOL or U8, which hides a key where it is 0.
-/// The last two have shape [batch, heads, queries, keys], and a dimension of 1 stands for all. Any other tensor in the file is
-/// an error.
+/// 256 rows in a page, and a table that gives each sequence its pages in order. Entries of the table and rows past a sequence's last key
+/// mean nothing. With cu_seqlens_q the queries are packed.
 #[derive(Debug, Args)]
-#[command(after_help = cases::examples(&[
+#[command(after_help = files::help() + "\n" + &cases::examples(&[
     "run qkv.safetensors --causal -o out.safetensors",
     "run q.npy k.npy v.npy --window 256,0 -o out.npy",
     "run qkv.npz --device cpu --expect expected.npz",

@@ -351,7 +351,7 @@ fn row_offsets_that_break_a_rule() {
     let floats = Tensor("cu_seqlens_q", "F32", vec![2], vec![0; 8]);
     assert!(fails(2, &with(floats, good()), &[]).contains("it must have I32, U32 or I64"));
     let square = Tensor("cu_seqlens_q", "I32", vec![1, 2], vec![0; 8]);
-    assert!(fails(2, &with(square, good()), &[]).contains("it must have 1 dimension"));
+    assert!(fails(2, &with(square, good()), &[]).contains("it must be [batch + 1]"));
     let [q, k, v] = qkv();
     let stderr = fails(2, &file(&[q, k, v, good()]), &[]);
     assert!(
