@@ -426,7 +426,8 @@ fn errors_of(values: &[f32], reference: &[f64], errors: &mut [f64; AT_ONCE]) {
 mod tests {
     use super::*;
     use half::{bf16, f16};
-    use warptile::Layout;
+    use warptile::kernels::Kind;
+    use warptile::{Layout, Operand, Scoring};
 
     fn call() -> Call {
         let layout = Layout::bshd([1, 1, 1, 8]);
@@ -481,11 +482,18 @@ mod tests {
     #[test]
     fn a_softcap_grants_three_times_the_natural_error() {
         let layout = Layout::bshd([1, 1, 1, 8]);
-        for (words, factor) in [("", 2.0), ("mask=causal sinks", 2.0), ("softcap=30", 3.0)] {
-            let call = Call::builder(&layout, &layout, &layout, f32::TYPE)
-                .scoring(words.parse().unwrap())
-                .build()
-                .unwrap();
+        let with = { Operand::of_scores() }.map(|operand| (Scoring::new().with(operand), 2.0));
+        let others = [("mask=causal", 2.0), ("softcap=30", 3.0)]
+            .map(|(words, factor)| (words.parse().unwrap(), factor));
+        for (words, factor) in others.into_iter().chain(with) {
+            let mut builder = Call::builder(&layout, &layout, &layout, f32::TYPE).scoring(words);
+            for operand in Operand::of_scores().filter(|operand| words.has(*operand)) {
+                builder = match operand.kind() {
+                    Kind::Scores => builder.layout(operand, Layout::bshd([1; 4])),
+                    _ => builder.count(operand, 1),
+                };
+            }
+            let call = builder.build().unwrap();
             let exact = ReferenceOutput {
                 out: vec![0.0],
                 lse: vec![0.0],

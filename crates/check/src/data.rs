@@ -2,7 +2,7 @@
 
 use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
-use warptile::kernels::Kind;
+use warptile::kernels::{Elements, Kind, Values};
 use warptile::{
     Call, E4m3, Element, HostInputs, HostOutputs, Layout, Operand, Sequence, Slots, View,
 };
@@ -289,9 +289,9 @@ impl Case {
             }
         }
         for operand in Operand::of_scores().filter(|operand| call.has(*operand)) {
-            others[operand] = Some(match (operand, operand.kind()) {
+            others[operand] = Some(match (operand.kind(), operand.elements()) {
                 // Some heads have none.
-                (Operand::Sinks, _) => {
+                (Kind::List(_), _) if operand.values() == Values::FiniteOrNone => {
                     let logit = |_| match random.below(8) {
                         0 => f32::NEG_INFINITY,
                         _ => 2.0 * random.normal() as f32,
@@ -299,12 +299,12 @@ impl Case {
                     Data::Floats((0..call.reach(operand)).map(logit).collect())
                 }
                 // Any number but 0 shows a key.
-                (Operand::KeyMask, _) => {
+                (Kind::Scores, Elements::U8) => {
                     let mut draw = || random.pick(&[0, 1, 1, 0xff]);
                     Data::Bytes(self.score_buffer(&self.score_layout(operand), 0, &mut draw))
                 }
                 // Some keys are hidden by a bias of minus infinity, as is usual.
-                (_, Kind::Scores) => {
+                (Kind::Scores, _) => {
                     let mut draw = || match random.below(16) {
                         0 => T::from_f64(f64::NEG_INFINITY),
                         _ => T::from_f64(random.normal()),
@@ -426,7 +426,7 @@ impl Case {
         }
 
         // Take the rows out of copies; whatever is left must still be the poison.
-        let value_dim = call.heads().value_dim;
+        let size = call.out().head_dim();
         let (mut left_out, mut left_lse) = (buffer.to_vec(), written.to_vec());
         let mut out = vec![T::from_f64(0.0); expected.out().len()];
         let mut lse = vec![0.0; expected.lse().len()];
@@ -437,8 +437,8 @@ impl Case {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
                     let from = offset + call.out().offset(sequence.q_entry, row, head);
                     let to = dense.offset(sequence.q_entry, row, head);
-                    out[to..to + value_dim].copy_from_slice(&buffer[from..from + value_dim]);
-                    left_out[from..from + value_dim].fill(poison);
+                    out[to..to + size].copy_from_slice(&buffer[from..from + size]);
+                    left_out[from..from + size].fill(poison);
                 }
                 let rows = lse_rows(&call, &sequence, head);
                 if let Some(written) = written.get(rows.clone()) {
@@ -551,7 +551,7 @@ mod tests {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
                     let from = dense.offset(sequence.q_entry, row, head);
                     let to = result.offset + call.out().offset(sequence.q_entry, row, head);
-                    for d in 0..call.heads().value_dim {
+                    for d in 0..call.out().head_dim() {
                         result.out[to + d] = exact.out()[from + d] as f32;
                     }
                 }

@@ -7,7 +7,7 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use warptile::{Call, Heads, HostInputs, Layout, Operand, View};
+use warptile::{Call, HostInputs, Layout, Operand, View};
 
 use crate::compiled::{Compiled, with_element};
 use crate::error::{Error, Result, limited};
@@ -71,11 +71,7 @@ pub(crate) fn compute<T: Compiled>(
     let (k, v) = (k.view(), v.view());
     let floats = |operand| inputs.elements::<f32>(operand);
     let q = inputs.elements::<T>(Operand::Q)?.unwrap_or_default();
-    let Heads {
-        query: heads,
-        value_dim,
-        ..
-    } = call.heads();
+    let (heads, size) = (call.heads().query, call.out().head_dim());
     let rows = call.q().rows();
     let keys = Dense::copy(k, floats(Operand::KScale)?, true);
     let computation = Computation {
@@ -97,14 +93,14 @@ pub(crate) fn compute<T: Compiled>(
     }
 
     let places = sequence_of.len() * heads;
-    let mut exact = vec![0.0; places * value_dim];
+    let mut exact = vec![0.0; places * size];
     let mut rounded_out = exact.clone();
     let mut out_floor = vec![0.0; exact.len()];
     let mut rest = vec![RowRest::default(); places];
     let all = exact
-        .chunks_mut(value_dim)
-        .zip(rounded_out.chunks_mut(value_dim))
-        .zip(out_floor.chunks_mut(value_dim))
+        .chunks_mut(size)
+        .zip(rounded_out.chunks_mut(size))
+        .zip(out_floor.chunks_mut(size))
         .zip(&mut rest)
         .enumerate()
         .map(|(index, (((out, rounded_out), out_floor), rest))| Row {
@@ -152,10 +148,13 @@ pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
     }
     limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
     if call.pages().is_some() {
-        let heads = call.heads();
-        let row = (heads.key_value * heads.dim.max(heads.value_dim)) as u128;
+        let row = call.k().head_dim().max(call.v().head_dim()) * call.heads().key_value;
         let keys = call.batch() as u128 * call.key_len() as u128;
-        limited("elements of keys in all pages", keys * row, MAX_ELEMENTS)?;
+        limited(
+            "elements of keys in all pages",
+            keys * row as u128,
+            MAX_ELEMENTS,
+        )?;
     }
     let work = call.flops() as f64 / 2.0;
     if work > max_work {

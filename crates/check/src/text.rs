@@ -1,4 +1,4 @@
-//! Cases as a line of text, such as `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 layout=bhsd seed=7`.
+//! Cases as a line of text, such as `b2 q113 k203 h8/2 d64 f16 mask=causal layout=bhsd seed=7`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 pub enum ParseCaseError {
     /// A word is not understood. It is given without control characters, and only its beginning if it is long.
     #[error(
-        "`{0}` is not part of a problem; a problem reads like `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 scale=0.5 alibi=head layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
+        "`{0}` is not part of a problem; a problem reads like `b2 q113 k203 h8/2 d64 f16 mask=causal scale=0.5 layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
     )]
     Word(String),
     /// Two words say the same thing, or one replaces what the other says. They are given as in [`ParseCaseError::Word`].
@@ -304,13 +304,15 @@ fn parse_lengths(value: &str) -> Option<Vec<(usize, usize)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::case::every_option;
     use quickcheck::quickcheck;
 
     quickcheck! {
         fn text_round_trips(seed: u64) -> bool {
             let case = Case::random(seed, 600);
-            let quantized = case.clone().with_quantized(ElementType::E4m3);
-            case.to_string().parse() == Ok(case) && quantized.to_string().parse() == Ok(quantized)
+            let quantized = ElementType::scaled().map(|element| case.clone().with_quantized(element));
+            let mut cases = quantized.chain([case.clone()]);
+            cases.all(|case| case.to_string().parse() == Ok(case))
         }
 
         fn any_text_is_an_error_or_a_case(text: String) -> bool {
@@ -321,11 +323,13 @@ mod tests {
 
     #[test]
     fn reads_like_the_problem() {
-        let text = "packed=3x5,0x7 h8/2 d64 bf16 mask=window,-1,4 scale=0.5 softcap=30 alibi=batch layout=bhsd unaligned seed=7";
+        let text =
+            "packed=3x5,0x7 h8/2 d64 bf16 mask=window,-1,4 scale=0.5 layout=bhsd unaligned seed=7";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
-        let text = "packed=3x5,0x7 h2 d64 f16 sinks used=1x5,0x2 device-lengths sms=3 seed=1";
+        let text = "packed=3x5,0x7 h2 d64 f16 used=1x5,0x2 device-lengths sms=3 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
-        let text = "b2 q3 k5 h2 d64 f16 bias keymask layout=gaps used=1x5,0x2 seed=1";
+        let options = every_option();
+        let text = format!("b2 q3 k5 h2 d64 f16 {options} layout=gaps used=1x5,0x2 seed=1");
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q113 k203 h6 d40 f16 mask=causal-top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
@@ -333,8 +337,10 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 f16 mask=causal splits=512 layout=bhsd seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
-        let text = "b2 q3 k5 h2 d64 bf16 cache=e4m3 mask=causal pages=16 seed=1";
-        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        for element in ElementType::scaled() {
+            let text = format!("b2 q3 k5 h2 d64 bf16 cache={element} mask=causal pages=16 seed=1");
+            assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        }
         let text = "packed=3x5*2,0x7,3x5 h2 d64 f16 used=1x5*2,0x7,2x1 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";

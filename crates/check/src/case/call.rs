@@ -223,7 +223,8 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warptile::Heads;
+    use crate::case::every_option;
+    use warptile::{ElementType, Heads};
 
     /// What a problem is known by stays what it is when it is read back.
     #[test]
@@ -231,13 +232,12 @@ mod tests {
         for text in [
             "b2 q512 k512 h8 d64 f16 mask=causal",
             "b2 q512 k512 h8 d192/128 bf16 mask=causal",
-            "b1 q113 k203 h8/2 d64 bf16 softcap=30 alibi=head sinks unaligned",
+            "b1 q113 k203 h8/2 d64 bf16 unaligned",
             "b17 q1 k8191 h32/8 d128 bf16",
-            "b17 q1 k8191 h32/8 d128 bf16 cache=e4m3",
             "b4 q1 k8192 h32/8 d128 bf16 pages=16 lengths=100,8192,3,77",
             "b16 q1 h64/8 d64 f16 pages=24 lengths=ragged k4096 device-lengths",
             "b5 q1 k4000 h8 d64 f16 lengths=4000,1,7,9,30",
-            "b1 q64 k64 h8 d64 f32 bias keymask splits=512",
+            "b1 q64 k64 h8 d64 f32 splits=512",
             "packed=4096x4096 h8 d64 f16 mask=causal",
             "packed=512x512,512x512,512x512,512x512 h8 d64 f16",
             "packed=1000x1000,20x20,3x3,70x80,1x900 h16/4 d128 bf16 mask=window,127,0",
@@ -249,6 +249,16 @@ mod tests {
             let read: Case = line.parse().unwrap();
             assert_eq!(read.problem_of_programs().unwrap().line(), line, "{text}");
             assert!(line.len() < 150, "{line}");
+            // With every option that it can have.
+            let mut case: Case = line.parse().unwrap();
+            case.scoring = every_option();
+            case.quantized = ElementType::scaled().next();
+            if matches!(case.lengths, Lengths::Packed(_)) {
+                case = case.without_score_tensors();
+            }
+            let line = case.problem_of_programs().unwrap().line();
+            let read: Case = line.parse().unwrap();
+            assert_eq!(read.problem_of_programs().unwrap().line(), line, "{text}");
         }
         let line = |text: &str| {
             let case: Case = text.parse().unwrap();

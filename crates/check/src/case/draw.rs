@@ -3,8 +3,8 @@
 use warptile::kernels::Image;
 use warptile::kernels::Kind;
 use warptile::{
-    AlibiShape, Align, ElementType, Features, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask,
-    Operand, Scoring, Splits,
+    AlibiShape, Align, ElementType, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Operand,
+    Scoring, Splits,
 };
 
 use super::{Case, LayoutKind, Lengths, Used};
@@ -158,7 +158,15 @@ impl Case {
             self.element = ElementType::F16;
         }
         self.unaligned = false;
-        self.scoring.operands = self.scoring.operands - Features::BIAS - Features::KEY_MASK;
+        self.without_score_tensors()
+    }
+
+    /// Without options that have an element for each score.
+    pub(super) fn without_score_tensors(mut self) -> Self {
+        let tensors = Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores);
+        for word in tensors.filter_map(Operand::word) {
+            self.scoring = self.scoring.without(word);
+        }
         self
     }
 
@@ -271,9 +279,15 @@ mod tests {
         some(|case| matches!(case.lengths, Lengths::Packed(_)));
         some(|case| matches!(case.scoring.mask, Mask::Window { left: Some(_), .. }));
         some(|case| case.scoring.alibi == Some(AlibiShape::PerBatchHead));
-        some(|case| case.scoring.softcap.is_some() && case.scoring.alibi.is_some());
-        some(|case| case.scoring.has(Operand::Sinks) && case.scoring.has(Operand::Bias));
-        some(|case| case.scoring.has(Operand::KeyMask) && case.layout == LayoutKind::Gaps);
+        for word in Scoring::words() {
+            let uses = |case: &&Case, word| case.scoring.uses(word);
+            for other in Scoring::words() {
+                let both = |case: &&Case| uses(case, word) && uses(case, other);
+                assert!(cases.iter().any(|case| both(&case)), "{word} {other}");
+            }
+            let in_gaps = |case: &&Case| uses(case, word) && case.layout == LayoutKind::Gaps;
+            assert!(cases.iter().any(|case| in_gaps(&case)), "{word}");
+        }
         some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Packed(_)));
         some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Dense { .. }));
         some(|case| case.device_lengths && case.used == Used::All);

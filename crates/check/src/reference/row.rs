@@ -120,9 +120,9 @@ impl<T: Element> Computation<'_, T> {
             step: self.keys.rows,
             count: visible.len(),
         };
-        let first_value =
-            self.values.start(sequence.k_entry, kv_head) + first_key * heads.value_dim;
-        let values = first_value..first_value + visible.len() * heads.value_dim;
+        let size = row.out.len();
+        let first_value = self.values.start(sequence.k_entry, kv_head) + first_key * size;
+        let values = first_value..first_value + visible.len() * size;
 
         let query_f64 = &self.queries.exact[query.clone()];
         let products = keys.products(query_f64, &self.keys.exact);
@@ -159,7 +159,7 @@ impl<T: Element> Computation<'_, T> {
             .iter()
             .map(|score| round::<T>((score - max).exp() / f64::from(sum)) as f32)
             .collect();
-        let mut out = vec![0.0; heads.value_dim];
+        let mut out = vec![0.0; size];
         weighted_sum(&probabilities, &self.values.single[values], |v| v, &mut out);
         for (to, x) in row.rounded_out.iter_mut().zip(out) {
             *to = round::<T>(f64::from(x));
