@@ -1,6 +1,7 @@
 //! Problems as a line of text: [`Case`] as command lines take it.
 
-use warptile::Operand;
+use warptile::kernels::{Count, Kind};
+use warptile::{ElementType, Operand, Scoring};
 use warptile_check::{Case, ParseCaseError};
 
 use crate::text;
@@ -8,7 +9,7 @@ use crate::text;
 /// The grammar, as `--help` prints it.
 const GRAMMAR: &str = "\
 A problem is a line of words, such as
-\"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\":
+\"b2 q113 k203 h8/2 d64 f16 mask=causal scale=0.5\":
   bN qN kN        sequences, query length, key length [1 each]
   packed=QxK,...  in place of these: lengths of packed sequences; QxK*N stands
                   for N of them
@@ -18,9 +19,7 @@ A problem is a line of words, such as
   f16, bf16, f32  element type [f32]
   mask=M          none, causal, causal-top-left or window,LEFT,RIGHT
                   (-1: no limit) [none]
-  scale=X         factor of the scores [1/sqrt(head size)]
-  softcap=X       bound of the scores [no bound]
-{OPERANDS}  used=QxK,...    of each sequence only so many queries and keys are used
+{OPTIONS}  used=QxK,...    of each sequence only so many queries and keys are used
   lengths=K,...   of each sequence only so many keys are used; gives bN and kN
                   where they are left out
   lengths=ragged  from an eighth of a sequence's keys to all, at random
@@ -32,7 +31,7 @@ A problem is a line of words, such as
                   in random order [1]
   device-lengths  on a GPU, offsets, used lengths and the block table are in
                   its memory
-  cache=e4m3      keys and values are in 8 bits, with random scales [as q]
+  {CACHE}keys and values are in 8 bits, with random scales [as q]
   layout=L        bshd, bhsd, gaps: with unused elements after each head and
                   row, or interleaved: k and v are of one tensor, entry by
                   entry or page by page [bshd]
@@ -49,16 +48,22 @@ pub(crate) fn examples(lines: &[&str]) -> String {
 
 /// The same for commands that take problems: the grammar follows.
 pub(crate) fn help(lines: &[&str]) -> String {
-    let operands: String = Operand::of_scores()
-        .map(|operand| {
-            let word = match (operand, operand.word()) {
-                (Operand::Slopes, Some(word)) => format!("{word}=A"),
-                (_, word) => word.unwrap_or_default().to_owned(),
-            };
-            text::wrapped(&format!("  {word:<16}{}", operand.help()), 80, 18) + "\n"
-        })
-        .collect();
-    let grammar = GRAMMAR.replace("{OPERANDS}", &operands);
+    let numbers = { Scoring::NUMBERS.into_iter() }.map(|(word, help)| (format!("{word}=X"), help));
+    let operands = Operand::of_scores().filter_map(|operand| {
+        let of_shape = if operand.kind() == Kind::List(Count::Slopes) {
+            "=A"
+        } else {
+            ""
+        };
+        Some((operand.word()?.to_owned() + of_shape, operand.help()))
+    });
+    let options = { numbers.chain(operands) }
+        .map(|(word, help)| text::wrapped(&format!("  {word:<16}{help}"), 80, 18) + "\n");
+    let scaled: Vec<String> = ElementType::scaled().map(|one| one.to_string()).collect();
+    let grammar = { GRAMMAR.replace("{OPTIONS}", &options.collect::<String>()) }.replace(
+        "{CACHE}",
+        &format!("{:<16}", "cache=".to_owned() + &scaled.join("|")),
+    );
     format!("{}\n\n{grammar}", examples(lines))
 }
 
@@ -87,10 +92,10 @@ mod tests {
     #[test]
     fn the_seed_is_left_out() {
         let case =
-            parse("q3 k4 d8 f16 mask=causal softcap=30 layout=gaps unaligned seed=7").unwrap();
+            parse("q3 k4 d8 f16 mask=causal scale=0.5 layout=gaps unaligned seed=7").unwrap();
         assert_eq!(
             without_seed(&case),
-            "b1 q3 k4 h1 d8 f16 mask=causal softcap=30 layout=gaps unaligned"
+            "b1 q3 k4 h1 d8 f16 mask=causal scale=0.5 layout=gaps unaligned"
         );
     }
 }

@@ -259,7 +259,7 @@ mod tests {
             "3,4,5",
             "a,b",
             "4294967296,0",
-            "3,4 sinks",
+            "3,4 scale=2",
         ] {
             assert!(text.parse::<Window>().is_err(), "{text}");
         }

@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_comparison_fits_eighty_columns() {
-        let long = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 softcap=30 layout=gaps";
+        let long = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 layout=gaps unaligned";
         let before = [
             timing(long, "wgmma_d128_128x128_w12_s2", 1e6),
             timing("p", "", 1.0),

@@ -319,9 +319,16 @@ fn flags() -> impl Iterator<Item = (Operand, &'static str)> {
 }
 
 impl Scoring {
+    /// The words of options that are numbers, and what they mean.
+    pub const NUMBERS: [(&'static str, &'static str); 2] = [
+        ("scale", "factor of the scores [1/sqrt(head size)]"),
+        ("softcap", "bound of the scores [no bound]"),
+    ];
+
     /// The names of all words that options have.
     pub fn words() -> impl Iterator<Item = &'static str> {
-        { ["mask", "scale", "softcap"].into_iter() }
+        { ["mask"].into_iter() }
+            .chain(Self::NUMBERS.map(|(word, _)| word))
             .chain(Operand::of_scores().filter_map(Operand::word))
     }
 

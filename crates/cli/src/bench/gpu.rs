@@ -381,7 +381,7 @@ mod tests {
         let many = usize::MAX;
         // 2 MiB, 4 MiB, 32 MiB, 512 MiB and 8 GiB of keys and values are read.
         assert_eq!(of("q1 k1024 h32/4 d128 bf16", 2 << 20, many), (256, 256));
-        let window = "b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks";
+        let window = "b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0";
         assert_eq!(of(window, 256 << 20, many), (128, 256));
         assert_eq!(of(window, 256 << 20, 8 << 30), (32, 256));
         assert_eq!(of("q1 k8192 h32/8 d128 bf16", 32 << 20, many), (16, 256));

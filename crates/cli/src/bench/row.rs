@@ -194,7 +194,7 @@ mod tests {
             2 * 1000 * row
         );
         assert_eq!(
-            bytes("b3 q1 k1000 h64/8 d64 f16 mask=window,127,0 sinks"),
+            bytes("b3 q1 k1000 h64/8 d64 f16 mask=window,127,0"),
             (3 * 128 * row, true)
         );
         let ragged = "q1 h8 d64 f16 pages=16 lengths=40,0,7";

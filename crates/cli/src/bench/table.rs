@@ -112,7 +112,7 @@ mod tests {
     use warptile::{Backend, Plan};
     use warptile_check::Case;
 
-    const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";
+    const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 layout=gaps unaligned pages=16 lengths=ragged";
 
     fn row(problem: &str) -> Row {
         let case: Case = "q8 k8 d8".parse().unwrap();

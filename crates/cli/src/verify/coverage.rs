@@ -127,16 +127,32 @@ fn counts<'a>(counts: impl Iterator<Item = (&'a str, u64)>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warptile::Operand;
+    use warptile::kernels::Kind;
 
     #[test]
     fn what_occurs_is_counted_and_what_never_does_is_named() {
         let mut coverage = Coverage::default();
+        let dense = |operand: &Operand| operand.kind() == Kind::Scores;
+        let options = |mut scoring: Scoring, are_dense| {
+            let these = Operand::of_scores().filter(|operand| dense(operand) == are_dense);
+            these.for_each(|operand| scoring = scoring.with(operand));
+            scoring.to_string()
+        };
+        let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
         let each = [
-            "d8 f16 mask=causal softcap=3 h4/2",
-            "d8 f32 mask=causal-top-left layout=gaps unaligned",
-            "d64 bf16 mask=window,1,1 sinks bias keymask layout=interleaved scale=2",
-            "packed=3x3 d16 f16 alibi=head device-lengths layout=bhsd splits=512",
-            "q1 d8/16 f16 pages=16 lengths=9,4",
+            "d8 f16 mask=causal h4/2".to_owned(),
+            "d8 f32 mask=causal-top-left layout=gaps unaligned".to_owned(),
+            format!(
+                "d64 bf16 layout=interleaved {}",
+                options(Scoring::new().mask(Mask::window(1, 1)), true)
+            ),
+            format!(
+                "packed=3x3 d16 f16 device-lengths layout=bhsd splits=512 {} {}",
+                options(Scoring::new(), false),
+                numbers.join(" ")
+            ),
+            "q1 d8/16 f16 pages=16 lengths=9,4".to_owned(),
         ];
         for problem in &each[..2] {
             coverage.add(&problem.parse().unwrap(), None);
@@ -148,7 +164,10 @@ mod tests {
             "{features}"
         );
         assert!(
-            features.contains("; never alibi, bhsd, bias, "),
+            { Operand::of_scores().filter_map(Operand::word) }.all(|word| {
+                let (_, never) = features.split_once("; never ").unwrap();
+                never.split(", ").any(|name| name == word)
+            }),
             "{features}"
         );
         assert_eq!(heads, "heads    1 of 64 head sizes: 8");

@@ -107,7 +107,7 @@ mod tests {
 
     fn shrunk(tries: usize, fails: impl Fn(&Case) -> bool) -> String {
         let case: Case =
-            "b3 q400 k300 h6/2 d128 f16 mask=window,3,9 softcap=15 alibi=head layout=gaps seed=5"
+            "b3 q400 k300 h6/2 d128 f16 mask=window,3,9 scale=0.5 splits=512 layout=gaps seed=5"
                 .parse()
                 .unwrap();
         let Ok(smallest) = shrink(case, tries, |case| Ok::<_, Infallible>(fails(case)));
@@ -127,7 +127,7 @@ mod tests {
     fn shrinking_ends_when_the_tries_do() {
         assert_eq!(
             shrunk(1, |_| true),
-            "b3 q400 k300 h6/2 d128 f16 softcap=15 alibi=head layout=gaps seed=5"
+            "b3 q400 k300 h6/2 d128 f16 scale=0.5 splits=512 layout=gaps seed=5"
         );
     }
 }
