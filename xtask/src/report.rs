@@ -15,11 +15,11 @@ mod baseline;
 mod bench;
 mod checks;
 mod decode;
-#[path = "../../crates/cli/src/bench/heads_record.rs"]
-mod heads_record;
 mod named;
 mod parts;
 mod plot;
+#[path = "../../crates/cli/src/bench/record.rs"]
+mod record;
 mod searches;
 mod since;
 mod speed;

@@ -123,7 +123,7 @@ fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
         }
     }
     write!(console, "{}", a.origin().differences(&b.origin()))?;
-    let (before, now) = (a.timings(), b.timings());
+    let [before, now] = [&a, &b].map(|record| record.rows.iter().collect::<Vec<_>>());
     let comparison = Comparison::new(&before, &now, args.tolerance);
     write!(console, "{}", comparison.table(text::columns()))?;
     if args.chart {
@@ -143,10 +143,10 @@ fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
             .rows
             .iter()
             .map(|row| TimeDifference {
-                backend: row.now.backend,
-                problem: row.now.problem,
-                method: row.now.method,
-                kernel: row.now.kernel,
+                backend: &row.now.backend,
+                problem: &row.now.problem,
+                method: &row.now.method,
+                kernel: &row.now.kernel,
                 a_us: row.before.median_us,
                 b_us: row.now.median_us,
                 ratio: row.ratio(),

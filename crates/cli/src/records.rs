@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::bench::row::Row;
 use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::text;
@@ -21,7 +22,7 @@ struct Stamped {
     cut_short: bool,
     #[serde(default)]
     commit: Option<String>,
-    rows: Vec<StoredRow>,
+    rows: Vec<Row>,
 }
 
 /// The rows of one file.
@@ -32,41 +33,7 @@ pub(crate) struct Record {
     pub(crate) cut_short: bool,
     /// What the whole file is about.
     commit: Option<String>,
-    pub(crate) rows: Vec<StoredRow>,
-}
-
-/// What a stored row says, as far as it is shown.
-#[derive(Debug, Deserialize)]
-pub(crate) struct StoredRow {
-    /// `warptile`, or a peer's name.
-    pub(crate) backend: String,
-    #[serde(default)]
-    pub(crate) kernel: String,
-    pub(crate) problem: String,
-    pub(crate) method: String,
-    pub(crate) median_us: f64,
-    pub(crate) p90_us: f64,
-    pub(crate) tflops: f64,
-    #[serde(default)]
-    pub(crate) tb_s: f64,
-    pub(crate) device: String,
-    #[serde(default)]
-    pub(crate) driver: String,
-    /// Version and commit; older records have none.
-    #[serde(default)]
-    pub(crate) program: Option<String>,
-    #[serde(default)]
-    pub(crate) date: String,
-}
-
-/// What a comparison needs of a row.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Timing<'a> {
-    pub(crate) backend: &'a str,
-    pub(crate) problem: &'a str,
-    pub(crate) method: &'a str,
-    pub(crate) kernel: &'a str,
-    pub(crate) median_us: f64,
+    pub(crate) rows: Vec<Row>,
 }
 
 impl Record {
@@ -97,27 +64,14 @@ impl Record {
         })
     }
 
-    pub(crate) fn timings(&self) -> Vec<Timing<'_>> {
-        self.rows
-            .iter()
-            .map(|row| Timing {
-                backend: &row.backend,
-                problem: &row.problem,
-                method: &row.method,
-                kernel: &row.kernel,
-                median_us: row.median_us,
-            })
-            .collect()
-    }
-
     /// What the rows say of machine and program, in order and without repeats.
     pub(crate) fn origin(&self) -> Origin {
-        let of = |value: &dyn Fn(&StoredRow) -> Option<String>| -> BTreeSet<String> {
+        let of = |value: &dyn Fn(&Row) -> Option<String>| -> BTreeSet<String> {
             let values = self.rows.iter().filter_map(value);
             let values = values.filter(|value| !value.is_empty());
             values.map(|value| text::message(&value)).collect()
         };
-        let ours = |row: &StoredRow| match row.backend.as_str() {
+        let ours = |row: &Row| match row.backend.as_str() {
             "warptile" => row.program.clone(),
             _ => None,
         };
@@ -219,8 +173,8 @@ impl Origin {
 /// One problem in two records.
 #[derive(Debug)]
 pub(crate) struct Compared<'a> {
-    pub(crate) before: Timing<'a>,
-    pub(crate) now: Timing<'a>,
+    pub(crate) before: &'a Row,
+    pub(crate) now: &'a Row,
 }
 
 impl Compared<'_> {
@@ -230,7 +184,7 @@ impl Compared<'_> {
     }
 
     pub(crate) fn title(&self) -> String {
-        let Timing {
+        let Row {
             backend,
             problem,
             method,
@@ -238,7 +192,7 @@ impl Compared<'_> {
             ..
         } = self.now;
         // A peer's kernel has its name.
-        let who = match (backend, kernel) {
+        let who = match (&backend[..], &kernel[..]) {
             ("warptile", "") => "warptile",
             ("warptile", kernel) => kernel,
             (backend, _) => backend,
@@ -264,13 +218,13 @@ type Key<'a> = (&'a str, &'a str, &'a str, Option<&'a str>);
 impl<'a> Comparison<'a> {
     /// Kernels are told apart only where one of the records has several for a problem: else a kernel's successor is compared
     /// with it.
-    pub(crate) fn new(before: &[Timing<'a>], now: &[Timing<'a>], tolerance: f64) -> Self {
-        let has_repeats = |rows: &[Timing<'_>]| {
+    pub(crate) fn new(before: &[&'a Row], now: &[&'a Row], tolerance: f64) -> Self {
+        let has_repeats = |rows: &[&Row]| {
             let keys: BTreeSet<_> = rows.iter().map(|row| key(row, false)).collect();
             keys.len() < rows.len()
         };
         let by_kernel = has_repeats(before) || has_repeats(now);
-        let mut earlier: BTreeMap<Key<'_>, Timing<'_>> = before
+        let mut earlier: BTreeMap<Key<'_>, &Row> = before
             .iter()
             .map(|row| (key(row, by_kernel), *row))
             .collect();
@@ -348,9 +302,9 @@ impl<'a> Comparison<'a> {
     }
 }
 
-fn key<'a>(row: &Timing<'a>, by_kernel: bool) -> Key<'a> {
-    let kernel = by_kernel.then_some(row.kernel);
-    (row.backend, row.problem, row.method, kernel)
+fn key(row: &Row, by_kernel: bool) -> Key<'_> {
+    let kernel = by_kernel.then_some(&row.kernel[..]);
+    (&row.backend, &row.problem, &row.method, kernel)
 }
 
 /// A percentage, for command lines.
@@ -368,26 +322,25 @@ pub(crate) fn percentage(text: &str) -> Result<f64, String> {
 mod tests {
     use super::*;
 
-    fn timing<'a>(problem: &'a str, kernel: &'a str, median_us: f64) -> Timing<'a> {
-        Timing {
-            backend: "warptile",
-            problem,
-            method: "graph",
-            kernel,
-            median_us,
-        }
+    fn timing(problem: &str, kernel: &str, median_us: f64) -> Row {
+        let row = serde_json::json!({
+            "backend": "warptile", "family": "", "kernel": kernel, "problem": problem, "batch": 1, "heads": 1, "kv_heads": 1,
+            "query_len": 1, "key_len": 1, "head_dim": 8, "element": "f32", "mask": "none", "method": "graph", "median_us": median_us,
+            "p90_us": median_us, "tflops": 1.0, "device": "",
+        });
+        serde_json::from_value(row).unwrap()
     }
 
     #[test]
     fn a_kernels_successor_is_compared_with_it_unless_kernels_were_told_apart() {
         let before = [timing("p", "a", 10.0)];
         let now = [timing("p", "b", 20.0)];
-        let comparison = Comparison::new(&before, &now, 3.0);
+        let comparison = Comparison::new(&before.each_ref(), &now.each_ref(), 3.0);
         assert_eq!(comparison.rows.len(), 1);
         assert_eq!(comparison.rows[0].ratio(), 0.5);
         assert!(comparison.verdict(Path::new("old")).is_err());
         let now = [timing("p", "b", 20.0), timing("p", "a", 10.2)];
-        let comparison = Comparison::new(&before, &now, 3.0);
+        let comparison = Comparison::new(&before.each_ref(), &now.each_ref(), 3.0);
         assert_eq!((comparison.rows.len(), comparison.only_now), (1, 1));
         assert!(comparison.verdict(Path::new("old")).is_ok());
     }
@@ -400,7 +353,7 @@ mod tests {
             timing("p", "", 1.0),
         ];
         let now = [timing(long, "wgmma_d128_192x128_w12_s2", 2e6)];
-        let table = Comparison::new(&before, &now, 3.0).table(80);
+        let table = Comparison::new(&before.each_ref(), &now.each_ref(), 3.0).table(80);
         assert!(
             table.lines().all(|line| line.chars().count() <= 80),
             "{table}"

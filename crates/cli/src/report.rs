@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
-use warptile_check::Case;
 
-use crate::bench::{row, table};
+use crate::bench::row::Row;
+use crate::bench::table;
 use crate::cases;
 use crate::failure::Failure;
 use crate::machine::{self, PROGRAM};
 use crate::output::Replacement;
-use crate::records::{self, Record, StoredRow};
+use crate::records::{self, Record};
 
 /// Make one HTML page of records that `bench --json` and `verify --json` wrote.
 ///
@@ -216,16 +216,6 @@ fn cut_short(is: bool) -> &'static str {
     }
 }
 
-/// Whether reading takes the time of the row's problem.
-fn is_reading(row: &StoredRow) -> bool {
-    let case = row.problem.parse::<Case>().ok();
-    case.and_then(|case| {
-        let call = case.try_call().ok()?;
-        Some(row::is_reading(row::kv_bytes(&case, &call), &call))
-    })
-    .unwrap_or(false)
-}
-
 /// A section with a table for each way to measure and kind of speed.
 fn measured(path: &Path, record: &Record) -> String {
     let origin = record.origin();
@@ -243,13 +233,13 @@ fn measured(path: &Path, record: &Record) -> String {
         escaped(date.unwrap_or_default()),
         cut_short(record.cut_short)
     );
-    let mut groups: BTreeMap<(&str, bool), Vec<&StoredRow>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, bool), Vec<&Row>> = BTreeMap::new();
     for row in &record.rows {
-        let group = (&row.method[..], is_reading(row));
+        let group = (&row.method[..], row.is_reading());
         groups.entry(group).or_default().push(row);
     }
     for ((method, is_reading), rows) in groups {
-        let speed = |row: &StoredRow| if is_reading { row.tb_s } else { row.tflops };
+        let speed = |row: &Row| if is_reading { row.tb_s } else { row.tflops };
         let what = match method {
             "graph" => "GPU time of one launch in a replayed graph",
             "call" => "one call, between events",

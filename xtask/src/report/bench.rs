@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use super::heads_record::HeadsRecord;
+pub(super) use super::record::Row as BenchRow;
 use super::{checks, decode, markdown_table};
-use crate::heads::Heads;
 
 /// What the peers of a table are, as a sentence after others; empty if no row says it.
 pub(super) fn peers_text(rows: &[BenchRow]) -> String {
@@ -43,62 +42,6 @@ fn cudnn_version(number: u32) -> String {
         number / 100 % 100,
         number % 100
     )
-}
-
-fn heads<'de, D: Deserializer<'de>>(fields: D) -> Result<Heads, D::Error> {
-    HeadsRecord::deserialize(fields).map(Heads::from)
-}
-
-/// One measurement, as `warptile bench --json` and `benches/peers` write it; what the tables do not show is not read.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub(super) struct BenchRow {
-    /// `warptile`, or a peer's name.
-    pub(super) backend: String,
-    /// Kernel family; `cpu` for the CPU path.
-    pub(super) family: String,
-    /// Name of the kernel; a peer's row may leave it out.
-    #[serde(default)]
-    pub(super) kernel: String,
-    /// Of the image, in rows of ours on a GPU.
-    #[serde(default)]
-    pub(super) sha256: Option<String>,
-    /// The problem in the grammar of command lines; rows of the CPU path have none.
-    #[serde(default, rename = "problem")]
-    pub(super) line: String,
-    pub(super) batch: u64,
-    #[serde(flatten, deserialize_with = "heads")]
-    pub(super) heads: Heads,
-    pub(super) query_len: u64,
-    pub(super) key_len: u64,
-    pub(super) element: String,
-    pub(super) mask: String,
-    /// `graph` (GPU time of one launch), `call` (one call between events) or `wall`.
-    pub(super) method: String,
-    pub(super) median_us: f64,
-    pub(super) p90_us: f64,
-    /// The shortest call, where others may have disturbed.
-    #[serde(default)]
-    pub(super) min_us: Option<f64>,
-    /// What only reading keys and values takes, where that was measured.
-    #[serde(default)]
-    pub(super) read_us: Option<f64>,
-    pub(super) tflops: f64,
-    /// 10^12 bytes of keys and values per second.
-    #[serde(default)]
-    pub(super) tb_s: f64,
-    /// What the problem has and the row's kernel does not compute.
-    #[serde(default)]
-    pub(super) leaves_out: Option<String>,
-    pub(super) device: String,
-    pub(super) driver: String,
-    /// ISO 8601.
-    pub(super) date: String,
-    /// Versions of the peers of the session by what they are of, `torch` or a peer; in their rows.
-    #[serde(default)]
-    pub(super) versions: BTreeMap<String, String>,
-    /// What was measured; `None` in rows that stand alone.
-    #[serde(default)]
-    pub(super) commit: Option<String>,
 }
 
 /// How far a result is from float64, as `benches/peers --errors` writes it.
@@ -205,7 +148,7 @@ pub(super) fn tables(rows: &[BenchRow]) -> String {
     let mut text = String::new();
     for (setting, rows) in by_setting(rows) {
         let contestants: BTreeSet<String> = rows.iter().map(|row| row.contestant()).collect();
-        let mut shapes: BTreeMap<(usize, u64, String), BTreeMap<String, &BenchRow>> =
+        let mut shapes: BTreeMap<(usize, usize, String), BTreeMap<String, &BenchRow>> =
             BTreeMap::new();
         for row in &rows {
             shapes

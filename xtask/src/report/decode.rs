@@ -93,7 +93,7 @@ impl Line<'_> {
             false => format!("**{ratio:.2}**"),
         });
         vec![
-            self.ours.line.clone(),
+            self.ours.problem.clone(),
             format!("{:.1}", self.ours.median_us),
             best,
             ratio,
@@ -158,14 +158,14 @@ fn without_pages(problem: &str) -> Option<String> {
 fn lines(rows: &[BenchRow]) -> Vec<Line<'_>> {
     let mut problems: BTreeMap<&str, Vec<&BenchRow>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.method == "graph") {
-        problems.entry(&row.line).or_default().push(row);
+        problems.entry(&row.problem).or_default().push(row);
     }
     let mut lines: Vec<Line<'_>> = problems.into_values().filter_map(line).collect();
     let dense: Vec<Option<&BenchRow>> = lines
         .iter()
         .map(|line| {
-            let problem = without_pages(&line.ours.line)?;
-            let found = lines.iter().find(|line| line.ours.line == problem)?;
+            let problem = without_pages(&line.ours.problem)?;
+            let found = lines.iter().find(|line| line.ours.problem == problem)?;
             Some(found.ours)
         })
         .collect();
@@ -188,7 +188,9 @@ pub(super) fn table(rows: &[BenchRow]) -> String {
 
 /// A few problems, and what holds for all.
 pub(super) fn in_short(rows: &[BenchRow]) -> String {
-    text(rows, 5, |line| IN_SHORT.contains(&line.ours.line.as_str()))
+    text(rows, 5, |line| {
+        IN_SHORT.contains(&line.ours.problem.as_str())
+    })
 }
 
 /// Problems in which the best peer is faster: the problem, the peer and our ratio.
@@ -196,7 +198,7 @@ pub(super) fn behind(rows: &[BenchRow]) -> Vec<Vec<String>> {
     let cells = |line: &Line<'_>| {
         let ratio = line.ratio().filter(|&ratio| ratio < BEHIND)?;
         let peer = with_lacks(line.best?);
-        Some(vec![line.ours.line.clone(), peer, format!("{ratio:.2}")])
+        Some(vec![line.ours.problem.clone(), peer, format!("{ratio:.2}")])
     };
     lines(rows).iter().filter_map(cells).collect()
 }
@@ -266,7 +268,7 @@ mod tests {
     fn row(backend: &str, problem: &str, median_us: f64) -> BenchRow {
         BenchRow {
             kernel: format!("{backend}_kernel"),
-            line: problem.to_owned(),
+            problem: problem.to_owned(),
             median_us,
             tb_s: 4.25,
             ..bench::tests::row(backend, 64, 8192, 17.0)

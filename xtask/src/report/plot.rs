@@ -53,14 +53,14 @@ fn rank(contestant: &str) -> usize {
 }
 
 /// Lines of a small plot: points of (length, speed relative to the best peer), by contestant.
-type Lines = BTreeMap<String, BTreeMap<u64, f64>>;
+type Lines = BTreeMap<String, BTreeMap<usize, f64>>;
 
 /// What the points of a small plot have in common: only then is the amount of work per length comparable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Sweep {
     heads: Heads,
     /// Batch times length.
-    rows: u64,
+    rows: usize,
 }
 
 /// What the small plots of a picture have in common.
@@ -160,7 +160,7 @@ pub(super) fn links(rows: &[BenchRow]) -> String {
 
 /// A small plot is worth drawing where someone was measured at two lengths or more, and a ratio needs a peer.
 fn pictures(rows: &[BenchRow]) -> Vec<Picture> {
-    type Speeds = BTreeMap<u64, BTreeMap<String, f64>>;
+    type Speeds = BTreeMap<usize, BTreeMap<String, f64>>;
     let mut settings: BTreeMap<Setting, BTreeMap<(Sweep, String), Speeds>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.query_len == row.key_len) {
         let setting = Setting {
@@ -193,7 +193,7 @@ fn pictures(rows: &[BenchRow]) -> Vec<Picture> {
 }
 
 /// Every speed over that of the fastest peer at the same length.
-fn relative(speeds: &BTreeMap<u64, BTreeMap<String, f64>>) -> Lines {
+fn relative(speeds: &BTreeMap<usize, BTreeMap<String, f64>>) -> Lines {
     let mut lines = Lines::new();
     for (&length, of_length) in speeds {
         let peers = of_length

@@ -6,7 +6,7 @@ use super::bench::{BenchRow, ErrorRow, peers_text};
 use super::{checks, decode, markdown_table};
 
 /// What the rows of one problem have in common, in the order of the tables.
-type Problem = (String, String, usize, u64, String);
+type Problem = (String, String, usize, usize, String);
 
 fn problem(row: &BenchRow) -> Problem {
     (

@@ -4,7 +4,7 @@ pub(crate) mod blocks;
 mod cpu;
 pub(crate) mod data;
 pub(crate) mod gpu;
-mod heads_record;
+mod record;
 pub(crate) mod row;
 pub(crate) mod table;
 
@@ -31,7 +31,7 @@ use crate::json;
 use crate::machine;
 use crate::options::Device;
 use crate::progress;
-use crate::records::{self, Comparison, Origin, Record, Timing};
+use crate::records::{self, Comparison, Origin, Record};
 use crate::tensors::Settings;
 use crate::text;
 
@@ -295,15 +295,11 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         return Ok(());
     };
     let differences = earlier.origin().differences(&Origin::of(&machine));
-    let (before, now) = (
-        earlier.timings(),
-        rows.iter().map(timing).collect::<Vec<_>>(),
-    );
     // What was not measured now was not asked for.
-    let before: Vec<_> = before
-        .into_iter()
-        .filter(|row| row.backend == "warptile" && problems.iter().any(|one| one == row.problem))
+    let before: Vec<_> = { earlier.rows.iter() }
+        .filter(|row| row.backend == "warptile" && problems.iter().any(|one| *one == row.problem))
         .collect();
+    let now: Vec<_> = rows.iter().collect();
     let comparison = Comparison::new(&before, &now, args.tolerance);
     write!(
         console,
@@ -313,23 +309,13 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     comparison.verdict(&earlier.path)
 }
 
-fn timing(row: &Row) -> Timing<'_> {
-    Timing {
-        backend: row.backend,
-        problem: &row.problem,
-        method: row.method.name(),
-        kernel: &row.kernel,
-        median_us: row.median_us,
-    }
-}
-
 /// A bar for each row, those of operations and those of bytes apart, as their lengths can't be compared.
 fn chart(rows: &[Row], width: usize) -> String {
     let of = |is_reading: bool| {
-        let rows = rows.iter().filter(|row| row.is_reading == is_reading);
+        let rows = rows.iter().filter(|row| row.is_reading() == is_reading);
         let bars: Vec<Bar> = rows
             .map(|row| Bar {
-                title: format!("{}, {}, {}", row.problem, row.method.name(), row.kernel),
+                title: format!("{}, {}, {}", row.problem, row.method, row.kernel),
                 value: if is_reading { row.tb_s } else { row.tflops },
                 shown: table::speed(row),
             })

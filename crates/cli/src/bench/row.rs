@@ -1,10 +1,9 @@
-//! One measurement, as the table and the JSON show it. `benches/peers` writes the same JSON.
+//! Speeds of one measurement.
 
-use serde::Serialize;
 use warptile::{Call, Plan, Scoring};
 use warptile_check::Case;
 
-use super::heads_record::HeadsRecord;
+pub(crate) use super::record::Row;
 use crate::machine::Machine;
 
 /// Up to so many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
@@ -69,15 +68,11 @@ impl Samples {
     }
 }
 
-/// How a time was taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// How a time was taken; [`Row::method`] says more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// GPU time of one launch among many in a replayed graph, by events around the replay.
     Graph,
-    /// One call as its caller sees it, by events around it.
     Call,
-    /// One call by the wall clock.
     Wall,
 }
 
@@ -89,42 +84,6 @@ impl Method {
             Method::Wall => "wall",
         }
     }
-}
-
-/// A row of results.
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    /// `warptile`, or a peer's name.
-    pub(crate) backend: &'static str,
-    /// Kernel family, `cpu` for the CPU path.
-    pub(crate) family: String,
-    pub(crate) kernel: String,
-    /// SHA-256 of the image; `null` for the CPU path.
-    pub(crate) sha256: Option<&'static str>,
-    /// The whole problem in the grammar of command lines, without its seed.
-    pub(crate) problem: String,
-    pub(crate) batch: usize,
-    #[serde(flatten)]
-    pub(crate) heads: HeadsRecord,
-    pub(crate) query_len: usize,
-    pub(crate) key_len: usize,
-    pub(crate) element: String,
-    pub(crate) mask: String,
-    pub(crate) method: Method,
-    pub(crate) samples: usize,
-    pub(crate) median_us: f64,
-    pub(crate) p90_us: f64,
-    /// 10^12 floating-point operations per second at the median: 2 * heads * visible pairs * (head size + that of values).
-    pub(crate) tflops: f64,
-    /// Bytes of the keys and values that some query sees.
-    pub(crate) kv_bytes: u64,
-    /// 10^12 of these bytes per second at the median.
-    pub(crate) tb_s: f64,
-    /// Whether reading them takes the time: then `tb_s` says more than `tflops`.
-    #[serde(skip)]
-    pub(crate) is_reading: bool,
-    #[serde(flatten)]
-    pub(crate) machine: Machine,
 }
 
 impl Row {
@@ -141,27 +100,41 @@ impl Row {
         let median_us = samples.median();
         let kv_bytes = kv_bytes(case, call);
         Row {
-            backend: "warptile",
+            backend: "warptile".to_owned(),
             family: image.map_or("cpu".to_owned(), |image| image.family.to_string()),
             kernel: plan.kernel_name().to_owned(),
-            sha256: image.map(|image| image.sha256),
+            sha256: image.map(|image| image.sha256.to_owned()),
             problem: text.to_owned(),
             batch: call.batch(),
-            heads: call.heads().into(),
+            heads: call.heads(),
             query_len: call.query_len(),
             key_len: call.key_len(),
             element: call.element().to_string(),
             mask: mask_text(call),
-            method,
+            method: method.name().to_owned(),
             samples: samples.sorted.len(),
             median_us,
             p90_us: samples.p90(),
             tflops: call.flops() as f64 / median_us * 1e-6,
             kv_bytes,
             tb_s: kv_bytes as f64 / median_us * 1e-6,
-            is_reading: is_reading(kv_bytes, call),
-            machine: machine.clone(),
+            min_us: None,
+            read_us: None,
+            leaves_out: None,
+            device: machine.device.clone(),
+            driver: machine.driver.clone(),
+            program: Some(machine.program.to_owned()),
+            date: machine.date.clone(),
+            versions: Default::default(),
+            commit: None,
         }
+    }
+
+    /// Whether reading keys and values takes the time: then their speed says more than that of operations.
+    pub(crate) fn is_reading(&self) -> bool {
+        let case = self.problem.parse::<Case>().ok();
+        let call = case.and_then(|case| Some((case.try_call().ok()?, case)));
+        call.is_some_and(|(call, case)| is_reading(kv_bytes(&case, &call), &call))
     }
 }
 

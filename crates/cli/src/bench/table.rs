@@ -64,7 +64,7 @@ impl Table {
         let numbers = format!(
             "{:<kernel$}  {:<6}{:>11.1}{:>11.1}{:>18}",
             row.kernel,
-            row.method.name(),
+            row.method,
             row.median_us,
             row.p90_us,
             speed(row),
@@ -86,7 +86,7 @@ impl Table {
 
 /// By bytes where reading takes the time, else by operations.
 pub(crate) fn speed(row: &Row) -> String {
-    speed_text(row.is_reading, row.tb_s, row.tflops)
+    speed_text(row.is_reading(), row.tb_s, row.tflops)
 }
 
 /// The same for people.
@@ -152,10 +152,10 @@ mod tests {
 
     #[test]
     fn few_queries_have_a_speed_of_reading() {
-        let mut row = row("b1 q1 k8 h1 d8 f32");
+        let mut row = row("b1 q8 k8 h1 d8 f32");
         (row.tflops, row.tb_s) = (0.25, 4.4321);
         assert_eq!(speed(&row), "250.0 GFLOP/s");
-        row.is_reading = true;
+        row.problem = "b1 q1 k8 h1 d8 f32".to_owned();
         assert_eq!(speed(&row), "4.432 TB/s");
         row.tb_s = 0.0123;
         assert_eq!(speed(&row), "12.3 GB/s");

@@ -12,6 +12,7 @@ fn record(dir: &tempfile::TempDir, name: &str, times: [f64; 2], program: &str) -
     let row = |problem: &str, time: f64| {
         serde_json::json!({
             "backend": "warptile", "family": "wgmma", "kernel": "wgmma_d128_192x128_w16_s3", "problem": problem,
+            "batch": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "query_len": 8, "key_len": 8, "element": "f32", "mask": "none",
             "method": "graph", "median_us": time, "p90_us": time, "tflops": 1.5, "kv_bytes": 1, "tb_s": 0.5,
             "device": "NVIDIA H200", "driver": "CUDA 13.0", "program": program, "date": "2026-11-22T00:00:00Z",
         })
