@@ -232,11 +232,10 @@ fn main() -> ExitCode {
                     kernel,
                     sample,
                 };
+                let compiler = compiler(&root, jobs, toolkit.as_deref())?;
                 match out {
-                    Some(folder) => {
-                        debug_images(&root, &selection, &folder, jobs, toolkit.as_deref())
-                    }
-                    None => build_kernels(&root, &selection, check, jobs, toolkit.as_deref()),
+                    Some(folder) => debug_images(&root, &selection, &folder, &compiler),
+                    None => build_kernels(&root, &selection, check, &compiler),
                 }
             }),
         Task::Evolve { task } => evolve(&root, task),
@@ -290,71 +289,60 @@ fn commit(root: &Path, name: String) -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
+/// The pinned compiler, or the one of a CUDA toolkit, with so many processes or one for each CPU.
+fn compiler(
+    root: &Path,
+    jobs: Option<usize>,
+    toolkit: Option<&Path>,
+) -> Result<Compiler, Box<dyn Error>> {
+    Ok(Compiler {
+        toolchain: match toolkit {
+            Some(directory) => toolchain::toolkit(directory)?,
+            None => pinned_toolchain(root)?,
+        },
+        worker: std::env::current_exe()?,
+        jobs: jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+    })
+}
+
+/// Does work under a progress bar.
+fn with_bar<T>(work: impl FnOnce(&Bar) -> T) -> T {
+    let bar = Bar(ProgressBar::no_length());
+    let done = work(&bar);
+    bar.0.finish_and_clear();
+    done
+}
+
 fn build_kernels(
     root: &Path,
     selection: &Selection,
     check: bool,
-    jobs: Option<usize>,
-    toolkit: Option<&Path>,
+    compiler: &Compiler,
 ) -> Result<(), Box<dyn Error>> {
     let layout = Layout::of_repository(root);
-    let toolchain = match toolkit {
-        Some(directory) => toolchain::toolkit(directory)?,
-        None => pinned_toolchain(root)?,
-    };
-    if !toolchain.pinned {
+    if !compiler.toolchain.pinned {
         eprintln!(
             "note: images of {} are for trying out: --check, which CI runs, compares with the pinned compiler's",
-            toolchain.version
+            compiler.toolchain.version
         );
     }
-    let compiler = Compiler {
-        toolchain,
-        worker: std::env::current_exe()?,
-        jobs: jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-    };
-    let bar = Bar(ProgressBar::no_length());
-    let (outcome, differences) = if check {
-        build_kernels::check(&layout, &compiler, selection, &bar)?
-    } else {
-        (
-            build_kernels::build(&layout, &compiler, selection, &bar)?,
-            Vec::new(),
-        )
-    };
-    bar.0.finish_and_clear();
+    let (outcome, differences) = with_bar(|bar| match check {
+        true => build_kernels::check(&layout, compiler, selection, bar),
+        false => { build_kernels::build(&layout, compiler, selection, bar) }
+            .map(|outcome| (outcome, Vec::new())),
+    })?;
     show(&outcome, &differences, check)
-}
-
-fn compiler(root: &Path, jobs: usize) -> Result<Compiler, Box<dyn Error>> {
-    Ok(Compiler {
-        toolchain: pinned_toolchain(root)?,
-        worker: std::env::current_exe()?,
-        jobs,
-    })
 }
 
 fn debug_images(
     root: &Path,
     selection: &Selection,
     folder: &Path,
-    jobs: Option<usize>,
-    toolkit: Option<&Path>,
+    compiler: &Compiler,
 ) -> Result<(), Box<dyn Error>> {
     let layout = Layout::of_repository(root);
-    let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let compiler = match toolkit {
-        Some(directory) => Compiler {
-            toolchain: toolchain::toolkit(directory)?,
-            worker: std::env::current_exe()?,
-            jobs,
-        },
-        None => compiler(root, jobs)?,
-    };
-    let bar = Bar(ProgressBar::no_length());
-    let built = debug::build(&layout, &compiler, selection, folder, &bar);
-    bar.0.finish_and_clear();
-    let (manifest, failures) = built?;
+    let build = |bar: &Bar| debug::build(&layout, compiler, selection, folder, bar);
+    let (manifest, failures) = with_bar(build)?;
     for entry in &manifest.images {
         println!("{}", folder.join(&entry.pack).display());
     }
@@ -370,7 +358,7 @@ fn show_failures(failures: &[build_kernels::Failure]) -> Result<(), Box<dyn Erro
     }
     match failures.len() {
         0 => Ok(()),
-        count => Err(format!("{count} compilations failed").into()),
+        count => Err(format!("{count} compilations failed; their images are not made").into()),
     }
 }
 
@@ -400,10 +388,8 @@ fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
         .table(),
         EvolveTask::Propose { family, count } => search(&family)?.propose(count)?,
         EvolveTask::Compile { family, jobs } => {
-            let bar = Bar(ProgressBar::no_length());
-            let done = search(&family)?.compile(&compiler(root, jobs)?, &bar);
-            bar.0.finish_and_clear();
-            done?
+            let (mut search, compiler) = (search(&family)?, compiler(root, Some(jobs), None)?);
+            with_bar(|bar| search.compile(&compiler, bar))?
         }
         EvolveTask::Pack {
             family,
@@ -424,22 +410,10 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
         resources::table(&outcome.manifest, &outcome.packed_bytes)
     );
     println!("{} compiled now", outcome.compiled.len());
-    for failure in &outcome.failures {
-        eprintln!("\n{}", failure.image);
-        for reason in &failure.reasons {
-            eprintln!("  {}", reason.trim_end().replace('\n', "\n  "));
-        }
-    }
     for difference in differences {
         eprintln!("stale: {difference}");
     }
-    if !outcome.failures.is_empty() {
-        return Err(format!(
-            "{} compilations failed; their images are not in the catalog",
-            outcome.failures.len()
-        )
-        .into());
-    }
+    show_failures(&outcome.failures)?;
     if let Some(excess) = outcome.excess() {
         return Err(excess.into());
     }

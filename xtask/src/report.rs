@@ -452,6 +452,19 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String, ReportError> {
     Ok(filled)
 }
 
+/// A number with so many digits, or a dash.
+fn number(number: Option<f64>, digits: usize) -> String {
+    number.map_or("-".to_owned(), |number| format!("{number:.digits$}"))
+}
+
+/// A ratio of speeds, in bold if nothing is lost.
+fn ratio(ratio: Option<f64>) -> String {
+    match ratio {
+        Some(1.0..) => format!("**{}**", number(ratio, 2)),
+        _ => number(ratio, 2),
+    }
+}
+
 /// A Markdown table.
 fn markdown_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut text = format!(

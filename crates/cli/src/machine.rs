@@ -7,7 +7,7 @@ use warptile::Backend;
 use warptile_driver::Driver;
 
 /// The part of every JSON record that says where it comes from.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Machine {
     /// `cpu`, or the GPU's name.
     pub(crate) device: String,

@@ -235,7 +235,7 @@ impl<'a> Comparison<'a> {
             tolerance,
         };
         for &now in now {
-            match earlier.remove(&key(&now, by_kernel)) {
+            match earlier.remove(&key(now, by_kernel)) {
                 Some(before) => comparison.rows.push(Compared { before, now }),
                 None => comparison.only_now += 1,
             }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::bench::{BenchRow, peers_text};
-use super::{checks, markdown_table};
+use super::{checks, markdown_table, number, ratio};
 
 const OURS: &str = "warptile";
 
@@ -79,28 +79,22 @@ impl Line<'_> {
 
     /// As many of them as the header has.
     fn cells(&self) -> Vec<String> {
-        let none = || "-".to_owned();
         let speed = match self.is_reading() {
             true => format!("{:.2} TB/s", self.ours.tb_s),
             false => format!("{:.0} TFLOP/s", self.ours.tflops),
         };
-        let best = self.best.map_or_else(none, |best| {
+        let best = self.best.map_or("-".to_owned(), |best| {
             format!("{:.1} ({})", best.median_us, with_lacks(best))
-        });
-        let share = |share: Option<f64>| share.map_or_else(none, |share| format!("{share:.2}"));
-        let ratio = self.ratio().map_or_else(none, |ratio| match ratio < 1.0 {
-            true => format!("{ratio:.2}"),
-            false => format!("**{ratio:.2}**"),
         });
         vec![
             self.ours.problem.clone(),
             format!("{:.1}", self.ours.median_us),
             best,
-            ratio,
+            ratio(self.ratio()),
             speed,
-            share(self.of_reading()),
-            share(self.of_dense()),
-            share(self.of_even()),
+            number(self.of_reading(), 2),
+            number(self.of_dense(), 2),
+            number(self.of_even(), 2),
             format!("`{}`", self.ours.kernel),
         ]
     }

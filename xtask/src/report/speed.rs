@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bench::{BenchRow, ErrorRow, peers_text};
-use super::{checks, decode, markdown_table};
+use super::{checks, decode, markdown_table, number, ratio};
 
 /// What the rows of one problem have in common, in the order of the tables.
 type Problem = (String, String, usize, usize, String);
@@ -76,18 +76,10 @@ impl Line<'_> {
 
     /// Speeds and the ratio.
     fn cells(&self) -> Vec<String> {
-        let speed =
-            |row: Option<&BenchRow>| row.map_or("-".to_owned(), |row| format!("{:.0}", row.tflops));
+        let speed = |row: Option<&BenchRow>| number(row.map(|row| row.tflops), 0);
         let mut cells = vec![self.name()];
         cells.extend(self.peers.iter().map(|row| speed(*row)));
-        cells.push(speed(Some(self.ours)));
-        cells.push(
-            self.ratio()
-                .map_or("-".to_owned(), |ratio| match ratio < 1.0 {
-                    true => format!("{ratio:.2}"),
-                    false => format!("**{ratio:.2}**"),
-                }),
-        );
+        cells.extend([speed(Some(self.ours)), ratio(self.ratio())]);
         cells
     }
 
@@ -284,7 +276,7 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
             }
         }));
         let fa2 = chosen.get(&key).and_then(|cells| cells.get("fa2"));
-        line.push(fa2.map_or("-".to_owned(), |row| format!("{:.1}", row.median_us)));
+        line.push(number(fa2.map(|row| row.median_us), 1));
         line.push(format!("`{}`", choice.kernel));
         lines.push(line);
     }
@@ -347,8 +339,7 @@ pub(super) fn on_cpu(rows: &[BenchRow]) -> String {
 }
 
 fn on_one_cpu(rows: &[&BenchRow]) -> String {
-    let milliseconds = |row: &BenchRow| format!("{:.2}", row.median_us / 1e3);
-    let number = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+    let milliseconds = |row: Option<&BenchRow>| number(row.map(|row| row.median_us / 1e3), 2);
     let mut ours: Vec<(&BenchRow, Option<&BenchRow>, Option<f64>)> = { rows.iter() }
         .filter(|row| row.backend == OURS)
         .map(|&ours| {
@@ -363,11 +354,11 @@ fn on_one_cpu(rows: &[&BenchRow]) -> String {
     let lines = ours.iter().map(|(ours, peer, ratio)| {
         vec![
             format!("{}, {}, {}", ours.shape(), ours.element, ours.mask),
-            milliseconds(ours),
-            peer.map_or("-".to_owned(), milliseconds),
-            number(*ratio),
-            number(peer.and_then(|peer| Some(peer.min_us? / ours.min_us?))),
-            number(ours.read_us.map(|read| read / ours.median_us)),
+            milliseconds(Some(ours)),
+            milliseconds(*peer),
+            number(*ratio, 2),
+            number(peer.and_then(|peer| Some(peer.min_us? / ours.min_us?)), 2),
+            number(ours.read_us.map(|read| read / ours.median_us), 2),
         ]
     });
     let peers: BTreeSet<&str> = { rows.iter() }
@@ -381,7 +372,7 @@ fn on_one_cpu(rows: &[&BenchRow]) -> String {
         rows[0].device,
         checks::day(&rows[0].date),
         Vec::from_iter(peers).join(", "),
-        number(geometric_mean(&ratios)),
+        number(geometric_mean(&ratios), 2),
         markdown_table(
             &[
                 "(batch, heads, length, head size), element, mask",

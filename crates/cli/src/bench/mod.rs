@@ -297,7 +297,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     let differences = earlier.origin().differences(&Origin::of(&machine));
     // What was not measured now was not asked for.
     let before: Vec<_> = { earlier.rows.iter() }
-        .filter(|row| row.backend == "warptile" && problems.iter().any(|one| *one == row.problem))
+        .filter(|row| row.backend == "warptile" && problems.contains(&row.problem))
         .collect();
     let now: Vec<_> = rows.iter().collect();
     let comparison = Comparison::new(&before, &now, args.tolerance);

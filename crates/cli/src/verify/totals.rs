@@ -18,7 +18,7 @@ use crate::text;
 const FAILURES_SHOWN: usize = 10;
 
 /// The JSON that `--json` writes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Totals {
     #[serde(flatten)]
     machine: Machine,
@@ -119,26 +119,8 @@ impl Totals {
             seed,
             cut_short: true,
             launches,
-            count: 0,
-            passed: 0,
-            failed: 0,
-            not_applicable: 0,
-            few_multiprocessors: 0,
-            drew_tiles: 0,
-            host_references: 0,
-            gpu_references: 0,
-            seconds: 0.0,
-            problems_per_second: 0.0,
             threads,
-            phases: Phases::default(),
-            runnable: 0,
-            images: BTreeMap::new(),
-            coverage: Coverage::default(),
-            worst_out: None,
-            worst_lse: None,
-            problems: Vec::new(),
-            failures: Vec::new(),
-            repeat: None,
+            ..Totals::default()
         }
     }
 
