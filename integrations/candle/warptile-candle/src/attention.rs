@@ -1,10 +1,14 @@
 //! Attention with all its options, and the same as an operation of candle.
 
+use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp3, DeviceLocation, Layout, Result, Shape, Storage, Tensor,
+};
 use warptile::{Operand, Scoring, Slots};
 
 use crate::caller::Caller;
+use crate::locks::Locks;
 use crate::{cpu, cuda};
 
 /// Attention with its options: what the functions of candle-flash-attn can do, and what they cannot.
@@ -161,7 +165,11 @@ impl Attention {
     /// # Errors
     /// A message that names the argument and the rule it breaks; what the GPU's driver reports.
     pub fn forward(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        q.apply_op3(k, v, self)
+        match [q, k, v].into_iter().any(Tensor::track_op) {
+            // Candle refuses the gradients that lead here.
+            true => q.apply_op3(k, v, self),
+            false => Ok(self.run([q, k, v], false)?.0),
+        }
     }
 
     /// As [`forward`](Self::forward), with the log-sum-exp of each row's scores: f32, `(batch, heads, length)`, or `(heads, rows)`
@@ -170,39 +178,77 @@ impl Attention {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn forward_with_lse(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        let ((q, q_l), (k, k_l), (v, v_l)) = (
-            q.storage_and_layout(),
-            k.storage_and_layout(),
-            v.storage_and_layout(),
-        );
-        let layouts = [q_l, k_l, v_l];
-        let (out, lse) = match (&*q, &*k, &*v) {
-            (Storage::Cpu(q), Storage::Cpu(k), Storage::Cpu(v)) => {
-                let (out, lse) = cpu::forward(self, [q, k, v], layouts, true)?;
+        let (out, lse) = self.run([q, k, v], true)?;
+        let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
+        Ok((out, lse))
+    }
+
+    /// The output, and the lse if it is wanted.
+    fn run(&self, tensors: [&Tensor; 3], want_lse: bool) -> Result<(Tensor, Option<Tensor>)> {
+        let place = tensors[0].device().location();
+        for (name, tensor) in [("k", tensors[1]), ("v", tensors[2])] {
+            self.caller.check_place(name, tensor, "q", &place)?;
+        }
+        let layouts = tensors.map(Tensor::layout);
+        let described = self.describe(tensors.map(Tensor::dtype), layouts, &place)?;
+        let rows = { ROWS.into_iter() }.zip(tensors);
+        let (out, lse) = match place {
+            DeviceLocation::Cpu => {
+                let lists = cpu::lists(self.caller, self.lists())?;
+                let mut locks = Locks::new(rows);
+                locks.take(usize::MAX);
+                let storages = self.storages(&locks, |storage| match storage {
+                    Storage::Cpu(storage) => Some(storage),
+                    _ => None,
+                })?;
+                let (out, lse) =
+                    cpu::forward(self, &described, storages, layouts, &lists, want_lse)?;
                 (Storage::Cpu(out), lse.map(Storage::Cpu))
             }
-            (Storage::Cuda(q), Storage::Cuda(k), Storage::Cuda(v)) => {
-                let (out, lse) = cuda::forward(self, [q, k, v], layouts, true)?;
+            _ => {
+                let mut locks = Locks::new(rows.chain(self.lists()));
+                locks.take(usize::MAX);
+                let storages = self.storages(&locks, |storage| match storage {
+                    Storage::Cuda(storage) => Some(storage),
+                    _ => None,
+                })?;
+                let (out, lse) =
+                    cuda::forward(self, &described, storages, layouts, &locks, want_lse)?;
                 (Storage::Cuda(out), lse.map(Storage::Cuda))
             }
-            (q, k, v) => {
-                return Err(self.caller.broken(format!(
-                    "q is on {:?}, k on {:?} and v on {:?}; all must be on the CPU or on one NVIDIA GPU",
-                    q.device().location(),
-                    k.device().location(),
-                    v.device().location()
-                )));
-            }
         };
-        let lse_shape = match *q_l.dims() {
+        let tensor =
+            |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
+        let [q, _, v] = layouts;
+        let lse_shape = match *q.dims() {
             [batch, length, heads, _] => Shape::from((batch, heads, length)),
             [rows, heads, _] => Shape::from((heads, rows)),
             _ => return Err(self.caller.broken("q has no rows")),
         };
-        let tensor =
-            |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
-        let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
-        Ok((tensor(out, output_shape(q_l, v_l)), tensor(lse, lse_shape)))
+        Ok((
+            tensor(out, output_shape(q, v)),
+            lse.map(|lse| tensor(lse, lse_shape)),
+        ))
+    }
+
+    /// The memory of q, k and v, which is of one kind.
+    fn storages<'b, S>(
+        &self,
+        locks: &'b Locks<'_>,
+        of_kind: impl Fn(&'b Storage) -> Option<&'b S>,
+    ) -> Result<[&'b S; 3]> {
+        let storage = |operand| of_kind(locks.get(operand)?.0);
+        match ROWS.map(storage) {
+            [Some(q), Some(k), Some(v)] => Ok([q, k, v]),
+            _ => Err(self
+                .caller
+                .broken("the tensors are neither on the CPU nor on an NVIDIA GPU")),
+        }
+    }
+
+    /// The tensors besides q, k and v.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = (Operand, &Tensor)> {
+        self.tensors.given()
     }
 
     /// Under this name in messages.
@@ -211,6 +257,9 @@ impl Attention {
         self
     }
 }
+
+/// The tensors that every call has.
+pub(crate) const ROWS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
 
 /// That of q, with the head size of v.
 fn output_shape(q: &Layout, v: &Layout) -> Shape {
@@ -235,7 +284,11 @@ impl CustomOp3 for Attention {
         v: &CpuStorage,
         v_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (out, _) = cpu::forward(self, [q, k, v], [q_l, k_l, v_l], false)?;
+        let (storages, layouts) = ([q, k, v], [q_l, k_l, v_l]);
+        let types = storages.map(BackendStorage::dtype);
+        let described = self.describe(types, layouts, &DeviceLocation::Cpu)?;
+        let lists = cpu::lists(self.caller, self.lists())?;
+        let (out, _) = cpu::forward(self, &described, storages, layouts, &lists, false)?;
         Ok((out, output_shape(q_l, v_l)))
     }
 
@@ -248,7 +301,11 @@ impl CustomOp3 for Attention {
         v: &CudaStorage,
         v_l: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        let (out, _) = cuda::forward(self, [q, k, v], [q_l, k_l, v_l], false)?;
+        let (storages, layouts) = ([q, k, v], [q_l, k_l, v_l]);
+        let described = cuda::describe(self, storages, layouts)?;
+        let mut locks = Locks::new(self.lists());
+        locks.take(usize::MAX);
+        let (out, _) = cuda::forward(self, &described, storages, layouts, &locks, false)?;
         Ok((out, output_shape(q_l, v_l)))
     }
 }

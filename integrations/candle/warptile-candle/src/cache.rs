@@ -1,12 +1,12 @@
 //! New keys and values written into pages.
 
-use std::cell::{Cell, RefCell};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::cell::RefCell;
 
-use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
+use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Tensor};
 use warptile::{Append, AppendBuilder, Operand, Slots, Types};
 
 use crate::caller::{Caller, Sizes};
+use crate::locks::{Locks, memory_of};
 use crate::{cpu, cuda};
 
 pub(crate) const CALLER: Caller = Caller("write-to-pages");
@@ -96,39 +96,55 @@ fn run(
     slots: &Tensor,
     scales: Slots<Option<&Tensor>>,
 ) -> Result<()> {
-    let write = &Write {
+    let mut inputs = scales;
+    for (operand, tensor) in [Operand::K, Operand::V].into_iter().zip(new) {
+        inputs[operand] = Some(tensor);
+    }
+    inputs[Operand::NewSlots] = Some(slots);
+    let given = || inputs.given().map(|(operand, tensor)| (operand, *tensor));
+    let mut write = Write {
         new,
         pages,
-        slots,
         scales,
-        turn: Cell::default(),
+        memory: pages.map(memory_of),
+        locks: RefCell::new(Locks::new([].into_iter())),
+        on_host: Default::default(),
     };
-    write.check()?;
-    for (name, tensor) in [("k", new[0]), ("v", new[1]), ("slots", slots)] {
-        if pages.iter().any(|pages| shares_memory(tensor, pages)) {
+    write.check(slots)?;
+    for (operand, tensor) in given() {
+        if write.memory.contains(&memory_of(tensor)) {
             return Err(CALLER.broken(format_args!(
-                "{name} is a part of the tensor that it would be written to; copy it"
+                "{} is a part of the tensor that it would be written to; copy it",
+                operand.name()
             )));
         }
     }
-    let together = shares_memory(pages[0], pages[1]);
-    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
-    write.turn.set(Some(turn));
-    pages[0].inplace_op1(&Keys { write, together })
+    let locks = match slots.device().is_cpu() {
+        true => {
+            let scales = scales.given().map(|(operand, scale)| (operand, *scale));
+            write.on_host = (slots.to_vec1()?, cpu::lists(CALLER, scales)?);
+            Locks::new(given().filter(|(operand, _)| operand.moves_rows()))
+        }
+        false => Locks::new(given()),
+    };
+    write.locks = RefCell::new(locks);
+    let write = &write;
+    let first = usize::from(write.memory[1] < write.memory[0]);
+    write.locks.borrow_mut().take(write.memory[first]);
+    pages[first].inplace_op1(&First { write, first })
 }
-
-/// Writes take turns in locking their tensors, because candle locks them one by one: two writes that lock the same tensors in opposite
-/// orders would wait for each other for ever.
-static TURNS: Mutex<()> = Mutex::new(());
 
 /// What is written where.
 pub(crate) struct Write<'a> {
-    pub(crate) new: [&'a Tensor; 2],
+    new: [&'a Tensor; 2],
     pub(crate) pages: [&'a Tensor; 2],
-    pub(crate) slots: &'a Tensor,
     /// The scales of quantized pages.
-    pub(crate) scales: Slots<Option<&'a Tensor>>,
-    turn: Cell<Option<MutexGuard<'static, ()>>>,
+    scales: Slots<Option<&'a Tensor>>,
+    /// Addresses of the memory of the pages.
+    memory: [usize; 2],
+    pub(crate) locks: RefCell<Locks<'a>>,
+    /// On the CPU, the slots and the scales.
+    pub(crate) on_host: (Vec<i64>, cpu::Lists),
 }
 
 /// The memory of the pages.
@@ -140,7 +156,7 @@ pub(crate) enum Pages<'a, S> {
 }
 
 impl Write<'_> {
-    fn check(&self) -> Result<()> {
+    fn check(&self, slots: &Tensor) -> Result<()> {
         let place = self.pages[0].device().location();
         let others = [
             ("v_pages", self.pages[1]),
@@ -154,16 +170,11 @@ impl Write<'_> {
             rows: self.new[0].dims().first().copied().unwrap_or(0),
             ..Sizes::default()
         };
-        let slots = (Operand::NewSlots, &self.slots);
+        let slots = (Operand::NewSlots, &slots);
         for (operand, tensor) in self.scales.given().chain([slots]) {
             CALLER.check_list(operand, tensor, ("k_pages", &place), sizes)?;
         }
         Ok(())
-    }
-
-    /// All tensors are locked now: other writes can lock theirs.
-    pub(crate) fn end_turn(&self) {
-        self.turn.take();
     }
 
     /// The write without its slots.
@@ -208,79 +219,91 @@ impl Write<'_> {
     }
 }
 
-/// Whether two tensors are parts of one.
-fn shares_memory(a: &Tensor, b: &Tensor) -> bool {
-    // One lock at a time: somebody may wait for one of two who has the other.
-    let [a, b] =
-        [a, b].map(|tensor| std::ptr::from_ref::<Storage>(&*tensor.storage_and_layout().0));
-    a == b
+/// On the pages whose memory comes first, of keys or of values.
+struct First<'a, 'w> {
+    write: &'a Write<'w>,
+    first: usize,
 }
 
-/// On the pages of keys, and of values if those are in the same tensor.
-struct Keys<'a> {
-    write: &'a Write<'a>,
-    together: bool,
+impl First<'_, '_> {
+    /// The pages whose memory comes second, unless it is the same memory. What is read and lies before it is locked then.
+    fn second(&self) -> Option<&Tensor> {
+        let [k, v] = self.write.memory;
+        let second = (k != v).then_some(1 - self.first);
+        let end = second.map_or(usize::MAX, |second| self.write.memory[second]);
+        self.write.locks.borrow_mut().take(end);
+        second.map(|second| self.write.pages[second])
+    }
 }
 
-impl InplaceOp1 for Keys<'_> {
+impl InplaceOp1 for First<'_, '_> {
     fn name(&self) -> &'static str {
         CALLER.0
     }
 
-    fn cpu_fwd(&self, keys: &mut CpuStorage, _: &Layout) -> Result<()> {
-        match self.together {
-            true => cpu::write(self.write, Pages::Together(keys)),
-            false => self.write.pages[1].inplace_op1(&Values::beside(keys, self.write)),
+    fn cpu_fwd(&self, pages: &mut CpuStorage, _: &Layout) -> Result<()> {
+        match self.second() {
+            None => cpu::write(self.write, Pages::Together(pages)),
+            Some(second) => second.inplace_op1(&Second::beside(pages, self)),
         }
     }
 
-    fn cuda_fwd(&self, keys: &mut CudaStorage, _: &Layout) -> Result<()> {
-        match self.together {
-            true => cuda::write(self.write, Pages::Together(keys)),
-            false => self.write.pages[1].inplace_op1(&Values::beside(keys, self.write)),
+    fn cuda_fwd(&self, pages: &mut CudaStorage, _: &Layout) -> Result<()> {
+        match self.second() {
+            None => cuda::write(self.write, Pages::Together(pages)),
+            Some(second) => second.inplace_op1(&Second::beside(pages, self)),
         }
     }
 }
 
-/// On the pages of values, with those of keys at hand.
-struct Values<'a, S> {
-    write: &'a Write<'a>,
-    keys: RefCell<&'a mut S>,
+/// On the pages whose memory comes second, with the first at hand.
+struct Second<'a, 'w, S> {
+    op: &'a First<'a, 'w>,
+    first: RefCell<&'a mut S>,
 }
 
-impl<'a, S> Values<'a, S> {
-    fn beside(keys: &'a mut S, write: &'a Write<'a>) -> Self {
-        let keys = RefCell::new(keys);
-        Values { write, keys }
+impl<'a, 'w, S> Second<'a, 'w, S> {
+    fn beside(first: &'a mut S, op: &'a First<'a, 'w>) -> Self {
+        let first = RefCell::new(first);
+        Second { op, first }
+    }
+
+    /// Calls `write` with the keys and the values, once all is locked.
+    fn with(
+        &self,
+        second: &mut S,
+        write: impl FnOnce(&Write<'_>, Pages<'_, S>) -> Result<()>,
+    ) -> Result<()> {
+        self.op.write.locks.borrow_mut().take(usize::MAX);
+        let first = &mut **self.first.borrow_mut();
+        let pages = match self.op.first {
+            0 => Pages::Apart(first, second),
+            _ => Pages::Apart(second, first),
+        };
+        write(self.op.write, pages)
     }
 }
 
-impl InplaceOp1 for Values<'_, CpuStorage> {
+impl InplaceOp1 for Second<'_, '_, CpuStorage> {
     fn name(&self) -> &'static str {
         CALLER.0
     }
 
-    fn cpu_fwd(&self, values: &mut CpuStorage, _: &Layout) -> Result<()> {
-        cpu::write(
-            self.write,
-            Pages::Apart(&mut self.keys.borrow_mut(), values),
-        )
+    fn cpu_fwd(&self, second: &mut CpuStorage, _: &Layout) -> Result<()> {
+        self.with(second, cpu::write)
     }
 }
 
-impl InplaceOp1 for Values<'_, CudaStorage> {
+impl InplaceOp1 for Second<'_, '_, CudaStorage> {
     fn name(&self) -> &'static str {
         CALLER.0
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
-        Err(CALLER.broken("v_pages is on the CPU, but k_pages is on a GPU"))
+        Err(CALLER.broken("the pages are on the CPU and on a GPU"))
     }
 
-    fn cuda_fwd(&self, values: &mut CudaStorage, _: &Layout) -> Result<()> {
-        cuda::write(
-            self.write,
-            Pages::Apart(&mut self.keys.borrow_mut(), values),
-        )
+    fn cuda_fwd(&self, second: &mut CudaStorage, _: &Layout) -> Result<()> {
+        self.with(second, cuda::write)
     }
 }

@@ -2,32 +2,30 @@
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
-use candle_core::{
-    CpuStorage, DType, DeviceLocation, Layout, Result, Shape, Storage, Tensor, WithDType,
-};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use warptile::kernels::Elements;
-use warptile::{HostInputs, HostOutputs, Numbers, Operand, append_cpu, forward_cpu};
+use warptile::{
+    HostInputs, HostOutputs, Numbers, Operand, Slots, append_cpu, bytemuck, forward_cpu,
+};
 
-use crate::attention::Attention;
+use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::{Caller, argument};
+use crate::describe::Described;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
     attention: &Attention,
+    described: &Described,
     tensors: [&CpuStorage; 3],
     layouts: [&Layout; 3],
+    lists: &Lists,
     want_lse: bool,
 ) -> Result<(CpuStorage, Option<CpuStorage>)> {
     let caller = attention.caller;
     let failed = |error| caller.failed(error);
-    let types = tensors.map(BackendStorage::dtype);
-    let described = attention.describe(types, layouts, &DeviceLocation::Cpu)?;
-    let lists = attention
-        .tensors
-        .try_map(|operand, tensor| list(caller, operand, tensor))?;
     let numbers = { lists.given() }.map(|(operand, list)| (operand, Numbers::Host(&list[..])));
-    let call = attention.call(&described, numbers, want_lse);
+    let call = attention.call(described, numbers, want_lse);
     let call = call.build().map_err(failed)?;
     for (index, found) in [call.query_len(), call.key_len()].into_iter().enumerate() {
         let (side, limit) = (["q", "k"][index], attention.longest[index]);
@@ -38,15 +36,12 @@ pub(crate) fn forward(
         }
     }
     let mut inputs = HostInputs::default();
-    let operands = [Operand::Q, Operand::K, Operand::V];
-    for (operand, (storage, layout)) in operands.into_iter().zip(tensors.into_iter().zip(layouts)) {
+    for (operand, (storage, layout)) in ROWS.into_iter().zip(tensors.into_iter().zip(layouts)) {
         inputs.set(operand, bytes(caller, storage, layout)?);
     }
-    for (operand, list) in lists.given() {
-        inputs.set(operand, list);
-    }
+    set_floats(&mut inputs, lists);
     let elements = Shape::from(call.out().element_count().unwrap_or(0));
-    let mut out = CpuDevice.zeros_impl(&elements, types[0])?;
+    let mut out = CpuDevice.zeros_impl(&elements, tensors[0].dtype())?;
     let mut lse = want_lse.then(|| vec![0.0_f32; call.lse_len()]);
     let mut outputs = HostOutputs::default().with(Operand::Out, bytes_mut(caller, &mut out, 0)?);
     if let Some(lse) = &mut lse {
@@ -58,24 +53,17 @@ pub(crate) fn forward(
 
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<()> {
-    let slots = write.slots.to_vec1::<i64>()?;
-    let scales = write
-        .scales
-        .try_map(|operand, tensor| list(CALLER, operand, tensor))?;
-    let new = write.new.map(Tensor::storage_and_layout);
-    write.end_turn();
-    let append = write.describe()?.slots(&slots).build();
+    let append = write.describe()?.slots(&write.on_host.0).build();
     let append = append.map_err(|error| CALLER.failed(error))?;
     let mut inputs = HostInputs::default();
-    for (operand, (storage, layout)) in [Operand::K, Operand::V].into_iter().zip(&new) {
-        let Storage::Cpu(storage) = &**storage else {
+    let locks = write.locks.borrow();
+    for operand in locks.operands() {
+        let Some((Storage::Cpu(storage), layout)) = locks.get(operand) else {
             return Err(CALLER.broken("a tensor is not on the CPU"));
         };
         inputs.set(operand, bytes(CALLER, storage, layout)?);
     }
-    for (operand, list) in scales.given() {
-        inputs.set(operand, list);
-    }
+    set_floats(&mut inputs, &write.on_host.1);
     let [k_start, v_start] = write.starts();
     let outputs = match pages {
         Pages::Apart(keys, values) => HostOutputs::cache(
@@ -87,6 +75,30 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<(
         }
     };
     append_cpu(&append, &inputs, outputs).map_err(|error| CALLER.failed(error))
+}
+
+/// The numbers of lists.
+pub(crate) type Lists = Slots<Option<Vec<i32>>>;
+
+/// The memory of the lists that no description has.
+fn set_floats<'a>(inputs: &mut HostInputs<'a>, lists: &'a Lists) {
+    for (operand, list) in lists.given() {
+        if operand.elements() == Elements::F32 {
+            inputs.set(operand, bytemuck::cast_slice::<i32, f32>(list));
+        }
+    }
+}
+
+/// Reads lists, one after the other.
+pub(crate) fn lists<'a>(
+    caller: Caller,
+    tensors: impl Iterator<Item = (Operand, &'a Tensor)>,
+) -> Result<Lists> {
+    let mut lists = Slots::none();
+    for (operand, tensor) in tensors {
+        lists[operand] = Some(list(caller, operand, tensor)?);
+    }
+    Ok(lists)
 }
 
 /// The numbers of a list row by row, by their bits.

@@ -15,27 +15,35 @@ use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage
 use warptile::{Choice, Numbers, Operand};
 use warptile_cudarc::{Bindings, Session};
 
-use crate::attention::Attention;
+use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::{Caller, argument};
 use crate::describe::Described;
+use crate::locks::Locks;
+
+/// As [`Attention::describe`], of what candle has locked.
+pub(crate) fn describe(
+    attention: &Attention,
+    tensors: [&CudaStorage; 3],
+    layouts: [&Layout; 3],
+) -> Result<Described> {
+    let types = tensors.map(BackendStorage::dtype);
+    attention.describe(types, layouts, &tensors[0].device().location())
+}
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
     attention: &Attention,
+    described: &Described,
     tensors: [&CudaStorage; 3],
     layouts: [&Layout; 3],
+    locks: &Locks<'_>,
     want_lse: bool,
 ) -> Result<(CudaStorage, Option<CudaStorage>)> {
     let caller = attention.caller;
-    let types = tensors.map(|storage| storage.dtype());
     let device = tensors[0].device();
-    let described = attention.describe(types, layouts, &device.location())?;
     let session = session(caller, &device.cuda_stream())?;
-    let lists = { attention.tensors.given() }
-        .map(|(operand, tensor)| (operand, tensor.storage_and_layout()));
-    let lists: Vec<_> = lists.collect();
-    let mut out = output(attention, device, &described, types[0])?;
+    let mut out = output(attention, device, described, tensors[0].dtype())?;
     let mut lse = match want_lse {
         true => {
             let [batch, rows, heads, _] = described.q.shape;
@@ -47,20 +55,18 @@ pub(crate) fn forward(
     if let Some(lse) = &mut lse {
         bindings = bindings.output(Operand::Lse, whole(caller, "lse", lse)?);
     }
-    let operands = [Operand::Q, Operand::K, Operand::V];
-    for (operand, (storage, layout)) in operands.into_iter().zip(tensors.into_iter().zip(layouts)) {
+    for (operand, (storage, layout)) in ROWS.into_iter().zip(tensors.into_iter().zip(layouts)) {
         bindings = bindings.with(operand, part(caller, operand, storage, layout)?);
     }
-    let mut numbers = Vec::with_capacity(lists.len());
-    for (operand, (storage, layout)) in &lists {
-        let (name, operand) = (argument(operand.name()), *operand);
-        let storage = on_gpu(caller, name, storage)?;
-        bindings = bindings.with(operand, part(caller, operand, storage, layout)?);
+    let mut numbers = Vec::new();
+    for (operand, list) in attention.lists() {
+        bindings = bindings.with(operand, locked(caller, operand, locks)?);
         // The kernels read them from the device and clamp them.
-        numbers.push((operand, Numbers::Device(reach(caller, name, layout)?)));
+        let reach = reach(caller, argument(operand.name()), list.layout())?;
+        numbers.push((operand, Numbers::Device(reach)));
     }
     let launched = session.launch_with(bindings, &Choice::Best, |aligned| {
-        let mut builder = attention.call(&described, numbers.into_iter(), want_lse);
+        let mut builder = attention.call(described, numbers.into_iter(), want_lse);
         let [queries, keys] = attention.longest;
         if let Some(longest) = queries {
             builder = builder.longest_queries(longest);
@@ -79,13 +85,7 @@ pub(crate) fn forward(
 
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<()> {
-    let ([k, v], slots) = (write.new, write.slots);
-    let inputs = [(Operand::K, k), (Operand::V, v), (Operand::NewSlots, slots)].into_iter();
-    let scales = { write.scales.given() }.map(|(operand, tensor)| (operand, *tensor));
-    let inputs: Vec<_> = { inputs.chain(scales) }
-        .map(|(operand, tensor)| (operand, tensor.storage_and_layout()))
-        .collect();
-    write.end_turn();
+    let locks = &write.locks.borrow();
     let append = write.describe()?.device_slots().build();
     let append = append.map_err(|error| CALLER.failed(error))?;
     let (mut keys, mut values, device) = match pages {
@@ -101,36 +101,33 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<
     };
     let size = write.pages[0].dtype().size_in_bytes();
     let [k_start, v_start] = write.starts().map(|start| start.saturating_mul(size));
-    let view = |index: usize| {
-        let (operand, (storage, layout)) = &inputs[index];
-        let storage = on_gpu(CALLER, operand.name(), storage)?;
-        part(CALLER, *operand, storage, layout)
-    };
+    let view = |operand| locked(CALLER, operand, locks);
     let keys = keys.try_slice_mut(k_start..);
     let keys = keys.ok_or_else(|| beyond(CALLER, "k_pages"))?;
     let mut bindings = match &mut values {
         Some(values) => {
             let values = values.try_slice_mut(v_start..);
             let values = values.ok_or_else(|| beyond(CALLER, "v_pages"))?;
-            Bindings::append(view(0)?, view(1)?, keys, values)
+            Bindings::append(view(Operand::K)?, view(Operand::V)?, keys, values)
         }
         None => {
             let values_at = write.values_at()?.saturating_mul(size);
-            Bindings::append_in_one(view(0)?, view(1)?, keys, values_at)
+            Bindings::append_in_one(view(Operand::K)?, view(Operand::V)?, keys, values_at)
         }
     };
-    for (index, (operand, _)) in inputs.iter().enumerate().skip(2) {
-        bindings = bindings.with(*operand, view(index)?);
+    for operand in locks.operands().filter(|operand| !operand.moves_rows()) {
+        bindings = bindings.with(operand, view(operand)?);
     }
     session(CALLER, &device.cuda_stream())?
         .append(&append, bindings)
         .map_err(|error| failed(CALLER, error))
 }
 
-fn on_gpu<'a>(caller: Caller, name: &str, storage: &'a Storage) -> Result<&'a CudaStorage> {
-    match storage {
-        Storage::Cuda(storage) => Ok(storage),
-        _ => Err(caller.broken(format!("{name} is not on a GPU"))),
+/// The bytes of a tensor that is locked.
+fn locked<'a>(caller: Caller, operand: Operand, locks: &'a Locks<'_>) -> Result<CudaView<'a, u8>> {
+    match locks.get(operand) {
+        Some((Storage::Cuda(storage), layout)) => part(caller, operand, storage, layout),
+        _ => Err(caller.broken(format!("{} is not on a GPU", argument(operand.name())))),
     }
 }
 

@@ -57,6 +57,7 @@ mod cuda;
 mod describe;
 mod flash_attn;
 mod key_lengths;
+mod locks;
 
 pub use attention::Attention;
 pub use cache::{write_to_pages, write_to_pages_quantized};

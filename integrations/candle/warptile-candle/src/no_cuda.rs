@@ -5,12 +5,25 @@ use candle_core::{CudaStorage, Error, Layout, Result};
 use crate::attention::Attention;
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::Caller;
+use crate::describe::Described;
+use crate::locks::Locks;
+
+/// An error.
+pub(crate) fn describe(
+    attention: &Attention,
+    _: [&CudaStorage; 3],
+    _: [&Layout; 3],
+) -> Result<Described> {
+    Err(absent(attention.caller))
+}
 
 /// An error.
 pub(crate) fn forward(
     attention: &Attention,
+    _: &Described,
     _: [&CudaStorage; 3],
     _: [&Layout; 3],
+    _: &Locks<'_>,
     _: bool,
 ) -> Result<(CudaStorage, Option<CudaStorage>)> {
     Err(absent(attention.caller))
