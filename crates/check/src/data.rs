@@ -172,6 +172,12 @@ pub fn quantize<T: Element>(buffer: &mut Buffer<T>, scales: &[f32]) -> Buffer<u8
     }
 }
 
+/// The numbers of quantized keys or values without their scale.
+pub(crate) fn without_scale<T: Element>(bits: &[u8]) -> Vec<T> {
+    let number = |&bits: &u8| T::from_f32(E4m3::from_bits(bits).to_f32());
+    bits.iter().map(number).collect()
+}
+
 impl<T: Element> Inputs<T> {
     /// The inputs as the call has them.
     #[must_use]

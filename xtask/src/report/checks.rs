@@ -90,7 +90,7 @@ struct Launched {
 #[derive(Debug, Deserialize)]
 struct ReadTile {
     passed: bool,
-    /// Why the image takes no tile, if so: its rows are those of several heads, or its keys are in e4m3. The part fails for any other.
+    /// Why the image takes no tile, if so: its rows are those of several heads, or its keys are quantized. The part fails for any other.
     #[serde(default)]
     reason: Option<String>,
     /// Nearest to their bounds; `None` if the tile is wrong.

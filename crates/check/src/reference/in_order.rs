@@ -1,6 +1,8 @@
 //! Keys and values of a call, put together where they lie in pages.
 
-use warptile::{Call, E4m3, Element, HostInputs, Layout, Operand, View};
+use warptile::{Call, Element, HostInputs, Layout, Operand, View};
+
+use crate::data::without_scale;
 
 /// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
 /// [batch, keys, heads, head size], with zeros behind a sequence's last.
@@ -36,9 +38,7 @@ pub(crate) fn in_order<'a, T: Element>(
         });
     }
     let bits: &[u8] = inputs.elements(operand)?.unwrap_or_default();
-    let data: Vec<T> = { bits.iter() }
-        .map(|&bits| T::from_f32(E4m3::from_bits(bits).to_f32()))
-        .collect();
+    let data = without_scale(bits);
     Ok(match call.pages() {
         None => InOrder::Copied(data, layout),
         Some(_) => put_together(call, View::new(&data, layout)),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use either::{Either, for_both, map_both};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Backend, Call, E4m3, Element, Heads, Layout, Operand, Slots, Tensor, Types};
-use warptile_check::{Case, DeviceInputs, Lists, Place, values_behind_keys};
+use warptile::{Backend, Call, Element, Heads, Layout, Operand, Slots, Tensor, Types};
+use warptile_check::{Case, DeviceInputs, Lists, Place, quantize, values_behind_keys};
 use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::tensors::{Numbers, Tensors};
@@ -213,9 +213,8 @@ impl<T: Element> Data<T> {
         let kv = match call.types().scaled() {
             None => Either::Left(Pair::new(&random, [call.k(), call.v()], skips)),
             Some(_) => {
-                let numbers = random.iter();
-                let quantized = numbers.map(|x| E4m3::quantize(x.to_f32(), SCALE).to_bits());
-                let quantized: Arc<[u8]> = quantized.collect();
+                let bits = quantize(&mut inputs.q.clone(), &[SCALE]);
+                let quantized: Arc<[u8]> = bits.elements()[..random.len()].into();
                 Either::Right(Pair::new(&quantized, [call.k(), call.v()], skips))
             }
         };
@@ -269,9 +268,8 @@ mod tests {
 
     #[test]
     fn tensors_reach_as_far_as_their_layouts_and_are_normal() {
-        let case: Case = "b3 q700 k500 h8/2 d128 f32 alibi=batch sinks keymask"
-            .parse()
-            .unwrap();
+        let mut case: Case = "b3 q700 k500 h8/2 d128 f32".parse().unwrap();
+        Operand::of_scores().for_each(|operand| case.scoring = case.scoring.with(operand));
         let call = case.call();
         let data = Data::<f32>::new(&call, &case.lists(), 1);
         let q = data.q.to_vec();
@@ -281,11 +279,16 @@ mod tests {
         };
         let (k, v) = (k.to_vec(), v.to_vec());
         assert_eq!([k.len(), v.len()], [3 * 500 * 2 * 128; 2]);
-        assert_eq!(data.numbers.floats.given().count(), 2);
+        let lists = Operand::of_scores().filter(|operand| operand.kind() != Kind::Scores);
+        assert_eq!(data.numbers.floats.given().count(), lists.count());
         for (operand, values) in data.numbers.floats.given() {
             assert!(call.check_values(operand, values).is_ok());
         }
-        let Some(Either::Right(mask)) = &data.scores[Operand::KeyMask] else {
+        let mask = data
+            .scores
+            .given()
+            .find_map(|(_, data)| data.as_ref().right());
+        let Some(mask) = mask else {
             panic!("a mask has bytes")
         };
         let mask = mask.to_vec();

@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_line_says_how_near_tiles_came() {
         let tile = |passed, ratio: f64| serde_json::json!({ "image": "i", "passed": passed, "score": { "ratio": ratio }, "weight": null });
-        let refused = serde_json::json!({ "image": "e4m3", "passed": false, "reason": "reads keys in e4m3 only" });
+        let refused = serde_json::json!({ "image": "i", "passed": false, "reason": "reads quantized keys only" });
         let tiles = serde_json::json!([tile(true, 0.25), tile(false, 0.5), refused]);
         let invariance = serde_json::json!({ "compositions": 10_002, "differing_bits": 0 });
         let checks = Checks {
