@@ -10,7 +10,7 @@ use warptile::{
 use crate::arguments::{Reader, objects};
 use crate::array::{Described, Device, Gradients, Order};
 use crate::cpu::{self, Places};
-use crate::errors::{Failure, Result, renamed};
+use crate::errors::{Failure, Names, Result};
 use crate::given::{Argument, Given, SCALES};
 use crate::gpu;
 use crate::library::{self, Fill};
@@ -28,6 +28,10 @@ impl<'py> Request<'py> {
     /// Reads all arguments, which have names, and checks them against each other. Makes a place for the rotated queries, if there is a
     /// rotation and queries.
     pub(crate) fn new(arguments: Option<&Bound<'py, PyDict>>) -> Result<Self> {
+        Self::read(arguments).map_err(|failure| Names::WRITE.fail(failure))
+    }
+
+    fn read(arguments: Option<&Bound<'py, PyDict>>) -> Result<Self> {
         let mut interleaved = true;
         let objects = objects("write_cache", OPERATIONS, arguments, |name, object| {
             if name == "interleaved" {
@@ -37,7 +41,7 @@ impl<'py> Request<'py> {
         })?;
         let k = Operand::K;
         let reader = Reader::of(k.name(), objects[k].as_ref(), None, Gradients::Refused)?;
-        let mut given = reader.given(&objects, OPERATIONS)?;
+        let mut given = reader.given(&objects, Names::WRITE)?;
         let types = given.types()?;
         let layout = |operand| given.tensor(operand, Order::Bshd, false);
         let new = [layout(k)?, layout(Operand::V)?];
@@ -100,7 +104,7 @@ impl<'py> Request<'py> {
                 ));
             }
         }
-        let append = { builder.build() }.map_err(|error| renamed(error, OPERATIONS))?;
+        let append = builder.build()?;
         given.expect_scales(append.batch(), append.heads().key_value)?;
         match append.layout(Operand::QOut) {
             Some(layout) => {
@@ -139,10 +143,7 @@ impl<'py> Request<'py> {
                 py.detach(|| unsafe { gpu::append(ordinal, stream, append, &addresses) })
             }
         };
-        match done {
-            Err(Failure::Warptile(error)) => Err(renamed(error, OPERATIONS).into()),
-            done => done,
-        }
+        done.map_err(|failure| Names::WRITE.fail(failure))
     }
 }
 

@@ -8,7 +8,7 @@ use warptile::{Align, Mask, Operand, Scoring, Slots};
 
 use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of};
 use crate::cpu;
-use crate::errors::{Failure, Result, python_name};
+use crate::errors::{Failure, Names, Result, python_name};
 use crate::given::{Argument, Given, Values};
 use crate::torch::Torch;
 
@@ -54,9 +54,12 @@ where
     })
 }
 
+/// The argument by which the functions of `warptile.flash_attn` tell their names.
+const CALLER: &str = "_caller";
+
 /// The arguments of `attention`.
-#[derive(Default)]
 pub(crate) struct Options<'py> {
+    pub(crate) names: Names,
     pub(crate) operands: Objects<'py>,
     pub(crate) return_lse: bool,
     causal: Option<Bound<'py, PyAny>>,
@@ -77,21 +80,42 @@ impl<'py> Options<'py> {
         [q, k, v]: [&Bound<'py, PyAny>; 3],
         keywords: Option<&Bound<'py, PyDict>>,
     ) -> Result<Self> {
-        let mut options = Options::default();
+        let caller = keywords
+            .map(|keywords| keywords.get_item(CALLER))
+            .transpose()?;
+        let names = match caller.flatten() {
+            Some(caller) => Names::of_function(&value::<String>(CALLER, &caller)?),
+            None => None,
+        };
+        let mut options = Options {
+            names: names.unwrap_or(Names::ATTENTION),
+            operands: Objects::default(),
+            return_lse: false,
+            causal: None,
+            window: None,
+            scale: None,
+            softcap: None,
+            layout: None,
+            max_seqlen_q: None,
+            max_seqlen_k: None,
+            kernel: None,
+            stream: None,
+        };
         let objects = objects(function, Operations::FORWARD, keywords, |name, object| {
             match name {
                 "return_lse" => {
                     options.return_lse = value::<Option<bool>>(name, object)?.unwrap_or(false);
                 }
                 "causal" => options.causal = value(name, object)?,
-                "window" => options.window = value(name, object)?,
-                "scale" => options.scale = value(name, object)?,
+                "window" => options.window = value(options.names.of("window"), object)?,
+                "scale" => options.scale = value(options.names.of("scale"), object)?,
                 "softcap" => options.softcap = value(name, object)?,
                 "layout" => options.layout = value(name, object)?,
                 "max_seqlen_q" => options.max_seqlen_q = value(name, object)?,
                 "max_seqlen_k" => options.max_seqlen_k = value(name, object)?,
                 "kernel" => options.kernel = value(name, object)?,
                 "stream" => options.stream = value(name, object)?,
+                CALLER => {}
                 _ => return Ok(false),
             }
             Ok(true)
@@ -134,7 +158,8 @@ impl<'py> Options<'py> {
                 None | Some(-1) => Ok(None),
                 Some(keys) => u32::try_from(keys).map(Some).map_err(|_| {
                     Failure::Invalid(format!(
-                        "window has a side of {keys} keys; a side is a number of keys, or None or -1 for no limit"
+                        "{} has a side of {keys} keys; a side is a number of keys, or None or -1 for no limit",
+                        self.names.of("window")
                     ))
                 }),
             }
@@ -255,19 +280,12 @@ impl Reader {
     }
 
     /// The operands of an operation.
-    pub(crate) fn given<'py>(
-        &self,
-        objects: &Objects<'py>,
-        operations: Operations,
-    ) -> Result<Given<'py>> {
+    pub(crate) fn given<'py>(&self, objects: &Objects<'py>, names: Names) -> Result<Given<'py>> {
         let arguments = objects.try_map(|operand, object| {
-            let name = python_name(operand, operations).unwrap_or(operand.name());
-            self.argument(operand, name, object).map(Box::new)
+            self.argument(operand, names.operand(operand), object)
+                .map(Box::new)
         })?;
-        Ok(Given {
-            arguments,
-            operations,
-        })
+        Ok(Given { arguments, names })
     }
 
     /// An operand, read as its kind and its elements ask. The types of tensors are compared by [`Given::types`].

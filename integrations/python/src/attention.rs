@@ -1,7 +1,7 @@
 //! `attention` and `explain`: the arguments checked against each other, and the call that they make.
 
 use pyo3::prelude::*;
-use warptile::kernels::{Count, Elements, Excerpt, Kind, Operations};
+use warptile::kernels::{Count, Elements, Excerpt, Kind};
 use warptile::{Call, Choice, DeviceProfile, Layout, Operand, Plan};
 
 use crate::arguments::{Options, Reader};
@@ -27,10 +27,19 @@ pub(crate) type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 impl<'py> Request<'py> {
     /// Reads all arguments and checks them against each other.
     pub(crate) fn new(options: &Options<'py>, gradients: Gradients) -> Result<Self> {
-        let (q, objects) = (Operand::Q, &options.operands);
-        let reader = Reader::of(q.name(), objects[q].as_ref(), options.stream, gradients)?;
+        Self::read(options, gradients).map_err(|failure| options.names.fail(failure))
+    }
+
+    fn read(options: &Options<'py>, gradients: Gradients) -> Result<Self> {
+        let (q, objects, names) = (Operand::Q, &options.operands, options.names);
+        let reader = Reader::of(
+            names.operand(q),
+            objects[q].as_ref(),
+            options.stream,
+            gradients,
+        )?;
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
-        let given = reader.given(objects, Operations::FORWARD)?;
+        let given = reader.given(objects, names)?;
         let types = given.types()?;
         let (packed_q, packed_k) = (
             given.has(Operand::QueryOffsets),
@@ -126,6 +135,15 @@ impl<'py> Request<'py> {
 
     /// Calls `before`, which may write what is read, and computes. Whatever is wrong with the arguments is found before that.
     pub(crate) fn run_after(
+        self,
+        py: Python<'py>,
+        before: Option<impl FnOnce() -> Result<()>>,
+    ) -> Result<Results<'py>> {
+        let names = self.given.names;
+        { self.compute(py, before) }.map_err(|failure| names.fail(failure))
+    }
+
+    fn compute(
         mut self,
         py: Python<'py>,
         before: Option<impl FnOnce() -> Result<()>>,

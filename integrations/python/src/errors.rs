@@ -49,10 +49,7 @@ impl From<Failure> for PyErr {
             Failure::Invalid(text) => ("InvalidInput", text),
             Failure::Type(text) => ("InvalidType", text),
             Failure::Device(text) => ("DeviceError", text),
-            Failure::Warptile(error) => (
-                class_of(&error),
-                with_chain(&renamed(error, Operations::FORWARD)),
-            ),
+            Failure::Warptile(error) => (class_of(&error), with_chain(&error)),
         };
         Python::attach(|py| match exception(py, class) {
             Ok(class) => PyErr::from_type(class, text),
@@ -89,29 +86,105 @@ pub(crate) fn python_name(operand: Operand, operations: Operations) -> Option<&'
     }
 }
 
-/// The error with the names that the arguments of an operation have in Python.
-pub(crate) fn renamed(mut error: Error, operations: Operations) -> Error {
-    let in_python = |name: &str| {
-        let operand = Operand::of(operations).find(|operand| operand.name() == name)?;
-        python_name(operand, operations)
+/// The names that the arguments of an operation have for its caller.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Names {
+    pub(crate) operations: Operations,
+    /// Names of `warptile.attention`, each with the one that the caller's function has for it.
+    others: [Renamed; 2],
+}
+
+type Renamed = &'static [(&'static str, &'static str)];
+
+/// The functions of `warptile.flash_attn` with the names of their arguments.
+const FUNCTIONS: [(&str, Renamed); 7] = [
+    ("flash_attn_func", &[]),
+    (
+        "flash_attn_qkvpacked_func",
+        &[("q", "qkv"), ("k", "qkv"), ("v", "qkv")],
+    ),
+    ("flash_attn_kvpacked_func", &[("k", "kv"), ("v", "kv")]),
+    ("flash_attn_varlen_func", &[("seqused_k", "cu_seqlens_k")]),
+    (
+        "flash_attn_varlen_qkvpacked_func",
+        &[
+            ("q", "qkv"),
+            ("k", "qkv"),
+            ("v", "qkv"),
+            ("cu_seqlens_q", "cu_seqlens"),
+            ("cu_seqlens_k", "cu_seqlens"),
+            ("max_seqlen_q", "max_seqlen"),
+            ("max_seqlen_k", "max_seqlen"),
+        ],
+    ),
+    (
+        "flash_attn_varlen_kvpacked_func",
+        &[("k", "kv"), ("v", "kv")],
+    ),
+    (
+        "flash_attn_with_kvcache",
+        &[
+            ("k", "k_cache"),
+            ("v", "v_cache"),
+            ("seqused_k", "cache_seqlens"),
+        ],
+    ),
+];
+
+/// The names that all of them have.
+const OF_ALL: Renamed = &[("scale", "softmax_scale"), ("window", "window_size")];
+
+impl Names {
+    /// Those of `warptile.attention`.
+    pub(crate) const ATTENTION: Names = Names {
+        operations: Operations::FORWARD,
+        others: [&[], &[]],
     };
-    if let Error::OutputOverlaps { other, .. } = &mut error
-        && let Some(name) = in_python(other)
-    {
-        *other = name.to_owned();
+    /// Those of a cache write.
+    pub(crate) const WRITE: Names = Names {
+        operations: Operations::APPEND,
+        others: [&[], &[]],
+    };
+
+    /// Those of a function of `warptile.flash_attn`, if there is one of this name.
+    pub(crate) fn of_function(name: &str) -> Option<Names> {
+        let (_, others) = FUNCTIONS.into_iter().find(|(known, _)| *known == name)?;
+        Some(Names {
+            others: [others, OF_ALL],
+            ..Names::ATTENTION
+        })
     }
-    if let Error::Lengths { argument, .. }
-    | Error::Presence { argument, .. }
-    | Error::Misaligned { argument, .. }
-    | Error::Value { argument, .. }
-    | Error::ScaleCount { argument, .. }
-    | Error::OutputOverlaps { argument, .. }
-    | Error::Mismatch { argument, .. } = &mut error
-        && let Some(name) = in_python(argument)
-    {
-        *argument = name;
+
+    /// The name of an argument that is called `name` by `warptile.attention`.
+    pub(crate) fn of(self, name: &'static str) -> &'static str {
+        let found = { self.others.into_iter().flatten() }.find(|(known, _)| *known == name);
+        found.map_or(name, |(_, other)| other)
     }
-    error
+
+    /// The name of an operand.
+    pub(crate) fn operand(self, operand: Operand) -> &'static str {
+        self.of(python_name(operand, self.operations).unwrap_or(operand.name()))
+    }
+
+    /// A failure with these names. Those of operands that no argument has stay.
+    pub(crate) fn fail(self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Warptile(mut error) => {
+                error.rename(|name| {
+                    let named = |operand: &Operand| operand.name() == name;
+                    match Operand::of(self.operations).find(named) {
+                        Some(operand) => Some(self.operand(operand)),
+                        None => ["scale", "window"]
+                            .into_iter()
+                            .find(|known| *known == name)
+                            .map(|name| self.of(name)),
+                    }
+                });
+                Failure::Warptile(error)
+            }
+            other => other,
+        }
+    }
 }
 
 /// The message with those of the errors behind it that it does not already contain.

@@ -6,7 +6,7 @@ use warptile::{Call, Layout, Numbers, Operand, Request, Slots, TableLayout, Type
 
 use crate::array::{Array, Described, Dtype, Order};
 use crate::cpu::{Memory, Places};
-use crate::errors::{Failure, Result, python_name};
+use crate::errors::{Failure, Names, Result};
 
 /// The numbers of a list that a call on the CPU reads itself.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl<'py> Argument<'py> {
 /// The operands of an operation as they were given.
 pub(crate) struct Given<'py> {
     pub(crate) arguments: Slots<Option<Box<Argument<'py>>>>,
-    pub(crate) operations: Operations,
+    pub(crate) names: Names,
 }
 
 impl<'py> Given<'py> {
@@ -150,10 +150,9 @@ impl<'py> Given<'py> {
 
     /// The argument of an operand that must be given.
     pub(crate) fn get(&self, operand: Operand) -> Result<&Argument<'py>> {
-        self.arguments[operand].as_deref().ok_or_else(|| {
-            let name = python_name(operand, self.operations).unwrap_or(operand.name());
-            Failure::Invalid(format!("{name} is missing"))
-        })
+        self.arguments[operand]
+            .as_deref()
+            .ok_or_else(|| Failure::Invalid(format!("{} is missing", self.names.operand(operand))))
     }
 
     pub(crate) fn array(&self, operand: Operand) -> Result<&Array<'py>> {
@@ -166,7 +165,7 @@ impl<'py> Given<'py> {
 
     /// The element types: that of most tensors, and that of keys and values if these are scaled. Scales are given if and only if they are.
     pub(crate) fn types(&self) -> Result<Types> {
-        let [first, k, v] = match self.operations {
+        let [first, k, v] = match self.names.operations {
             Operations::APPEND => [Operand::K, Operand::KPages, Operand::VPages],
             _ => [Operand::Q, Operand::K, Operand::V],
         };
@@ -180,7 +179,7 @@ impl<'py> Given<'py> {
         }
         let wrong = |scale: &Operand| self.has(*scale) != scaled.is_some();
         if let Some(scale) = SCALES.into_iter().find(wrong) {
-            let name = python_name(scale, self.operations).unwrap_or(scale.name());
+            let name = self.names.operand(scale);
             return Err(Failure::Invalid(match scaled {
                 Some(element) => format!(
                     "{name} is missing, but {} and {} are in {}",
@@ -197,7 +196,7 @@ impl<'py> Given<'py> {
             }));
         }
         for (operand, argument) in self.iter() {
-            let may_be_scaled = match self.operations {
+            let may_be_scaled = match self.names.operations {
                 Operations::APPEND => operand.is_written(),
                 _ => operand.elements() == Elements::Keys,
             };

@@ -219,7 +219,8 @@ mod native {
         let options = Options::of("attention_after_write", [q, &k, &v], options.as_ref())?;
         let attention = Request::new(&options, Gradients::Refused)?;
         let before = || {
-            write.run(py)?;
+            // By the names that a write has, which stay.
+            write.run(py).map_err(PyErr::from)?;
             if let Some(between) = &between {
                 between.call0()?;
             }

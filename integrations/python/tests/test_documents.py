@@ -105,6 +105,11 @@ class Documents(unittest.TestCase):
                 self.assertRegex(function.__doc__, rf"(?m)^ +{parameter}: ", name)
         for name in warptile.__all__:
             self.assertTrue(getattr(warptile, name).__doc__, name)
+        for name in warptile.flash_attn.__all__:
+            function = getattr(warptile.flash_attn, name)
+            for parameter in inspect.signature(function).parameters:
+                self.assertRegex(function.__doc__, rf"(?m)^ +{parameter}: ", name)
+            self.assertIn("Returns:", function.__doc__)
 
 
 if __name__ == "__main__":

@@ -309,6 +309,29 @@ class FlashAttn(unittest.TestCase):
         with self.assertRaisesRegex(warptile.InvalidType, "v has elements of type float64"):
             flash_attn_with_kvcache(q, cache, other, k, k.astype(np.float64), cache_seqlens=1)
 
+    def test_errors_have_the_names_of_the_function(self):
+        q, pages = np.zeros((2, 5, 4, 16), np.float32), np.zeros((3, 8, 4, 16), np.float32)
+        rows = q.reshape(10, 4, 16)
+        table = np.zeros((2, 1), np.int32)
+        wide = np.zeros((2, 5, 3, 4, 520), np.float32)
+        cases = [
+            ("^softmax_scale is inf", flash_attn_func, (q, q, q), {"softmax_scale": float("inf")}),
+            ("argument 'softmax_scale'", flash_attn_func, (q, q, q), {"softmax_scale": "big"}),
+            ("^window_size has a side of 4294967296 keys", flash_attn_func, (q, q, q), {"window_size": (2**32, 0)}),
+            ("^k has head size 24, but q has 16", flash_attn_func, (q, np.zeros((2, 5, 4, 24), np.float32), q), {}),
+            ("^qkv has head size 520; the largest", flash_attn_qkvpacked_func, (wide,), {}),
+            ("^kv has batch 2, but q has 1", flash_attn_kvpacked_func, (q[:1], np.zeros((2, 5, 2, 4, 16), np.float32)), {}),
+            (r"^cu_seqlens\[2\] is 11", flash_attn_varlen_qkvpacked_func, (np.stack([rows] * 3, 1), [0, 5, 11], 6), {}),
+            (r"^cu_seqlens_k\[2\] is 11", flash_attn_varlen_func, (rows, rows, rows, [0, 5, 10], [0, 5, 11], 5, 6), {}),
+            (r"^cu_seqlens_k\[1\] is 9", flash_attn_varlen_func, (rows, pages, pages, [0, 5, 10], [0, 5, 14], 5, 9), {"block_table": table}),
+            (r"^cache_seqlens\[1\] is 9", flash_attn_with_kvcache, (q, pages, pages), {"cache_seqlens": [3, 9], "block_table": table}),
+            ("^v_cache has length 6, but k_cache has 5", flash_attn_with_kvcache, (q, q, np.zeros((2, 6, 4, 16), np.float32)), {}),
+            ("^k_cache has elements of type float64", flash_attn_with_kvcache, (q, q.astype(np.float64), q), {}),
+        ]
+        for text, function, tensors, options in cases:
+            with self.subTest(text), self.assertRaisesRegex((warptile.Error, TypeError), text):
+                function(*tensors, **options)
+
     def test_what_is_refused_has_written_nothing(self):
         odd = np.frombuffer(bytearray(2 * 4 * 16 * 4 + 1), np.float32, 2 * 4 * 16, 1).reshape(2, 1, 4, 16)
         for size, rows in ((16, 16), (13, 16), (16, 600)):
@@ -318,14 +341,14 @@ class FlashAttn(unittest.TestCase):
             table = np.array([[1], [0]], np.int32)
             cases = [
                 ("softcap is -1", {"softcap": -1.0}),
-                ("scale is NaN", {"softmax_scale": float("nan")}),
+                ("^softmax_scale is NaN", {"softmax_scale": float("nan")}),
                 (r"alibi_slopes has shape \[1\]", {"alibi_slopes": [1.0]}),
                 (r"alibi_slopes\[3\] is NaN", {"alibi_slopes": [0.0, 0.0, 0.0, float("nan")]}),
                 (r"cache_batch_idx\[0\] is 5, but k_cache has 2 sequences", {"cache_batch_idx": [5, 0]}),
                 (r"cache_batch_idx\[1\] is 2, but block_table has 2 sequences", {"cache_batch_idx": [0, 2], "block_table": table}),
                 (r"cache_leftpad\[1\] is 9, but sequence 1 has 8 rows", {"cache_leftpad": [0, 9]}),
                 ("head size", {"q": q[..., :8]}),
-                ("q has 3 heads and k has 2", {"q": q[:, :, :3]}),
+                ("q has 3 heads and k_cache has 2", {"q": q[:, :, :3]}),
                 ("softcap is -1", {"softcap": -1.0, "rotary_cos": angles, "rotary_sin": angles}),
                 (r"block_table\[\d\] is", {"block_table": np.array([[1], [7]], np.int32)}),
             ]

@@ -25,12 +25,14 @@ pub enum Error {
 
     /// Query heads don't divide into groups of equal size.
     #[error(
-        "q has {heads} heads and k has {kv_heads}; both must be at least 1, and the query heads a multiple of the key/value heads"
+        "q has {heads} heads and {keys} has {kv_heads}; both must be at least 1, and the query heads a multiple of the key/value heads"
     )]
     HeadsNotMultiple {
         /// Heads of `q`.
         heads: usize,
-        /// Heads of `k` and `v`.
+        /// The keys' argument.
+        keys: &'static str,
+        /// Heads of keys and values.
         kv_heads: usize,
     },
 
@@ -479,6 +481,44 @@ pub enum Error {
 }
 
 impl Error {
+    /// Replaces the names of arguments, for callers that have others. `name` is `None` for a name that stays.
+    pub fn rename(&mut self, name: impl Fn(&str) -> Option<&'static str>) {
+        if let Error::HeadDimUnsupported { argument, .. }
+        | Error::Mismatch { argument, .. }
+        | Error::LastDimNotContiguous { argument, .. }
+        | Error::ElementMismatch { argument, .. }
+        | Error::StridesDiffer { argument, .. }
+        | Error::BufferTooSmall { argument, .. }
+        | Error::BufferTooLarge { argument, .. }
+        | Error::LayoutTooLarge { argument, .. }
+        | Error::OutputOverlaps { argument, .. }
+        | Error::Scales { argument, .. }
+        | Error::ScaleCount { argument, .. }
+        | Error::Value { argument, .. }
+        | Error::Pages { argument, .. }
+        | Error::Lengths { argument, .. }
+        | Error::NonFinite { argument, .. }
+        | Error::ScaleTooLarge { argument, .. }
+        | Error::TooLong { argument, .. }
+        | Error::Count { argument, .. }
+        | Error::DeviceMismatch { argument, .. }
+        | Error::Misaligned { argument, .. }
+        | Error::Shared { argument, .. }
+        | Error::Allocation { argument, .. }
+        | Error::Presence { argument, .. } = self
+        {
+            *argument = name(argument).unwrap_or(argument);
+        }
+        if let Error::Mismatch { other, .. } | Error::HeadsNotMultiple { keys: other, .. } = self {
+            *other = name(other).unwrap_or(other);
+        }
+        if let Error::OutputOverlaps { other, .. } = self
+            && let Some(name) = name(other)
+        {
+            name.clone_into(other);
+        }
+    }
+
     /// No `what` is called `name`; suggests those of `known` that look most like it.
     pub(crate) fn unknown<'a>(
         what: &'static str,

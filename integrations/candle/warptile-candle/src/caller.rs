@@ -23,14 +23,19 @@ fn element_of(dtype: DType) -> Option<ElementType> {
     Some(element)
 }
 
-/// The name that candle's functions give to an argument of warptile's.
-pub(crate) fn argument(name: &'static str) -> &'static str {
+/// The name that candle's functions give to an argument of warptile's, if it is another one.
+fn argument(name: &str) -> Option<&'static str> {
     match name {
-        "query_offsets" => "seqlens_q",
-        "key_offsets" => "seqlens_k",
-        "scale" => "softmax_scale",
-        other => other,
+        "query_offsets" => Some("seqlens_q"),
+        "key_offsets" => Some("seqlens_k"),
+        "scale" => Some("softmax_scale"),
+        _ => None,
     }
+}
+
+/// The name that candle's functions give to an operand.
+pub(crate) fn name_of(operand: Operand) -> &'static str {
+    argument(operand.name()).unwrap_or(operand.name())
 }
 
 /// The sizes that lists go by.
@@ -158,7 +163,7 @@ impl Caller {
         (first, place): (&str, &DeviceLocation),
         sizes: Sizes,
     ) -> Result<()> {
-        let name = argument(operand.name());
+        let name = name_of(operand);
         self.check_place(name, tensor, first, place)?;
         let dtypes: &[DType] = match operand.elements() {
             Elements::I32 => &[DType::U32, DType::I32],
@@ -219,14 +224,7 @@ impl Caller {
 
     /// An error of warptile's, by the names that candle's functions give their arguments.
     pub(crate) fn failed(&self, mut error: warptile::Error) -> Error {
-        use warptile::Error::{Lengths, NonFinite, ScaleTooLarge, Value};
-        if let Lengths { argument, .. }
-        | Value { argument, .. }
-        | NonFinite { argument, .. }
-        | ScaleTooLarge { argument, .. } = &mut error
-        {
-            *argument = self::argument(argument);
-        }
+        error.rename(argument);
         self.broken(error)
     }
 }

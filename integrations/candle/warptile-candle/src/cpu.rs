@@ -10,7 +10,7 @@ use warptile::{
 
 use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};
-use crate::caller::{Caller, argument};
+use crate::caller::{Caller, name_of};
 use crate::describe::Described;
 
 /// The output, and the lse if it is wanted.
@@ -108,7 +108,7 @@ fn list(caller: Caller, operand: Operand, tensor: &Tensor) -> Result<Vec<i32>> {
             let floats = tensor.flatten_all()?.to_vec1::<f32>()?;
             Ok(floats.iter().map(|x| x.to_bits().cast_signed()).collect())
         }
-        _ => numbers(caller, argument(operand.name()), tensor),
+        _ => numbers(caller, name_of(operand), tensor),
     }
 }
 

@@ -17,7 +17,7 @@ use warptile_cudarc::{Bindings, Session};
 
 use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};
-use crate::caller::{Caller, argument};
+use crate::caller::{Caller, name_of};
 use crate::describe::Described;
 use crate::locks::Locks;
 
@@ -62,7 +62,7 @@ pub(crate) fn forward(
     for (operand, list) in attention.lists() {
         bindings = bindings.with(operand, locked(caller, operand, locks)?);
         // The kernels read them from the device and clamp them.
-        let reach = reach(caller, argument(operand.name()), list.layout())?;
+        let reach = reach(caller, name_of(operand), list.layout())?;
         numbers.push((operand, Numbers::Device(reach)));
     }
     let launched = session.launch_with(bindings, &Choice::Best, |aligned| {
@@ -127,7 +127,7 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<
 fn locked<'a>(caller: Caller, operand: Operand, locks: &'a Locks<'_>) -> Result<CudaView<'a, u8>> {
     match locks.get(operand) {
         Some((Storage::Cuda(storage), layout)) => part(caller, operand, storage, layout),
-        _ => Err(caller.broken(format!("{} is not on a GPU", argument(operand.name())))),
+        _ => Err(caller.broken(format!("{} is not on a GPU", name_of(operand)))),
     }
 }
 
@@ -176,7 +176,7 @@ fn part<'a>(
         // SAFETY: this is the number of bytes of the view, and bytes may have any bits.
         unsafe { view.transmute(view.num_bytes()) }
     }
-    let name = argument(operand.name());
+    let name = name_of(operand);
     let (start, reach) = (layout.start_offset(), reach(caller, name, layout)?);
     with_elements!(&storage.slice, slice => of(slice, start, reach))
         .ok_or_else(|| beyond(caller, name))

@@ -59,10 +59,8 @@ def flash_attn_func(
         The output, of q's shape; with `return_attn_probs` also the log-sum-exp, `[batch, heads, length]`, and None for the
         probabilities, which are never stored.
     """
-    _refuse("dropout_p", dropout_p, 0.0)
-    options = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    out, lse = _forward(q, k, v, options, deterministic)
-    return (out, lse, None) if return_attn_probs else out
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return _dense("flash_attn_func", (q, k, v), *options)
 
 
 def flash_attn_qkvpacked_func(
@@ -76,9 +74,24 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` of queries, keys and values in one tensor, `[batch, length, 3, heads, head size]`."""
+    """`flash_attn_func` of queries, keys and values in one tensor, `[batch, length, 3, heads, head size]`.
+
+    Args:
+        qkv: Queries, keys and values, one after the other in the third dimension.
+        dropout_p: Must be 0.
+        softmax_scale: As in `flash_attn_func`.
+        causal: As in `flash_attn_func`.
+        window_size: As in `flash_attn_func`.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: As in `flash_attn_func`.
+        deterministic: As in `flash_attn_func`.
+        return_attn_probs: As in `flash_attn_func`.
+
+    Returns:
+        As `flash_attn_func`.
+    """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(*parts(qkv, 2), *options)
+    return _dense("flash_attn_qkvpacked_func", parts(qkv, 2), *options)
 
 
 def flash_attn_kvpacked_func(
@@ -93,9 +106,25 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` of keys and values in one tensor, `[batch, length, 2, heads, head size]`."""
+    """`flash_attn_func` of keys and values in one tensor, `[batch, length, 2, heads, head size]`.
+
+    Args:
+        q: Queries, `[batch, length, heads, head size]`.
+        kv: Keys and values, one after the other in the third dimension.
+        dropout_p: Must be 0.
+        softmax_scale: As in `flash_attn_func`.
+        causal: As in `flash_attn_func`.
+        window_size: As in `flash_attn_func`.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: As in `flash_attn_func`.
+        deterministic: As in `flash_attn_func`.
+        return_attn_probs: As in `flash_attn_func`.
+
+    Returns:
+        As `flash_attn_func`.
+    """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, *parts(kv, 2), *options)
+    return _dense("flash_attn_kvpacked_func", (q, *parts(kv, 2)), *options)
 
 
 def flash_attn_varlen_func(
@@ -123,7 +152,7 @@ def flash_attn_varlen_func(
         k: Keys, `[rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`.
         v: Values, of the shape of k.
         cu_seqlens_q: `int32`, `[sequences + 1]`: where each sequence's queries begin.
-        cu_seqlens_k: The same of keys. With a `block_table` only its differences count: how many keys each sequence has.
+        cu_seqlens_k: `int32`, `[sequences + 1]`: where each sequence's keys begin. With a `block_table` only its differences count: how many keys each sequence has.
         max_seqlen_q: The longest sequence of queries.
         max_seqlen_k: The longest sequence of keys.
         dropout_p: Must be 0.
@@ -135,22 +164,13 @@ def flash_attn_varlen_func(
         deterministic: As in `flash_attn_func`.
         return_attn_probs: As in `flash_attn_func`; the log-sum-exp is `[heads, rows]`.
         block_table: `int32`, `[sequences, pages]`: the numbers of each sequence's pages.
+
+    Returns:
+        As `flash_attn_func`.
     """
-    _refuse("dropout_p", dropout_p, 0.0)
-    options = {
-        **_scores(softmax_scale, causal, window_size, softcap, alibi_slopes),
-        "cu_seqlens_q": cu_seqlens_q,
-        "max_seqlen_q": _whole(max_seqlen_q),
-        "max_seqlen_k": _whole(max_seqlen_k),
-    }
-    if block_table is None:
-        options["cu_seqlens_k"] = cu_seqlens_k
-    else:
-        cache = Cache(k, v, block_table).readable()
-        k, v, options["block_table"] = cache.k, cache.v, cache.block_table
-        options["seqused_k"] = _differences(cu_seqlens_k)
-    out, lse = _forward(q, k, v, options, deterministic)
-    return (out, lse, None) if return_attn_probs else out
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _packed("flash_attn_varlen_func", (q, k, v), lengths, block_table, *options)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -166,9 +186,27 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of queries, keys and values in one tensor, `[rows, 3, heads, head size]`."""
+    """`flash_attn_varlen_func` of queries, keys and values in one tensor, `[rows, 3, heads, head size]`.
+
+    Args:
+        qkv: Queries, keys and values, one after the other in the second dimension.
+        cu_seqlens: `int32`, `[sequences + 1]`: where each sequence begins.
+        max_seqlen: The longest sequence.
+        dropout_p: Must be 0.
+        softmax_scale: As in `flash_attn_func`.
+        causal: As in `flash_attn_func`.
+        window_size: As in `flash_attn_func`.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: As in `flash_attn_func`.
+        deterministic: As in `flash_attn_func`.
+        return_attn_probs: As in `flash_attn_func`.
+
+    Returns:
+        As `flash_attn_func`.
+    """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_varlen_func(*parts(qkv, 1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return _packed("flash_attn_varlen_qkvpacked_func", parts(qkv, 1), lengths, None, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -187,9 +225,30 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of keys and values in one tensor, `[rows, 2, heads, head size]`."""
+    """`flash_attn_varlen_func` of keys and values in one tensor, `[rows, 2, heads, head size]`.
+
+    Args:
+        q: Queries of all sequences, `[rows, heads, head size]`.
+        kv: Keys and values, one after the other in the second dimension.
+        cu_seqlens_q: `int32`, `[sequences + 1]`: where each sequence's queries begin.
+        cu_seqlens_k: `int32`, `[sequences + 1]`: where each sequence's keys begin.
+        max_seqlen_q: The longest sequence of queries.
+        max_seqlen_k: The longest sequence of keys.
+        dropout_p: Must be 0.
+        softmax_scale: As in `flash_attn_func`.
+        causal: As in `flash_attn_func`.
+        window_size: As in `flash_attn_func`.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: As in `flash_attn_func`.
+        deterministic: As in `flash_attn_func`.
+        return_attn_probs: As in `flash_attn_func`.
+
+    Returns:
+        As `flash_attn_func`.
+    """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_varlen_func(q, *parts(kv, 1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _packed("flash_attn_varlen_kvpacked_func", (q, *parts(kv, 1)), lengths, None, *options)
 
 
 def flash_attn_with_kvcache(
@@ -228,7 +287,7 @@ def flash_attn_with_kvcache(
         v: New values, of the shape of k.
         rotary_cos: `[positions, half of the rotary size]`: rotates k, and q, by the rows' positions. There are at least as many
             positions as a sequence of the cache can have rows.
-        rotary_sin: Likewise.
+        rotary_sin: The sines to the cosines of `rotary_cos`, of its shape.
         cache_seqlens: How many rows of the cache each sequence has, without the new ones: `int32`, `[batch]`, or one number for
             all.
         cache_batch_idx: `int32`, `[batch]`: which sequence of the cache, or row of the block table, belongs to each of q.
@@ -245,12 +304,12 @@ def flash_attn_with_kvcache(
         k_descale: Of a cache in 8 bits (`float8_e4m3fn`, or its bits as `uint8`), as flash_attn_3 calls it: each key counts times
             this, and k is divided by it when it is written. `float32`, a number, `[key/value heads]`, or one of these expanded to
             `[batch, key/value heads]`. q, k and v are not in 8 bits.
-        v_descale: The same of values.
+        v_descale: The scales of values, as `k_descale` has those of keys.
 
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
-    options = _scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options = _scores("flash_attn_with_kvcache", softmax_scale, causal, window_size, softcap, alibi_slopes)
     cache_seqlens = _lengths(cache_seqlens, q)
     cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
     descales = {"k_descale": k_descale, "v_descale": v_descale}
@@ -294,15 +353,45 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
+def _dense(caller, tensors, dropout_p, *rest):
+    """Output, and what else is asked for, of dense sequences. Errors have the names of the function `caller`."""
+    _refuse("dropout_p", dropout_p, 0.0)
+    *scores, deterministic, return_attn_probs = rest
+    out, lse = _forward(*tensors, _scores(caller, *scores), deterministic)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
+    """As `_dense`, of sequences that lie one after the other."""
+    _refuse("dropout_p", dropout_p, 0.0)
+    *scores, deterministic, return_attn_probs = rest
+    (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) = tensors, lengths
+    options = {
+        **_scores(caller, *scores),
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": _whole(max_seqlen_q),
+        "max_seqlen_k": _whole(max_seqlen_k),
+    }
+    if block_table is None:
+        options["cu_seqlens_k"] = cu_seqlens_k
+    else:
+        cache = Cache(k, v, block_table).readable()
+        k, v, options["block_table"] = cache.k, cache.v, cache.block_table
+        options["seqused_k"] = _differences(cu_seqlens_k)
+    out, lse = _forward(q, k, v, options, deterministic)
+    return (out, lse, None) if return_attn_probs else out
+
+
 def _refuse(name, value, only):
     """Fails unless `value` is the only one that is supported, or None."""
     if value is not None and (only is None or value != only):
         raise Unsupported(f"{name} is not supported by warptile; it must be {only}")
 
 
-def _scores(softmax_scale, causal, window_size, softcap, alibi_slopes):
-    """What says how scores are computed, as `attention` takes it."""
+def _scores(caller, softmax_scale, causal, window_size, softcap, alibi_slopes):
+    """The options of scores, as `attention` takes them, and the function whose names errors have."""
     return {
+        "_caller": caller,
         "causal": causal,
         "window": _sides(window_size),
         "scale": softmax_scale,

@@ -50,6 +50,9 @@ def scaled_dot_product_attention(
         is_causal: Whether a query sees no key after itself; the first query is aligned with the first key.
         scale: Factor of the scores; `1 / sqrt(head size)` if not given.
         enable_gqa: Whether the key may have fewer heads.
+
+    Returns:
+        The output, `[batch, heads, length, head size]`.
     """
     masked = attn_mask is not None
     tensors = (query, key, value) + ((attn_mask,) if masked else ())
@@ -341,7 +344,7 @@ def differentiable(q, k, v, options, deterministic):
     return _Flash.apply(q, k, v, options, deterministic)
 
 
-_DIFFERENTIABLE = {"causal", "window", "scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
+_DIFFERENTIABLE = {"_caller", "causal", "window", "scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
 
 
 def _why_no_gradient(q, options):
@@ -420,6 +423,9 @@ def register_with_transformers(name: str = NAME) -> None:
 
     Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed where no gradient is
     needed.
+
+    Args:
+        name: The name that it gets there.
     """
     from transformers import AttentionInterface
 

@@ -31,7 +31,11 @@ impl Heads {
         }
         let (heads, kv_heads) = (self.query, self.key_value);
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(Error::HeadsNotMultiple { heads, kv_heads });
+            return Err(Error::HeadsNotMultiple {
+                heads,
+                keys: "k",
+                kv_heads,
+            });
         }
         Ok(())
     }
