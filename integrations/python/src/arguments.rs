@@ -54,6 +54,32 @@ where
     })
 }
 
+/// The options of `attention` besides operands: a line with the name and its type, and indented lines that document it.
+pub(crate) const OPTIONS: &str = r#"
+return_lse: bool
+    Whether to return `(out, lse)` instead of `out`.
+causal: bool | Literal["bottom-right", "top-left"] | None
+    Whether a query sees no key after itself. The last query is aligned with the last key; with `"top-left"` the
+    first query with the first key.
+window: tuple[int | None, int | None] | None
+    `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
+scale: float | None
+    Factor of the scores; `1 / sqrt(head size)` if not given.
+softcap: float | None
+    Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
+layout: Literal["bshd", "bhsd"] | None
+    Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
+max_seqlen_q: int | None
+    On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
+max_seqlen_k: int | None
+    On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
+kernel: str | None
+    Name of the kernel or family to run instead of the planner's choice.
+stream: int | None
+    Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
+    legacy default stream.
+"#;
+
 /// The argument by which the functions of `warptile.flash_attn` tell their names.
 const CALLER: &str = "_caller";
 

@@ -45,18 +45,6 @@ mod native {
     ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
     ///     k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
     ///     v: Values, of the shape of k but for the head size, which may be another one.
-    ///     return_lse: Whether to return `(out, lse)` instead of `out`.
-    ///     causal: Whether a query sees no key after itself. The last query is aligned with the last key; with `"top-left"` the
-    ///         first query with the first key.
-    ///     window: `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
-    ///     scale: Factor of the scores; `1 / sqrt(head size)` if not given.
-    ///     softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
-    ///     layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
-    ///     max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
-    ///     max_seqlen_k: The same of keys.
-    ///     kernel: Name of the kernel or family to run instead of the planner's choice.
-    ///     stream: Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
-    ///         legacy default stream.
     ///
     /// Returns:
     ///     The output, or with `return_lse` the output and the log-sum-exp.
@@ -67,8 +55,7 @@ mod native {
     ///     warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
     ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     #[pyfunction]
-    #[pyo3(signature = (q, k, v, **options), text_signature = "(q, k, v, *, return_lse=False, causal=None, window=None, scale=None, \
-        softcap=None, layout=None, max_seqlen_q=None, max_seqlen_k=None, kernel=None, stream=None, **operands)")]
+    #[pyo3(signature = (q, k, v, **options))]
     fn attention<'py>(
         py: Python<'py>,
         q: Bound<'py, PyAny>,
@@ -243,9 +230,15 @@ mod native {
         }
     }
 
+    /// The options of `attention` as a `TypedDict` for type checkers.
+    #[pyfunction]
+    fn options_stub() -> String {
+        docs::stub()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        let attention = docs::with_operands(module, c"attention")?;
+        let attention = docs::with_options(module, c"attention")?;
         module.add("attention", attention)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -30,10 +30,12 @@ class Documents(unittest.TestCase):
                 exec(compile(program, "README.md", "exec"), {})
 
     def test_stubs(self):
-        stubs = ast.parse((pathlib.Path(warptile.__file__).parent / "_native.pyi").read_text())
+        package = pathlib.Path(warptile.__file__).parent
+        stubs = ast.parse((package / "_native.pyi").read_text())
         seen = set()
-        (options,) = (item for item in stubs.body if isinstance(item, ast.ClassDef) and item.name == "_Options")
-        options = {field.target.id for field in options.body}
+        generated = (package / "generated" / "__init__.pyi").read_text()
+        self.assertEqual(generated, warptile._native.options_stub(), "generate it again, as it says at its beginning")
+        options = {field.target.id for field in ast.parse(generated).body[-1].body}
         for function in stubs.body:
             if not isinstance(function, ast.FunctionDef):
                 continue
@@ -47,7 +49,7 @@ class Documents(unittest.TestCase):
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
-        self.assertEqual(seen, {"attention", "attention_after_write", "attention_without_gradient", "explain", "merge", "write_cache"})
+        self.assertEqual(seen, {"attention", "attention_after_write", "attention_without_gradient", "explain", "merge", "options_stub", "write_cache"})
 
     def test_types_of_python_modules(self):
         package = pathlib.Path(warptile.__file__).parent

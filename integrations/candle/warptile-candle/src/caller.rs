@@ -6,22 +6,11 @@ use candle_core::{DType, DeviceLocation, Error, Layout, Result, Tensor};
 use warptile::kernels::{Count, Elements, Kind};
 use warptile::{ElementType, Operand};
 
+use crate::elements::{DTYPES, element_of};
+
 /// The name of an operation, which its messages begin with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller(pub(crate) &'static str);
-
-/// The dtypes of q, k and v with the element types of warptile that they are.
-const DTYPES: [(DType, ElementType); 4] = [
-    (DType::F16, ElementType::F16),
-    (DType::BF16, ElementType::Bf16),
-    (DType::F32, ElementType::F32),
-    (DType::F8E4M3, ElementType::E4m3),
-];
-
-fn element_of(dtype: DType) -> Option<ElementType> {
-    let (_, element) = DTYPES.into_iter().find(|(known, _)| *known == dtype)?;
-    Some(element)
-}
 
 /// The name that candle's functions give to an argument of warptile's, if it is another one.
 fn argument(name: &str) -> Option<&'static str> {

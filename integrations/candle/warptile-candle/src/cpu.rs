@@ -12,6 +12,7 @@ use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::{Caller, name_of};
 use crate::describe::Described;
+use crate::elements::with_cpu_elements;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -130,19 +131,6 @@ pub(crate) fn numbers(caller: Caller, name: &str, tensor: &Tensor) -> Result<Vec
         .collect()
 }
 
-/// Calls a function with the elements of a storage, whichever of the types of q, k and v they have.
-macro_rules! with_elements {
-    ($caller:expr, $storage:expr, $elements:ident => $result:expr) => {
-        match $storage {
-            CpuStorage::F16($elements) => Ok($result),
-            CpuStorage::BF16($elements) => Ok($result),
-            CpuStorage::F32($elements) => Ok($result),
-            CpuStorage::F8E4M3($elements) => Ok($result),
-            _ => Err($caller.broken("a tensor has another dtype than was checked")),
-        }
-    };
-}
-
 /// The bytes of a tensor from its first element on.
 fn bytes<'a>(caller: Caller, storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [u8]> {
     fn of<T: WithDType>(elements: &[T], start: usize) -> &[u8] {
@@ -150,7 +138,7 @@ fn bytes<'a>(caller: Caller, storage: &'a CpuStorage, layout: &Layout) -> Result
         // SAFETY: the numbers of candle's types have no padding, so all their bytes are initialized; borrowed as long as the result.
         unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
     }
-    with_elements!(caller, storage, elements => of(elements, layout.start_offset()))
+    with_cpu_elements!(caller, storage, elements => of(elements, layout.start_offset()))
 }
 
 /// As [`bytes`], for writing, from an element on.
@@ -162,5 +150,5 @@ fn bytes_mut(caller: Caller, storage: &mut CpuStorage, start: usize) -> Result<&
         // SAFETY: as in `bytes`; borrowed exclusively, and a number of candle's types may have any bits.
         unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), len) }
     }
-    with_elements!(caller, storage, elements => of(elements, start))
+    with_cpu_elements!(caller, storage, elements => of(elements, start))
 }

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice,
 };
@@ -19,6 +18,7 @@ use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::{Caller, name_of};
 use crate::describe::Described;
+use crate::elements::with_cuda_elements;
 use crate::locks::Locks;
 
 /// As [`Attention::describe`], of what candle has locked.
@@ -148,22 +148,6 @@ fn reach(caller: Caller, name: &str, layout: &Layout) -> Result<usize> {
         .ok_or_else(|| beyond(caller, name))
 }
 
-/// Calls a function with the elements of a storage, whichever of the types that a call takes they have.
-macro_rules! with_elements {
-    ($slice:expr, $elements:ident => $result:expr) => {
-        match $slice {
-            CudaStorageSlice::U32($elements) => $result,
-            CudaStorageSlice::I32($elements) => $result,
-            CudaStorageSlice::I64($elements) => $result,
-            CudaStorageSlice::F16($elements) => $result,
-            CudaStorageSlice::BF16($elements) => $result,
-            CudaStorageSlice::F32($elements) => $result,
-            CudaStorageSlice::F8E4M3($elements) => $result,
-            _ => None,
-        }
-    };
-}
-
 /// The bytes of a tensor from its first element to its last.
 fn part<'a>(
     caller: Caller,
@@ -178,7 +162,7 @@ fn part<'a>(
     }
     let name = name_of(operand);
     let (start, reach) = (layout.start_offset(), reach(caller, name, layout)?);
-    with_elements!(&storage.slice, slice => of(slice, start, reach))
+    with_cuda_elements!(&storage.slice, slice => of(slice, start, reach))
         .ok_or_else(|| beyond(caller, name))
 }
 
@@ -192,7 +176,7 @@ fn whole<'a>(
         // SAFETY: this is the number of bytes of the slice, and a number of candle's types may have any bits.
         unsafe { slice.transmute_mut(slice.num_bytes()) }
     }
-    with_elements!(&mut storage.slice, slice => of(slice)).ok_or_else(|| beyond(caller, name))
+    with_cuda_elements!(&mut storage.slice, slice => of(slice)).ok_or_else(|| beyond(caller, name))
 }
 
 fn beyond(caller: Caller, name: &str) -> candle_core::Error {

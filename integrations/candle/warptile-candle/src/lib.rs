@@ -30,7 +30,7 @@
 //!   packed sequences, keys and values in pages of 1 to 256 rows, and so on. A query that sees no key gives 0.
 //! - [`Attention`] has these options as methods, and some that candle-flash-attn lacks, such as the log-sum-exp of each row, and pages
 //!   whose key lengths a captured graph reads at each replay. [`write_to_pages`] writes new keys and values into such pages.
-//! - Keys and values in f8e4m3 with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU
+//! - Keys and values in 8 bits with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU
 //!   the head size is a multiple of 16 up to 256 then, and q is f16 or bf16.
 //!
 //! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
@@ -55,6 +55,7 @@ mod cuda;
 #[path = "no_cuda.rs"]
 mod cuda;
 mod describe;
+mod elements;
 mod flash_attn;
 mod key_lengths;
 mod locks;
