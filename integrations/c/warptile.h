@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 44506a390e2363c541de54b42e669bcf8002a47c607c963fead6da45b60f280b */
+/* Seal of header.sh: 016a8ad9297438a55f0f2c977c72528b3402c5ac057215ae29bc5e8d6e24305f */

@@ -21,6 +21,7 @@ mod merge;
 mod operands;
 mod pairs;
 mod products;
+pub mod raw;
 mod state;
 mod task;
 mod terms;

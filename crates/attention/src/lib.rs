@@ -160,7 +160,7 @@ mod tensor;
 pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
 pub use cache::{KvCache, KvCacheBuilder, SequenceId};
-pub use cpu::{append_cpu, forward_cpu, merge_cpu};
+pub use cpu::{append_cpu, forward_cpu, merge_cpu, raw};
 pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
 pub use ops::{CacheTensors, CacheWrite, merge, merge_into};

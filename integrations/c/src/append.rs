@@ -3,11 +3,11 @@
 use std::ffi::c_void;
 
 use attention::gpu::PreparedAppend;
-use attention::{Append as Checked, Operand, append_cpu};
+use attention::{Append as Checked, raw};
 
 use crate::append_desc::{AppendDesc, AppendMemory, rotation, write};
 use crate::error::{Result, guarded};
-use crate::host::{Memory, named, parts, views};
+use crate::host::{Memory, named, parts};
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{check_pointer, flag, free, give, handle, read};
 
@@ -99,20 +99,7 @@ pub unsafe extern "C" fn warptile_append_free(append: *mut Append) {
 unsafe fn run_on_cpu(append: &Append, memory: &AppendMemory) -> Result<()> {
     // SAFETY: the caller's promise. The write has its own copies of the lists.
     let append = unsafe { write(&append.desc, append.append.rotary(), Some(memory)) }?;
-    let mut parts = parts(memory, append.memory(), |operand| append.type_of(operand))?;
-    // A cache may have its keys and values interleaved: one piece of memory.
-    let mut values_at = None;
-    if let (Some(keys), Some(values)) = (parts[Operand::KPages], parts[Operand::VPages])
-        && keys.meets(&values)
-    {
-        let distance = values.after(&keys)?;
-        values_at = Some(distance / append.types().k.size());
-        parts[Operand::KPages] = Some(keys.up_to_the_end_of(&values, distance));
-        parts[Operand::VPages] = None;
-    }
-    let in_place = append.layout(Operand::QOut).is_none();
-    let is_written = |operand: Operand| operand.is_written() || (operand == Operand::Q && in_place);
+    let parts = parts(memory, append.memory(), |operand| append.type_of(operand))?;
     // SAFETY: the caller's promise.
-    let (inputs, outputs) = unsafe { views(&parts, is_written, values_at) }?;
-    Ok(append_cpu(&append, &inputs, outputs)?)
+    Ok(unsafe { raw::append(&append, &parts) }?)
 }

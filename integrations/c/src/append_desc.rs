@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use attention::{Append, ElementType, Layout as Strided, Numbers, Operand, Pairing, Rotary, Slots};
 
 use crate::error::{Failure, Result};
-use crate::host::{Lists, Part, expect_within, memory};
+use crate::host::{Lists, elements, expect_within, memory};
 use crate::structs::{Layout, Versioned, bound, count, element_of, flag, sequences, types};
 
 /// Keys are copied as they are.
@@ -317,7 +317,7 @@ pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
     }
     // Before that many are read.
     Rotary::computed(size, 10_000.0, pairing)?;
-    let frequencies = Part::of("rotary_frequencies", desc.rotary_frequencies, size / 2)?;
+    let frequencies = elements("rotary_frequencies", desc.rotary_frequencies, size / 2)?;
     // SAFETY: the caller's promise.
     let frequencies = unsafe { frequencies.slice() };
     Ok(Some(Rotary::with_frequencies(frequencies, pairing)?))

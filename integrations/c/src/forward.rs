@@ -3,11 +3,11 @@
 use std::ffi::c_void;
 
 use attention::gpu::Prepared;
-use attention::{Call, Operand, forward_cpu};
+use attention::{Call, raw};
 
 use crate::attention_desc::{AttentionDesc, AttentionMemory, call, choice};
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Memory, named, parts, views};
+use crate::host::{Memory, named, parts};
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{address, check_pointer, flag, free, give, handle, read};
 
@@ -151,6 +151,5 @@ unsafe fn run_on_cpu(desc: &AttentionDesc, memory: &AttentionMemory) -> Result<(
     let call = unsafe { call(desc, Some(memory)) }?;
     let parts = parts(memory, call.memory(), |operand| call.type_of(operand))?;
     // SAFETY: the caller's promise.
-    let (inputs, outputs) = unsafe { views(&parts, Operand::is_written, None) }?;
-    Ok(forward_cpu(&call, &inputs, outputs)?)
+    Ok(unsafe { raw::forward(&call, &parts) }?)
 }

@@ -3,13 +3,11 @@
 use std::ffi::c_void;
 
 use attention::gpu::{MergeAddresses, PreparedMerge};
-use attention::{
-    Element, ElementType, Layout as Checked, LseBase, Merge as Description, merge_cpu,
-};
-use half::{bf16, f16};
+use attention::raw::{self, HostMemory};
+use attention::{ElementType, Layout as Checked, LseBase, Merge as Description};
 
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, check_apart};
+use crate::host::elements;
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{
     Layout, Versioned, address, check_pointer, element, flag, free, give, handle, read,
@@ -129,7 +127,7 @@ unsafe fn describe(desc: &MergeDesc) -> Result<Description> {
         ));
     }
     // SAFETY: the caller's promise.
-    let given: &[Layout] = unsafe { Part::of("part_layouts", desc.part_layouts, parts)?.slice() };
+    let given: &[Layout] = unsafe { elements("part_layouts", desc.part_layouts, parts)?.slice() };
     let mut layouts: Vec<Checked> = Vec::with_capacity(parts);
     for (index, layout) in given.iter().enumerate() {
         layouts.push(layout.required(&format!("part_layouts[{index}]"))?);
@@ -164,19 +162,14 @@ pub unsafe extern "C" fn warptile_merge_run(
         let description = &merge.description;
         // SAFETY: the caller's promise.
         let parts: &[MergePart] =
-            unsafe { Part::of("parts", memory.parts, description.part_count())?.slice() };
+            unsafe { elements("parts", memory.parts, description.part_count())?.slice() };
         if description.lse().is_none() && !memory.lse.is_null() {
             return Err(Failure::of("lse", "is given, but want_lse is 0"));
         }
         let Some(on) = &merge.on else {
             no_stream(stream)?;
-            let run = match description.element() {
-                ElementType::F16 => run_on_cpu::<f16>,
-                ElementType::Bf16 => run_on_cpu::<bf16>,
-                _ => run_on_cpu::<f32>,
-            };
             // SAFETY: the caller's promise.
-            return unsafe { run(description, &memory, parts) };
+            return unsafe { run_on_cpu(description, &memory, parts) };
         };
         let mut addresses = [[0; 2]; WARPTILE_MERGE_PARTS];
         for (part, to) in parts.iter().zip(&mut addresses) {
@@ -210,33 +203,33 @@ pub unsafe extern "C" fn warptile_merge_free(merge: *mut Merge) {
 
 /// # Safety
 /// As [`warptile_merge_run`] on the CPU.
-unsafe fn run_on_cpu<T: Element>(
-    merge: &Description,
-    memory: &MergeMemory,
-    parts: &[MergePart],
-) -> Result<()> {
-    let out = Part::tensor::<T>("out", memory.out.cast_const().cast(), merge.out())?;
-    let lse = match merge.lse() {
-        Some(layout) => Part::tensor("lse", memory.lse.cast_const(), layout)?,
-        None => Part::of("lse", memory.lse.cast_const(), 0)?,
+unsafe fn run_on_cpu(merge: &Description, memory: &MergeMemory, parts: &[MergePart]) -> Result<()> {
+    let tensor = |name,
+                  start: *const c_void,
+                  layout: &Checked,
+                  element: ElementType|
+     -> Result<HostMemory> {
+        if layout.required_len() != Some(0) {
+            check_pointer(name, start.cast::<u8>(), element.size())?;
+        }
+        let start = start.cast_mut().cast();
+        Ok(HostMemory::tensor(name, start, layout, element)?)
     };
-    let mut inputs = Vec::with_capacity(2 * parts.len());
-    let mut slices: Vec<(&[T], &[f32])> = Vec::with_capacity(parts.len());
-    for (index, part) in parts.iter().enumerate() {
-        let Some((out_layout, lse_layout)) = merge.part(index) else {
-            continue;
-        };
-        let part_out = Part::tensor::<T>("parts.out", part.out.cast(), out_layout)?;
-        let part_lse = Part::tensor("parts.lse", part.lse, lse_layout)?;
-        inputs.extend([part_out, part_lse]);
-        // SAFETY: the caller's promise; any bits are a value of `T`.
-        slices.push(unsafe { (part_out.slice(), part_lse.slice()) });
-    }
-    check_apart(&[out, lse], &inputs)?;
-    // SAFETY: the caller's promise, and outputs overlap nothing.
-    unsafe {
-        let lse = merge.lse().is_some().then(|| lse.slice_mut());
-        merge_cpu(merge, &slices, out.slice_mut(), lse)?;
-    }
-    Ok(())
+    let element = merge.element();
+    let out = tensor("out", memory.out, merge.out(), element)?;
+    let lse = { merge.lse() }
+        .map(|layout| tensor("lse", memory.lse.cast(), layout, ElementType::F32))
+        .transpose()?;
+    let parts: Vec<[HostMemory; 2]> = { parts.iter().enumerate() }
+        .filter_map(|(index, part)| Some((part, merge.part(index)?)))
+        .map(|(part, (out, lse))| {
+            let out = tensor("parts.out", part.out, out, element)?;
+            Ok([
+                out,
+                tensor("parts.lse", part.lse.cast(), lse, ElementType::F32)?,
+            ])
+        })
+        .collect::<Result<_>>()?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { raw::merge(merge, &parts, out, lse) }?)
 }

@@ -3,13 +3,10 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use warptile::kernels::Operations;
-use warptile::{
-    Append, HostOutputs, Layout, Numbers, Operand, Pairing, Rotary, TableLayout, append_cpu,
-};
+use warptile::{Append, Layout, Numbers, Operand, Pairing, Rotary, TableLayout, raw};
 
 use crate::arguments::{Reader, objects};
 use crate::array::{Described, Device, Gradients, Order};
-use crate::cpu::{self, Places};
 use crate::errors::{Failure, Names, Result};
 use crate::given::{Argument, Given, SCALES};
 use crate::gpu;
@@ -132,10 +129,10 @@ impl<'py> Request<'py> {
         let append = &self.append;
         let done = match self.reader.device() {
             Device::Cpu => {
-                let places = self.given.places();
+                let memory = self.given.memory(|operand| append.reach(operand))?;
                 // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody else touches them
                 // meanwhile is what is asked of callers.
-                py.detach(|| unsafe { on_cpu(append, places) })
+                py.detach(|| unsafe { raw::append(append, &memory) }.map_err(Failure::from))
             }
             Device::Cuda(ordinal) => {
                 let (addresses, stream) = (self.given.addresses(), self.reader.stream());
@@ -152,38 +149,4 @@ fn angle_table(array: &Described) -> Result<Layout> {
     array.element()?;
     let ([positions, pairs], stride) = array.table()?;
     Ok(Layout::new([1, positions, 1, pairs], [0, stride, 0, 1]))
-}
-
-/// # Safety
-/// Each array's elements are in memory and stay there until this returns, and nobody else touches those that are written or writes the
-/// others meanwhile.
-unsafe fn on_cpu(append: &Append, mut places: Places<'_>) -> Result<()> {
-    let reach = |operand| append.reach(operand);
-    cpu::check(&places, reach)?;
-    let mut outputs = HostOutputs::default();
-    if let (Some(cpu::Memory::Array(k)), Some(cpu::Memory::Array(v))) =
-        (places[Operand::KPages], places[Operand::VPages])
-        && cpu::overlap((k, reach(Operand::KPages)), (v, reach(Operand::VPages)))
-    {
-        let size = k.dtype.size();
-        let apart = { v.address.checked_sub(k.address) }.filter(|apart| apart % size == 0);
-        let Some(apart) = apart.and_then(|bytes| usize::try_from(bytes).ok()) else {
-            return Err(Failure::Invalid(format!(
-                "{} and {} share memory, but the values do not come after the keys",
-                k.name, v.name
-            )));
-        };
-        let (start, keys) = cpu::bytes(k, reach(Operand::KPages))?;
-        let (_, values) = cpu::bytes(v, reach(Operand::VPages))?;
-        let len = keys.max(values.saturating_add(apart));
-        // SAFETY: both arrays lie in this memory, which begins with the keys' first element and, as they overlap, is less than twice as large
-        // as the larger one. `bytes` has checked alignment and size; the rest is the caller's promise.
-        let memory = unsafe { std::slice::from_raw_parts_mut(start, len) };
-        outputs = HostOutputs::cache_in_one(memory, apart / size as usize);
-        places[Operand::KPages] = None;
-        places[Operand::VPages] = None;
-    }
-    // SAFETY: the caller's promise; what is written overlaps nothing.
-    let (inputs, outputs) = unsafe { cpu::split(&places, outputs, reach) }?;
-    Ok(append_cpu(append, &inputs, outputs)?)
 }

@@ -2,11 +2,10 @@
 
 use pyo3::prelude::*;
 use warptile::kernels::{Count, Elements, Excerpt, Kind};
-use warptile::{Call, Choice, DeviceProfile, Layout, Operand, Plan};
+use warptile::{Call, Choice, DeviceProfile, Layout, Operand, Plan, raw};
 
 use crate::arguments::{Options, Reader};
 use crate::array::{Device, Gradients, Library, Order};
-use crate::cpu;
 use crate::errors::{Failure, Result};
 use crate::given::Given;
 use crate::gpu;
@@ -158,14 +157,14 @@ impl<'py> Request<'py> {
         match self.reader.device() {
             Device::Cpu => {
                 choice.check_on_cpu()?;
-                let places = given.places();
+                let memory = given.memory(|operand| call.reach(operand))?;
                 if let Some(before) = before {
-                    cpu::check(&places, |operand| call.reach(operand))?;
+                    raw::check(call, &memory)?;
                     before()?;
                 }
                 // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them
                 // meanwhile is what `attention` asks of its caller, as every function does that computes without the GIL.
-                py.detach(|| unsafe { cpu::forward(call, &places) })?;
+                py.detach(|| unsafe { raw::forward(call, &memory) })?;
             }
             Device::Cuda(ordinal) => {
                 let (addresses, stream) = (given.addresses(), self.reader.stream());

@@ -2,10 +2,11 @@
 
 use pyo3::prelude::*;
 use warptile::kernels::{Count, Elements, Kind, Operations};
+use warptile::raw::{self, HostMemory};
 use warptile::{Call, Layout, Numbers, Operand, Request, Slots, TableLayout, Types};
 
 use crate::array::{Array, Described, Dtype, Order};
-use crate::cpu::{Memory, Places};
+use crate::cpu;
 use crate::errors::{Failure, Names, Result};
 
 /// The numbers of a list that a call on the CPU reads itself.
@@ -78,11 +79,16 @@ impl<'py> Argument<'py> {
         Ok(TableLayout::new(shape, row_stride))
     }
 
-    fn memory(&self) -> Option<Memory<'_>> {
+    /// The memory of `len` elements, unless a description has them.
+    fn memory(&self, len: usize) -> Result<Option<HostMemory>> {
         match &self.values {
-            Values::InArray => self.is().map(Memory::Array),
-            Values::Floats(values) => Some(Memory::Floats(values)),
-            Values::Whole(_) => None,
+            Values::InArray => self.is().map(|is| cpu::memory(is, len)).transpose(),
+            Values::Floats(values) => Ok(Some(HostMemory::of(
+                self.name,
+                values.as_ptr(),
+                values.len(),
+            )?)),
+            Values::Whole(_) => Ok(None),
         }
     }
 
@@ -230,9 +236,13 @@ impl<'py> Given<'py> {
             .try_for_each(|(operand, argument)| argument.check(operand, call))
     }
 
-    /// Where everything is on the CPU.
-    pub(crate) fn places(&self) -> Places<'_> {
-        Slots::from_fn(|operand| self.arguments[operand].as_ref()?.memory())
+    /// The memory on the CPU. `reach`: elements of an operand, gaps included.
+    pub(crate) fn memory(&self, reach: impl Fn(Operand) -> usize) -> Result<raw::Memory> {
+        let mut memory = raw::Memory::none();
+        for (operand, argument) in self.iter() {
+            memory[operand] = argument.memory(reach(operand))?;
+        }
+        Ok(memory)
     }
 
     /// Where everything is on a GPU.

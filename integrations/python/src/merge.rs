@@ -1,9 +1,8 @@
 //! `merge`: attention over disjoint sets of keys, merged into attention over all of them.
 
-use half::{bf16, f16};
 use pyo3::prelude::*;
 use warptile::gpu::MergeAddresses;
-use warptile::{Element, ElementType, Layout, LseBase, Merge, merge_cpu};
+use warptile::{Layout, LseBase, Merge, raw};
 
 use crate::arguments::Reader;
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Order};
@@ -123,22 +122,21 @@ impl<'py> Request<'py> {
     }
 
     fn run_on_cpu(&self, py: Python<'_>, out: &Described, lse: &Described) -> Result<()> {
-        let parts: Vec<[&Described; 2]> = self
-            .parts
-            .iter()
-            .map(|part| part.each_ref().map(|array| &array.is))
-            .collect();
         let merge = &self.merge;
+        let memory = |array: &Described, layout: &Layout| {
+            cpu::memory(array, layout.required_len().unwrap_or(usize::MAX))
+        };
+        let parts = { self.parts.iter().enumerate() }
+            .filter_map(|(index, part)| Some((part, merge.part(index)?)))
+            .map(|([out, lse], (out_layout, lse_layout))| {
+                Ok([memory(&out.is, out_layout)?, memory(&lse.is, lse_layout)?])
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let out = memory(out, merge.out())?;
+        let lse = merge.lse().map(|layout| memory(lse, layout)).transpose()?;
         // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them meanwhile
         // is what `merge` asks of its caller, as every function does that computes without the GIL.
-        py.detach(|| unsafe {
-            match merge.element() {
-                ElementType::F16 => on_cpu::<f16>(merge, &parts, out, lse),
-                ElementType::Bf16 => on_cpu::<bf16>(merge, &parts, out, lse),
-                ElementType::F32 => on_cpu::<f32>(merge, &parts, out, lse),
-                other => Err(Failure::Type(format!("elements of type {other}"))),
-            }
-        })
+        Ok(py.detach(|| unsafe { raw::merge(merge, &parts, out, lse) })?)
     }
 
     fn run_on_gpu(
@@ -161,52 +159,5 @@ impl<'py> Request<'py> {
         let (merge, stream) = (&self.merge, self.reader.stream());
         // SAFETY: as for `attention`'s launch.
         py.detach(|| unsafe { gpu::merge(ordinal, stream, merge, &addresses) })
-    }
-}
-
-/// # Safety
-/// Each array's elements are in memory and stay there until this returns, and nobody writes any of them or reads those of `out` and
-/// `lse` meanwhile.
-unsafe fn on_cpu<T: Element>(
-    merge: &Merge,
-    parts: &[[&Described; 2]],
-    out: &Described,
-    lse: &Described,
-) -> Result<()> {
-    let Some(lse_layout) = merge.lse() else {
-        return Err(Failure::Invalid("lse is missing".to_owned()));
-    };
-    let reach = |layout: &Layout| layout.required_len().unwrap_or(usize::MAX);
-    let outputs = [(out, merge.out()), (lse, lse_layout)];
-    let inputs: Vec<(&Described, &Layout)> = parts
-        .iter()
-        .enumerate()
-        .filter_map(|(index, arrays)| Some((arrays, merge.part(index)?)))
-        .flat_map(|(arrays, (out, lse))| [(arrays[0], out), (arrays[1], lse)])
-        .collect();
-    let others = inputs.iter().chain(&outputs[1..]);
-    let pairs = others
-        .map(|other| (outputs[0], *other))
-        .chain(inputs.iter().map(|other| (outputs[1], *other)));
-    for ((output, layout), (other, other_layout)) in pairs {
-        cpu::expect_apart((output, reach(layout)), (other, reach(other_layout)))?;
-    }
-    // SAFETY: the layouts are those of the arrays, outputs overlap nothing, and the caller's promise.
-    unsafe {
-        let parts = inputs
-            .chunks_exact(2)
-            .map(|part| {
-                let [(out, out_layout), (lse, lse_layout)] = [part[0], part[1]];
-                let out = cpu::slice(out, reach(out_layout))?;
-                Ok((out, cpu::slice(lse, reach(lse_layout))?))
-            })
-            .collect::<Result<Vec<(&[T], &[f32])>>>()?;
-        let lse = cpu::slice_mut(lse, reach(lse_layout))?;
-        Ok(merge_cpu(
-            merge,
-            &parts,
-            cpu::slice_mut(out, reach(merge.out()))?,
-            Some(lse),
-        )?)
     }
 }

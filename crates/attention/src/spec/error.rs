@@ -124,6 +124,17 @@ pub enum Error {
         other: String,
     },
 
+    /// Host memory of an output, gaps between its rows included, is that of something else as well.
+    #[error("{argument} shares memory with {other}{rule}")]
+    SharesMemory {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The other argument.
+        other: &'static str,
+        /// The rule that is broken.
+        rule: &'static str,
+    },
+
     /// Queries and outputs have no scales.
     #[error("q is in {element}, which only keys and values can have")]
     ScaledQueries {
@@ -492,6 +503,7 @@ impl Error {
         | Error::BufferTooLarge { argument, .. }
         | Error::LayoutTooLarge { argument, .. }
         | Error::OutputOverlaps { argument, .. }
+        | Error::SharesMemory { argument, .. }
         | Error::Scales { argument, .. }
         | Error::ScaleCount { argument, .. }
         | Error::Value { argument, .. }
@@ -509,7 +521,10 @@ impl Error {
         {
             *argument = name(argument).unwrap_or(argument);
         }
-        if let Error::Mismatch { other, .. } | Error::HeadsNotMultiple { keys: other, .. } = self {
+        if let Error::Mismatch { other, .. }
+        | Error::SharesMemory { other, .. }
+        | Error::HeadsNotMultiple { keys: other, .. } = self
+        {
             *other = name(other).unwrap_or(other);
         }
         if let Error::OutputOverlaps { other, .. } = self
