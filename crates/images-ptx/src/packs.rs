@@ -75,6 +75,9 @@ pub static MMA_D96_128X32_W4_S3_PTX: [u8; 27491] = *include_bytes!("../images/mm
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_ptx.zst`.
 pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 55913] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_ptx.zst");
 
+/// The images of a kernel: `scalar_d128_48x32_w8_s2_ptx.zst`.
+pub static SCALAR_D128_48X32_W8_S2_PTX: [u8; 15543] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_ptx.zst");
+
 /// The images of a kernel: `scalar_d192_32x32_w4_s1_ptx.zst`.
 pub static SCALAR_D192_32X32_W4_S1_PTX: [u8; 43620] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_ptx.zst");
 
@@ -87,14 +90,35 @@ pub static SCALAR_D256_32X32_W4_S1_PTX: [u8; 40586] = *include_bytes!("../images
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_ptx.zst`.
 pub static SCALAR_D32_32X64_W4_S2_PTX: [u8; 42810] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_ptx.zst");
 
+/// The images of a kernel: `scalar_d64_16x64_w4_s2_ptx.zst`.
+pub static SCALAR_D64_16X64_W4_S2_PTX: [u8; 16110] = *include_bytes!("../images/scalar_d64_16x64_w4_s2_ptx.zst");
+
 /// The images of a kernel: `scalar_d64_32x128_w4_s2_ptx.zst`.
 pub static SCALAR_D64_32X128_W4_S2_PTX: [u8; 38649] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_ptx.zst");
+
+/// The images of a kernel: `scalar_d64_32x32_w4_s2_ptx.zst`.
+pub static SCALAR_D64_32X32_W4_S2_PTX: [u8; 15249] = *include_bytes!("../images/scalar_d64_32x32_w4_s2_ptx.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s1_ptx.zst`.
+pub static SCALAR_D64_32X64_W4_S1_PTX: [u8; 21099] = *include_bytes!("../images/scalar_d64_32x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s2_ptx.zst`.
+pub static SCALAR_D64_32X64_W4_S2_PTX: [u8; 21957] = *include_bytes!("../images/scalar_d64_32x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `scalar_d64_48x64_w8_s2_ptx.zst`.
+pub static SCALAR_D64_48X64_W8_S2_PTX: [u8; 19191] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_ptx.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_ptx.zst`.
 pub static SCALAR_D64_64X64_W4_S2_PTX: [u8; 55119] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_ptx.zst");
 
+/// The images of a kernel: `scalar_d64_64x64_w8_s2_ptx.zst`.
+pub static SCALAR_D64_64X64_W8_S2_PTX: [u8; 22177] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_ptx.zst");
+
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_ptx.zst`.
 pub static SCALAR_D96_64X32_W4_S2_PTX: [u8; 53041] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d128_48x32_w8_s2_ptx.zst`.
+pub static WMMA_D128_48X32_W8_S2_PTX: [u8; 19568] = *include_bytes!("../images/wmma_d128_48x32_w8_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d128_64x64_w4_s1_ptx.zst`.
 pub static WMMA_D128_64X64_W4_S1_PTX: [u8; 27845] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_ptx.zst");
@@ -108,8 +132,26 @@ pub static WMMA_D256_64X32_W4_S1_PTX: [u8; 26568] = *include_bytes!("../images/w
 /// The images of a kernel: `wmma_d32_64x64_w4_s2_ptx.zst`.
 pub static WMMA_D32_64X64_W4_S2_PTX: [u8; 25378] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_ptx.zst");
 
+/// The images of a kernel: `wmma_d64_16x64_w4_s2_ptx.zst`.
+pub static WMMA_D64_16X64_W4_S2_PTX: [u8; 14973] = *include_bytes!("../images/wmma_d64_16x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d64_32x32_w4_s2_ptx.zst`.
+pub static WMMA_D64_32X32_W4_S2_PTX: [u8; 14507] = *include_bytes!("../images/wmma_d64_32x32_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s1_ptx.zst`.
+pub static WMMA_D64_32X64_W4_S1_PTX: [u8; 16131] = *include_bytes!("../images/wmma_d64_32x64_w4_s1_ptx.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s2_ptx.zst`.
+pub static WMMA_D64_32X64_W4_S2_PTX: [u8; 16267] = *include_bytes!("../images/wmma_d64_32x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d64_48x64_w8_s2_ptx.zst`.
+pub static WMMA_D64_48X64_W8_S2_PTX: [u8; 18470] = *include_bytes!("../images/wmma_d64_48x64_w8_s2_ptx.zst");
+
 /// The images of a kernel: `wmma_d64_64x64_w4_s2_ptx.zst`.
 pub static WMMA_D64_64X64_W4_S2_PTX: [u8; 25278] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_ptx.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w8_s2_ptx.zst`.
+pub static WMMA_D64_64X64_W8_S2_PTX: [u8; 16052] = *include_bytes!("../images/wmma_d64_64x64_w8_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d96_64x64_w4_s2_ptx.zst`.
 pub static WMMA_D96_64X64_W4_S2_PTX: [u8; 26217] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_ptx.zst");

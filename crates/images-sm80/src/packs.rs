@@ -78,6 +78,9 @@ pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 24350] = *include_bytes!("../images/
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 36407] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_80.zst");
 
+/// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_80.zst`.
+pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_sm_80.zst");
+
 /// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_80.zst`.
 pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34406] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_80.zst");
 
@@ -90,14 +93,35 @@ pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 30658] = *include_bytes!("../imag
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_80.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31355] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_80.zst");
 
+/// The images of a kernel: `scalar_d64_16x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_16X64_W4_S2_SM_80: [u8; 16031] = *include_bytes!("../images/scalar_d64_16x64_w4_s2_sm_80.zst");
+
 /// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_80.zst`.
 pub static SCALAR_D64_32X128_W4_S2_SM_80: [u8; 24942] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x32_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_32X32_W4_S2_SM_80: [u8; 15958] = *include_bytes!("../images/scalar_d64_32x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s1_sm_80.zst`.
+pub static SCALAR_D64_32X64_W4_S1_SM_80: [u8; 19709] = *include_bytes!("../images/scalar_d64_32x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_32X64_W4_S2_SM_80: [u8; 20590] = *include_bytes!("../images/scalar_d64_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_48x64_w8_s2_sm_80.zst`.
+pub static SCALAR_D64_48X64_W8_S2_SM_80: [u8; 17996] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_80.zst`.
 pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 42409] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_80.zst");
 
+/// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_80.zst`.
+pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20533] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_sm_80.zst");
+
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_80.zst`.
 pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39091] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_80.zst`.
+pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18835] = *include_bytes!("../images/wmma_d128_48x32_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_80.zst`.
 pub static WMMA_D128_64X64_W4_S1_SM_80: [u8; 26744] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_sm_80.zst");
@@ -111,8 +135,26 @@ pub static WMMA_D256_64X32_W4_S1_SM_80: [u8; 21849] = *include_bytes!("../images
 /// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_80.zst`.
 pub static WMMA_D32_64X64_W4_S2_SM_80: [u8; 20968] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_sm_80.zst");
 
+/// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_80.zst`.
+pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15430] = *include_bytes!("../images/wmma_d64_16x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_80.zst`.
+pub static WMMA_D64_32X32_W4_S2_SM_80: [u8; 14953] = *include_bytes!("../images/wmma_d64_32x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_80.zst`.
+pub static WMMA_D64_32X64_W4_S1_SM_80: [u8; 16540] = *include_bytes!("../images/wmma_d64_32x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_80.zst`.
+pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16396] = *include_bytes!("../images/wmma_d64_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_80.zst`.
+pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19090] = *include_bytes!("../images/wmma_d64_48x64_w8_s2_sm_80.zst");
+
 /// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_80.zst`.
 pub static WMMA_D64_64X64_W4_S2_SM_80: [u8; 26403] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_80.zst`.
+pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16135] = *include_bytes!("../images/wmma_d64_64x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_80.zst`.
 pub static WMMA_D96_64X64_W4_S2_SM_80: [u8; 29566] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_sm_80.zst");

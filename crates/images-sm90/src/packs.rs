@@ -103,7 +103,7 @@ pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 24884] = *include_bytes!("../images/
 pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 36976] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_90.zst`.
-pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 29340] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_sm_90.zst");
+pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 16074] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_90.zst`.
 pub static SCALAR_D192_32X32_W4_S1_SM_90: [u8; 35407] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_90.zst");
@@ -118,28 +118,28 @@ pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 29668] = *include_bytes!("../imag
 pub static SCALAR_D32_32X64_W4_S2_SM_90: [u8; 32221] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_16x64_w4_s2_sm_90.zst`.
-pub static SCALAR_D64_16X64_W4_S2_SM_90: [u8; 30961] = *include_bytes!("../images/scalar_d64_16x64_w4_s2_sm_90.zst");
+pub static SCALAR_D64_16X64_W4_S2_SM_90: [u8; 28076] = *include_bytes!("../images/scalar_d64_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_90.zst`.
 pub static SCALAR_D64_32X128_W4_S2_SM_90: [u8; 25449] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_32x32_w4_s2_sm_90.zst`.
-pub static SCALAR_D64_32X32_W4_S2_SM_90: [u8; 29976] = *include_bytes!("../images/scalar_d64_32x32_w4_s2_sm_90.zst");
+pub static SCALAR_D64_32X32_W4_S2_SM_90: [u8; 16441] = *include_bytes!("../images/scalar_d64_32x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_32x64_w4_s1_sm_90.zst`.
-pub static SCALAR_D64_32X64_W4_S1_SM_90: [u8; 36364] = *include_bytes!("../images/scalar_d64_32x64_w4_s1_sm_90.zst");
+pub static SCALAR_D64_32X64_W4_S1_SM_90: [u8; 20036] = *include_bytes!("../images/scalar_d64_32x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_32x64_w4_s2_sm_90.zst`.
-pub static SCALAR_D64_32X64_W4_S2_SM_90: [u8; 38068] = *include_bytes!("../images/scalar_d64_32x64_w4_s2_sm_90.zst");
+pub static SCALAR_D64_32X64_W4_S2_SM_90: [u8; 20960] = *include_bytes!("../images/scalar_d64_32x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_48x64_w8_s2_sm_90.zst`.
-pub static SCALAR_D64_48X64_W8_S2_SM_90: [u8; 32262] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_sm_90.zst");
+pub static SCALAR_D64_48X64_W8_S2_SM_90: [u8; 18694] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_90.zst`.
 pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 42880] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_90.zst`.
-pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 37872] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_sm_90.zst");
+pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_90.zst`.
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_90.zst");
@@ -202,7 +202,7 @@ pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 25997] = *include_bytes!("../imag
 pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 75617] = *include_bytes!("../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
-pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 19809] = *include_bytes!("../images/wmma_d128_48x32_w8_s2_sm_90.zst");
+pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18078] = *include_bytes!("../images/wmma_d128_48x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_90.zst`.
 pub static WMMA_D128_64X64_W4_S1_SM_90: [u8; 32382] = *include_bytes!("../images/wmma_d128_64x64_w4_s1_sm_90.zst");
@@ -217,25 +217,25 @@ pub static WMMA_D256_64X32_W4_S1_SM_90: [u8; 24038] = *include_bytes!("../images
 pub static WMMA_D32_64X64_W4_S2_SM_90: [u8; 21051] = *include_bytes!("../images/wmma_d32_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_90.zst`.
-pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 16930] = *include_bytes!("../images/wmma_d64_16x64_w4_s2_sm_90.zst");
+pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 15334] = *include_bytes!("../images/wmma_d64_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_90.zst`.
-pub static WMMA_D64_32X32_W4_S2_SM_90: [u8; 16150] = *include_bytes!("../images/wmma_d64_32x32_w4_s2_sm_90.zst");
+pub static WMMA_D64_32X32_W4_S2_SM_90: [u8; 14858] = *include_bytes!("../images/wmma_d64_32x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_90.zst`.
-pub static WMMA_D64_32X64_W4_S1_SM_90: [u8; 23876] = *include_bytes!("../images/wmma_d64_32x64_w4_s1_sm_90.zst");
+pub static WMMA_D64_32X64_W4_S1_SM_90: [u8; 16314] = *include_bytes!("../images/wmma_d64_32x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_90.zst`.
-pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 23148] = *include_bytes!("../images/wmma_d64_32x64_w4_s2_sm_90.zst");
+pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 16428] = *include_bytes!("../images/wmma_d64_32x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_90.zst`.
-pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 21146] = *include_bytes!("../images/wmma_d64_48x64_w8_s2_sm_90.zst");
+pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 18458] = *include_bytes!("../images/wmma_d64_48x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_90.zst`.
 pub static WMMA_D64_64X64_W4_S2_SM_90: [u8; 25269] = *include_bytes!("../images/wmma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_90.zst`.
-pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 22747] = *include_bytes!("../images/wmma_d64_64x64_w8_s2_sm_90.zst");
+pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 16123] = *include_bytes!("../images/wmma_d64_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_90.zst`.
 pub static WMMA_D96_64X64_W4_S2_SM_90: [u8; 27879] = *include_bytes!("../images/wmma_d96_64x64_w4_s2_sm_90.zst");

@@ -139,24 +139,24 @@ impl<'a> Planner<'a> {
         }
 
         // What trials chose first, then kernels with rates: the estimate of another is no more than a guess, and of those machine code
-        // comes before what the driver must compile. A tile that this GPU has in machine code with another number of warps has it so because
-        // the compiler could not keep the first in registers here; its text would spill, too.
+        // comes before what the driver must compile. So does any of the same family: a GPU lacks the code of a tile that spills there, and of those
+        // of the first design, which run by name.
         let is_text = |step: &Step| matches!(step.image.target, Target::Ptx(_));
-        let tile = |step: &Step| {
-            let t = &step.image.tiling;
-            let sizes = (t.block_m, t.block_n, t.head_dim, t.value_dim);
-            (step.image.family, sizes)
-        };
         let in_code = candidates.iter().filter(|step| !is_text(step));
-        let in_code: Vec<_> = in_code.map(tile).collect();
+        let in_code: Vec<_> = in_code.map(|step| step.image.family).collect();
         let standing = |step: &Step| self.rates.standing(self.device, step.image.kernel);
         let tuned = self.rates.chosen(&problem, self.device);
         let is_tuned = |step: &Step| tuned.is_some_and(|one| one.kernel == step.image.kernel);
         candidates.sort_by(|a, b| {
             let last = |step: &Step| {
                 let is_guess = standing(step) == Standing::Unknown;
-                let spills = is_text(step) && in_code.contains(&tile(step));
-                (!is_tuned(step), spills, is_guess, is_guess && is_text(step))
+                let is_spare = is_text(step) && in_code.contains(&step.image.family);
+                (
+                    !is_tuned(step),
+                    is_spare,
+                    is_guess,
+                    is_guess && is_text(step),
+                )
             };
             last(a)
                 .cmp(&last(b))

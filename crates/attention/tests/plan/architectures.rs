@@ -3,6 +3,9 @@
 use warptile::{Choice, DeviceProfile, Error, MAX_HEAD_DIM, Plan, Planner};
 use warptile_kernels::{Family, Target, catalog};
 
+use warptile_check::Case;
+
+use crate::families::problems;
 use crate::{CONSUMER_SHARED_BYTES, PLAIN, case, device, named};
 
 fn target_on(device: &DeviceProfile) -> Target {
@@ -33,6 +36,65 @@ fn every_architecture_gets_an_image_that_runs_on_it() {
     );
     // Newer than anything compiled: the driver compiles the newest PTX there is of the kernel.
     assert_eq!(target_on(&device(13, 0, 232_448)), Target::Ptx(89));
+}
+
+/// A GPU that the tilings of the first design are not compiled for would get them from the driver, at some seconds each.
+#[test]
+fn machine_code_of_a_family_comes_before_its_text() {
+    for seed in 0..2000 {
+        let drawn = Case::random(seed, 600);
+        let Ok(call) = drawn.call_on_gpu() else {
+            continue;
+        };
+        for (major, shared) in [(10, 232_448), (12, CONSUMER_SHARED_BYTES)] {
+            let device = device(major, 0, shared);
+            let Ok(plan) = Plan::gpu(call.problem(), &device, &Choice::Best) else {
+                continue;
+            };
+            let image = plan.image().unwrap();
+            let is_first = FIRST_TILINGS.iter().any(|one| image.kernel.ends_with(one));
+            assert!(!is_first, "{drawn} on {}: {plan}", device.name);
+        }
+    }
+}
+
+/// The tilings of the first design, in both families that have them.
+const FIRST_TILINGS: [&str; 7] = [
+    "d64_32x64_w4_s2",
+    "d64_32x32_w4_s2",
+    "d64_48x64_w8_s2",
+    "d64_32x64_w4_s1",
+    "d64_16x64_w4_s2",
+    "d64_64x64_w8_s2",
+    "d128_48x32_w8_s2",
+];
+
+/// They began on a GPU of 8.9, and run there by name. Nothing chooses them for what `mma` and `decode` can do.
+#[test]
+fn the_first_tilings_run_on_8_x_by_name() {
+    for minor in [0, 6, 9] {
+        let device = device(8, minor, CONSUMER_SHARED_BYTES);
+        for tiling in FIRST_TILINGS {
+            for family in ["scalar", "wmma"] {
+                let kernel = format!("{family}_{tiling}");
+                let plan = Plan::gpu(case(PLAIN).call().problem(), &device, &named(&kernel));
+                let plan = plan.unwrap();
+                assert_eq!(plan.image().unwrap().target, Target::Cubin(80));
+                let image = Choice::Image(format!("{kernel}_f16_sm_80"));
+                let by_image = Plan::gpu(case(PLAIN).call().problem(), &device, &image);
+                assert_eq!(by_image.unwrap().kernel_name(), kernel);
+            }
+        }
+        for file in ["shapes.txt", "decode.txt"] {
+            for case in problems(file) {
+                let plan = Plan::gpu(case.call().problem(), &device, &Choice::Best).unwrap();
+                assert!(
+                    matches!(plan.image().unwrap().family, Family::Mma | Family::Decode),
+                    "{case}: {plan}"
+                );
+            }
+        }
+    }
 }
 
 /// At head size 128 this tile of mma has 4 warps, and where these spill machine code with 8: not the text of the one with 4.

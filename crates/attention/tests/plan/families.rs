@@ -6,7 +6,7 @@ use warptile_check::{Case, repository_file};
 use crate::{CONSUMER_SHARED_BYTES, case, device};
 
 /// The problems of a list in benches/peers/.
-fn problems(file: &str) -> Vec<Case> {
+pub(crate) fn problems(file: &str) -> Vec<Case> {
     let path = repository_file(&format!("benches/peers/{file}"));
     let text = std::fs::read_to_string(path).unwrap();
     let lines = { text.lines() }.filter(|line| !line.is_empty() && !line.starts_with('#'));

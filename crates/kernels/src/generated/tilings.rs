@@ -159,7 +159,6 @@ kernels! {
     }
     Scalar D128M48N32W8S2 "scalar_d128_48x32_w8_s2" {
         2: shared 67840, k_stride 136, v_stride 136;
-        4: shared 102656, k_stride 136, v_stride 136;
     }
     Scalar D192M32N32W4S1 "scalar_d192_32x32_w4_s1" {
         2: shared 55808, k_stride 200, v_stride 200;
@@ -185,19 +184,15 @@ kernels! {
     }
     Scalar D64M32N32W4S2 "scalar_d64_32x32_w4_s2" {
         2: shared 32256, k_stride 72, v_stride 72;
-        4: shared 50688, k_stride 72, v_stride 72;
     }
     Scalar D64M32N64W4S1 "scalar_d64_32x64_w4_s1" {
         2: shared 37376, k_stride 72, v_stride 72;
-        4: shared 55808, k_stride 72, v_stride 72;
     }
     Scalar D64M32N64W4S2 "scalar_d64_32x64_w4_s2" {
         2: shared 55808, k_stride 72, v_stride 72;
-        4: shared 92672, k_stride 72, v_stride 72;
     }
     Scalar D64M48N64W8S2 "scalar_d64_48x64_w8_s2" {
         2: shared 65280, k_stride 72, v_stride 72;
-        4: shared 102144, k_stride 72, v_stride 72;
     }
     Scalar D64M64N64W4S2 "scalar_d64_64x64_w4_s2" {
         2: shared 72704, k_stride 72, v_stride 72;
@@ -205,7 +200,6 @@ kernels! {
     }
     Scalar D64M64N64W8S2 "scalar_d64_64x64_w8_s2" {
         2: shared 74752, k_stride 72, v_stride 72;
-        4: shared 111616, k_stride 72, v_stride 72;
     }
     Scalar D96M64N32W4S2 "scalar_d96_64x32_w4_s2" {
         2: shared 62464, k_stride 104, v_stride 104;
