@@ -80,20 +80,29 @@
 #define WARPTILE_MASK_NONE 0
 
 /**
- * A query sees no key after itself; the last query is aligned with the last key.
+ * A query sees no key after the one on the diagonal.
  */
 #define WARPTILE_MASK_CAUSAL 1
 
 /**
- * A query sees no key after itself; the first query is aligned with the first key.
+ * A query sees window_left keys before and window_right keys after the one on the diagonal. A negative number is no limit.
  */
-#define WARPTILE_MASK_CAUSAL_TOP_LEFT 2
+#define WARPTILE_MASK_WINDOW 2
 
 /**
- * A query sees window_left keys before and window_right keys after the key aligned with it; the last query is aligned with the
- * last key. A negative number is no limit.
+ * The last query is aligned with the last key.
  */
-#define WARPTILE_MASK_WINDOW 3
+#define WARPTILE_DIAGONAL_BOTTOM_RIGHT 0
+
+/**
+ * The first query is aligned with the first key.
+ */
+#define WARPTILE_DIAGONAL_TOP_LEFT 1
+
+/**
+ * The first query is aligned with key diagonal_offset, which may be negative.
+ */
+#define WARPTILE_DIAGONAL_AT 2
 
 /**
  * No slopes.
@@ -231,6 +240,14 @@ typedef struct warptile_attention_desc {
    * Keys after the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
    */
   int64_t window_right;
+  /**
+   * Where the mask's diagonal runs: WARPTILE_DIAGONAL_BOTTOM_RIGHT, and so on.
+   */
+  uint32_t diagonal;
+  /**
+   * The key aligned with the first query, for WARPTILE_DIAGONAL_AT.
+   */
+  int32_t diagonal_offset;
   /**
    * Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
    */
@@ -843,4 +860,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 016a8ad9297438a55f0f2c977c72528b3402c5ac057215ae29bc5e8d6e24305f */
+/* Seal of header.sh: ca420817f95b7384e7cd3730c7748959528b5fae585e036591fc79aca7a576e1 */

@@ -201,7 +201,7 @@ template <class Traits> struct Problem {
         scoring.softcap = has<Traits>(FEATURE_SOFTCAP) && random.one_in(4) ? 5.0f : 0.0f;
         scoring.window_left = window ? random.between(0, 200) : WINDOW_UNLIMITED;
         scoring.window_right = causal ? 0 : window ? random.between(0, 100) : WINDOW_UNLIMITED;
-        scoring.align_top_left = random.one_in(5);
+        put_diagonal(random, scoring, query_len, key_len);
         if (has<Traits>(FEATURE_SINKS) && random.one_in(3)) {
             for (int head = 0; head < heads; head++) sinks.push_back(random.normal());
             scoring.sinks = sinks.data();
@@ -284,17 +284,19 @@ template <class Traits> struct Problem {
 
     int row_tiles() const { return (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M; }
 
-    // Units of work at most, as `Sides` in crates/attention/src/plan/step.rs counts them.
+    // Units of work at most, as `Sides` in crates/attention/src/plan/shared_keys.rs counts them.
     size_t units() const
     {
         const Scoring& scoring = block.scoring;
         const long long each = block.work.keys_per_split ? block.work.keys_per_split : Traits::BLOCK_N;
-        long long end_key = key_len;
-        if (scoring.align_top_left && scoring.window_right != WINDOW_UNLIMITED)
-            end_key = std::min(end_key, (long long)query_len + scoring.window_right);
+        const auto key = [&](long long at) { return std::clamp(at, 0ll, (long long)key_len); };
+        long long end_key = key_len, among = (long long)query_len + scoring.window_left;
+        if (scoring.align_top_left) {
+            if (scoring.window_right != WINDOW_UNLIMITED) end_key = key((long long)query_len + scoring.window_right);
+            among = std::max(end_key - key(-(long long)scoring.window_left), 0ll);
+        }
         long long of_tile = (end_key + each - 1) / each;
-        if (scoring.window_left != WINDOW_UNLIMITED)
-            of_tile = std::min(of_tile, (query_len + scoring.window_left + each - 1) / each + 1);
+        if (scoring.window_left != WINDOW_UNLIMITED) of_tile = std::min(of_tile, (among + each - 1) / each + 1);
         return (size_t)std::max(of_tile, 1ll) * row_tiles() * batch * kv_heads;
     }
 

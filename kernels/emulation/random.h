@@ -1,5 +1,6 @@
 // Random numbers that follow from a seed, and tensors of them.
 #pragma once
+#include "base/abi.cuh"
 #include "base/e4m3.cuh"
 
 #include <random>
@@ -30,6 +31,17 @@ class Random {
     std::mt19937 engine;
     std::normal_distribution<float> distribution;
 };
+
+// One of the two diagonals that kernels know, or one that begins at any key: then the host moves the sides, which may be negative
+// (`scoring` in crates/attention/src/gpu/block.rs).
+inline void put_diagonal(Random& random, Scoring& scoring, int query_len, int key_len)
+{
+    const bool anywhere = random.one_in(3);
+    scoring.align_top_left = anywhere || random.one_in(5);
+    const int offset = anywhere ? random.between(-query_len, key_len) : 0;
+    if (scoring.window_left != WINDOW_UNLIMITED) scoring.window_left = std::max(scoring.window_left - offset, -key_len);
+    if (scoring.window_right != WINDOW_UNLIMITED) scoring.window_right = std::max(scoring.window_right + offset, -query_len);
+}
 
 template <class T> const T NOT_A_NUMBER = rounded<T>(NAN);
 

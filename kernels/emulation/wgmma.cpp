@@ -179,7 +179,7 @@ struct Problem {
         if (window) scoring.window_left = random.between(0, (windows_in_parts ? 1 : 3) * tiling.block_n);
         if (causal) scoring.window_right = 0;
         else if (window) scoring.window_right = random.between(0, 2 * tiling.block_n);
-        scoring.align_top_left = random.one_in(5);
+        put_diagonal(random, scoring, query_len, key_len);
     }
 
     // Of any multiple of 16 rows. Entries of no key are out of range.

@@ -170,7 +170,9 @@ fn kernels_that_get_ahead_or_write_to_nobody_are_found() {
         "TILING(128, 128, 64, 128, 8, 2, SERVING)\nTILING(256, 256, 128, 64, 12, 2, PAIRS)\n";
     let (said, passed) = emulate(&kernels, tilings);
     assert!(!passed, "{said}");
-    assert!(said.contains("more arrivals than a phase has"), "{said}");
+    // Which of them comes first is random.
+    let ahead = ["more arrivals than a phase has", "parity"];
+    assert!(ahead.iter().any(|words| said.contains(words)), "{said}");
     assert!(said.contains("arrives at CTA"), "{said}");
 }
 

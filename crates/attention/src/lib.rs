@@ -169,11 +169,11 @@ pub use plan::{
     Step, Timed,
 };
 pub use spec::{
-    AlibiShape, Align, Append, AppendBuilder, Call, CallBuilder, Considered, E4m3, Element,
+    AlibiShape, Append, AppendBuilder, Call, CallBuilder, Considered, Diagonal, E4m3, Element,
     ElementType, Error, Heads, HostInputs, HostOutputs, Layout, LengthElement, LseBase,
     MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Pages, Pairing,
-    ParseScoringError, ParseSplitsError, Problem, Quantized, Reason, Request, Result, Rotary,
-    ScoreTerms, Scoring, Sequence, SideLengths, Splits, TableLayout, Types, View,
+    ParseDiagonalError, ParseScoringError, ParseSplitsError, Problem, Quantized, Reason, Request,
+    Result, Rotary, ScoreTerms, Scoring, Sequence, SideLengths, Splits, TableLayout, Types, View,
 };
 pub use tensor::Tensor;
 

@@ -36,7 +36,7 @@ pub use host::{HostInputs, HostOutputs};
 pub use layout::{Layout, View};
 pub use lengths::SideLengths;
 pub use limits::{MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS};
-pub use mask::{Align, Mask};
+pub use mask::{Diagonal, Mask, ParseDiagonalError};
 pub use memory::Access;
 pub use merge::{LseBase, Merge, MergeBuilder};
 pub use numbers::{LengthElement, Numbers, Request};

@@ -331,7 +331,7 @@ mod tests {
         let options = every_option();
         let text = format!("b2 q3 k5 h2 d64 f16 {options} layout=gaps used=1x5,0x2 seed=1");
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
-        let text = "b2 q113 k203 h6 d40 f16 mask=causal-top-left seed=0";
+        let text = "b2 q113 k203 h6 d40 f16 mask=causal diagonal=top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);

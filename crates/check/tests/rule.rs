@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult};
-use warptile::{Align, Element, ElementType, Mask, Operand, forward_cpu};
+use warptile::{Diagonal, Element, ElementType, Mask, Operand, forward_cpu};
 use warptile_check::{Case, Failure, Inputs, Lengths, ResultBuffers, Used, reference};
 
 /// Computes `case` from the data of another case of the same shape.
@@ -124,7 +124,7 @@ fn a_wrong_lse_is_caught() {
 #[test]
 fn planted_mistakes_are_caught() {
     type Mistake = (&'static str, fn(&mut Case));
-    const MISTAKES: [Mistake; 11] = [
+    const MISTAKES: [Mistake; 12] = [
         ("scale off by a thousandth", |case| {
             case.scoring.scale = Some(case.call().scale() * 1.001);
         }),
@@ -136,24 +136,20 @@ fn planted_mistakes_are_caught() {
         ("no sinks", |case| drop_operand(case, Operand::Sinks)),
         ("no bias", |case| drop_operand(case, Operand::Bias)),
         ("no key mask", |case| drop_operand(case, Operand::KeyMask)),
-        ("no mask", |case| case.scoring.mask = Mask::None),
+        ("no mask", |case| case.scoring.mask = Mask::none()),
         ("mask aligned top-left", |case| {
             if case.scoring.mask == Mask::causal() {
-                case.scoring.mask = Mask::Causal {
-                    align: Align::TopLeft,
-                };
+                case.scoring.mask.diagonal = Diagonal::TopLeft;
+            }
+        }),
+        ("diagonal off by one", |case| {
+            if let Diagonal::At(offset) = &mut case.scoring.mask.diagonal {
+                *offset += 1;
             }
         }),
         ("one key more than the mask shows", |case| {
-            match case.scoring.mask {
-                Mask::Causal {
-                    align: Align::BottomRight,
-                } => case.scoring.mask = Mask::window(None, 1),
-                Mask::Window { left, right } => {
-                    case.scoring.mask = Mask::window(left, right.map(|keys| keys + 1));
-                }
-                _ => {}
-            }
+            let right = &mut case.scoring.mask.right;
+            *right = right.map(|keys| keys + 1);
         }),
         ("one used key less", |case| {
             // Of keys in pages it changes how many pages the inputs have.

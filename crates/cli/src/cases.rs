@@ -17,8 +17,9 @@ A problem is a line of words, such as
   dN or dN/M      head size, and that of values and the output if it is another
                   [64]
   f16, bf16, f32  element type [f32]
-  mask=M          none, causal, causal-top-left or window,LEFT,RIGHT
-                  (-1: no limit) [none]
+  mask=M          none, causal or window,LEFT,RIGHT (-1: no limit) [none]
+  diagonal=D      where the mask's diagonal begins: bottom-right (it ends with
+                  the last key), top-left, or a key's number [bottom-right]
 {OPTIONS}  used=QxK,...    of each sequence only so many queries and keys are used
   lengths=K,...   of each sequence only so many keys are used; gives bN and kN
                   where they are left out

@@ -361,7 +361,6 @@ fn command(case: &Case, inputs: &[PathBuf]) -> String {
     for word in case.scoring.to_string().split(' ') {
         match word.split_once('=') {
             Some(("mask", "causal")) => command.push_str(" --causal"),
-            Some(("mask", "causal-top-left")) => command.push_str(" --causal=top-left"),
             Some(("mask", mask)) => {
                 let window = mask.strip_prefix("window,").unwrap_or(mask);
                 command.push_str(&format!(" --window {window}"));

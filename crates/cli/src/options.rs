@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use warptile::gpu::Gpu;
-use warptile::{Align, Backend, DeviceProfile, Layout, Mask, Rates, Scoring, Settings};
+use warptile::{Backend, DeviceProfile, Diagonal, Layout, Mask, Rates, Scoring, Settings};
 use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
@@ -176,53 +176,42 @@ impl fmt::Display for LayoutKind {
     }
 }
 
-/// The value of `--causal`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Diagonal {
-    /// The last query sees the last key.
-    BottomRight,
-    /// The first query sees the first key.
-    TopLeft,
-}
-
 /// The value of `--window`: how many keys a query sees before and after its diagonal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Window {
-    pub(crate) left: Option<u32>,
-    pub(crate) right: Option<u32>,
-}
+pub(crate) struct Window(pub(crate) Mask);
 
 impl FromStr for Window {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut scoring = Scoring::new();
-        let known = scoring.parse_word(&format!("mask=window,{text}"));
-        match (known, scoring.mask) {
-            (Some(()), Mask::Window { left, right }) => Ok(Window { left, right }),
-            _ => Err(
+        match scoring.parse_word(&format!("mask=window,{text}")) {
+            Some(()) => Ok(Window(scoring.mask)),
+            None => Err(
                 "a window is LEFT,RIGHT: numbers of keys, or -1 for no limit, such as 256,0".into(),
             ),
         }
     }
 }
 
-/// Joins `--causal` and `--window`: together they are a window with nothing after the diagonal.
+/// Joins `--causal`, `--window` and `--diagonal`. The first two together are a window with nothing after the diagonal.
 ///
 /// # Errors
-/// A window with a top-left diagonal, which no kernel has.
-pub(crate) fn mask(causal: Option<Diagonal>, window: Option<Window>) -> Result<Mask, Failure> {
-    match (causal, window) {
-        (None, None) => Ok(Mask::none()),
-        (Some(Diagonal::BottomRight), None) => Ok(Mask::causal()),
-        (Some(Diagonal::TopLeft), None) => Ok(Mask::Causal {
-            align: Align::TopLeft,
-        }),
-        (None, Some(Window { left, right })) => Ok(Mask::window(left, right)),
-        (Some(Diagonal::BottomRight), Some(Window { left, .. })) => Ok(Mask::window(left, 0)),
-        (Some(Diagonal::TopLeft), Some(_)) => Err(Failure::Input(
-            "--window is aligned bottom-right and can't be combined with --causal=top-left".into(),
+/// A diagonal of no mask.
+pub(crate) fn mask(
+    causal: bool,
+    window: Option<Window>,
+    diagonal: Option<Diagonal>,
+) -> Result<Mask, Failure> {
+    let mut mask = window.map_or(Mask::none(), |Window(mask)| mask);
+    if causal {
+        mask.right = Some(0);
+    }
+    match diagonal {
+        Some(_) if mask.hides_nothing() => Err(Failure::Input(
+            "--diagonal says where the mask runs, so it needs --causal or --window".into(),
         )),
+        _ => Ok(mask.diagonal(diagonal.unwrap_or_default())),
     }
 }
 
@@ -247,7 +236,7 @@ mod tests {
 
     #[test]
     fn windows() {
-        let window = |left, right| Ok(Window { left, right });
+        let window = |left: Option<u32>, right: Option<u32>| Ok(Window(Mask::window(left, right)));
         assert_eq!("3,0".parse(), window(Some(3), Some(0)));
         assert_eq!("-1,5".parse(), window(None, Some(5)));
         assert_eq!("-1,-1".parse(), window(None, None));
@@ -267,12 +256,12 @@ mod tests {
 
     #[test]
     fn causal_closes_the_window_on_the_right() {
-        let window = "7,9".parse().unwrap();
-        assert_eq!(
-            mask(Some(Diagonal::BottomRight), Some(window)).unwrap(),
-            Mask::window(7, 0)
-        );
-        assert!(mask(Some(Diagonal::TopLeft), Some(window)).is_err());
+        let window: Window = "7,9".parse().unwrap();
+        assert_eq!(mask(true, Some(window), None).unwrap(), Mask::window(7, 0));
+        let at = Some(Diagonal::At(-3));
+        let found = mask(false, Some(window), at).unwrap();
+        assert_eq!(found, window.0.diagonal(Diagonal::At(-3)));
+        assert!(mask(false, None, at).is_err());
     }
 
     #[test]

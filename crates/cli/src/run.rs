@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 use safetensors::Dtype;
-use warptile::{Call, Choice, Element, ElementType, Mask, Scoring, Splits};
+use warptile::{Call, Choice, Diagonal, Element, ElementType, Scoring, Splits};
 use warptile_check::Verdict;
 
 use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor, Tensors};
 use crate::inputs::{Answer, Inputs, to_reference_order, with_inputs};
-use crate::options::{self, Device, Diagonal, LayoutKind, Window};
+use crate::options::{self, Device, LayoutKind, Window};
 use crate::output::{self, Replacement};
 use crate::progress;
 use crate::tensors::Settings;
@@ -51,12 +51,17 @@ pub(crate) struct RunArgs {
     output: Option<PathBuf>,
 
     /// Hide the keys after the diagonal from each query
-    #[arg(long, value_name = "DIAGONAL", num_args = 0..=1, require_equals = true, default_missing_value = "bottom-right")]
-    causal: Option<Diagonal>,
+    #[arg(long)]
+    causal: bool,
 
     /// Show each query only LEFT keys before its diagonal and RIGHT keys after it; -1: no limit
     #[arg(long, value_name = "LEFT,RIGHT", allow_hyphen_values = true)]
     window: Option<Window>,
+
+    /// Where the diagonal runs: bottom-right (the last query is aligned with the last key), top-left (the first with the first), or the
+    /// number of the key on the first query's diagonal, such as 0 or -3 [default: bottom-right]
+    #[arg(long, value_name = "DIAGONAL", allow_hyphen_values = true)]
+    diagonal: Option<Diagonal>,
 
     /// Bound the scores: X * tanh(score / X)
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
@@ -106,7 +111,7 @@ pub(crate) struct RunArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let mut scoring = Scoring::new().mask(options::mask(args.causal, args.window)?);
+    let mut scoring = Scoring::new().mask(options::mask(args.causal, args.window, args.diagonal)?);
     (scoring.scale, scoring.softcap) = (args.scale, args.softcap);
     let settings = Settings {
         scoring,
@@ -217,9 +222,9 @@ pub(crate) fn lse_shape(call: &Call) -> Vec<usize> {
 
 /// What the results of a call are called in a file of expected ones.
 pub(crate) fn expected_names(call: &Call) -> (&'static str, &'static str) {
-    match call.mask() {
-        Mask::Causal { .. } => ("out_causal", "lse_causal"),
-        _ => ("out", "lse"),
+    match call.mask().is_causal() {
+        true => ("out_causal", "lse_causal"),
+        false => ("out", "lse"),
     }
 }
 

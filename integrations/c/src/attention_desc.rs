@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use attention::{AlibiShape, Align, Call, Choice, Mask, Operand, Scoring, Splits, TableLayout};
+use attention::{AlibiShape, Call, Choice, Diagonal, Mask, Operand, Scoring, Splits, TableLayout};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};
@@ -10,13 +10,17 @@ use crate::structs::{Layout, Versioned, bound, count, flag, name, sequences, typ
 
 /// A query sees every key.
 pub const WARPTILE_MASK_NONE: u32 = 0;
-/// A query sees no key after itself; the last query is aligned with the last key.
+/// A query sees no key after the one on the diagonal.
 pub const WARPTILE_MASK_CAUSAL: u32 = 1;
-/// A query sees no key after itself; the first query is aligned with the first key.
-pub const WARPTILE_MASK_CAUSAL_TOP_LEFT: u32 = 2;
-/// A query sees window_left keys before and window_right keys after the key aligned with it; the last query is aligned with the
-/// last key. A negative number is no limit.
-pub const WARPTILE_MASK_WINDOW: u32 = 3;
+/// A query sees window_left keys before and window_right keys after the one on the diagonal. A negative number is no limit.
+pub const WARPTILE_MASK_WINDOW: u32 = 2;
+
+/// The last query is aligned with the last key.
+pub const WARPTILE_DIAGONAL_BOTTOM_RIGHT: u32 = 0;
+/// The first query is aligned with the first key.
+pub const WARPTILE_DIAGONAL_TOP_LEFT: u32 = 1;
+/// The first query is aligned with key diagonal_offset, which may be negative.
+pub const WARPTILE_DIAGONAL_AT: u32 = 2;
 
 /// No slopes.
 pub const WARPTILE_ALIBI_NONE: u32 = 0;
@@ -56,6 +60,10 @@ pub struct AttentionDesc {
     pub window_left: i64,
     /// Keys after the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
     pub window_right: i64,
+    /// Where the mask's diagonal runs: WARPTILE_DIAGONAL_BOTTOM_RIGHT, and so on.
+    pub diagonal: u32,
+    /// The key aligned with the first query, for WARPTILE_DIAGONAL_AT.
+    pub diagonal_offset: i32,
     /// Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
     pub scale: f32,
     /// 0 or 1.
@@ -300,11 +308,8 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
         )),
     };
     let mask = match desc.mask {
-        WARPTILE_MASK_NONE => Mask::None,
+        WARPTILE_MASK_NONE => Mask::none(),
         WARPTILE_MASK_CAUSAL => Mask::causal(),
-        WARPTILE_MASK_CAUSAL_TOP_LEFT => Mask::Causal {
-            align: Align::TopLeft,
-        },
         WARPTILE_MASK_WINDOW => Mask::window(
             side("window_left", desc.window_left)?,
             side("window_right", desc.window_right)?,
@@ -316,7 +321,18 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
             ));
         }
     };
-    let mut scoring = Scoring::new().mask(mask);
+    let diagonal = match desc.diagonal {
+        WARPTILE_DIAGONAL_BOTTOM_RIGHT => Diagonal::BottomRight,
+        WARPTILE_DIAGONAL_TOP_LEFT => Diagonal::TopLeft,
+        WARPTILE_DIAGONAL_AT => Diagonal::At(desc.diagonal_offset),
+        other => {
+            return Err(Failure::of(
+                "diagonal",
+                format!("is {other}, which is none of WARPTILE_DIAGONAL_..."),
+            ));
+        }
+    };
+    let mut scoring = Scoring::new().mask(mask.diagonal(diagonal));
     scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
     scoring.softcap = (desc.softcap != 0.0).then_some(desc.softcap);
     scoring.alibi = match desc.alibi {

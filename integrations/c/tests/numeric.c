@@ -172,7 +172,9 @@ static int run(uint64_t seed) {
     desc.k = k.layout;
     desc.v = v.layout;
     desc.out = out.layout;
-    desc.mask = draw(4);
+    desc.mask = draw(3);
+    desc.diagonal = draw(3);
+    desc.diagonal_offset = (int)draw(120) - 60;
     desc.window_left = (int64_t)draw(50) - 1;
     desc.window_right = (int64_t)draw(20) - 1;
     desc.scale_given = draw(2);
@@ -252,7 +254,9 @@ static int run(uint64_t seed) {
         for (int64_t h = 0; h < heads; h++) {
             for (int64_t i = 0; i < q_len[b]; i++) {
                 int64_t group = h / (heads / kv_heads), entry = kind == 1 ? 0 : b, row = kind == 1 ? q_at[b] + i : i;
-                int64_t length = k_len[b], diagonal = desc.mask == WARPTILE_MASK_CAUSAL_TOP_LEFT ? i : i + length - q_len[b];
+                int64_t length = k_len[b], diagonal = i;
+                if (desc.diagonal == WARPTILE_DIAGONAL_BOTTOM_RIGHT) diagonal += length - q_len[b];
+                if (desc.diagonal == WARPTILE_DIAGONAL_AT) diagonal += desc.diagonal_offset;
                 double k_scale = scales[0][desc.k_scales > 1 ? group : 0], v_scale = scales[1][desc.v_scales > 1 ? group : 0];
                 double scale = desc.scale_given ? desc.scale : 1 / sqrt((double)size), most = -INFINITY, sum = 0;
                 for (int64_t j = 0; j < length; j++) {
@@ -270,8 +274,7 @@ static int run(uint64_t seed) {
                         const int64_t *shape = bias.layout.shape;
                         score += at(&bias, shape[0] == 1 ? 0 : b, i, shape[2] == 1 ? 0 : h, j);
                     }
-                    int causal = desc.mask == WARPTILE_MASK_CAUSAL || desc.mask == WARPTILE_MASK_CAUSAL_TOP_LEFT;
-                    int seen = !(causal && j > diagonal);
+                    int seen = !(desc.mask == WARPTILE_MASK_CAUSAL && j > diagonal);
                     if (desc.mask == WARPTILE_MASK_WINDOW) {
                         seen = (desc.window_left < 0 || j >= diagonal - desc.window_left) &&
                                (desc.window_right < 0 || j <= diagonal + desc.window_right);

@@ -79,7 +79,8 @@ static void descriptions(void) {
 
     INVALID(DESC(d.element = 0), "element is 0");
     INVALID(DESC(d.element = 77), "element is 77");
-    INVALID(DESC(d.mask = 4), "mask is 4");
+    INVALID(DESC(d.mask = 3), "mask is 3");
+    INVALID(DESC(d.diagonal = 3), "diagonal is 3");
     INVALID(DESC(d.alibi = 3), "alibi is 3");
     INVALID(DESC(d.sinks = 2), "sinks is 2, but must be 0 or 1");
     INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");

@@ -3,8 +3,8 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use warptile::kernels::{Count, Elements, Excerpt, Kind, Operations};
-use warptile::{Align, Mask, Operand, Scoring, Slots};
+use warptile::kernels::{Count, Elements, Kind, Operations};
+use warptile::{Diagonal, Mask, Operand, Scoring, Slots};
 
 use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of};
 use crate::cpu;
@@ -58,11 +58,13 @@ where
 pub(crate) const OPTIONS: &str = r#"
 return_lse: bool
     Whether to return `(out, lse)` instead of `out`.
-causal: bool | Literal["bottom-right", "top-left"] | None
-    Whether a query sees no key after itself. The last query is aligned with the last key; with `"top-left"` the
-    first query with the first key.
+causal: bool | None
+    Whether a query sees no key after the diagonal.
 window: tuple[int | None, int | None] | None
     `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
+diagonal: int | Literal["bottom-right", "top-left"] | None
+    Where the diagonal of `causal` and `window` runs: `"bottom-right"`, as if not given, aligns the last query with the
+    last key, `"top-left"` the first query with the first key. A number is the key on the diagonal of the first query.
 scale: float | None
     Factor of the scores; `1 / sqrt(head size)` if not given.
 softcap: float | None
@@ -88,8 +90,10 @@ pub(crate) struct Options<'py> {
     pub(crate) names: Names,
     pub(crate) operands: Objects<'py>,
     pub(crate) return_lse: bool,
-    causal: Option<Bound<'py, PyAny>>,
+    causal: bool,
     window: Option<(Option<i64>, Option<i64>)>,
+    /// A number, or the word of one that is aligned.
+    diagonal: Option<Bound<'py, PyAny>>,
     scale: Option<f32>,
     softcap: Option<f32>,
     pub(crate) layout: Option<String>,
@@ -117,8 +121,9 @@ impl<'py> Options<'py> {
             names: names.unwrap_or(Names::ATTENTION),
             operands: Objects::default(),
             return_lse: false,
-            causal: None,
+            causal: false,
             window: None,
+            diagonal: None,
             scale: None,
             softcap: None,
             layout: None,
@@ -132,8 +137,11 @@ impl<'py> Options<'py> {
                 "return_lse" => {
                     options.return_lse = value::<Option<bool>>(name, object)?.unwrap_or(false);
                 }
-                "causal" => options.causal = value(name, object)?,
+                "causal" => {
+                    options.causal = value::<Option<bool>>(name, object)?.unwrap_or(false);
+                }
                 "window" => options.window = value(options.names.of("window"), object)?,
+                "diagonal" => options.diagonal = value(name, object)?,
                 "scale" => options.scale = value(options.names.of("scale"), object)?,
                 "softcap" => options.softcap = value(name, object)?,
                 "layout" => options.layout = value(name, object)?,
@@ -161,24 +169,8 @@ impl<'py> Options<'py> {
         Ok(scoring)
     }
 
-    /// Which keys a query sees, by `causal` and `window`.
+    /// Which keys a query sees, by `causal`, `window` and `diagonal`.
     fn mask(&self) -> Result<Mask> {
-        let causal = match &self.causal {
-            None => None,
-            Some(value) => match value.cast::<PyString>() {
-                Err(_) => value.is_truthy()?.then_some(Align::BottomRight),
-                Ok(text) => match &*text.to_cow()? {
-                    "top-left" => Some(Align::TopLeft),
-                    "bottom-right" => Some(Align::BottomRight),
-                    other => {
-                        return Err(Failure::Invalid(format!(
-                            "causal is {:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\"",
-                            Excerpt::new(other)
-                        )));
-                    }
-                },
-            },
-        };
         let side = |keys: Option<i64>| -> Result<Option<u32>> {
             match keys {
                 None | Some(-1) => Ok(None),
@@ -192,19 +184,18 @@ impl<'py> Options<'py> {
         };
         let (left, right) = self.window.unwrap_or_default();
         let (left, right) = (side(left)?, side(right)?);
-        match (causal, left, right) {
-            (None, None, None) => Ok(Mask::none()),
-            (Some(align), None, None) => Ok(match align {
-                Align::TopLeft => Mask::Causal { align },
-                _ => Mask::causal(),
-            }),
-            (Some(Align::TopLeft), ..) => Err(Failure::Invalid(
-                "window counts from the bottom-right diagonal, so it cannot be combined with causal=\"top-left\""
-                    .to_owned(),
-            )),
-            (Some(_), left, _) => Ok(Mask::window(left, 0)),
-            (None, left, right) => Ok(Mask::window(left, right)),
+        let mask = Mask::window(left, if self.causal { Some(0) } else { right });
+        let Some(diagonal) = &self.diagonal else {
+            return Ok(mask);
+        };
+        if mask.hides_nothing() {
+            return Err(Failure::Invalid(
+                "diagonal says where a mask runs, so it needs causal or window".to_owned(),
+            ));
         }
+        let diagonal = diagonal.str()?.to_cow()?.parse::<Diagonal>();
+        let diagonal = diagonal.map_err(|error| Failure::Invalid(format!("diagonal: {error}")))?;
+        Ok(mask.diagonal(diagonal))
     }
 }
 

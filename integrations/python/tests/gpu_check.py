@@ -40,7 +40,7 @@ def draw(*shapes, dtype=torch.bfloat16, seed=0):
     return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype) for shape in shapes]
 
 
-def naive(q, k, v, *, causal=False, window=None, scale=None, softcap=None, slopes=None, sinks=None, bias=None, mask=None):
+def naive(q, k, v, *, causal=False, window=None, diagonal=None, scale=None, softcap=None, slopes=None, sinks=None, bias=None, mask=None):
     """In float64; tensors `[batch, length, heads, head size]`, lse `[batch, heads, length]`."""
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
@@ -50,9 +50,10 @@ def naive(q, k, v, *, causal=False, window=None, scale=None, softcap=None, slope
         scores = softcap * torch.tanh(scores / softcap)
     i = torch.arange(q.shape[2], device=q.device)[:, None]
     j = torch.arange(k.shape[2], device=q.device)[None, :]
-    diagonal = i + (0 if causal == "top-left" else k.shape[2] - q.shape[2])
+    below = k.shape[2] - q.shape[2]
     if slopes is not None:
-        scores = scores - slopes.double().view(-1, q.shape[1], 1, 1) * (diagonal - j).abs()
+        scores = scores - slopes.double().view(-1, q.shape[1], 1, 1) * (i + below - j).abs()
+    diagonal = i + {"top-left": 0, None: below}.get(diagonal, diagonal)
     if bias is not None:
         scores = scores + bias.double()
     seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
@@ -107,7 +108,8 @@ def dense_problems():
     options = [
         ({}, {}),
         ({"causal": True}, {"causal": True}),
-        ({"causal": "top-left"}, {"causal": "top-left"}),
+        ({"causal": True, "diagonal": "top-left"}, {"causal": True, "diagonal": "top-left"}),
+        ({"window": (33, 5), "diagonal": -9}, {"window": (33, 5), "diagonal": -9}),
         ({"window": (33, 5)}, {"window": (33, 5)}),
         ({"causal": True, "softcap": 20.0}, {"causal": True, "softcap": 20.0}),
         ({"alibi_slopes": slopes, "causal": True}, {"slopes": slopes, "causal": True}),

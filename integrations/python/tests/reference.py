@@ -8,10 +8,10 @@ import numpy as np
 TOLERANCE = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 2e-5}
 
 
-def visible(causal, window, queries, keys):
+def visible(causal, window, diagonal, queries, keys):
     """Which keys each query sees, as [queries, keys]."""
     i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
-    diagonal = i + (0 if causal == "top-left" else keys - queries)
+    diagonal = i + {"top-left": 0, "bottom-right": keys - queries, None: keys - queries}.get(diagonal, diagonal)
     left, right = window if window is not None else (None, None)
     seen = np.ones((queries, keys), bool)
     if causal:
@@ -49,13 +49,13 @@ def head(q, k, v, *, scale=None, softcap=None, seen=None, slope=None, sink=None,
     return weights @ v / np.where(total == 0, 1, total), lse
 
 
-def attention(q, k, v, *, causal=False, window=None, slopes=None, sinks=None, bias=None, mask=None, **options):
+def attention(q, k, v, *, causal=False, window=None, diagonal=None, slopes=None, sinks=None, bias=None, mask=None, **options):
     """Dense tensors `[batch, length, heads, head size]`. Gives the output, and the log-sum-exp as `[batch, heads, length]`."""
     batch, queries, heads, _ = q.shape
     group = heads // k.shape[2]
     out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.zeros((batch, heads, queries))
-    seen = visible(causal, window, queries, k.shape[1])
+    seen = visible(causal, window, diagonal, queries, k.shape[1])
     everything = (batch, heads, queries, k.shape[1])
     bias = None if bias is None else np.broadcast_to(np.asarray(bias, np.float64), everything)
     mask = None if mask is None else np.broadcast_to(mask, everything)

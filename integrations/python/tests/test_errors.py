@@ -74,16 +74,20 @@ class Errors(unittest.TestCase):
         self.fails(ValueError, r"sinks\[0\] is NaN", q, q, q, sinks=[float("nan")] * 4)
         self.fails(ValueError, "window has a side of -2 keys", q, q, q, window=(-2, 0))
         self.fails(ValueError, "window has a side of 4294967296 keys", q, q, q, window=(2**32, 0))
-        self.fails(ValueError, "cannot be combined", q, q, q, window=(2, 0), causal="top-left")
-        self.fails(ValueError, 'causal is "left"', q, q, q, causal="left")
+        self.fails(ValueError, "diagonal .* needs causal or window", q, q, q, diagonal="top-left")
+        self.fails(ValueError, 'diagonal: "left" is not a diagonal', q, q, q, causal=True, diagonal="left")
+        self.fails(ValueError, 'diagonal: "2147483648" is not a diagonal', q, q, q, causal=True, diagonal=2**31)
+        self.fails(ValueError, 'diagonal: "1.5" is not a diagonal', q, q, q, causal=True, diagonal=1.5)
         self.fails(ValueError, 'layout is "sbhd"', q, q, q, layout="sbhd")
         self.fails(ValueError, r'kernel is "scalar", but the tensors are on the CPU, where it must be "best" or "cpu"', q, q, q, kernel="scalar")
 
     def test_words_are_quoted_and_cut(self):
         q, hostile = tensor(), "\x1b[2J" + "x" * 100_000
         shown = r'"\\u\{1b\}\[2Jx{56}\.\.\."'
-        for name in ("layout", "causal", "kernel"):
+        for name in ("layout", "kernel"):
             self.fails(ValueError, f"{name} is {shown}, but ", q, q, q, **{name: hostile})
+        self.fails(ValueError, f"diagonal: {shown} is not a diagonal", q, q, q, causal=True, diagonal=hostile)
+        self.fails(TypeError, "argument 'causal': ", q, q, q, causal=hostile)
         with self.assertRaisesRegex(ValueError, f"device is {shown}, but must be"):
             warptile.explain(q, q, q, device=hostile)
         with self.assertRaisesRegex(ValueError, f"unknown kernel {shown}"):

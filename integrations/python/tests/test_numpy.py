@@ -36,8 +36,10 @@ class Results(unittest.TestCase):
         for options in [
             {},
             {"causal": True},
-            {"causal": "bottom-right"},
-            {"causal": "top-left"},
+            {"causal": True, "diagonal": "bottom-right"},
+            {"causal": True, "diagonal": "top-left"},
+            {"causal": True, "diagonal": -3},
+            {"window": (3, 2), "diagonal": np.int32(17)},
             {"window": (3, 2)},
             {"window": (None, 0)},
             {"window": (-1, 4)},

@@ -35,9 +35,11 @@ def problem(number):
     k, v = (view(generator, (batch, keys, kv_heads, size), dtype) for _ in range(2))
     options, meant = {}, {}
     if generator.random() < 0.5:
-        options["causal"] = meant["causal"] = pick(True, "top-left")
-    if generator.random() < 0.3 and options.get("causal") != "top-left":
-        options["window"] = meant["window"] = (pick(None, 0, 7), pick(None, 0, 7))
+        options["causal"] = meant["causal"] = True
+    if generator.random() < 0.3:
+        options["window"] = meant["window"] = (pick(None, 0, 7), pick(0, 7))
+    if options and generator.random() < 0.5:
+        options["diagonal"] = meant["diagonal"] = pick("top-left", "bottom-right", int(generator.integers(-50, 100)))
     if generator.random() < 0.3:
         options["softcap"] = meant["softcap"] = 3.0
     if generator.random() < 0.3:

@@ -19,7 +19,7 @@ use crate::cpu::state::{AddPart, RowState, with_sink};
 use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
-use crate::spec::{Call, E4m3, Element, ElementType, Heads, Mask, Sequence, View, scale_of};
+use crate::spec::{Call, E4m3, Element, ElementType, Heads, Sequence, View, scale_of};
 
 /// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
@@ -308,7 +308,7 @@ impl<'a, T: Element> Block<'a, T> {
     pub(super) fn visible(&self, row: usize) -> Range<usize> {
         let Sequence { q_len, k_len, .. } = self.task.sequence;
         match self.call.mask() {
-            Mask::None => 0..k_len,
+            mask if mask.hides_nothing() => 0..k_len,
             mask => mask.visible(self.task.row(row).1, q_len, k_len),
         }
     }

@@ -4,7 +4,7 @@ use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::{Operand, Schedule, Slots, abi};
 
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
-use crate::spec::{AlibiShape, Align, Call, ElementType, Heads, Layout, Result};
+use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout, Result};
 
 /// The block of kernels that read through addresses.
 ///
@@ -115,12 +115,17 @@ pub(super) fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
 
 fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
     let options = call.scoring();
-    let bounds = call.mask().bounds();
-    let window = |side: Option<u32>| {
-        side.and_then(|keys| i32::try_from(keys).ok())
-            .map_or(abi::WINDOW_UNLIMITED, |keys| {
-                keys.min(abi::WINDOW_UNLIMITED)
-            })
+    let mask = call.mask();
+    // Kernels know the two aligned diagonals. From any other the sides reach as far as from the top-left one, moved by the offset: a side
+    // may be negative then, but never below what hides every key of every query.
+    let offset = match mask.diagonal {
+        Diagonal::At(offset) => i64::from(offset),
+        _ => 0,
+    };
+    let side = |side: Option<u32>, moved: i64, all: usize| {
+        side.map_or(abi::WINDOW_UNLIMITED, |keys| {
+            (i64::from(keys) + moved).clamp(-(all as i64), abi::WINDOW_UNLIMITED.into()) as i32
+        })
     };
     let steps = |operand| match call.layout(operand) {
         Some(layout) => [0, 1, 2, 3].map(|dimension| stride(layout, dimension)),
@@ -133,9 +138,9 @@ fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
         },
         scale: call.scale(),
         softcap: options.softcap.unwrap_or(0.0),
-        window_left: window(bounds.left),
-        window_right: window(bounds.right),
-        align_top_left: i32::from(bounds.align == Align::TopLeft),
+        window_left: side(mask.left, -offset, call.key_len()),
+        window_right: side(mask.right, offset, call.query_len()),
+        align_top_left: i32::from(mask.diagonal != Diagonal::BottomRight),
         ..Default::default()
     }
     .with_operands(at, steps)
@@ -269,10 +274,14 @@ mod tests {
         let all = abi::WINDOW_UNLIMITED;
         assert_eq!(window(Mask::none()), (all, all, 0));
         assert_eq!(window(Mask::causal()), (all, 0, 0));
-        let top_left = Mask::Causal {
-            align: Align::TopLeft,
-        };
+        let at = |mask: Mask, offset| window(mask.diagonal(Diagonal::At(offset)));
+        let top_left = Mask::causal().diagonal(Diagonal::TopLeft);
         assert_eq!(window(top_left), (all, 0, 1));
+        assert_eq!(at(Mask::causal(), 3), (all, 3, 1));
+        assert_eq!(at(Mask::window(5, 1), 7), (-2, 8, 1));
+        // 4 queries and 4 keys.
+        assert_eq!(at(Mask::window(5, 1), i32::MAX), (-4, all, 1));
+        assert_eq!(at(Mask::window(5, 1), i32::MIN), (all, -4, 1));
         assert_eq!(window(Mask::window(3, u32::MAX)), (3, all, 0));
         assert_eq!(window(Mask::window(1 << 30, 7)), (all, 7, 0));
     }

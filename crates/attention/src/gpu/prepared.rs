@@ -306,6 +306,6 @@ mod tests {
         };
         // No other test has so many blocks of keys.
         assert_eq!(searches_for(1800, Mask::causal()), 1);
-        assert_eq!(searches_for(1800, Mask::None), 0);
+        assert_eq!(searches_for(1800, Mask::none()), 0);
     }
 }

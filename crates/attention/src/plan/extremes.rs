@@ -7,7 +7,7 @@ use super::occupancy::occupancy;
 use super::split_tiles::PARTS_A_CTA;
 use super::{LaunchShape, MAX_TILES, Planner, Settings, Step, tile_order};
 use crate::plan::{Choice, DeviceProfile};
-use crate::spec::{Align, Call, ElementType, Layout, MAX_LEN, Mask, Scoring, Splits};
+use crate::spec::{Call, Diagonal, ElementType, Layout, MAX_LEN, Mask, Scoring, Splits};
 
 /// Extents at which something may overflow or divide by 0, and ordinary ones.
 const EXTENTS: [usize; 16] = [
@@ -83,13 +83,17 @@ impl quickcheck::Arbitrary for Extreme {
             false => extent(g),
         };
         let masks = [
-            Mask::None,
+            Mask::none(),
             Mask::causal(),
-            Mask::Causal {
-                align: Align::TopLeft,
-            },
             Mask::window(127, 0),
             Mask::window(u32::MAX, u32::MAX - 1),
+        ];
+        let diagonals = [
+            Diagonal::BottomRight,
+            Diagonal::TopLeft,
+            Diagonal::At(-100),
+            Diagonal::At(i32::MIN),
+            Diagonal::At(i32::MAX),
         ];
         let splits = [Splits::Even, Splits::Even, Splits::EveryKeys(256)];
         let elements = [ElementType::F16, ElementType::Bf16, ElementType::F32];
@@ -107,7 +111,8 @@ impl quickcheck::Arbitrary for Extreme {
                     size(g)
                 },
             ],
-            mask: *g.choose(&masks).unwrap_or(&Mask::None),
+            mask: { g.choose(&masks).copied().unwrap_or_default() }
+                .diagonal(g.choose(&diagonals).copied().unwrap_or_default()),
             splits: *g.choose(&splits).unwrap_or(&Splits::Even),
             element: *g.choose(&elements).unwrap_or(&ElementType::F16),
             device: device(g),

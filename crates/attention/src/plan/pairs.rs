@@ -61,7 +61,7 @@ const fn has_pairs_of_heads(group_size: usize) -> bool {
 
 /// Whether both tiles of a pair see the same keys.
 pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
-    has_pairs_of_heads(group_size) || mask == Mask::None
+    has_pairs_of_heads(group_size) || mask.hides_nothing()
 }
 
 /// Whether tiles can have the rows of all heads of a group (kernels/forward/wgmma_epilogue.cuh). Prompts with 8 heads a group have not been measured.
@@ -116,13 +116,13 @@ mod tests {
         assert_eq!(shape(132, &grouped), (64, 4, 128, false));
         assert_eq!(shape(100, &grouped), (64, 4, 100, true));
         // Two of 3 tiles are a number, and the third is one with rows that do not exist.
-        let single = call(2, [3, 3], [300, 8192], Mask::None);
+        let single = call(2, [3, 3], [300, 8192], Mask::none());
         assert_eq!(shape(132, &single), (12, 2, 24, false));
         // A cluster has two CTAs even where the plan is for one multiprocessor, and an odd one stays idle.
         assert_eq!(shape(1, &single), (12, 2, 2, true));
         assert_eq!(shape(7, &single), (12, 2, 6, true));
         assert_eq!(shape(0, &single).2, 2);
-        assert_eq!(shape(132, &call(1, [4, 4], [0, 16], Mask::None)).2, 0);
+        assert_eq!(shape(132, &call(1, [4, 4], [0, 16], Mask::none())).2, 0);
         // A device that holds fewer clusters than its multiprocessors could.
         let few = Step {
             clustered_ctas: Some(120),
@@ -158,7 +158,7 @@ mod tests {
             32
         );
         assert_eq!(at_once(&call(1, [32, 8], [4096, 4096], Mask::causal())), 16);
-        assert_eq!(at_once(&call(1, [8, 8], [4096, 4096], Mask::None)), 1);
+        assert_eq!(at_once(&call(1, [8, 8], [4096, 4096], Mask::none())), 1);
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn each_schedule_takes_what_it_can() {
-        let (none, causal) = (Mask::None, Mask::causal());
+        let (none, causal) = (Mask::none(), Mask::causal());
         for (heads, mask, pairs, groups) in [
             ([8, 2], causal, true, true),
             ([4, 2], causal, true, true),

@@ -13,7 +13,7 @@ use warptile_kernels::{Family, Features, Image, Schedule};
 use crate::plan::{
     DeviceProfile, Numbered, Settings, TileKeys, rest_keys, splits_of, splits_tiles,
 };
-use crate::spec::{Mask, Problem};
+use crate::spec::Problem;
 
 pub use fit::Timed;
 
@@ -311,7 +311,7 @@ impl Rates {
             problem.heads().group_size(),
             image,
         );
-        let uneven = mask != Mask::None || problem.is_uneven();
+        let uneven = !mask.hides_nothing() || problem.is_uneven();
         let blocks = keys.average / block_n;
         let blocks = if uneven { blocks } else { blocks.ceil() };
         let tile = blocks + tile_end;

@@ -3,7 +3,7 @@
 use warptile_kernels::Image;
 
 use crate::plan::occupancy::MAX_TILES;
-use crate::spec::{Align, Call, Heads, Mask, Problem, Splits};
+use crate::spec::{Call, Diagonal, Heads, Mask, Problem, Splits};
 
 /// What the units of kernels that share keys are counted from: a call, or the bounds of a problem.
 #[derive(Debug, Clone, Copy)]
@@ -77,17 +77,31 @@ impl Sides {
     /// in kernels/work/share.cuh counts those that there are.
     pub(super) fn tile_units(&self, block_n: u32) -> u64 {
         let keys = u64::from(self.splits.keys().unwrap_or(block_n));
-        let bounds = self.mask.bounds();
-        let end = match (bounds.align, bounds.right) {
-            (Align::TopLeft, Some(right)) => self.key_len.min(self.query_len + u64::from(right)),
-            _ => self.key_len,
+        let Mask {
+            left,
+            right,
+            diagonal,
+            ..
+        } = self.mask;
+        let key = |key: i64| key.clamp(0, self.key_len as i64) as u64;
+        // Whatever the lengths are within their bounds: all keys that are seen lie below `end`, and among so many neighbours.
+        let (end, among) = match diagonal {
+            Diagonal::BottomRight => (
+                self.key_len,
+                left.map(|left| self.query_len + u64::from(left)),
+            ),
+            Diagonal::TopLeft | Diagonal::At(_) => {
+                let offset = diagonal.offset(0, 0) as i64;
+                let end = right.map_or(self.key_len, |right| {
+                    key(self.query_len as i64 + i64::from(right) + offset)
+                });
+                let begin = left.map(|left| key(offset - i64::from(left)));
+                (end, begin.map(|begin| end.saturating_sub(begin)))
+            }
         };
-        let units = end.div_ceil(keys);
-        // A window moves along with the lengths, and may begin and end anywhere between two cuts.
-        let touched = bounds.left.map_or(u64::MAX, |left| {
-            (self.query_len + u64::from(left)).div_ceil(keys) + 1
-        });
-        units.min(touched).max(1)
+        // They may begin and end anywhere between two cuts.
+        let touched = among.map_or(u64::MAX, |among| among.div_ceil(keys) + 1);
+        end.div_ceil(keys).min(touched).max(1)
     }
 
     pub(super) fn units(&self, image: &Image) -> u64 {

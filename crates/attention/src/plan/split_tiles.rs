@@ -46,8 +46,7 @@ impl TileKeys {
         let visible = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
         // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
         // the mask has one edge, and a whole one where it has two.
-        let bounds = mask.bounds();
-        let beside = match (bounds.left, bounds.right) {
+        let beside = match (mask.left, mask.right) {
             (None, None) => 0.0,
             (Some(_), Some(_)) => height,
             _ => height / 2.0,
@@ -136,7 +135,7 @@ mod tests {
             .unwrap();
         let [queries, keys] = [4096, 4096];
         for mask in [
-            Mask::None,
+            Mask::none(),
             Mask::causal(),
             Mask::window(500, 0),
             Mask::window(500, 300),
@@ -161,7 +160,7 @@ mod tests {
         let image = { catalog().iter() }
             .find(|image| splits_tiles(image) && image.schedule.has_group_tiles())
             .unwrap();
-        let keys = TileKeys::of(Mask::None, [1, 8192], 8, image);
+        let keys = TileKeys::of(Mask::none(), [1, 8192], 8, image);
         assert_eq!(splits_of(8, 132, &keys, image, None), 8);
     }
 }

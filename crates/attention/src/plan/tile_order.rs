@@ -15,16 +15,16 @@ use crate::plan::heads_at_once::interleaved;
 use crate::plan::split_tiles::TILE_END_KEYS;
 use crate::plan::{LaunchShape, Step};
 use crate::recent::Recent;
-use crate::spec::{Align, Call, Mask, SideLengths};
+use crate::spec::{Call, Diagonal, SideLengths};
 
 /// Rows that a warpgroup computes.
 const WARPGROUP_ROWS: i64 = 64;
 
 /// Tiles by the numbers that CTAs draw, or `None` where longest first is as good, or not this kernel's order.
 pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Option<Arc<[u16]>> {
-    let Mask::Causal { align } = call.mask() else {
+    if !call.mask().is_causal() {
         return None;
-    };
+    }
     // Only where kernels read neither lengths nor pages on the device: tiles of sequences with lengths of their own are not where their
     // numbers say, or do not exist.
     let listed = |side: &SideLengths| side.offsets().is_given() || side.used().is_given();
@@ -40,7 +40,7 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
     let tiling = &step.image.tiling;
     let costs = costs_of_rows(
         [call.query_len() as i64, call.key_len() as i64],
-        align,
+        call.mask().diagonal,
         [tiling.block_m.into(), tiling.block_n.into()],
     )?;
     let asked = Asked {
@@ -55,13 +55,10 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
 /// kernels/forward/wgmma_scheduler.cuh does. `None` of so many keys that one is beyond 32 bits.
 fn costs_of_rows(
     [query_len, key_len]: [i64; 2],
-    align: Align,
+    diagonal: Diagonal,
     [rows, block_n]: [i64; 2],
 ) -> Option<Vec<u32>> {
-    let shift = match align {
-        Align::TopLeft => 0,
-        Align::BottomRight => key_len - query_len,
-    };
+    let shift = diagonal.offset(query_len as usize, key_len as usize) as i64;
     let warpgroups = rows / WARPGROUP_ROWS;
     let all_queries = (query_len + WARPGROUP_ROWS - 1) / WARPGROUP_ROWS * WARPGROUP_ROWS;
     let tile = |number: i64| {
@@ -295,11 +292,12 @@ fn best_exchange(
 mod tests {
     use super::*;
     use crate::plan::step::tests::{dense, step};
+    use crate::spec::Mask;
     use quickcheck::quickcheck;
 
     fn asked(query_len: i64, key_len: i64, tile: [i64; 2], heads: usize, ctas: usize) -> Asked {
         Asked {
-            costs: costs_of_rows([query_len, key_len], Align::BottomRight, tile).unwrap(),
+            costs: costs_of_rows([query_len, key_len], Diagonal::BottomRight, tile).unwrap(),
             heads,
             ctas,
         }
@@ -334,12 +332,12 @@ mod tests {
     fn costs_are_those_of_the_keys_that_warpgroups_see() {
         let end = 3 * TILE_END_KEYS as u32;
         let costs = |lengths, align, tile| costs_of_rows(lengths, align, tile).unwrap();
-        let found = costs([320, 320], Align::BottomRight, [192, 64]);
+        let found = costs([320, 320], Diagonal::BottomRight, [192, 64]);
         assert_eq!(found, [320 + 256 + 192 + end, 128 + 64 + end]);
-        let found = costs([100, 20], Align::TopLeft, [192, 64]);
+        let found = costs([100, 20], Diagonal::TopLeft, [192, 64]);
         assert_eq!(found, [2 * 64 + end]);
         // Whose first queries see no key.
-        let found = costs([128, 64], Align::BottomRight, [128, 64]);
+        let found = costs([128, 64], Diagonal::BottomRight, [128, 64]);
         assert_eq!(found, [64 + 2 * TILE_END_KEYS as u32]);
     }
 
@@ -370,7 +368,7 @@ mod tests {
         for heads in [1, 32] {
             assert_eq!(asked(4096, most, [192, 64], heads, 16).order(), None);
         }
-        let beyond = costs_of_rows([4096, most], Align::BottomRight, [256, 64]);
+        let beyond = costs_of_rows([4096, most], Diagonal::BottomRight, [256, 64]);
         assert_eq!(beyond, None);
     }
 
@@ -391,7 +389,7 @@ mod tests {
         assert_eq!(ordered(&dense(1, [32, 8], [2048, 2048], causal)), Some(352));
         // No tile is short; one tile a CTA; several groups of heads; more than there is room for.
         for call in [
-            dense(1, [32, 8], [2048, 2048], Mask::None),
+            dense(1, [32, 8], [2048, 2048], Mask::none()),
             dense(1, [8, 8], [2048, 2048], causal),
             dense(4, [16, 16], [4096, 4096], causal),
             dense(16, [32, 8], [1024, 1024], causal),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use warptile_kernels::{Excerpt, Features, Operand};
 
-use crate::spec::{Align, Error, Mask, Result};
+use crate::spec::{Diagonal, Error, Mask, Result};
 
 /// How the slopes of ALiBi are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -243,15 +243,18 @@ impl fmt::Display for Scoring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut words: Vec<String> = Vec::new();
         let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
-        match self.mask {
-            Mask::None => {}
-            Mask::Causal { align } => words.push(match align {
-                Align::BottomRight => "mask=causal".to_owned(),
-                Align::TopLeft => "mask=causal-top-left".to_owned(),
-            }),
-            Mask::Window { left, right } => {
-                words.push(format!("mask=window,{},{}", side(left), side(right)));
-            }
+        let mask = self.mask;
+        if mask.is_causal() {
+            words.push("mask=causal".to_owned());
+        } else if !mask.hides_nothing() {
+            words.push(format!(
+                "mask=window,{},{}",
+                side(mask.left),
+                side(mask.right)
+            ));
+        }
+        if mask.diagonal != Diagonal::default() {
+            words.push(format!("diagonal={}", mask.diagonal));
         }
         words.extend(self.scale.map(|scale| format!("scale={scale}")));
         words.extend(self.softcap.map(|softcap| format!("softcap={softcap}")));
@@ -295,7 +298,8 @@ impl Scoring {
     /// Applies one word; `None` if it is not an option. For grammars that have other words as well.
     pub fn parse_word(&mut self, word: &str) -> Option<()> {
         match word.split_once('=') {
-            Some(("mask", value)) => self.mask = parse_mask(value)?,
+            Some(("mask", value)) => self.mask = parse_mask(value)?.diagonal(self.mask.diagonal),
+            Some(("diagonal", value)) => self.mask.diagonal = value.parse().ok()?,
             Some(("scale", value)) => self.scale = Some(value.parse().ok()?),
             Some(("softcap", value)) => self.softcap = Some(value.parse().ok()?),
             Some(("alibi", "head")) => self.alibi = Some(AlibiShape::PerHead),
@@ -327,7 +331,7 @@ impl Scoring {
 
     /// The names of all words that options have.
     pub fn words() -> impl Iterator<Item = &'static str> {
-        { ["mask"].into_iter() }
+        { ["mask", "diagonal"].into_iter() }
             .chain(Self::NUMBERS.map(|(word, _)| word))
             .chain(Operand::of_scores().filter_map(Operand::word))
     }
@@ -360,17 +364,11 @@ fn parse_mask(value: &str) -> Option<Mask> {
         keys => keys.parse().ok().map(Some),
     };
     match value {
-        "none" => Some(Mask::None),
+        "none" => Some(Mask::none()),
         "causal" => Some(Mask::causal()),
-        "causal-top-left" => Some(Mask::Causal {
-            align: Align::TopLeft,
-        }),
         _ => {
             let (left, right) = value.strip_prefix("window,")?.split_once(',')?;
-            Some(Mask::Window {
-                left: side(left)?,
-                right: side(right)?,
-            })
+            Some(Mask::window(side(left)?, side(right)?))
         }
     }
 }
@@ -383,12 +381,16 @@ mod tests {
     quickcheck! {
         fn text_round_trips(kind: u8, left: Option<u32>, right: Option<u32>, scale: Option<u16>, cap: Option<u16>, flags: u8) -> bool {
             let scoring = Scoring {
-                mask: match kind % 4 {
-                    0 => Mask::None,
+                mask: match kind % 3 {
+                    0 => Mask::none(),
                     1 => Mask::causal(),
-                    2 => Mask::Causal { align: Align::TopLeft },
-                    _ => Mask::Window { left, right },
-                },
+                    _ => Mask::window(left, right),
+                }
+                .diagonal(match kind / 3 % 3 {
+                    0 => Diagonal::BottomRight,
+                    1 => Diagonal::TopLeft,
+                    _ => Diagonal::At(i32::from(kind) - 100),
+                }),
                 scale: scale.map(|x| f32::from(x) / 7.0 - 1000.0),
                 softcap: cap.map(|x| f32::from(x) / 3.0 + 0.1),
                 alibi: [None, Some(AlibiShape::PerHead), Some(AlibiShape::PerBatchHead)][usize::from(flags) % 3],

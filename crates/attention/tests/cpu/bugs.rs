@@ -107,12 +107,18 @@ fn empty_and_ragged_sequences() {
 /// Variable length that silently drops the mask.
 #[test]
 fn packed_sequences_keep_their_mask() {
-    for mask in ["causal", "causal-top-left", "window,4,0"] {
+    for mask in [
+        "causal",
+        "causal diagonal=top-left",
+        "causal diagonal=-7",
+        "window,9,2 diagonal=3",
+        "window,4,0",
+    ] {
         let packed: Case = format!("packed=9x9,6x12 h2 d8 f32 mask={mask} seed=5")
             .parse()
             .unwrap();
         let mut full = packed.clone();
-        full.scoring.mask = Mask::None;
+        full.scoring.mask = Mask::none();
         verify_text(&packed.to_string());
         let ((_, masked), (_, unmasked)) = (run::<f32>(&packed), run::<f32>(&full));
         let first = masked.offset..masked.offset + 8;
@@ -342,7 +348,7 @@ fn huge_logits_pick_the_largest() {
 /// Operands that don't fit are errors that name the argument, before anything is written.
 #[test]
 fn arguments_that_do_not_fit_are_named() {
-    let call = dense(2, 3, Mask::None);
+    let call = dense(2, 3, Mask::none());
     let data = [0.0_f32; 24];
     let right = HostInputs::new(&data[..16], &data, &data);
     let rejected = |inputs: HostInputs<'_>, out_len: usize, lse_len: usize| {

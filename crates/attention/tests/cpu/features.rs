@@ -164,7 +164,7 @@ fn used_lengths_count_for_the_alignment_of_masks_and_alibi() {
     for text in [
         "b2 q300 k700 h4/2 d32 f16 mask=causal used=300x512,7x300 seed=1",
         "b3 q5 k600 h2 d64 bf16 mask=window,30,2 alibi=batch used=5x600,0x9,3x0 seed=2",
-        "packed=300x700,20x30 h2 d40 f32 mask=causal-top-left sinks used=200x257,20x1 seed=3",
+        "packed=300x700,20x30 h2 d40 f32 mask=causal diagonal=top-left sinks used=200x257,20x1 seed=3",
         "b2 q130 k600 h2 d16 f32 bias keymask used=130x300,7x600 layout=gaps seed=4",
     ] {
         verify_text(text);

@@ -29,7 +29,7 @@ impl Arbitrary for Few {
             "",
             "",
             "mask=causal",
-            "mask=causal-top-left",
+            "mask=causal diagonal=top-left",
             "mask=window,700,0",
             "mask=window,30,1",
         ];

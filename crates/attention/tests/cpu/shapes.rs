@@ -7,7 +7,14 @@ use crate::common::{verify, verify_text};
 
 const HEADS: [&str; 5] = ["h1", "h6", "h6/2", "h8/1", "h32/8"];
 
-const MASKS: [&str; 4] = ["none", "causal", "causal-top-left", "window,100,7"];
+const MASKS: [&str; 6] = [
+    "none",
+    "causal",
+    "causal diagonal=top-left",
+    "causal diagonal=-7",
+    "window,9,2 diagonal=3",
+    "window,100,7",
+];
 
 const ELEMENTS: [&str; 3] = ["f16", "bf16", "f32"];
 

@@ -63,8 +63,8 @@ fn a_launch_has_clusters_of_two_and_no_more_than_the_device_holds() {
         (8, Mask::causal(), 20, 32),
         (4, Mask::causal(), 10, 20),
         // Of each of 6 heads 3 pairs of tiles, the last of which has only one.
-        (6, Mask::None, 18, 32),
-        (2, Mask::None, 6, 12),
+        (6, Mask::none(), 18, 32),
+        (2, Mask::none(), 6, 12),
     ] {
         let call = call(heads, mask);
         let prepared = gpu.prepare(call.problem(), &choice).unwrap();

@@ -14,7 +14,7 @@ fn awkward_lengths() {
         for mask in [
             "",
             "mask=causal",
-            "mask=causal-top-left",
+            "mask=causal diagonal=top-left",
             "mask=window,100,20",
         ] {
             assert_passes(&case(&format!(

@@ -81,7 +81,7 @@ fn images_of_pairs_and_groups_are_right() {
     let grouped = [
         "b3 q700 k900 h8/2 mask=causal sinks",
         "b1 q1500 k1500 h6/3 mask=window,200,50 sms=4",
-        "b2 q1000 k3000 h8/2 mask=causal-top-left layout=gaps",
+        "b2 q1000 k3000 h8/2 mask=causal diagonal=top-left layout=gaps",
         "packed=100x200,1x300,257x129,0x5,640x640 h4/2 mask=causal device-lengths sms=5",
         "b4 k700 q300 h8/2 used=300x700,0x5,17x0,299x1 device-lengths mask=causal",
         "b1 q4000 k4000 h4/2 sms=3 mask=causal",

@@ -11,7 +11,7 @@ use crate::{case, choice, choice_on, device, named, shape};
 /// So that tests need not draw for long until an image has a problem, whatever it lacks.
 #[test]
 fn every_image_takes_some_of_the_problems_drawn_for_it() {
-    const DRAWS: u64 = 100;
+    const DRAWS: u64 = 300;
     for image in images_for(Role::Forward) {
         let version = match image.target {
             Target::Cubin(version) | Target::CubinExact(version) | Target::Ptx(version) => version,
@@ -180,7 +180,7 @@ fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
 #[test]
 fn keys_that_no_row_sees_are_no_reason_against_the_hopper_kernels() {
     for text in [
-        "b1 h8 q2048 k65536 d128 f16 mask=causal-top-left seed=1",
+        "b1 h8 q2048 k65536 d128 f16 mask=causal diagonal=top-left seed=1",
         "b1 h8 q2048 k65536 d128 f16 mask=window,-1,0 seed=1",
         "h8 packed=64x64,8192x8192,64x64 d128 bf16 seed=1",
         "b1 h8 q4096 k4096 d64 f16 mask=window,128,0 seed=1",

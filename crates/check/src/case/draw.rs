@@ -3,7 +3,7 @@
 use warptile::kernels::Image;
 use warptile::kernels::Kind;
 use warptile::{
-    AlibiShape, Align, ElementType, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Operand,
+    AlibiShape, Diagonal, ElementType, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Operand,
     Scoring, Splits,
 };
 
@@ -67,16 +67,21 @@ impl Case {
             _ => Some(random.below(max_len) as u32),
         };
         let mut scoring = Scoring::new().mask(match random.below(5) {
-            0 => Mask::None,
-            1 | 2 => Mask::causal(),
-            3 => Mask::Causal {
-                align: Align::TopLeft,
-            },
-            _ => Mask::Window {
-                left: side(&mut random),
-                right: side(&mut random),
-            },
+            0 => Mask::none(),
+            1..=3 => Mask::causal(),
+            _ => Mask::window(side(&mut random), side(&mut random)),
         });
+        if !scoring.mask.hides_nothing() {
+            scoring.mask.diagonal = match random.below(4) {
+                0 => Diagonal::TopLeft,
+                1 => {
+                    // From hiding everything to hiding nothing.
+                    let [before, behind] = [random.below(max_len), random.below(max_len)];
+                    Diagonal::At((before as i32).saturating_sub(behind as i32))
+                }
+                _ => Diagonal::BottomRight,
+            };
+        }
         let element = random.pick(&[ElementType::F16, ElementType::Bf16, ElementType::F32]);
         scoring.scale = match random.below(8) {
             0 => Some(0.0),
@@ -277,7 +282,7 @@ mod tests {
         let cases: Vec<Case> = (0..300).map(|seed| Case::random(seed, 300)).collect();
         let some = |property: fn(&Case) -> bool| assert!(cases.iter().any(property));
         some(|case| matches!(case.lengths, Lengths::Packed(_)));
-        some(|case| matches!(case.scoring.mask, Mask::Window { left: Some(_), .. }));
+        some(|case| case.scoring.mask.left.is_some());
         some(|case| case.scoring.alibi == Some(AlibiShape::PerBatchHead));
         for word in Scoring::words() {
             let uses = |case: &&Case, word| case.scoring.uses(word);

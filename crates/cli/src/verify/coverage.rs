@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use warptile::{Align, ElementType, Heads, MAX_HEAD_DIM, Mask, Scoring, Splits};
+use warptile::{Diagonal, ElementType, Heads, MAX_HEAD_DIM, Scoring, Splits};
 use warptile_check::{Case, LayoutKind, Lengths, Used};
 use warptile_kernels::Image;
 
@@ -22,15 +22,10 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
     let scoring = case.scoring;
     let mask = &scoring.mask;
     let others = [
-        ("causal", *mask == Mask::causal()),
-        (
-            "causal-top-left",
-            *mask
-                == Mask::Causal {
-                    align: Align::TopLeft,
-                },
-        ),
-        ("window", matches!(mask, Mask::Window { .. })),
+        ("causal", mask.is_causal()),
+        ("window", !mask.is_causal() && !mask.hides_nothing()),
+        ("top-left", mask.diagonal == Diagonal::TopLeft),
+        ("diagonal", matches!(mask.diagonal, Diagonal::At(_))),
         ("fewer key heads", case.heads.group_size() > 1),
         ("other value sizes", case.heads.values_differ()),
         ("packed", matches!(case.lengths, Lengths::Packed(_))),
@@ -44,7 +39,7 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
         ("unaligned", case.unaligned),
     ];
     let options = { Scoring::words() }
-        .filter(|word| *word != "mask")
+        .filter(|word| !["mask", "diagonal"].contains(word))
         .map(move |word| (word, scoring.uses(word)));
     others.into_iter().chain(options)
 }
@@ -142,10 +137,10 @@ mod tests {
         let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
         let each = [
             "d8 f16 mask=causal h4/2".to_owned(),
-            "d8 f32 mask=causal-top-left layout=gaps unaligned".to_owned(),
+            "d8 f32 mask=causal diagonal=top-left layout=gaps unaligned".to_owned(),
             format!(
                 "d64 bf16 layout=interleaved {}",
-                options(Scoring::new().mask(Mask::window(1, 1)), true)
+                options(Scoring::new().mask(warptile::Mask::window(1, 1)), true)
             ),
             format!(
                 "packed=3x3 d16 f16 device-lengths layout=bhsd splits=512 {} {}",
@@ -159,10 +154,7 @@ mod tests {
         }
         let [families, features, heads] = coverage.lines();
         assert_eq!(families, "families cpu 2; f16 1, f32 1");
-        assert!(
-            features.contains("causal 1, causal-top-left 1"),
-            "{features}"
-        );
+        assert!(features.contains("causal 2, top-left 1"), "{features}");
         assert!(
             { Operand::of_scores().filter_map(Operand::word) }.all(|word| {
                 let (_, never) = features.split_once("; never ").unwrap();

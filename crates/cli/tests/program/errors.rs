@@ -440,8 +440,10 @@ fn numbers_that_make_no_sense() {
         no_number.contains("or a number of keys such as 512"),
         "{no_number}"
     );
-    let stderr = fails(2, &bytes, &["--causal=top-left", "--window", "3,3"]);
-    assert!(stderr.contains("can't be combined"), "{stderr}");
+    let stderr = fails(2, &bytes, &["--diagonal", "top-left"]);
+    assert!(stderr.contains("needs --causal or --window"), "{stderr}");
+    let stderr = fails(2, &bytes, &["--causal", "--diagonal", "middle"]);
+    assert!(stderr.contains("not a diagonal: bottom-right"), "{stderr}");
 }
 
 #[test]

@@ -22,8 +22,8 @@ fn a_generated_file_can_be_run() {
             "--window 2,-1",
         ),
         (
-            "b1 q6 k4 h3/1 d40 f32 layout=bhsd scale=0.5 mask=causal-top-left",
-            "--causal=top-left --scale 0.5 --layout bhsd",
+            "b1 q6 k4 h3/1 d40 f32 layout=bhsd scale=0.5 mask=causal diagonal=top-left",
+            "--causal --diagonal top-left --scale 0.5 --layout bhsd",
         ),
         ("packed=6x4,1x1 h2 d8 f32 layout=bhsd", "--layout bhsd"),
         ("b2 q5 k9 h4/2 d24/16 bf16 layout=bhsd", "--layout bhsd"),

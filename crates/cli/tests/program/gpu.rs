@@ -18,7 +18,7 @@ fn the_example_is_as_expected_on_every_kernel_that_takes_it() {
         .collect();
     kernels.dedup();
     assert!(!kernels.is_empty(), "the catalog has no portable kernel");
-    let masks = [&[][..], &["--causal"], &["--causal=top-left"]];
+    let masks = [&[][..], &["--causal"], &["--causal", "--diagonal=top-left"]];
     let runs = { masks.iter() }.flat_map(|mask| kernels.iter().map(move |kernel| (mask, kernel)));
     // Most of what a process takes is its beginning, which goes on beside that of others.
     let runs = Mutex::new(runs);

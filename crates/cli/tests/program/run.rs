@@ -17,8 +17,9 @@ fn the_example_is_as_expected() {
     for flags in [
         &[][..],
         &["--causal"],
-        &["--causal=bottom-right"],
-        &["--causal=top-left"],
+        &["--causal", "--diagonal=bottom-right"],
+        &["--causal", "--diagonal", "top-left"],
+        &["--causal", "--diagonal=0"],
     ] {
         let (stdout, _) = expect_code(
             0,

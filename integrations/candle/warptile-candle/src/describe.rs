@@ -77,16 +77,10 @@ impl Attention {
     fn mask(&self, key_bound: usize) -> Mask {
         // Beyond the longest key length there is nothing to hide, and candle's functions take such a number for no limit.
         let limit = |side: Option<usize>| side.filter(|&keys| keys <= key_bound);
-        match self.window.map(limit) {
-            [None, None] => Mask::none(),
-            [None, Some(0)] => Mask::causal(),
-            window => {
-                // A key length above u32's is refused by the call.
-                let keys = |keys: usize| keys.min(u32::MAX as usize) as u32;
-                let [left, right] = window.map(|side| side.map(keys));
-                Mask::window(left, right)
-            }
-        }
+        // A key length above u32's is refused by the call.
+        let keys = |keys: usize| keys.min(u32::MAX as usize) as u32;
+        let [left, right] = self.window.map(|side| limit(side).map(keys));
+        Mask::window(left, right)
     }
 
     /// The call with its lists: numbers in host memory, or how many there are on the device.

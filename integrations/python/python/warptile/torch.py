@@ -130,7 +130,7 @@ def _forward(query, key, value, attn_mask=None, is_causal=False, scale=None, sof
     if attn_mask is not None:
         options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
     if is_causal:
-        options["causal"] = "top-left"
+        options |= {"causal": True, "diagonal": "top-left"}
     if want_lse:
         batch, heads, length, _ = query.shape
         options["lse"] = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)

@@ -55,7 +55,7 @@ fn rows_of_a_group_are_one_tile_where_a_tile_has_those_of_all_its_heads() {
     let shape = step.shape(&causal).unwrap();
     assert_eq!((shape.query_tiles, shape.tiles, shape.grid), (5, 40, 40));
     assert_eq!(shape.heads_at_once, 8);
-    let unmasked = dense(2, [12, 4], [101, 200], Mask::None);
+    let unmasked = dense(2, [12, 4], [101, 200], Mask::none());
     assert_eq!(step.shape(&unmasked).unwrap().heads_at_once, 1);
     let q = Layout::packed(101, 12, 128);
     let k = Layout::packed(200, 4, 128);
@@ -113,14 +113,14 @@ fn a_grid_that_shares_keys_has_as_many_ctas_for_each_head() {
         (3, 6, 10_000, 132, 6),
         (5, 1, 10_000, 132, 1),
     ] {
-        let call = dense(batch, [4 * kv_heads, kv_heads], [1, key_len], Mask::None);
+        let call = dense(batch, [4 * kv_heads, kv_heads], [1, key_len], Mask::none());
         shape_with(&step, &call, (grid, side_by_side));
     }
 }
 
 #[test]
 fn a_device_without_multiprocessors_still_gets_a_grid() {
-    let call = dense(1, [4, 4], [512, 512], Mask::None);
+    let call = dense(1, [4, 4], [512, 512], Mask::none());
     let shape = step("wgmma_d128_128x128_w12_s2", 0).shape(&call).unwrap();
     assert_eq!((shape.grid, shape.tiles, shape.draws_tiles), (1, 16, true));
 }
@@ -142,7 +142,7 @@ fn serving(kernel: &str, multiprocessors: u32) -> Step {
 fn tiles_that_do_not_fill_all_ctas_are_split() {
     let step = serving("wgmma_d128_128x128_w12_s2", 132);
     let shape = |heads: usize, query_len, key_len| {
-        let call = dense(1, [heads, heads], [query_len, key_len], Mask::None);
+        let call = dense(1, [heads, heads], [query_len, key_len], Mask::none());
         step.shape(&call).unwrap()
     };
     // 16 tiles of 8192 keys: 8 ranges each keep 128 of 132 CTAs busy.
@@ -167,10 +167,10 @@ fn tiles_that_do_not_fill_all_ctas_are_split() {
         let call = dense(1, [28, 28], [8192, 8192], mask);
         step.shape(&call).unwrap().splits
     };
-    assert!(drawn(Mask::None) > 1);
+    assert!(drawn(Mask::none()) > 1);
     assert_eq!(drawn(Mask::causal()), 1);
     // The plain image has no parts.
-    let call = dense(1, [16, 16], [128, 8192], Mask::None);
+    let call = dense(1, [16, 16], [128, 8192], Mask::none());
     let plain = self::step("wgmma_d128_128x128_w12_s2", 132);
     assert_eq!(plain.shape(&call).unwrap().splits, 1);
 }
@@ -200,8 +200,8 @@ fn parts_and_semaphores_fit_the_workspace() {
                 (600, 128),
             ] {
                 for (key_len, mask) in [
-                    (1, Mask::None),
-                    (9000, Mask::None),
+                    (1, Mask::none()),
+                    (9000, Mask::none()),
                     (70_000, Mask::causal()),
                 ] {
                     let q = Layout::bshd([1, query_len, heads, head_dim]);
@@ -267,7 +267,7 @@ fn settings_change_the_launch_within_its_limits() {
         .iter()
         .find(|image| splits_tiles(image) && image.tiling.head_dim == 128)
         .unwrap();
-    let call = dense(1, [10, 10], [512, 65_536], Mask::None);
+    let call = dense(1, [10, 10], [512, 65_536], Mask::none());
     let split = |ranges: Option<u32>| {
         let mut step = Step {
             image,
@@ -290,7 +290,7 @@ fn settings_change_the_launch_within_its_limits() {
         ..step(persistent, 132)
     };
     step.settings.ranges = Some(u32::MAX);
-    let one_tile = |keys| dense(1, [1, 1], [64, keys], Mask::None);
+    let one_tile = |keys| dense(1, [1, 1], [64, keys], Mask::none());
     assert_eq!(step.shape(&one_tile(65_536)).unwrap().splits, 64);
     // Each part has two blocks of keys.
     let eight_blocks = 8 * image.tiling.block_n as usize;
