@@ -147,14 +147,17 @@ mod tests {
                 options(Scoring::new(), false),
                 numbers.join(" ")
             ),
-            "q1 d8/16 f16 pages=16 lengths=9,4".to_owned(),
+            "q1 d8/16 f16 pages=16 lengths=9,4 mask=causal diagonal=2".to_owned(),
         ];
         for problem in &each[..2] {
             coverage.add(&problem.parse().unwrap(), None);
         }
         let [families, features, heads] = coverage.lines();
         assert_eq!(families, "families cpu 2; f16 1, f32 1");
-        assert!(features.contains("causal 2, top-left 1"), "{features}");
+        assert!(
+            features.contains("causal 2, ") && features.contains("top-left 1, "),
+            "{features}"
+        );
         assert!(
             { Operand::of_scores().filter_map(Operand::word) }.all(|word| {
                 let (_, never) = features.split_once("; never ").unwrap();

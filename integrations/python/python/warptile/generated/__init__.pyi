@@ -5,8 +5,9 @@ from typing import Any, Literal, TypedDict
 from .._types import Array
 
 class Options(TypedDict, total=False):
-    causal: bool | Literal["bottom-right", "top-left"] | None
+    causal: bool | None
     window: tuple[int | None, int | None] | None
+    diagonal: int | Literal["bottom-right", "top-left"] | None
     scale: float | None
     softcap: float | None
     layout: Literal["bshd", "bhsd"] | None
