@@ -860,4 +860,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: ca420817f95b7384e7cd3730c7748959528b5fae585e036591fc79aca7a576e1 */
+/* Seal of header.sh: 300401fd780a4bd262a36130960a2566efb8bc0649937495914f95f11b633f21 */

@@ -243,7 +243,7 @@ fn expected_us(profile: &DeviceProfile) -> Result<f64> {
     let tensor = Layout::bshd([4, 4096, 16, 128]);
     let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16).build()?;
     let plan = Plan::gpu(call.problem(), profile, &Choice::Best)?;
-    Ok(plan.steps().iter().map(|step| step.estimate_us).sum())
+    Ok(plan.estimate_us())
 }
 
 impl fmt::Display for Backend {

@@ -12,24 +12,22 @@
 //! With `WARPTILE_SYNC=1` in the environment every launch outside captures is waited for, and its error names the kernel that failed:
 //! for finding faults, as it costs the time of the wait.
 //!
-//! The operations beside forward have one kernel each and need no plan: [`Gpu::prepare_merge`] and
-//! [`Gpu::prepare_append`].
+//! Other operations are launched in the same way: [`Gpu::prepare_merge`] and [`Gpu::prepare_append`] prepare them.
 
 mod append;
 mod bindings;
 mod block;
+mod forward;
 mod kernel;
 mod log;
-mod memory;
 mod merge;
 mod operation;
-mod outline;
 mod prepared;
-mod ready;
 mod session;
 mod sync;
 mod workspace;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -39,20 +37,24 @@ use warptile_kernels::Image;
 use crate::plan::{Choice, DeviceProfile, Plan, Planner, Rates};
 use crate::recent::{Recent, lock};
 use crate::spec::{Call, CallBuilder, Error, Problem, Result};
-use kernel::LoadedKernel;
+use kernel::Loaded;
+use prepared::Inner;
 
 pub(crate) use bindings::in_one;
-pub(crate) use ready::Ready;
+pub(crate) use prepared::Ready;
 
 pub use crate::spec::{Access, MemoryType};
-pub use append::{PositionElement, PreparedAppend};
-pub use bindings::{Bindings, ViewTypes};
-pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
+pub use append::PositionElement;
+pub use bindings::{Addresses, Bindings, ViewTypes};
+pub use operation::Operation;
 pub use prepared::Prepared;
 pub use session::Session;
 
 /// A kernel once it is loaded; until then locked by the thread that loads it.
-type Loading = Mutex<Option<Arc<LoadedKernel>>>;
+type Loading = Mutex<Option<Arc<Loaded>>>;
+
+/// Prepared problems of all operations: `(Problem, Choice)` and [`Inner`] of an operation.
+type AllPrepared = Recent<Box<dyn Any + Send>, Arc<dyn Any + Send + Sync>>;
 
 /// A GPU with the kernels that were loaded on it so far, and what was prepared last.
 #[derive(Debug)]
@@ -63,7 +65,7 @@ pub struct Gpu {
     stream: Stream,
     staging: Arc<Staging>,
     kernels: Mutex<HashMap<&'static str, Arc<Loading>>>,
-    prepared: Mutex<Recent<(Problem, Choice), Prepared>>,
+    prepared: Mutex<AllPrepared>,
     ready: Mutex<Recent<(CallBuilder<'static>, Choice), Arc<Ready>>>,
     constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
     /// Names of images whose clusters the device cannot hold.
@@ -195,12 +197,21 @@ impl Gpu {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        self.plan_of::<Call>(problem, choice)
+    }
+
+    /// As [`plan`](Self::plan), of any operation.
+    fn plan_of<O: Operation>(
+        &self,
+        problem: O::Problem,
+        choice: &Choice,
+    ) -> Result<Plan<O::Problem>> {
         let without = lock(&self.without).clone();
         let planner = Planner::new(&self.profile)
             .rates(self.rates())
             .named(&self.named)
             .without(&without);
-        planner.plan(problem, choice)
+        O::plan(&planner, problem, choice)
     }
 
     /// A problem planned and its kernels loaded: from the last time, if it is among the last 64.
@@ -208,23 +219,39 @@ impl Gpu {
     /// # Errors
     /// When no kernel applies, the driver refuses an image, or the device is out of memory.
     pub fn prepare(&self, problem: Problem, choice: &Choice) -> Result<Prepared> {
-        let key = (problem, choice.clone());
-        let known = lock(&self.prepared).find(|known| *known == key);
-        if let Some(prepared) = known {
-            return Ok(prepared);
+        self.prepared::<Call>(problem, choice)
+    }
+
+    /// As [`prepare`](Self::prepare), of any operation.
+    pub(super) fn prepared<O: Operation>(
+        &self,
+        problem: O::Problem,
+        choice: &Choice,
+    ) -> Result<Prepared<O>> {
+        let is_it = |known: &Box<dyn Any + Send>| {
+            { known.downcast_ref::<(O::Problem, Choice)>() }
+                .is_some_and(|(known, by)| *known == problem && by == choice)
+        };
+        let known = lock(&self.prepared).find(is_it);
+        if let Some(Ok(inner)) = known.map(Arc::downcast::<Inner<O::Problem>>) {
+            return Ok(Prepared::of(inner));
         }
         // Not under the lock: this may take long. Two threads may both come here with the same problem, at no harm.
         let prepared = loop {
-            match (self.load(self.plan(problem, choice)?), choice) {
+            let loaded = self
+                .plan_of::<O>(problem, choice)
+                .and_then(|plan| self.load_plan::<O>(plan));
+            match (loaded, choice) {
                 (loaded, Choice::Image(_)) => break loaded?,
                 // Another image may do.
                 (Err(Error::Clusters { image, .. }), _) => lock(&self.without).push(image),
                 (loaded, _) => break loaded?,
             }
         };
-        log::note(&problem);
+        O::note(&problem);
         // What makes place is dropped after the lock is released: unloading may wait for the device.
-        let _oldest = lock(&self.prepared).keep(key, prepared.clone());
+        let key = Box::new((problem, choice.clone()));
+        let _oldest = lock(&self.prepared).keep(key, prepared.inner().clone());
         Ok(prepared)
     }
 
@@ -257,6 +284,11 @@ impl Gpu {
     /// # Errors
     /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory; [`Error::Clusters`].
     pub fn load(&self, plan: Plan) -> Result<Prepared> {
+        self.load_plan::<Call>(plan)
+    }
+
+    /// As [`load`](Self::load), of any operation.
+    fn load_plan<O: Operation>(&self, plan: Plan<O::Problem>) -> Result<Prepared<O>> {
         if plan.steps().is_empty() {
             return Err(Error::DeviceMismatch {
                 argument: "plan",
@@ -267,6 +299,10 @@ impl Gpu {
         let mut kernels = Vec::with_capacity(plan.steps().len());
         let mut clustered_ctas = Vec::with_capacity(plan.steps().len());
         for step in plan.steps() {
+            if !O::BLOCKS.contains(&step.image.abi_hash) {
+                let image = step.image.name;
+                return Err(Error::OtherAbi { image });
+            }
             let kernel = self.kernel(step.image)?;
             clustered_ctas.push(kernel.clustered_ctas(&self.stream, step)?);
             kernels.push(kernel);
@@ -281,13 +317,13 @@ impl Gpu {
 
     /// The kernel of `image`, loaded once per device. Threads that want another one do not wait for it: the driver may take a second
     /// to compile PTX.
-    fn kernel(&self, image: &'static Image) -> Result<Arc<LoadedKernel>> {
+    fn kernel(&self, image: &'static Image) -> Result<Arc<Loaded>> {
         let loading = lock(&self.kernels).entry(image.name).or_default().clone();
         let mut kernel = lock(&loading);
         if let Some(kernel) = &*kernel {
             return Ok(kernel.clone());
         }
-        let loaded = Arc::new(LoadedKernel::load(self.context(), image, &self.profile)?);
+        let loaded = Arc::new(Loaded::load(self.context(), image, &self.profile)?);
         Ok(kernel.insert(loaded).clone())
     }
 

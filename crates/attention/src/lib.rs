@@ -165,8 +165,8 @@ pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
 pub use ops::{CacheTensors, CacheWrite, merge, merge_into};
 pub use plan::{
-    Basis, Choice, DeviceProfile, LaunchShape, Plan, Planner, Rates, Scratch, Settings, Standing,
-    Step, Timed,
+    Basis, Choice, DeviceProfile, LaunchShape, Plan, Planner, Rates, RowProblem, Scratch, Settings,
+    Standing, Step, Timed,
 };
 pub use spec::{
     AlibiShape, Append, AppendBuilder, Call, CallBuilder, Considered, Diagonal, E4m3, Element,

@@ -11,6 +11,7 @@ mod occupancy;
 mod pairs;
 mod planner;
 mod rates;
+mod rows;
 mod settings;
 mod shared_keys;
 mod split_tiles;
@@ -29,8 +30,8 @@ pub use device::DeviceProfile;
 pub(crate) use occupancy::{MAX_TILES, alone_bytes};
 pub(crate) use pairs::Numbered;
 pub use planner::Planner;
-pub(crate) use planner::{check_images, preference};
 pub use rates::{Rates, Standing, Timed};
+pub use rows::RowProblem;
 pub use settings::Settings;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
@@ -38,14 +39,13 @@ pub use step::{LaunchShape, Scratch, Step};
 pub(crate) use tile_order::SEARCHES;
 pub(crate) use tile_order::tile_order;
 
-/// Where and how a problem will be computed. A cheap handle: clones are the same plan.
-#[derive(Clone)]
-pub struct Plan {
-    inner: Arc<Inner>,
+/// Where and how a problem of an operation will be computed. A cheap handle: clones are the same plan.
+pub struct Plan<P = Problem> {
+    inner: Arc<Inner<P>>,
 }
 
-struct Inner {
-    problem: Problem,
+struct Inner<P> {
+    problem: P,
     /// `None` on the CPU.
     device: Option<DeviceProfile>,
     /// In the order in which they run; none on the CPU.
@@ -97,8 +97,17 @@ impl Plan {
         Self::new(problem, None, Vec::new(), Vec::new(), None)
     }
 
+    /// Device memory that a launch of any call of the problem needs beside the tensors. It belongs to one stream or one graph at a time.
+    /// With [`Splits::EveryKeys`](crate::Splits::EveryKeys) it grows with the queries and keys of the problem.
+    #[must_use]
+    pub fn scratch(&self) -> Scratch {
+        Scratch::of(self.problem(), self.steps())
+    }
+}
+
+impl<P> Plan<P> {
     pub(super) fn new(
-        problem: Problem,
+        problem: P,
         device: Option<DeviceProfile>,
         steps: Vec<Step>,
         considered: Vec<Considered>,
@@ -116,7 +125,10 @@ impl Plan {
     }
 
     /// The same with as many CTAs in clusters as the device can hold, a number for each step.
-    pub(crate) fn with_clustered_ctas(self, ctas: &[Option<u32>]) -> Self {
+    pub(crate) fn with_clustered_ctas(self, ctas: &[Option<u32>]) -> Self
+    where
+        P: Copy,
+    {
         if ctas.iter().all(Option::is_none) {
             return self;
         }
@@ -135,7 +147,7 @@ impl Plan {
 
     /// The problem this plan solves.
     #[must_use]
-    pub fn problem(&self) -> &Problem {
+    pub fn problem(&self) -> &P {
         &self.inner.problem
     }
 
@@ -163,11 +175,10 @@ impl Plan {
         self.image().map_or("cpu", |image| image.kernel)
     }
 
-    /// Device memory that a launch of any call of the problem needs beside the tensors. It belongs to one stream or one graph at a time.
-    /// With [`Splits::EveryKeys`](crate::Splits::EveryKeys) it grows with the queries and keys of the problem.
+    /// The planner's estimate of the GPU time in microseconds, the sum of those of the steps; 0 for an operation without a choice.
     #[must_use]
-    pub fn scratch(&self) -> Scratch {
-        Scratch::of(self.problem(), self.steps())
+    pub fn estimate_us(&self) -> f64 {
+        self.steps().iter().map(|step| step.estimate_us).sum()
     }
 
     /// Whether every row of every tensor has to start at a multiple of 16 bytes.
@@ -192,13 +203,24 @@ impl Plan {
 
     /// A readable account of the choice: problem, device, kernels, and the reason for each kernel left out.
     #[must_use]
-    pub fn explain(&self) -> String {
+    pub fn explain(&self) -> String
+    where
+        P: fmt::Display,
+    {
         self.to_string()
     }
 }
 
+impl<P> Clone for Plan<P> {
+    fn clone(&self) -> Self {
+        Plan {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
 /// In a line: [`Plan::explain`] has the kernels that were not chosen.
-impl fmt::Debug for Plan {
+impl<P: fmt::Display> fmt::Debug for Plan<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device().map_or("CPU", |device| &device.name);
         let problem = self.problem();
@@ -206,7 +228,7 @@ impl fmt::Debug for Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl<P: fmt::Display> fmt::Display for Plan<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "problem  {}", self.problem())?;
         let Some(device) = self.device() else {

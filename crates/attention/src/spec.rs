@@ -53,7 +53,7 @@ pub(crate) use extents::{expect_countable, expect_presence, expect_room, expect_
 pub(crate) use layout::check_alone;
 pub(crate) use limits::{DIMENSIONS, PAGE_DIMENSIONS};
 pub(crate) use memory::{Expected, Strided};
-pub(crate) use merge::{PART_LSE, PART_OUT, no_parts};
+pub(crate) use merge::{PART_LSE, PART_OUT, expect_parts, no_parts};
 pub(crate) use rotary::Angles;
 pub(crate) use scales::{SCALES, check_list, check_scale_counts, scale_of};
 pub(crate) use scoring::check_factor;

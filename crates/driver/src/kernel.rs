@@ -84,14 +84,35 @@ impl KernelOptions {
     }
 }
 
+/// A parameter block, as launches take it: a type whose bits may be any, or the bytes of a block whose size is known at run time.
+pub trait Parameters {
+    /// The block's bytes.
+    fn bytes(&self) -> &[u8];
+}
+
+impl<P: Pod> Parameters for P {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::bytes_of(self)
+    }
+}
+
+impl Parameters for [u8] {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
 /// A kernel that takes one `P`: a `#[repr(C)]` parameter block, passed by value. For a kernel
-/// without parameters `P` is `()`. A cheap handle that keeps the module loaded.
-pub struct Kernel<P> {
+/// without parameters `P` is `()`; for one whose block is known at run time it is `[u8]`. A cheap
+/// handle that keeps the module loaded.
+pub struct Kernel<P: ?Sized> {
     module: Module,
     function: CUfunction,
     name: Arc<str>,
     limits: KernelLimits,
-    parameters: PhantomData<fn(P)>,
+    /// Size of the parameter block.
+    param_bytes: usize,
+    parameters: PhantomData<fn(&P)>,
 }
 
 impl<P: Pod> Kernel<P> {
@@ -103,12 +124,45 @@ impl<P: Pod> Kernel<P> {
     /// [`DriverError::ParameterBlock`]; not found if there is no such kernel; or what the driver
     /// reports, such as more dynamic shared memory than the device has.
     pub fn load(module: &Module, entry: &str, options: &KernelOptions) -> Result<Kernel<P>> {
-        let name: Arc<str> = options.name.as_deref().unwrap_or(entry).into();
         if let Some(bytes) = options.param_bytes
             && bytes != size_of::<P>()
         {
-            return Err(parameter_block::<P>(&name, format!("{bytes} bytes")));
+            return Err(parameter_block(
+                options.name.as_deref().unwrap_or(entry),
+                format!("{bytes} bytes"),
+                size_of::<P>(),
+            ));
         }
+        Self::of_size(module, entry, options, size_of::<P>())
+    }
+}
+
+impl Kernel<[u8]> {
+    /// Finds the kernel `entry` in the module, whose parameter block has `bytes` bytes, and checks
+    /// that against the kernel itself where the driver can tell. Launches take the block's bytes.
+    ///
+    /// # Errors
+    /// As [`Kernel::load`].
+    pub fn load_untyped(
+        module: &Module,
+        entry: &str,
+        bytes: usize,
+        options: &KernelOptions,
+    ) -> Result<Kernel<[u8]>> {
+        let options = options.clone().param_bytes(bytes);
+        Self::of_size(module, entry, &options, bytes)
+    }
+}
+
+impl<P: Parameters + ?Sized> Kernel<P> {
+    /// The kernel `entry`, whose parameter block has `param_bytes` bytes.
+    fn of_size(
+        module: &Module,
+        entry: &str,
+        options: &KernelOptions,
+        param_bytes: usize,
+    ) -> Result<Self> {
+        let name: Arc<str> = options.name.as_deref().unwrap_or(entry).into();
         let function = module.function(entry)?;
         let mut kernel = Kernel {
             module: module.clone(),
@@ -119,6 +173,7 @@ impl<P: Pod> Kernel<P> {
                 dynamic_shared_bytes: options.dynamic_shared_bytes.max(DEFAULT_SHARED_BYTES),
                 cluster_blocks: PORTABLE_CLUSTER,
             },
+            param_bytes,
             parameters: PhantomData,
         };
         kernel.check_parameters(options.param_bytes.is_some())?;
@@ -186,7 +241,7 @@ impl<P: Pod> Kernel<P> {
         }
     }
 
-    /// Compares the kernel's declared parameters with `P`, where the driver can list them.
+    /// Compares the kernel's declared parameters with its block, where the driver can list them.
     ///
     /// The list ends where the driver refuses an index, which tools that watch its calls report as an error. A first
     /// parameter of the `recorded` size of the whole block needs no look for a second.
@@ -210,7 +265,7 @@ impl<P: Pod> Kernel<P> {
                 )),
             }
         };
-        let expected = match (size_of_parameter(0)?, size_of::<P>()) {
+        let expected = match (size_of_parameter(0)?, self.param_bytes) {
             (None, 0) => return Ok(()),
             (None, _) => "no parameters".to_owned(),
             (Some(size), given) if size == given && recorded => return Ok(()),
@@ -220,7 +275,7 @@ impl<P: Pod> Kernel<P> {
             },
             (Some(size), _) => format!("{size} bytes"),
         };
-        Err(parameter_block::<P>(&self.name, expected))
+        Err(parameter_block(&self.name, expected, self.param_bytes))
     }
 
     /// Queues the kernel on the stream; doesn't wait.
@@ -231,7 +286,7 @@ impl<P: Pod> Kernel<P> {
     /// wrong while the kernel runs is reported when the stream is next synchronized, again by name.
     ///
     /// # Safety
-    /// - `P` is the kernel's parameter block, field by field, and `config` is what the kernel was
+    /// - `params` is the kernel's parameter block, field by field, and `config` is what the kernel was
     ///   written for.
     /// - Every address in `params` is valid, for what the kernel does with it, from the launch's
     ///   turn in the stream until the kernel has ended. Buffers of this stream are, even if they
@@ -243,7 +298,7 @@ impl<P: Pod> Kernel<P> {
     ///   [`Stream::keep_in`]. The kernel itself is kept.
     pub unsafe fn launch(&self, stream: &Stream, config: &LaunchConfig, params: &P) -> Result<()> {
         self.same_context(stream)?;
-        self.check(config)?;
+        self.check(config, params)?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.queue(&stream.launching()?, config, params) }
     }
@@ -262,7 +317,7 @@ impl<P: Pod> Kernel<P> {
         params: &P,
     ) -> Result<()> {
         self.same_context(at.stream())?;
-        self.check(config)?;
+        self.check(config, params)?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.queue(at, config, params) }
     }
@@ -320,8 +375,8 @@ impl<P: Pod> Kernel<P> {
         if at.capture().is_some() {
             return Ok(None);
         }
-        let mut params: *mut c_void = std::ptr::from_ref(params).cast_mut().cast();
-        let params: *mut *mut c_void = match size_of::<P>() {
+        let mut params: *mut c_void = params.bytes().as_ptr().cast_mut().cast();
+        let params: *mut *mut c_void = match self.param_bytes {
             0 => std::ptr::null_mut(),
             _ => &mut params,
         };
@@ -356,7 +411,7 @@ impl<P: Pod> Kernel<P> {
         config: &LaunchConfig,
         params: &P,
     ) -> Result<()> {
-        self.check(config)?;
+        self.check(config, params)?;
         let mut config = *config;
         if config.programmatic && !self.has_programmatic_edges() {
             // SAFETY: the caller's promise.
@@ -416,7 +471,12 @@ impl<P: Pod> Kernel<P> {
         self.module.context().driver().version() >= PROGRAMMATIC_EDGES
     }
 
-    fn check(&self, config: &LaunchConfig) -> Result<()> {
+    fn check(&self, config: &LaunchConfig, params: &P) -> Result<()> {
+        let given = params.bytes().len();
+        if given != self.param_bytes {
+            let expected = format!("{} bytes", self.param_bytes);
+            return Err(parameter_block(&self.name, expected, given));
+        }
         let limits = self.module.context().limits();
         check(config, limits, &self.limits).map_err(|reason| DriverError::Launch {
             kernel: self.name.to_string(),
@@ -439,11 +499,10 @@ impl<P: Pod> Kernel<P> {
         params: &P,
     ) -> Result<(&'static str, CUresult)> {
         let api = self.module.context().api();
-        let mut params: *mut c_void = std::ptr::from_ref(params).cast_mut().cast();
-        let params: *mut *mut c_void = if size_of::<P>() == 0 {
-            std::ptr::null_mut()
-        } else {
-            &mut params
+        let mut params: *mut c_void = params.bytes().as_ptr().cast_mut().cast();
+        let params: *mut *mut c_void = match self.param_bytes {
+            0 => std::ptr::null_mut(),
+            _ => &mut params,
         };
         let ([gx, gy, gz], [bx, by, bz]) = (config.grid, config.block);
         let shared = config.dynamic_shared_bytes;
@@ -462,8 +521,8 @@ impl<P: Pod> Kernel<P> {
         if config.cooperative {
             let launch = api.launch_cooperative_kernel;
             // SAFETY: the context is current, function and stream are live; `params` points at one
-            // pointer to a `P`, which the driver copies before it returns, and the kernel takes one
-            // `P`. The rest is the caller's promise.
+            // pointer to a block, which the driver copies before it returns, and the kernel takes one
+            // of its size. The rest is the caller's promise.
             let code = unsafe {
                 launch(
                     self.function,
@@ -620,27 +679,28 @@ impl Attributes {
     }
 }
 
-fn parameter_block<P>(kernel: &str, expected: String) -> DriverError {
+fn parameter_block(kernel: &str, expected: String, given: usize) -> DriverError {
     DriverError::ParameterBlock {
         kernel: kernel.to_owned(),
         expected,
-        given: size_of::<P>(),
+        given,
     }
 }
 
-impl<P> Clone for Kernel<P> {
+impl<P: ?Sized> Clone for Kernel<P> {
     fn clone(&self) -> Self {
         Kernel {
             module: self.module.clone(),
             function: self.function,
             name: self.name.clone(),
             limits: self.limits,
+            param_bytes: self.param_bytes,
             parameters: PhantomData,
         }
     }
 }
 
-impl<P> fmt::Debug for Kernel<P> {
+impl<P: ?Sized> fmt::Debug for Kernel<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kernel({})", self.name)
     }

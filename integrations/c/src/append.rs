@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use attention::gpu::PreparedAppend;
+use attention::gpu::Prepared;
 use attention::{Append as Checked, raw};
 
 use crate::append_desc::{AppendDesc, AppendMemory, rotation, write};
@@ -18,7 +18,7 @@ pub struct Append {
     desc: AppendDesc,
     append: Checked,
     /// `None` on the CPU.
-    on: Option<OnGpu<PreparedAppend>>,
+    on: Option<OnGpu<Prepared<Checked>>>,
 }
 
 /// Checks a write and prepares it for a device, as warptile_attention_prepare does. The handle is freed with warptile_append_free.
@@ -79,7 +79,10 @@ pub unsafe extern "C" fn warptile_append_run(
         let addresses = memory.addresses();
         on.launch(stream, named(&addresses), |stream| {
             // SAFETY: as in `warptile_attention_run`.
-            unsafe { on.prepared.launch_raw(stream, &append.append, &addresses) }
+            unsafe {
+                on.prepared
+                    .launch_raw(stream, &append.append, &addresses, 0)
+            }
         })
     })
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use attention::gpu::{MergeAddresses, PreparedMerge};
+use attention::gpu::{Addresses, Prepared};
 use attention::raw::{self, HostMemory};
 use attention::{ElementType, Layout as Checked, LseBase, Merge as Description};
 
@@ -82,7 +82,7 @@ unsafe impl Versioned for MergeMemory {
 pub struct Merge {
     description: Description,
     /// `None` on the CPU.
-    on: Option<OnGpu<PreparedMerge>>,
+    on: Option<OnGpu<Prepared<Description>>>,
 }
 
 /// Checks a merge and prepares it for a device, as warptile_attention_prepare does. The handle is freed with warptile_merge_free.
@@ -171,22 +171,18 @@ pub unsafe extern "C" fn warptile_merge_run(
             // SAFETY: the caller's promise.
             return unsafe { run_on_cpu(description, &memory, parts) };
         };
-        let mut addresses = [[0; 2]; WARPTILE_MERGE_PARTS];
-        for (part, to) in parts.iter().zip(&mut addresses) {
+        let mut of_parts = [[0; 2]; WARPTILE_MERGE_PARTS];
+        for (part, to) in parts.iter().zip(&mut of_parts) {
             *to = [address(part.out), address(part.lse)];
         }
-        let addresses = MergeAddresses {
-            parts: &addresses[..parts.len()],
-            out: address(memory.out),
-            lse: address(memory.lse),
-        };
-        let of_parts = addresses.parts.iter().flatten();
-        let all = [("out", addresses.out), ("lse", addresses.lse)]
-            .into_iter()
+        let (out, lse) = (address(memory.out), address(memory.lse));
+        let addresses = Addresses::merge(out, lse, &of_parts[..parts.len()]);
+        let of_parts = addresses.parts.as_flattened().iter();
+        let all = { [("out", out), ("lse", lse)].into_iter() }
             .chain(of_parts.map(|&address| ("parts", address)));
         on.launch(stream, all, |stream| {
             // SAFETY: as in `warptile_attention_run`.
-            unsafe { on.prepared.launch_raw(stream, description, &addresses) }
+            unsafe { on.prepared.launch_raw(stream, description, addresses, 0) }
         })
     })
 }

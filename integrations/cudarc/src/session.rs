@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
-use warptile::gpu::{Gpu, MergeAddresses, Prepared};
+use warptile::gpu::{Addresses, Gpu, Prepared};
 use warptile::{Append, Call, Choice, Element, Layout, Merge, Operand, Scoring, Slots};
 
 use crate::bindings::{Bindings, Locked, MergeBindings, lock};
@@ -153,7 +153,7 @@ impl Session {
         let addresses = of_operands(&locked);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.
-        unsafe { prepared.launch_raw(stream, append, &addresses) }?;
+        unsafe { prepared.launch_raw(stream, append, &addresses, 0) }?;
         Ok(())
     }
 
@@ -192,14 +192,10 @@ impl Session {
             .chunks_exact(2)
             .map(|part| [part[0], part[1]])
             .collect();
-        let addresses = MergeAddresses {
-            parts: &parts,
-            out: locked.addresses[0],
-            lse: locked.addresses[1],
-        };
+        let addresses = Addresses::merge(locked.addresses[0], locked.addresses[1], &parts);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.
-        unsafe { prepared.launch_raw(stream, merge, &addresses) }?;
+        unsafe { prepared.launch_raw(stream, merge, addresses, 0) }?;
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Gpu, MergeAddresses, PreparedAppend};
-use warptile::{Append, Call, Choice, DeviceProfile, Merge, Plan, Problem, Slots, Types};
+use warptile::gpu::{Addresses, Gpu};
+use warptile::{Append, Call, Choice, DeviceProfile, Merge, Plan, Problem, Slots};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -22,7 +22,6 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// Workspaces of graphs that are gone.
     free: Free,
-    appends: Mutex<Vec<(Types, PreparedAppend)>>,
 }
 
 /// Launches that run one after the other.
@@ -102,7 +101,6 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
         gpu,
         workspaces: Mutex::default(),
         free: Free::default(),
-        appends: Mutex::default(),
     });
     opened.insert(ordinal, made.clone());
     Ok(made)
@@ -181,13 +179,13 @@ pub(crate) unsafe fn merge(
     ordinal: u32,
     stream: u64,
     merge: &Merge,
-    addresses: &MergeAddresses<'_>,
+    addresses: Addresses<'_>,
 ) -> Result<()> {
     let opened = open(ordinal)?;
     let prepared = opened.gpu.prepare_merge(merge.element())?;
     opened.gpu.context().within(|| {
         // SAFETY: the context is current, and the caller's promise. The GPU that prepared it lives as long as the process.
-        unsafe { prepared.launch_raw(handle(stream), merge, addresses) }?;
+        unsafe { prepared.launch_raw(handle(stream), merge, addresses, 0) }?;
         Ok(())
     })
 }
@@ -203,25 +201,15 @@ pub(crate) unsafe fn append(
     addresses: &Slots<u64>,
 ) -> Result<()> {
     let opened = open(ordinal)?;
-    let prepared = opened.append(append.types())?;
+    let prepared = opened.gpu.prepare_append(append.types())?;
     opened.gpu.context().within(|| {
-        // SAFETY: the context is current, and the caller's promise. `appends` keeps what a graph needs.
-        unsafe { prepared.launch_raw(handle(stream), append, addresses) }?;
+        // SAFETY: as in `merge`.
+        unsafe { prepared.launch_raw(handle(stream), append, addresses, 0) }?;
         Ok(())
     })
 }
 
 impl Opened {
-    fn append(&self, types: Types) -> Result<PreparedAppend> {
-        let mut appends = lock(&self.appends);
-        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == types) {
-            return Ok(known.clone());
-        }
-        let made = self.gpu.prepare_append(types)?;
-        appends.push((types, made.clone()));
-        Ok(made)
-    }
-
     /// Memory for eager launches: as much as the largest call of the problem needs, so that lengths may grow.
     fn workspace_of_stream(&self, queue: Queue, needed: usize) -> Result<u64> {
         let mut workspaces = lock(&self.workspaces);

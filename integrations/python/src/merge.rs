@@ -1,7 +1,7 @@
 //! `merge`: attention over disjoint sets of keys, merged into attention over all of them.
 
 use pyo3::prelude::*;
-use warptile::gpu::MergeAddresses;
+use warptile::gpu::Addresses;
 use warptile::{Layout, LseBase, Merge, raw};
 
 use crate::arguments::Reader;
@@ -151,13 +151,9 @@ impl<'py> Request<'py> {
             .iter()
             .map(|part| part.each_ref().map(|array| array.is.address))
             .collect();
-        let addresses = MergeAddresses {
-            parts: &parts,
-            out: out.address,
-            lse: lse.address,
-        };
+        let addresses = Addresses::merge(out.address, lse.address, &parts);
         let (merge, stream) = (&self.merge, self.reader.stream());
         // SAFETY: as for `attention`'s launch.
-        py.detach(|| unsafe { gpu::merge(ordinal, stream, merge, &addresses) })
+        py.detach(|| unsafe { gpu::merge(ordinal, stream, merge, addresses) })
     }
 }

@@ -2,33 +2,24 @@
 
 use crate::cpu::SharedMut;
 use crate::cpu::threads::in_parallel;
-use crate::spec::{Element, Error, LseBase, Merge, PART_LSE, PART_OUT, Result, expect_presence};
+use crate::spec::{
+    Element, LseBase, Merge, PART_LSE, PART_OUT, Result, check_type, expect_parts, expect_presence,
+};
 
 /// Merges results on the CPU; `parts` are the outputs and lse in the layouts of `merge`. See [`merge`](crate::merge()) for the rules.
 ///
 /// # Errors
-/// [`Error::Count`], [`Error::ElementMismatch`], [`Error::BufferTooSmall`] or [`Error::Presence`] if the slices are not those
-/// of the description.
+/// [`Error::Count`](crate::Error::Count), [`Error::ElementMismatch`](crate::Error::ElementMismatch),
+/// [`Error::BufferTooSmall`](crate::Error::BufferTooSmall) or [`Error::Presence`](crate::Error::Presence) if the slices are not those of the
+/// description.
 pub fn merge_cpu<T: Element>(
     merge: &Merge,
     parts: &[(&[T], &[f32])],
     out: &mut [T],
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
-    if T::TYPE != merge.element() {
-        return Err(Error::ElementMismatch {
-            argument: "out",
-            expected: merge.element(),
-            found: T::TYPE,
-        });
-    }
-    if parts.len() != merge.parts.len() {
-        return Err(Error::Count {
-            argument: "parts",
-            found: parts.len(),
-            needed: merge.parts.len(),
-        });
-    }
+    check_type("out", Some(merge.element()), Some(T::TYPE))?;
+    expect_parts(parts.len(), merge.parts.len())?;
     for (index, (part, (out, lse))) in merge.parts.iter().zip(parts).enumerate() {
         part.out.check_buffer(PART_OUT[index], out.len())?;
         part.lse.check_buffer(PART_LSE[index], lse.len())?;

@@ -1,23 +1,17 @@
 //! Cache writes on a GPU.
 
-use bytemuck::Pod;
-use warptile_driver::sys::CUstream;
-use warptile_driver::{Context, Stream};
-use warptile_kernels::{ElementType, Image, Operand, Role, Slots, Types, abi};
+use std::borrow::Cow;
 
-use crate::gpu::Gpu;
-use crate::gpu::bindings::Bindings;
+use bytemuck::Pod;
+use warptile_kernels::abi::{self, Declared};
+use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
+
 use crate::gpu::block::{heads, scales, tensor};
 use crate::gpu::kernel::Block;
-use crate::gpu::operation::{Description, Operation};
-use crate::spec::{Angles, Append, Expected, Pairing, Result, Rotary};
-
-/// The kernel that writes into caches of one element type, loaded. It belongs to no stream: any number of threads may launch it,
-/// on any number of streams of its context, and in captures. A cheap handle.
-#[derive(Debug, Clone)]
-pub struct PreparedAppend {
-    operation: Operation,
-}
+use crate::gpu::operation::{Operation, StepLaunch};
+use crate::gpu::{Gpu, Prepared};
+use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
+use crate::spec::{Angles, Append, Expected, Pairing, Result, Rotary, check_type};
 
 /// A number that says where a row stands: `i32`, `u32` or `i64`.
 pub trait PositionElement: Pod + sealed::Sealed {
@@ -50,69 +44,12 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::prepare_merge`].
-    pub fn prepare_append(&self, types: impl Into<Types>) -> Result<PreparedAppend> {
-        Ok(PreparedAppend {
-            operation: Operation::load(self, Role::Append, types.into())?,
-        })
-    }
-}
-
-impl PreparedAppend {
-    /// The image whose kernel writes.
-    #[must_use]
-    pub fn image(&self) -> &'static Image {
-        self.operation.image()
-    }
-
-    /// The context that the kernel is loaded in.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        self.operation.context()
-    }
-
-    /// Submits a write to `stream`; doesn't wait. Numbers that the description has on the host travel along. Streams and captures
-    /// as with [`Prepared::launch`](crate::gpu::Prepared::launch).
-    ///
-    /// # Errors
-    /// Before anything is submitted: [`Error::ElementMismatch`](crate::Error::ElementMismatch); a view that is missing, superfluous, too short, unaligned, or of
-    /// another device or context; an output that shares memory with anything. After that, what the driver reports.
-    pub fn launch(&self, stream: &Stream, append: &Append, bindings: &Bindings<'_>) -> Result<()> {
-        bindings.check_types(append.expected())?;
-        let lists: Vec<_> = { append.host_numbers() }
-            .map(|(operand, numbers)| (operand as usize, numbers))
-            .collect();
-        self.operation
-            .launch(stream, append, bindings.views(), &lists)
-    }
-
-    /// Submits a write to anybody's stream, by one driver call: it allocates, copies, waits for and loads nothing, takes no lock,
-    /// and touches no reference count, so it may be part of anybody's capture. All numbers lie on the device: a captured launch
-    /// reads them anew at each replay.
-    ///
-    /// # Errors
-    /// Before anything is submitted: [`Error::ElementMismatch`](crate::Error::ElementMismatch); an address that is missing, superfluous or unaligned, an output
-    /// that overlaps anything; numbers on the host. Then what the driver reports.
-    ///
-    /// # Safety
-    /// - `stream` is a live stream of [`PreparedAppend::context`], which is current on the calling thread.
-    /// - Each address that is not 0 is that of device memory which the context can use and which reaches as far as the
-    ///   description's layouts say, or as its count of numbers; it stays valid until the launch, and every replay of a graph that
-    ///   captured it, has ended.
-    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Slots, tables, offsets, lengths and
-    ///   positions are an exception: any bits at any time are safe, and give wrong numbers in the cache at worst.
-    /// - A clone of this value, or the [`Gpu`] that prepared it, lives until the launch has ended, and as long as any graph that
-    ///   captured it.
-    pub unsafe fn launch_raw(
-        &self,
-        stream: CUstream,
-        append: &Append,
-        addresses: &Slots<u64>,
-    ) -> Result<()> {
-        // SAFETY: the caller's promises.
-        unsafe {
-            self.operation
-                .launch_raw(stream, append, addresses.as_slice())
-        }
+    pub fn prepare_append(&self, types: impl Into<Types>) -> Result<Prepared<Append>> {
+        let problem = RowProblem {
+            role: Role::Append,
+            types: types.into(),
+        };
+        self.prepared::<Append>(problem, &Choice::Best)
     }
 }
 
@@ -123,24 +60,36 @@ fn lanes(append: &Append) -> usize {
     heads.dim.max(heads.value_dim).div_ceil(chunk)
 }
 
-impl Description for Append {
-    const TYPED: &'static str = "k";
+impl Operation for Append {
+    type Problem = RowProblem;
 
-    fn types(&self) -> Types {
-        self.types()
+    const BLOCKS: &'static [u64] = &[abi::Append::HASH, abi::AppendE4m3::HASH];
+
+    fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
+        Plan::of_rows(problem, planner.device())
     }
 
-    fn expected(&self) -> &[Expected] {
-        self.expected().as_slice()
+    fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
+        let (kernels, found) = (prepared.types, self.types());
+        check_type("k", Some(kernels.q), Some(found.q))?;
+        check_type("k_pages", Some(kernels.k), Some(found.k))
     }
 
-    fn work(&self) -> (usize, usize) {
+    fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {
+        Cow::Borrowed(self.expected())
+    }
+
+    fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
+        self.host_numbers()
+    }
+
+    fn shape(&self, step: &Step) -> Result<LaunchShape> {
         let heads = self.heads().query + 2 * self.heads().key_value;
-        (self.batch() * self.rows().bound(), heads * lanes(self))
+        step.shape_of_rows(self.batch() * self.rows().bound(), heads * lanes(self))
     }
 
-    fn block(&self, row_ctas: i32, at: &[u64]) -> Block {
-        let at = &Slots::from_fn(|operand| at[operand as usize]);
+    fn block(&self, launch: &StepLaunch<'_>) -> Result<Block> {
+        let at = &launch.at.operands;
         let count = |n: usize| n as i32;
         let [pages, page_rows, ..] = self.k_pages().shape;
         let q = self
@@ -171,7 +120,7 @@ impl Description for Append {
             slots: at[Operand::NewSlots],
             heads: heads(self.heads()),
             lanes: lanes(self) as i32,
-            row_ctas,
+            row_ctas: launch.shape.ctas_of_row() as i32,
             q,
             q_out: match self.layout(Operand::QOut) {
                 Some(out) => tensor(at[Operand::QOut], out),
@@ -186,8 +135,8 @@ impl Description for Append {
                 .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, at)),
         };
         match self.types().scaled() {
-            None => Block::Append(append),
-            Some(_) => Block::AppendE4m3(abi::AppendE4m3 {
+            None => launch.kernel.block(&append),
+            Some(_) => launch.kernel.block(&abi::AppendE4m3 {
                 append,
                 scales: scales(at, |operand| self.reach(operand)),
             }),

@@ -1,11 +1,15 @@
-//! Named views of device memory for one launch.
+//! The memory of one launch: named views, addresses, what can be checked of them before the launch, and the order of their streams.
+
+use std::any::Any;
+use std::sync::Arc;
 
 use bytemuck::Pod;
-use warptile_driver::{Context, DeviceSlice, DeviceSliceMut};
+use warptile_driver::{CaptureId, Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::{Operand, Slots};
 
-use crate::gpu::memory::{Views, check_views};
-use crate::spec::{Access, Append, Call, Element, Expected, MemoryType, Result, slots};
+use crate::spec::{
+    Access, Append, Call, Element, Error, Expected, MemoryType, Result, expect_parts, memory, slots,
+};
 
 /// The types of views, each with the access that the view gives: [`Access::Write`] of an exclusive one.
 pub type ViewTypes = Slots<Option<(MemoryType, Access)>>;
@@ -43,6 +47,54 @@ fn check_types(types: &ViewTypes, expected: &Slots<Expected>) -> Result<()> {
     Ok(())
 }
 
+/// The device addresses of one launch: those of operands, 0 for each that the description does not have, and those of a merge's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses<'a> {
+    /// The address of each operand.
+    pub operands: Slots<u64>,
+    /// The output and the lse of each part of a merge.
+    pub parts: &'a [[u64; 2]],
+}
+
+impl<'a> Addresses<'a> {
+    /// Those of a merge; `lse` is 0 if it is not wanted.
+    #[must_use]
+    pub fn merge(out: u64, lse: u64, parts: &'a [[u64; 2]]) -> Self {
+        let mut operands = Slots::filled(0);
+        (operands[Operand::Out], operands[Operand::Lse]) = (out, lse);
+        Addresses { operands, parts }
+    }
+}
+
+impl From<&Slots<u64>> for Addresses<'_> {
+    fn from(operands: &Slots<u64>) -> Self {
+        Addresses {
+            operands: *operands,
+            parts: &[],
+        }
+    }
+}
+
+/// The memory that an operation expects.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places<'a> {
+    pub(super) operands: &'a Slots<Expected>,
+    pub(super) parts: &'a [[Expected; 2]],
+}
+
+impl<'a> Places<'a> {
+    pub(super) fn iter(self) -> impl Iterator<Item = &'a Expected> + Clone {
+        { self.operands.as_slice().iter() }.chain(self.parts.as_flattened())
+    }
+
+    /// Checks addresses: there if wanted and only then, aligned, and no output over anything.
+    pub(super) fn check(self, at: &Addresses<'_>) -> Result<()> {
+        expect_parts(at.parts.len(), self.parts.len())?;
+        let addresses = at.operands.as_slice().iter().chain(at.parts.as_flattened());
+        memory::check(self.iter().zip(addresses.copied()))
+    }
+}
+
 /// The memory of one launch: a view for every operand that the description needs, and for no other.
 ///
 /// ```no_run
@@ -58,6 +110,10 @@ fn check_types(types: &ViewTypes, expected: &Slots<Expected>) -> Result<()> {
 pub struct Bindings<'a> {
     views: Slots<Option<DeviceSlice<'a, u8>>>,
     types: ViewTypes,
+    /// The output and the lse of each part of a merge.
+    parts: Vec<[DeviceSlice<'a, u8>; 2]>,
+    part_types: Vec<MemoryType>,
+    part_addresses: Vec<[u64; 2]>,
 }
 
 impl Default for Bindings<'_> {
@@ -65,6 +121,9 @@ impl Default for Bindings<'_> {
         Bindings {
             views: Slots::none(),
             types: Slots::none(),
+            parts: Vec::new(),
+            part_types: Vec::new(),
+            part_addresses: Vec::new(),
         }
     }
 }
@@ -116,6 +175,19 @@ impl<'a> Bindings<'a> {
         Ok(bindings)
     }
 
+    /// Where the output of a merge goes, to which [`part`](Self::part) adds the parts; gaps between its strided rows are left alone.
+    pub fn merge<T: Element>(out: DeviceSliceMut<'a, T>) -> Self {
+        Self::default().output(Operand::Out, out)
+    }
+
+    /// The output and the lse of a merge's next part.
+    pub fn part<T: Element>(mut self, out: DeviceSlice<'a, T>, lse: DeviceSlice<'a, f32>) -> Self {
+        self.part_addresses.push([out.pointer(), lse.pointer()]);
+        self.part_types.push(MemoryType::of::<T>());
+        self.parts.push([out.into_bytes(), lse.into_bytes()]);
+        self
+    }
+
     /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of whatever type the
     /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: DeviceSlice<'a, T>) -> Self {
@@ -140,30 +212,107 @@ impl<'a> Bindings<'a> {
     }
 
     /// Checks everything that can be known before a launch, and gives the addresses.
-    pub(super) fn check(
+    pub(super) fn check(&self, context: &Context, expected: Places<'_>) -> Result<Addresses<'_>> {
+        check_types(&self.types, expected.operands)?;
+        expect_parts(self.parts.len(), expected.parts.len())?;
+        for (found, [out, _]) in self.part_types.iter().zip(expected.parts) {
+            found.check(out.name, out.element, out.size)?;
+        }
+        check_views(expected.iter().zip(self.places()), context)?;
+        Ok(Addresses {
+            operands: Slots::from_fn(|operand| {
+                { self.views[operand].as_ref() }.map_or(0, DeviceSlice::pointer)
+            }),
+            parts: &self.part_addresses,
+        })
+    }
+
+    /// A view for each place that has one.
+    fn places(&self) -> impl Iterator<Item = Option<&DeviceSlice<'a, u8>>> + Clone {
+        let parts = self.parts.as_flattened().iter().map(Some);
+        { self.views.as_slice().iter() }
+            .map(Option::as_ref)
+            .chain(parts)
+    }
+
+    /// Has `submit` queue its launches on `stream` after whatever the views' own streams have queued so far, and what they queue
+    /// later after the launches. In a capture the graph keeps the views' memory instead, and orders the streams at each launch.
+    pub(super) fn submit_in_order(
         &self,
-        context: &Context,
-        expected: &Slots<Expected>,
-    ) -> Result<Slots<u64>> {
-        self.check_types(expected)?;
-        let mut addresses = Slots::filled(0);
-        check_views(
-            expected.as_slice(),
-            self.views(),
-            context,
-            addresses.as_mut_slice(),
-        )?;
-        Ok(addresses)
+        stream: &Stream,
+        capture: Option<CaptureId>,
+        submit: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if let Some(capture) = capture {
+            for view in self.places().flatten() {
+                let owner: Arc<dyn Any + Send + Sync> = view.owner();
+                stream.keep_in(capture, owner);
+            }
+        }
+        let homes = || self.places().flatten().map(DeviceSlice::stream);
+        stream.order_after(homes())?;
+        let submitted = submit();
+        // Also after an error: an earlier launch may be queued.
+        let ordered = stream.order_before(homes());
+        submitted.and(ordered.map_err(Error::from))
     }
+}
 
-    /// Checks the types and sizes of elements, and accesses.
-    pub(super) fn check_types(&self, expected: &Slots<Expected>) -> Result<()> {
-        check_types(&self.types, expected)
+/// Checks everything of views that can be known before a launch.
+fn check_views<'v, 'a: 'v>(
+    places: impl Iterator<Item = (&'v Expected, Option<&'v DeviceSlice<'a, u8>>)> + Clone,
+    context: &Context,
+) -> Result<()> {
+    for (slot, view) in places.clone() {
+        let Some(view) = view else { continue };
+        if !view.stream().context().is_same(context) {
+            return Err(Error::DeviceMismatch {
+                argument: slot.name,
+                expected: place(context),
+                found: place(view.stream().context()),
+            });
+        }
+        let (needed, available) = (slot.bytes.reach(), view.len() as u64);
+        if slot.wanted && available < needed {
+            return Err(Error::BufferTooSmall {
+                argument: slot.name,
+                needed: (needed / slot.size) as usize,
+                available: (available / slot.size) as usize,
+            });
+        }
     }
+    // A buffer without elements has no address; that it is there counts.
+    for (slot, view) in places {
+        if slot.wanted && view.is_none() && !slot.on_host {
+            return Err(Error::Presence {
+                argument: slot.name,
+                rule: "is missing, but the call needs it",
+            });
+        }
+        if slot.on_host && view.is_some() {
+            return Err(Error::Presence {
+                argument: slot.name,
+                rule: "is given on the device, but the call has it on the host",
+            });
+        }
+    }
+    Ok(())
+}
 
-    /// The views, for the order of their streams.
-    pub(super) const fn views(&self) -> &Views<'a> {
-        self.views.as_slice()
+/// A device in words.
+pub(super) fn place(context: &Context) -> String {
+    format!("cuda:{}", context.device().ordinal())
+}
+
+/// Refuses a stream of another context than the kernels were loaded in.
+pub(super) fn check_stream(stream: &Stream, context: &Context) -> Result<()> {
+    match stream.context().is_same(context) {
+        true => Ok(()),
+        false => Err(Error::DeviceMismatch {
+            argument: "stream",
+            expected: place(context),
+            found: place(stream.context()),
+        }),
     }
 }
 

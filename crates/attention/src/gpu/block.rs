@@ -10,7 +10,7 @@ use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout, Result
 ///
 /// Counts fit 32 bits: the call has checked them against [`MAX_LEN`](crate::MAX_LEN), and strides that are stepped along lie
 /// below their layout's checked extent.
-pub(crate) fn forward(
+pub(super) fn forward(
     call: &Call,
     shape: &LaunchShape,
     at: &Slots<u64>,
@@ -159,7 +159,7 @@ const fn power_of_two_in(n: u32) -> u32 {
 }
 
 /// The block of kernels that read and write through tensor maps, which take f16 and bf16 only. The context must be current.
-pub(crate) fn forward_tma(
+pub(super) fn forward_tma(
     driver: &Driver,
     call: &Call,
     step: &Step,

@@ -1,94 +1,83 @@
-//! Loaded kernels, by the parameter block they take.
+//! Loaded kernels, and their parameter blocks as bytes.
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
-use warptile_kernels::{Image, Schedule, Slots, Target, abi};
+use warptile_kernels::{Image, Role, Schedule, Target, abi};
 
-use crate::gpu::{block, sync};
-use crate::plan::{DeviceProfile, LaunchShape, Step, alone_bytes, splits_tiles, tile_order};
-use crate::spec::{Call, Error, Result};
+use crate::gpu::sync;
+use crate::plan::{DeviceProfile, LaunchShape, Step, alone_bytes, splits_tiles};
+use crate::spec::{Error, Result};
 
-/// A kernel in a context.
+/// A kernel in a context. The record of its image has the hash of the block that it takes.
 #[derive(Debug)]
-pub(crate) enum LoadedKernel {
-    /// It reads through addresses.
-    Plain(Kernel<abi::Forward>),
-    /// It reads quantized keys through addresses.
-    E4m3(Kernel<abi::ForwardE4m3>),
-    /// It reads through tensor maps.
-    Mapped(Kernel<abi::ForwardTma>),
-    /// It merges results.
-    Merge(Kernel<abi::Merge>),
-    /// It writes into a cache.
-    Append(Kernel<abi::Append>),
-    /// It writes into a quantized cache.
-    AppendE4m3(Kernel<abi::AppendE4m3>),
+pub(super) struct Loaded {
+    image: &'static Image,
+    kernel: Kernel<[u8]>,
 }
 
-/// A block as its kernel takes it.
-#[derive(Debug)]
-pub(crate) enum Block {
-    Plain(abi::Forward),
-    E4m3(abi::ForwardE4m3),
-    Mapped(abi::ForwardTma),
-    Merge(abi::Merge),
-    Append(abi::Append),
-    AppendE4m3(abi::AppendE4m3),
+/// The bytes of a block that is the one of its kernel.
+#[derive(Debug, Clone)]
+#[repr(C, align(64))]
+pub struct Block {
+    bytes: [u8; Block::MOST],
+    len: usize,
 }
 
-/// What a kernel does with a block of its own kind.
-macro_rules! matching {
-    ($loaded:expr, $block:expr, $image:expr; $kernel:ident, $params:ident => $launch:expr) => {
-        match ($loaded, $block) {
-            (LoadedKernel::Plain($kernel), Block::Plain($params)) => $launch,
-            (LoadedKernel::E4m3($kernel), Block::E4m3($params)) => $launch,
-            (LoadedKernel::Mapped($kernel), Block::Mapped($params)) => $launch,
-            (LoadedKernel::Merge($kernel), Block::Merge($params)) => $launch,
-            (LoadedKernel::Append($kernel), Block::Append($params)) => $launch,
-            (LoadedKernel::AppendE4m3($kernel), Block::AppendE4m3($params)) => $launch,
-            _ => return Err(other_block($image)),
-        }
-    };
+impl Block {
+    /// Bytes of the largest block. A larger one does not compile.
+    const MOST: usize = size_of::<abi::Merge>();
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
-impl LoadedKernel {
-    /// Loads the image, for launches on `device`. Which block it takes is told by the hash that its record carries.
-    pub(crate) fn load(
+impl Loaded {
+    /// Loads the image, for launches on `device`.
+    pub(super) fn load(
         context: &Context,
         image: &'static Image,
         device: &DeviceProfile,
     ) -> Result<Self> {
-        use warptile_kernels::abi::Declared;
         let module = Module::load(context, &image.bytes()?)?;
-        let options = KernelOptions::new()
-            .name(image.name)
-            .param_bytes(image.param_bytes as usize)
-            .dynamic_shared_bytes(
-                alone_bytes(image, device).unwrap_or(image.resources.dynamic_shared_bytes),
-            );
-        if image.abi_hash == abi::Forward::HASH {
-            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Plain)
-        } else if image.abi_hash == abi::ForwardE4m3::HASH {
-            Kernel::load(&module, image.entry, &options).map(LoadedKernel::E4m3)
-        } else if image.abi_hash == abi::ForwardTma::HASH {
-            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Mapped)
-        } else if image.abi_hash == abi::Merge::HASH {
-            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Merge)
-        } else if image.abi_hash == abi::Append::HASH {
-            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Append)
-        } else if image.abi_hash == abi::AppendE4m3::HASH {
-            Kernel::load(&module, image.entry, &options).map(LoadedKernel::AppendE4m3)
-        } else {
-            return Err(Error::OtherAbi { image: image.name });
+        let options = KernelOptions::new().name(image.name).dynamic_shared_bytes(
+            alone_bytes(image, device).unwrap_or(image.resources.dynamic_shared_bytes),
+        );
+        let bytes = image.param_bytes as usize;
+        let kernel = Kernel::load_untyped(&module, image.entry, bytes, &options)?;
+        Ok(Loaded { image, kernel })
+    }
+
+    /// The context that it is loaded in.
+    pub(super) fn context(&self) -> &Context {
+        self.kernel.module().context()
+    }
+
+    /// Whether it takes this block: the image's record has the block's hash and size.
+    pub(super) fn takes<B: abi::Block>(&self) -> bool {
+        self.image.abi_hash == B::HASH && self.image.param_bytes as usize == size_of::<B>()
+    }
+
+    /// The bytes of a block that this kernel takes.
+    ///
+    /// # Errors
+    /// [`Error::OtherAbi`] if it takes another one.
+    pub(super) fn block<B: abi::Block>(&self, block: &B) -> Result<Block> {
+        const { assert!(size_of::<B>() <= Block::MOST, "raise Block::MOST") };
+        if !self.takes::<B>() {
+            let image = self.image.name;
+            return Err(Error::OtherAbi { image });
         }
-        .map_err(Error::from)
+        let (mut bytes, len) = ([0; Block::MOST], size_of::<B>());
+        bytes[..len].copy_from_slice(bytemuck::bytes_of(block));
+        Ok(Block { bytes, len })
     }
 
     /// How many CTAs the device can hold at once, of a kernel whose CTAs come in clusters.
     ///
     /// # Errors
     /// [`Error::Clusters`] if it can hold none of its clusters, or what the driver reports.
-    pub(crate) fn clustered_ctas(&self, stream: &Stream, step: &Step) -> Result<Option<u32>> {
+    pub(super) fn clustered_ctas(&self, stream: &Stream, step: &Step) -> Result<Option<u32>> {
         let ctas = step.image.schedule.ctas_of_cluster();
         if ctas == 1 {
             return Ok(None);
@@ -96,14 +85,7 @@ impl LoadedKernel {
         let mut config = of_grid(step, [ctas, 1]);
         // When the launch may begin does not matter here.
         config.programmatic = false;
-        let clusters = match self {
-            LoadedKernel::Plain(kernel) => kernel.clusters_on_device(stream, &config),
-            LoadedKernel::E4m3(kernel) => kernel.clusters_on_device(stream, &config),
-            LoadedKernel::Mapped(kernel) => kernel.clusters_on_device(stream, &config),
-            LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
-                return Ok(None);
-            }
-        }?;
+        let clusters = self.kernel.clusters_on_device(stream, &config)?;
         if clusters == 0 {
             let image = step.image.name;
             return Err(Error::Clusters { image, ctas });
@@ -111,86 +93,40 @@ impl LoadedKernel {
         Ok(Some(clusters.saturating_mul(ctas)))
     }
 
-    /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.
-    pub(crate) fn block(
-        &self,
-        step: &Step,
-        shape: &LaunchShape,
-        call: &Call,
-        at: &Slots<u64>,
-        workspace: u64,
-    ) -> Result<Block> {
-        let forward = block::forward(call, shape, at, workspace);
-        Ok(match self {
-            LoadedKernel::Plain(_) => Block::Plain(forward),
-            LoadedKernel::E4m3(_) => Block::E4m3(abi::ForwardE4m3 {
-                forward,
-                scales: block::scales(at, |operand| call.reach(operand)),
-            }),
-            LoadedKernel::Mapped(kernel) => {
-                let driver = kernel.module().context().driver();
-                Block::Mapped(block::forward_tma(driver, call, step, shape, forward)?)
-            }
-            LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
-                return Err(other_block(step.image));
-            }
-        })
-    }
-
-    /// Computes ahead of time what [`block`](Self::block) remembers of a call.
-    pub(crate) fn make_ready(&self, step: &Step, shape: &LaunchShape, call: &Call) {
-        if let LoadedKernel::Mapped(_) = self {
-            tile_order(step, call, shape);
-        }
-    }
-
-    /// Submits the kernel of `image` to a stream of ours.
+    /// Submits the kernel to a stream of ours.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]: `block` was filled for this kernel and grid, and the addresses in it are those of memory that
+    /// As [`Kernel::launch`]: `block` was made by this kernel for the grid, and the addresses in it are those of memory that
     /// reaches as far as the call's layouts and lives until the kernel has ended.
-    pub(crate) unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         at: &Launching<'_>,
-        image: &Image,
         config: &LaunchConfig,
         block: &Block,
     ) -> Result<()> {
         // SAFETY: the caller's promise; the block is the one whose hash the image carries. Tensor maps cover the same memory.
-        unsafe {
-            matching!(self, block, image; kernel, block => kernel.launch_at(at, config, block))
-        }
-        .map_err(Error::from)
+        Ok(unsafe { self.kernel.launch_at(at, config, block.bytes()) }?)
     }
 
     /// Submits the kernel to anybody's stream, by one driver call.
     ///
     /// # Safety
-    /// As [`LoadedKernel::launch`]; `stream` is a live stream of the kernel's context, which is current on this thread.
-    pub(crate) unsafe fn launch_raw(
+    /// As [`Loaded::launch`]; `stream` is a live stream of the kernel's context, which is current on this thread.
+    pub(super) unsafe fn launch_raw(
         &self,
         stream: CUstream,
-        image: &Image,
         config: &LaunchConfig,
         block: &Block,
     ) -> Result<()> {
         // SAFETY: as in `launch`.
         unsafe {
-            matching!(self, block, image; kernel, block => {
-                let launched = kernel.launch_raw(stream, config, block);
-                launched.and_then(|()| match sync::wanted() {
-                    true => kernel.wait_raw(stream),
-                    false => Ok(()),
-                })
-            })
+            self.kernel.launch_raw(stream, config, block.bytes())?;
+            if sync::wanted() {
+                self.kernel.wait_raw(stream)?;
+            }
         }
-        .map_err(Error::from)
+        Ok(())
     }
-}
-
-/// A block made for another kernel; no caller does that.
-fn other_block(image: &Image) -> Error {
-    Error::OtherAbi { image: image.name }
 }
 
 /// The launch of a step.
@@ -219,7 +155,7 @@ fn of_grid(step: &Step, [ctas, clusters]: [u32; 2]) -> LaunchConfig {
 }
 
 /// Whether an image has code that waits for the launch before: from compute capability 9.0 on, but not PTX for older ones.
-pub(super) fn waits_itself(image: &Image) -> bool {
+fn waits_itself(image: &Image) -> bool {
     match image.target {
         Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
         _ => false,
@@ -250,8 +186,10 @@ impl Order {
         let image = step.image;
         let reads =
             splits_tiles(image) && image.schedule.has_group_tiles() && grid < step.multiprocessors;
+        // CTAs of other operations are small and short, so they crowd nobody.
+        let is_small = image.role != Role::Forward;
         if !waits_itself(image)
-            || !image.schedule.begins_early()
+            || !(is_small || image.schedule.begins_early())
             || reads && step.estimate_us > LONG_US
         {
             return Order::InTurn;
@@ -278,7 +216,7 @@ impl Order {
 mod tests {
     use super::*;
     use crate::plan::{Choice, Planner};
-    use crate::spec::{ElementType, Layout};
+    use crate::spec::{Call, ElementType, Layout};
 
     #[test]
     fn long_reads_that_leave_multiprocessors_idle_come_in_turn() {

@@ -1,57 +1,95 @@
 //! A plan with its kernels loaded, and its launches.
 
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
-use warptile_kernels::{Operand, Slots};
+use warptile_kernels::{Operand, Slots, abi};
 
-use crate::gpu::bindings::Bindings;
-use crate::gpu::kernel::{Block, LoadedKernel, config};
-use crate::gpu::memory::{check_stream, submit_in_order};
-use crate::gpu::outline::Outline;
+use crate::gpu::bindings::{Addresses, Bindings, Places, check_stream};
+use crate::gpu::kernel::{Block, Loaded, config};
+use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::sync;
-use crate::plan::{Plan, Step};
-use crate::spec::memory::check;
-use crate::spec::slots::expected;
-use crate::spec::{Call, Error, Result};
+use crate::gpu::workspace::workspace_of;
+use crate::plan::{LaunchShape, Plan, Scratch, Step, tile_order};
+use crate::recent::{Recent, lock};
+use crate::spec::{Call, Error, Expected, Result};
 
-/// A planned problem with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number of
-/// streams of its context, and in captures. A cheap handle.
-#[derive(Debug, Clone)]
-pub struct Prepared {
-    inner: Arc<Inner>,
+/// A planned problem of an operation, with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number
+/// of streams of its context, and in captures. A cheap handle.
+#[derive(Debug)]
+pub struct Prepared<O: Operation = Call> {
+    inner: Arc<Inner<O::Problem>>,
 }
 
+/// The plan, the kernels of its steps, and their context.
 #[derive(Debug)]
-struct Inner {
-    plan: Plan,
+pub(super) struct Inner<P: fmt::Display> {
+    plan: Plan<P>,
     context: Context,
-    kernels: Vec<Arc<LoadedKernel>>,
+    kernels: Vec<Arc<Loaded>>,
     staging: Arc<Staging>,
 }
 
+impl<O: Operation> Clone for Prepared<O> {
+    fn clone(&self) -> Self {
+        Prepared::of(self.inner.clone())
+    }
+}
+
 impl Prepared {
+    /// Computes ahead of time what the first launch of a call would: the order of the tiles of a dense causal call of a few hundred tiles,
+    /// which takes a millisecond or two at most. It makes no driver call, and launches do not need it. The process remembers the orders
+    /// of the last 64 combinations of lengths and heads.
+    ///
+    /// # Errors
+    /// [`Error::OtherProblem`]; [`Error::Grid`] if the call has more tiles than a launch can have.
+    pub fn make_ready(&self, call: &Call) -> Result<()> {
+        call.check_problem(self.plan().problem())?;
+        for (step, kernel) in self.steps() {
+            if kernel.takes::<abi::ForwardTma>() {
+                tile_order(step, call, &step.shape(call)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<O: Operation> Prepared<O> {
     pub(super) fn new(
-        plan: Plan,
+        plan: Plan<O::Problem>,
         context: &Context,
-        kernels: Vec<Arc<LoadedKernel>>,
+        kernels: Vec<Arc<Loaded>>,
         staging: Arc<Staging>,
     ) -> Self {
-        Prepared {
-            inner: Arc::new(Inner {
-                plan,
-                context: context.clone(),
-                kernels,
-                staging,
-            }),
-        }
+        Prepared::of(Arc::new(Inner {
+            plan,
+            context: context.clone(),
+            kernels,
+            staging,
+        }))
+    }
+
+    pub(super) const fn of(inner: Arc<Inner<O::Problem>>) -> Self {
+        Prepared { inner }
+    }
+
+    pub(super) const fn inner(&self) -> &Arc<Inner<O::Problem>> {
+        &self.inner
     }
 
     /// What was prepared.
     #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &Plan<O::Problem> {
         &self.inner.plan
+    }
+
+    /// Device memory that a launch of any call of the problem needs besides the tensors.
+    #[must_use]
+    pub fn scratch(&self) -> Scratch {
+        O::scratch(self.plan())
     }
 
     /// The context that the kernels are loaded in.
@@ -61,59 +99,45 @@ impl Prepared {
     }
 
     /// The steps with their kernels.
-    fn steps(&self) -> impl Iterator<Item = (&Step, &LoadedKernel)> {
+    fn steps(&self) -> impl Iterator<Item = (&Step, &Loaded)> {
         let kernels = self.inner.kernels.iter().map(Arc::as_ref);
         self.plan().steps().iter().zip(kernels)
     }
 
-    /// Computes ahead of time what the first launch of a call would: the order of the tiles of a dense causal call of a few hundred tiles,
-    /// which takes a millisecond or two at most. It makes no driver call, and launches do not need it. The process remembers the orders
-    /// of the last 64 combinations of lengths and heads.
-    ///
-    /// # Errors
-    /// [`Error::OtherProblem`]; [`Error::Grid`] if the call has more tiles than a launch can have.
-    pub fn make_ready(&self, call: &Call) -> Result<()> {
-        self.check_problem(call)?;
-        for (step, kernel) in self.steps() {
-            kernel.make_ready(step, &step.shape(call)?, call);
-        }
-        Ok(())
-    }
-
     /// Submits a call to `stream`; doesn't wait. The call must be one of the problem that was prepared: its lengths and strides
-    /// may be any within the bounds.
+    /// may be any within the bounds. Of merges and cache writes the problem is no more than the element types.
     ///
-    /// Views whose memory belongs to other streams are ordered before and after the launch by events. Lengths that the call
+    /// Views whose memory belongs to other streams are ordered before and after the launch by events. Numbers that the call
     /// has on the host travel along without a wait. In a capture of [`Graph`](warptile_driver::Graph) the graph keeps what it
     /// needs alive and nothing is ordered here: the graph orders the streams at each of its launches.
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::OtherProblem`]; a view that is missing, superfluous, too short, unaligned, of
-    /// another type, device or context; an output that shares memory with anything. After that, what the driver reports;
-    /// whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
+    /// Before anything is submitted: [`Error::OtherProblem`] or [`Error::ElementMismatch`]; another number of parts; a view that is missing,
+    /// superfluous, too short, unaligned, of another type, device or context; an output that shares memory with anything. After that,
+    /// what the driver reports; whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
     /// by the next wait for the stream.
-    pub fn launch(&self, stream: &Stream, call: &Call, bindings: &Bindings<'_>) -> Result<()> {
-        self.check_problem(call)?;
+    pub fn launch(&self, stream: &Stream, call: &O, bindings: &Bindings<'_>) -> Result<()> {
+        call.check_problem(self.plan().problem())?;
         let outline = Outline::of(self.plan(), call)?;
-        self.launch_outlined(stream, call, &outline, bindings, |addresses, workspace| {
-            check(outline.expected.as_slice(), addresses.as_slice())?;
-            self.blocks(call, &outline, addresses, workspace)
-        })
+        self.submit(stream, call, &outline, bindings, None)
     }
 
-    /// Submits a call of the problem with its outline. `blocks` checks the addresses and gives the block of each step for them and
-    /// for the workspace; the context is current.
-    pub(super) fn launch_outlined<B: AsRef<[Block]>>(
+    /// Submits a call of the problem with its outline. Blocks are filled, or found among those that are kept.
+    fn submit(
         &self,
         stream: &Stream,
-        call: &Call,
-        outline: &Outline,
+        call: &O,
+        outline: &Outline<'_>,
         bindings: &Bindings<'_>,
-        blocks: impl FnOnce(&Slots<u64>, DevicePointer) -> Result<B>,
+        kept: Option<&Mutex<Blocks>>,
     ) -> Result<()> {
         check_stream(stream, self.context())?;
-        let mut addresses = bindings.check(self.context(), &outline.expected)?;
-        if outline.is_empty() {
+        let expected = Places {
+            operands: &outline.expected,
+            parts: call.expected_parts(),
+        };
+        let mut addresses = bindings.check(self.context(), expected)?;
+        if outline.shapes.iter().all(|shape| shape.grid == 0) {
             return Ok(());
         }
 
@@ -121,22 +145,60 @@ impl Prepared {
         let at = stream.launching()?;
         let capture = at.capture();
         let staged = match outline.has_host_numbers {
-            true => Some(self.stage(stream, call, &mut addresses)?),
+            true => Some(self.stage(stream, call, &mut addresses.operands)?),
             false => None,
         };
-        let workspace = outline.workspace(stream, capture)?;
-        let blocks = blocks(&addresses, workspace)?;
-        let submitted = submit_in_order(stream, capture, bindings.views(), || {
+        let workspace = workspace_of(stream, capture, &outline.shapes)?;
+        let launches = || {
+            let steps = self.steps().zip(&outline.shapes);
+            steps.map(|((step, kernel), shape)| StepLaunch {
+                step,
+                kernel,
+                shape,
+                at: &addresses,
+                workspace,
+            })
+        };
+        let known = kept.and_then(|kept| {
+            lock(kept).find(|(operands, parts, at)| {
+                (operands, &parts[..], *at) == (&addresses.operands, addresses.parts, workspace)
+            })
+        });
+        let blocks = match (known, kept) {
+            (None, Some(kept)) => {
+                expected.check(&addresses)?;
+                let blocks = launches().map(|launch| call.block(&launch));
+                let blocks: Arc<[Block]> = blocks.collect::<Result<_>>()?;
+                let key = (addresses.operands, addresses.parts.to_vec(), workspace);
+                lock(kept).keep(key, blocks.clone());
+                Some(blocks)
+            }
+            (None, None) => {
+                expected.check(&addresses)?;
+                None
+            }
+            (known, _) => known,
+        };
+        let submitted = bindings.submit_in_order(stream, capture, || {
             // Until the last launch is queued.
             let _staged = staged;
-            for (((step, kernel), shape), block) in
-                self.steps().zip(&outline.shapes).zip(blocks.as_ref())
-            {
+            for (index, launch) in launches().enumerate() {
+                if launch.shape.grid == 0 {
+                    continue;
+                }
+                let filled;
+                let block = match &blocks {
+                    Some(blocks) => &blocks[index],
+                    None => {
+                        filled = call.block(&launch)?;
+                        &filled
+                    }
+                };
                 // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach
-                // as far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
-                // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
-                // made to come after this launch, or kept by the graph.
-                unsafe { kernel.launch(&at, step.image, &config(step, shape), block) }?;
+                // as far as its layout, of staged numbers, or of the stream's own workspace. Numbers that nobody has checked are
+                // clamped or ignored by the kernels. The memory outlives the kernel: it is freed in the order of its own stream,
+                // which is made to come after this launch, or kept by the graph.
+                unsafe { (launch.kernel).launch(&at, &config(launch.step, launch.shape), block) }?;
             }
             Ok(())
         });
@@ -146,56 +208,64 @@ impl Prepared {
 
     /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.
     ///
-    /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates no
-    /// device memory, copies, waits for and loads nothing, so it may be part of anybody's capture. A dense causal call of a few
-    /// hundred tiles may ask for their order, which the process remembers behind a lock: of lengths and heads that are new to it
-    /// that takes a millisecond or two at most, unless [`make_ready`](Self::make_ready) was called before.
-    /// Lengths that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
+    /// It makes one driver call for each step, besides the encoding of tensor maps for kernels that read through them. It allocates no
+    /// device memory, copies, waits for and loads nothing, and touches no reference count, so it may be part of anybody's capture. It takes
+    /// no lock, with one exception: a dense causal call of a few hundred tiles may ask for their order, which the process remembers behind a
+    /// lock. Of lengths and heads that are new to it that takes a millisecond or two at most, unless [`make_ready`](Prepared::make_ready) was
+    /// called before. Numbers that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
     /// launch reads them anew at each replay.
     ///
     /// [`CallBuilder::device_key_lengths`]: crate::CallBuilder::device_key_lengths
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::OtherProblem`]; an address that is missing, superfluous or unaligned, an output
-    /// that overlaps anything; lengths on the host; no workspace where the plan needs one. Then what the driver reports.
+    /// Before anything is submitted: [`Error::OtherProblem`] or [`Error::ElementMismatch`]; another number of parts; an address that is
+    /// missing, superfluous or unaligned, an output that overlaps anything; numbers on the host; no workspace where the plan needs one.
+    /// Then what the driver reports.
     ///
     /// # Safety
     /// - `stream` is a live stream of [`Prepared::context`], which is current on the calling thread.
     /// - Each address that is not 0 is that of device memory which the context can use and which reaches as far as the call's
     ///   layouts say, or as its count of numbers; it stays valid until the launch, and every replay of a graph that captured
     ///   it, has ended.
-    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets, lengths and
-    ///   tables on the device are an exception: any bits at any time are safe, and give wrong numbers at worst.
-    /// - `workspace` is memory of [`Plan::scratch`] bytes or more, or of the [`workspace_bytes`] that each step has for the call.
-    ///   Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may run at
-    ///   the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
+    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets, lengths,
+    ///   slots, positions and tables on the device are an exception: any bits at any time are safe, and give wrong numbers at worst.
+    /// - `workspace` is memory of [`Prepared::scratch`] bytes or more, or of the [`workspace_bytes`] that each step has for the call; 0 if
+    ///   that is none. Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may
+    ///   run at the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
     ///   workspace of its own.
     /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives until the launch has ended, and as long as
     ///   any graph that captured it: nobody knows of a raw launch, so the end of the context does not wait for it.
     ///
     /// [`workspace_bytes`]: crate::LaunchShape::workspace_bytes
-    pub unsafe fn launch_raw(
+    pub unsafe fn launch_raw<'a>(
         &self,
         stream: CUstream,
-        call: &Call,
-        addresses: &Slots<u64>,
+        call: &O,
+        addresses: impl Into<Addresses<'a>>,
         workspace: DevicePointer,
     ) -> Result<()> {
-        self.check_addresses(call, addresses)?;
+        let at = &addresses.into();
+        self.check_addresses(call, at)?;
         for (step, kernel) in self.steps() {
-            let shape = step.shape(call)?;
+            let shape = &call.shape(step)?;
             if shape.grid == 0 {
                 continue;
             }
             if shape.needs_workspace() && (workspace == 0 || !workspace.is_multiple_of(256)) {
                 return Err(Error::Workspace {
                     address: workspace,
-                    bytes: self.plan().scratch().bytes,
+                    bytes: self.scratch().bytes,
                 });
             }
-            let block = kernel.block(step, &shape, call, addresses, workspace)?;
+            let block = call.block(&StepLaunch {
+                step,
+                kernel,
+                shape,
+                at,
+                workspace,
+            })?;
             // SAFETY: the caller's promises.
-            unsafe { kernel.launch_raw(stream, step.image, &config(step, &shape), &block) }?;
+            unsafe { kernel.launch_raw(stream, &config(step, shape), &block) }?;
         }
         Ok(())
     }
@@ -205,75 +275,113 @@ impl Prepared {
     ///
     /// # Errors
     /// As [`launch_raw`](Self::launch_raw).
-    pub fn check_raw(&self, call: &Call, addresses: &Slots<u64>) -> Result<()> {
-        self.check_addresses(call, addresses)?;
+    pub fn check_raw<'a>(&self, call: &O, addresses: impl Into<Addresses<'a>>) -> Result<()> {
+        self.check_addresses(call, &addresses.into())?;
         for step in self.plan().steps() {
-            step.shape(call)?;
+            call.shape(step)?;
         }
         Ok(())
     }
 
-    fn check_addresses(&self, call: &Call, addresses: &Slots<u64>) -> Result<()> {
-        self.check_problem(call)?;
-        if let Some((operand, _)) = host_numbers(call).next() {
+    fn check_addresses(&self, call: &O, addresses: &Addresses<'_>) -> Result<()> {
+        call.check_problem(self.plan().problem())?;
+        let expected = call.expected(self.plan().needs_alignment());
+        let expected = Places {
+            operands: &expected,
+            parts: call.expected_parts(),
+        };
+        if let Some(slot) = expected.iter().find(|slot| slot.on_host) {
             return Err(Error::Presence {
-                argument: operand.name(),
-                rule: "is on the host, but a raw launch takes lengths and tables from the device",
+                argument: slot.name,
+                rule: "is on the host, but a raw launch takes numbers from the device",
             });
         }
-        let expected = expected(call, self.plan().needs_alignment());
-        check(expected.as_slice(), addresses.as_slice())
+        expected.check(addresses)
     }
 
-    /// The block of each step. The context must be current.
-    pub(super) fn blocks(
-        &self,
-        call: &Call,
-        outline: &Outline,
-        addresses: &Slots<u64>,
-        workspace: DevicePointer,
-    ) -> Result<Vec<Block>> {
-        // A block is a kilobyte or more: room for as many as there are, and no more.
-        let mut blocks = Vec::with_capacity(outline.shapes.len());
-        for ((step, kernel), shape) in self.steps().zip(&outline.shapes) {
-            blocks.push(kernel.block(step, shape, call, addresses, workspace)?);
-        }
-        Ok(blocks)
-    }
-
-    fn check_problem(&self, call: &Call) -> Result<()> {
-        let found = call.problem();
-        let prepared = self.plan().problem();
-        if found != *prepared {
-            return Err(Error::OtherProblem {
-                found: found.to_string(),
-                prepared: prepared.to_string(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Sends the lengths and pages that the host knows ahead of the kernel, and fills in where they are.
-    fn stage(&self, stream: &Stream, call: &Call, addresses: &mut Slots<u64>) -> Result<Staged> {
-        let mut numbers: Vec<i32> = Vec::new();
+    /// Sends the numbers that the host knows ahead of the kernel, and fills in where they are.
+    fn stage(&self, stream: &Stream, call: &O, addresses: &mut Slots<u64>) -> Result<Staged> {
+        /// Of the largest number.
+        const ALIGNMENT: usize = 8;
+        let mut bytes: Vec<u8> = Vec::new();
         let mut places: Vec<(Operand, usize)> = Vec::new();
-        for (operand, list) in host_numbers(call) {
-            places.push((operand, numbers.len()));
-            numbers.extend_from_slice(list);
+        for (operand, list) in call.host_numbers() {
+            bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+            places.push((operand, bytes.len()));
+            bytes.extend_from_slice(list);
         }
-        let staged = self.inner.staging.upload(stream, &numbers)?;
+        let staged = self.inner.staging.upload(stream, &bytes)?;
         for (operand, place) in places {
-            addresses[operand] = staged.pointer() + 4 * place as u64;
+            addresses[operand] = staged.pointer() + place as u64;
         }
         Ok(staged)
     }
 }
 
-/// The lists of lengths and pages that are in host memory.
-pub(super) fn host_numbers(call: &Call) -> impl Iterator<Item = (Operand, &[i32])> {
-    Operand::ALL
-        .into_iter()
-        .filter_map(|operand| Some((operand, call.numbers(operand)?.on_host()?)))
+/// Everything about a launch except its addresses.
+#[derive(Debug)]
+struct Outline<'a> {
+    expected: Cow<'a, Slots<Expected>>,
+    /// Whether there are numbers in host memory.
+    has_host_numbers: bool,
+    /// Of each step of the plan.
+    shapes: Vec<LaunchShape>,
+}
+
+impl<'a> Outline<'a> {
+    /// `call` is one of the problem that was planned.
+    fn of<O: Operation>(plan: &Plan<O::Problem>, call: &'a O) -> Result<Self> {
+        Ok(Outline {
+            expected: call.expected(plan.needs_alignment()),
+            has_host_numbers: call.host_numbers().any(|(_, list)| !list.is_empty()),
+            shapes: { plan.steps().iter() }
+                .map(|step| call.shape(step))
+                .collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The blocks of a launch by its addresses and its workspace.
+type Blocks = Recent<(Slots<u64>, Vec<[u64; 2]>, DevicePointer), Arc<[Block]>>;
+
+/// A call without numbers on the host, with its problem prepared: to be launched again and again, with other addresses or the same. What
+/// launches of it repeat is worked out once, and the blocks that it was launched with last are kept: a call costs the host most of its time
+/// before the kernel starts, and tensor maps are made by the driver.
+#[derive(Debug)]
+pub(crate) struct Ready<O: Operation = Call> {
+    call: O,
+    prepared: Prepared<O>,
+    outline: Outline<'static>,
+    blocks: Mutex<Blocks>,
+}
+
+impl<O: Operation> Ready<O> {
+    pub(super) fn new(call: O, prepared: Prepared<O>) -> Result<Self> {
+        let outline = Outline::of(prepared.plan(), &call)?;
+        Ok(Ready {
+            outline: Outline {
+                expected: Cow::Owned(outline.expected.into_owned()),
+                ..outline
+            },
+            call,
+            prepared,
+            blocks: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn call(&self) -> &O {
+        &self.call
+    }
+
+    pub(crate) fn prepared(&self) -> &Prepared<O> {
+        &self.prepared
+    }
+
+    /// As [`Prepared::launch`] of the call.
+    pub(crate) fn launch(&self, stream: &Stream, bindings: &Bindings<'_>) -> Result<()> {
+        let kept = Some(&self.blocks);
+        (self.prepared).submit(stream, &self.call, &self.outline, bindings, kept)
+    }
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::marker::PhantomData;
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer};
-use warptile_kernels::Slots;
 
-use crate::gpu::memory::place;
+use crate::gpu::bindings::{Addresses, place};
+use crate::gpu::operation::Operation;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
-use crate::spec::{Call, Error, Result};
+use crate::spec::{Error, Result};
 
 /// A raw stream of one thread, with the workspace of the launches that it runs one after the other.
 ///
@@ -68,11 +68,11 @@ impl Session {
     /// # Safety
     /// As [`Prepared::launch_raw`], but for the workspace: no two graphs, and no graph and an eager launch, use the same
     /// session.
-    pub unsafe fn launch(
+    pub unsafe fn launch<'a, O: Operation>(
         &self,
-        prepared: &Prepared,
-        call: &Call,
-        addresses: &Slots<u64>,
+        prepared: &Prepared<O>,
+        call: &O,
+        addresses: impl Into<Addresses<'a>>,
     ) -> Result<()> {
         if !prepared.context().is_same(&self.context) {
             return Err(Error::DeviceMismatch {
@@ -81,7 +81,7 @@ impl Session {
                 found: place(&self.context),
             });
         }
-        let needed = prepared.plan().scratch().bytes;
+        let needed = prepared.scratch().bytes;
         if needed > self.workspace_bytes {
             return Err(Error::SessionTooSmall {
                 needed,

@@ -1,8 +1,10 @@
 //! Attention over disjoint sets of keys, merged into attention over all of them.
 
+use warptile_kernels::Operand;
+
 use crate::backend::{Place, same_device};
 use crate::cpu::merge_cpu;
-use crate::gpu::MergeBindings;
+use crate::gpu::Bindings;
 use crate::lse::Lse;
 use crate::spec::{
     DIMENSIONS, Element, Layout, LseBase, Merge, PART_LSE, PART_OUT, Result, expect_same, no_parts,
@@ -99,13 +101,13 @@ pub fn merge_into<T: Element>(
         }
         Place::Gpu(gpu) => {
             let prepared = gpu.prepare_merge(T::TYPE)?;
-            let mut bindings = MergeBindings::new(out.device_mut("out")?);
+            let mut bindings = Bindings::merge(out.device_mut("out")?);
             for (index, (part, part_lse)) in parts.iter().enumerate() {
                 let lse = part_lse.on_device(PART_LSE[index])?;
                 bindings = bindings.part(part.on_device(PART_OUT[index])?, lse);
             }
             if let Some(lse) = &mut lse {
-                bindings = bindings.lse(lse.device_mut("lse")?);
+                bindings = bindings.output(Operand::Lse, lse.device_mut("lse")?);
             }
             prepared.launch(gpu.stream(), &merge, &bindings)
         }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
-use crate::plan::occupancy::{MAX_TILES, alone_bytes, occupancy, shared_bytes};
+use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
 use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::Sides;
@@ -66,6 +66,11 @@ impl<'a> Planner<'a> {
             without: &[],
             settings: None,
         }
+    }
+
+    /// The device.
+    pub(crate) const fn device(&self) -> &'a DeviceProfile {
+        self.device
     }
 
     /// With rates of one's own.
@@ -359,16 +364,7 @@ impl<'a> Planner<'a> {
                 limit: MAX_TILES,
             });
         }
-        Ok(Step {
-            role: image.role,
-            image,
-            multiprocessors: device.multiprocessors.max(1),
-            ctas_per_multiprocessor: occupancy(image, device),
-            alone_bytes: alone_bytes(image, device),
-            estimate_us: estimate(image),
-            settings: Settings::default(),
-            clustered_ctas: None,
-        })
+        Ok(Step::new(image, device, estimate(image)))
     }
 }
 
@@ -409,7 +405,7 @@ const OF_ANY_BATCH: Features = Features::PACKED
     .union(Features::LSE);
 
 /// Refuses a device that none of the program's images runs on: its GPU is too old, or cargo features left them out.
-pub(crate) fn check_images(
+pub(super) fn check_images(
     device: &DeviceProfile,
     mut images: impl Iterator<Item = &'static Image>,
 ) -> Result<()> {
@@ -439,7 +435,7 @@ fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
 }
 
 /// Machine code made for the device first, then the newest that runs on it, then PTX.
-pub(crate) fn preference(target: Target) -> (u32, u32) {
+pub(super) fn preference(target: Target) -> (u32, u32) {
     match target {
         Target::CubinExact(sm) => (2, sm),
         Target::Cubin(sm) => (1, sm),

@@ -4,7 +4,7 @@ use warptile_kernels::{Image, Role, Schedule};
 
 use crate::plan::DeviceProfile;
 use crate::plan::heads_at_once::{heads_at_once, interleaved};
-use crate::plan::occupancy::{MAX_TILES, occupancy};
+use crate::plan::occupancy::{MAX_TILES, alone_bytes, occupancy};
 use crate::plan::pairs::Numbered;
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::{Sides, if_countable};
@@ -47,7 +47,7 @@ pub(super) fn clusters_at_once(multiprocessors: u32) -> u32 {
 pub struct LaunchShape {
     /// CTAs. 0 if there is nothing to compute.
     pub grid: u32,
-    /// Tiles of query rows in all; of kernels whose CTAs work in pairs, pairs of tiles.
+    /// Tiles of query rows in all; of kernels whose CTAs work in pairs, pairs of tiles; of merges and cache writes, rows.
     pub tiles: u32,
     /// Of these, those of a head (or of a pair of heads): of one batch entry, or of all packed queries.
     pub query_tiles: u32,
@@ -62,7 +62,8 @@ pub struct LaunchShape {
     /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs. Where clusters compute tiles, the clusters of
     /// each tile.
     pub splits: u32,
-    /// Bytes of the workspace that the launch uses; at most [`Plan::scratch`](crate::Plan::scratch) of its plan.
+    /// Bytes of the workspace that the launch uses, from its beginning to what it uses last: a step that leaves something to later steps of its
+    /// plan does so behind what these use. At most [`Plan::scratch`](crate::Plan::scratch) of its plan.
     pub workspace_bytes: usize,
 }
 
@@ -162,6 +163,20 @@ impl Scratch {
 }
 
 impl Step {
+    /// A launch of an image as the planner has it.
+    pub(super) fn new(image: &'static Image, device: &DeviceProfile, estimate_us: f64) -> Self {
+        Step {
+            role: image.role,
+            image,
+            multiprocessors: device.multiprocessors.max(1),
+            ctas_per_multiprocessor: occupancy(image, device),
+            alone_bytes: alone_bytes(image, device),
+            estimate_us,
+            settings: Settings::default(),
+            clustered_ctas: None,
+        }
+    }
+
     /// Threads of a CTA.
     #[must_use]
     pub const fn threads(&self) -> u32 {

@@ -20,7 +20,7 @@ const NEW_ROWS: Names = Names {
 };
 
 /// The description of a cache write, checked: layouts, where rows go, and rotation. What [`append_cpu`](crate::append_cpu) and
-/// [`PreparedAppend`](crate::gpu::PreparedAppend) take.
+/// [`Prepared`](crate::gpu::Prepared) take.
 ///
 /// New keys and values are rows of two tensors: `[batch, rows, heads, head size]`, or the tokens of all sequences one after
 /// the other, `[1, tokens, heads, head size]`. A cache is pages, `[pages, page rows, heads, head size]` with any strides: heads

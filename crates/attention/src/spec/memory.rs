@@ -32,7 +32,7 @@ impl Access {
 
 /// What a call expects of one slot.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Expected {
+pub struct Expected {
     pub(crate) name: &'static str,
     pub(crate) wanted: bool,
     pub(crate) access: Access,
@@ -128,8 +128,8 @@ impl Expected {
 }
 
 /// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over anything.
-pub(crate) fn check(expected: &[Expected], addresses: &[u64]) -> Result<()> {
-    for (slot, &address) in expected.iter().zip(addresses) {
+pub(crate) fn check<'e>(places: impl Iterator<Item = (&'e Expected, u64)> + Clone) -> Result<()> {
+    for (slot, address) in places.clone() {
         // Nothing lies in an empty tensor, so it needs no address.
         if slot.wanted && address == 0 && !slot.bytes.is_empty() {
             return Err(Error::Presence {
@@ -156,11 +156,11 @@ pub(crate) fn check(expected: &[Expected], addresses: &[u64]) -> Result<()> {
             });
         }
     }
-    for (index, (output, &at)) in expected.iter().zip(addresses).enumerate() {
+    for (index, (output, at)) in places.clone().enumerate() {
         if output.access != Access::Write || !output.wanted {
             continue;
         }
-        for (other_index, (other, &other_at)) in expected.iter().zip(addresses).enumerate() {
+        for (other_index, (other, other_at)) in places.clone().enumerate() {
             // Two outputs are compared once.
             let skip = other_index == index
                 || !other.wanted

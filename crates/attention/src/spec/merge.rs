@@ -1,7 +1,9 @@
 //! Attention over disjoint sets of keys, merged into attention over all of them.
 
 use warptile_kernels::abi::MERGE_PARTS;
+use warptile_kernels::{Operand, Slots};
 
+use crate::spec::slots::UNWANTED;
 use crate::spec::{
     Access, DIMENSIONS, ElementType, Error, Expected, Layout, Result, check_alone, expect_same,
 };
@@ -49,6 +51,18 @@ pub(crate) fn no_parts(found: usize) -> Error {
     }
 }
 
+/// Refuses another number of parts than a call has.
+pub(crate) fn expect_parts(found: usize, needed: usize) -> Result<()> {
+    match found == needed {
+        true => Ok(()),
+        false => Err(Error::Count {
+            argument: "parts",
+            found,
+            needed,
+        }),
+    }
+}
+
 macro_rules! names {
     ($kind:literal: $($index:literal)*) => { [$(concat!("parts[", $index, "].", $kind)),*] };
 }
@@ -59,7 +73,7 @@ pub(crate) const PART_OUT: [&str; MERGE_PARTS] = names!("out": 0 1 2 3 4 5 6 7 8
 pub(crate) const PART_LSE: [&str; MERGE_PARTS] = names!("lse": 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
     26 27 28 29 30 31);
 
-/// The layouts of a merge, checked: what [`merge_cpu`](crate::merge_cpu) and [`PreparedMerge`](crate::gpu::PreparedMerge) take.
+/// The layouts of a merge, checked: what [`merge_cpu`](crate::merge_cpu) and [`Prepared`](crate::gpu::Prepared) take.
 #[derive(Debug, Clone)]
 pub struct Merge {
     element: ElementType,
@@ -67,7 +81,9 @@ pub struct Merge {
     pub(crate) parts: Vec<Part>,
     out: Layout,
     lse: Option<Layout>,
-    expected: Vec<Expected>,
+    expected: Slots<Expected>,
+    /// The output and lse of each part.
+    expected_parts: Vec<[Expected; 2]>,
 }
 
 /// Where a result lies.
@@ -154,12 +170,23 @@ impl Merge {
 
     /// The arguments of a raw launch: output, lse, then output and lse of each part; as [`Call::memory`](crate::Call::memory).
     pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> + '_ {
-        { self.expected.iter() }.map(|expected| (expected.name, expected.needed()))
+        {
+            [Operand::Out, Operand::Lse]
+                .map(|operand| &self.expected[operand])
+                .into_iter()
+        }
+        .chain(self.expected_parts.as_flattened())
+        .map(|expected| (expected.name, expected.needed()))
     }
 
-    /// Output, lse, then output and lse of each part.
-    pub(crate) fn expected(&self) -> &[Expected] {
+    /// The output and the lse.
+    pub(crate) const fn expected(&self) -> &Slots<Expected> {
         &self.expected
+    }
+
+    /// The output and lse of each part.
+    pub(crate) fn expected_parts(&self) -> &[[Expected; 2]] {
+        &self.expected_parts
     }
 }
 
@@ -226,21 +253,23 @@ impl MergeBuilder<'_> {
         let lse_shape = [batch, rows, heads, 1];
         let result = |argument, layout: &Layout, access| {
             let shape = (PART_OUT[0], first.shape);
-            slot(argument, layout, shape, self.element.size(), access)
+            slot(argument, layout, shape, self.element, access)
         };
         let of_result = |argument, layout: &Layout, access| {
             let shape = (PART_OUT[0], lse_shape);
-            slot(argument, layout, shape, size_of::<f32>(), access)
+            slot(argument, layout, shape, ElementType::F32, access)
         };
-        let mut expected = Vec::with_capacity(2 * count + 2);
-        expected.push(result("out", &out, Access::Write)?);
-        expected.push(match &lse {
-            Some(lse) => of_result("lse", lse, Access::Write)?,
-            None => Expected::list("lse", false, 0, 4, Access::Write),
-        });
+        let mut expected = UNWANTED;
+        expected[Operand::Out] = result("out", &out, Access::Write)?;
+        if let Some(lse) = &lse {
+            expected[Operand::Lse] = of_result("lse", lse, Access::Write)?;
+        }
+        let mut expected_parts = Vec::with_capacity(count);
         for (index, part) in parts.iter().enumerate() {
-            expected.push(result(PART_OUT[index], &part.out, Access::Read)?);
-            expected.push(of_result(PART_LSE[index], &part.lse, Access::Read)?);
+            expected_parts.push([
+                result(PART_OUT[index], &part.out, Access::Read)?,
+                of_result(PART_LSE[index], &part.lse, Access::Read)?,
+            ]);
         }
         Ok(Merge {
             element: self.element,
@@ -249,6 +278,7 @@ impl MergeBuilder<'_> {
             out,
             lse,
             expected,
+            expected_parts,
         })
     }
 }
@@ -268,17 +298,11 @@ fn slot(
     argument: &'static str,
     layout: &Layout,
     (other, shape): (&'static str, [usize; 4]),
-    element_bytes: usize,
+    element: ElementType,
     access: Access,
 ) -> Result<Expected> {
     expect_same(argument, layout.shape, (other, shape), DIMENSIONS)?;
     check_alone(argument, layout, access == Access::Write)?;
-    let alignment = element_bytes as u64;
-    Ok(Expected::tensor(
-        argument,
-        layout,
-        element_bytes,
-        access,
-        alignment,
-    ))
+    let size = element.size();
+    Ok(Expected::tensor(argument, layout, size, access, size as u64).of_type(element))
 }

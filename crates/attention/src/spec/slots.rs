@@ -39,7 +39,7 @@ impl Call {
 }
 
 /// No operand is wanted.
-const UNWANTED: Slots<Expected> = {
+pub(crate) const UNWANTED: Slots<Expected> = {
     let mut slots = Slots::filled(Expected::unwanted(""));
     let mut index = 0;
     while index < Operand::COUNT {

@@ -1,4 +1,4 @@
-//! Cache writes through [`PreparedAppend`](warptile::gpu::PreparedAppend) on any device.
+//! Cache writes through [`Prepared`](warptile::gpu::Prepared) on any device.
 
 use bytemuck::Pod;
 use warptile::gpu::{Bindings, Gpu};

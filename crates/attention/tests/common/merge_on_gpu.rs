@@ -1,7 +1,7 @@
-//! Merges through [`PreparedMerge`](warptile::gpu::PreparedMerge) on any device.
+//! Merges through [`Prepared`](warptile::gpu::Prepared) on any device.
 
-use warptile::Element;
-use warptile::gpu::{Gpu, MergeBindings};
+use warptile::gpu::{Bindings, Gpu};
+use warptile::{Element, Operand};
 use warptile_driver::DeviceBuffer;
 
 use crate::draw::Memory;
@@ -24,9 +24,9 @@ pub(crate) fn merge_on<T: Element>(
         .iter()
         .map(|(part, lse)| (upload(part), upload_lse(lse)))
         .collect();
-    let mut bindings = MergeBindings::new(merged.0.slice_mut(out.offset..).unwrap());
+    let mut bindings = Bindings::merge(merged.0.slice_mut(out.offset..).unwrap());
     if let (Some(memory), Some(lse)) = (&mut merged.1, &lse) {
-        bindings = bindings.lse(memory.slice_mut(lse.offset..).unwrap());
+        bindings = bindings.output(Operand::Lse, memory.slice_mut(lse.offset..).unwrap());
     }
     for ((part, lse), (of_part, of_lse)) in parts.iter().zip(&case.parts) {
         bindings = bindings.part(

@@ -285,7 +285,7 @@ fn a_raw_write_is_one_driver_call_and_checks_its_addresses() {
     let prepared = gpu.prepare_append(ElementType::F16).unwrap();
     let launch = |append: &Append, addresses: &Slots<u64>| {
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
-        let raw = || unsafe { prepared.launch_raw(stream.raw(), append, addresses) };
+        let raw = || unsafe { prepared.launch_raw(stream.raw(), append, addresses, 0) };
         calls_of(&fake, &gpu, raw)
     };
     let good = memory.addresses();
@@ -339,7 +339,8 @@ fn a_write_begins_early_where_its_kernel_waits() {
         let memory = Memory::new(&stream);
         let prepared = gpu.prepare_append(ElementType::F16).unwrap();
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
-        unsafe { prepared.launch_raw(stream.raw(), &description(), &memory.addresses()) }.unwrap();
+        unsafe { prepared.launch_raw(stream.raw(), &description(), &memory.addresses(), 0) }
+            .unwrap();
         stream.synchronize().unwrap();
         assert_eq!(fake.launches()[0].programmatic, early, "{capability:?}");
     }

@@ -1,9 +1,9 @@
 //! Merges: what is launched, what is refused, captures, and failures.
 
 use half::f16;
-use warptile::gpu::{MergeAddresses, MergeBindings};
+use warptile::gpu::{Addresses, Bindings};
 use warptile::kernels::abi;
-use warptile::{Backend, ElementType, Error, Layout, Lse, LseBase, Merge, Tensor, merge};
+use warptile::{Backend, ElementType, Error, Layout, Lse, LseBase, Merge, Operand, Tensor, merge};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -35,8 +35,8 @@ impl Memory {
 }
 
 /// Bindings of a result and so many parts that share theirs.
-fn bindings<'a>(to: &'a mut Memory, part: &'a Memory, parts: usize) -> MergeBindings<'a, f16> {
-    let start = MergeBindings::new(to.out.as_slice_mut()).lse(to.lse.as_slice_mut());
+fn bindings<'a>(to: &'a mut Memory, part: &'a Memory, parts: usize) -> Bindings<'a> {
+    let start = Bindings::merge(to.out.as_slice_mut()).output(Operand::Lse, to.lse.as_slice_mut());
     (0..parts).fold(start, |all, _| {
         all.part(part.out.as_slice(), part.lse.as_slice())
     })
@@ -91,7 +91,7 @@ fn wrong_memory_is_refused_before_anything_is_launched() {
         let stream = Stream::new(gpu.context()).unwrap();
         let (mut to, part) = (Memory::new(&stream), Memory::new(&stream));
         let prepared = gpu.prepare_merge(ElementType::F16).unwrap();
-        let text = |merge: &Merge, bindings: MergeBindings<'_, f16>| {
+        let text = |merge: &Merge, bindings: Bindings<'_>| {
             let error = prepared.launch(&stream, merge, &bindings).unwrap_err();
             error.to_string()
         };
@@ -99,8 +99,8 @@ fn wrong_memory_is_refused_before_anything_is_launched() {
             text(&description(2), bindings(&mut to, &part, 1)),
             "parts has 1 values; 2 are needed"
         );
-        let bound = MergeBindings::new(to.out.as_slice_mut())
-            .part(part.out.as_slice(), part.lse.as_slice());
+        let bound =
+            Bindings::merge(to.out.as_slice_mut()).part(part.out.as_slice(), part.lse.as_slice());
         assert_eq!(
             text(&description(1), bound),
             "lse is missing, but the call needs it"
@@ -137,9 +137,9 @@ fn a_raw_merge_is_one_driver_call_and_checks_its_addresses() {
     let prepared = gpu.prepare_merge(ElementType::F16).unwrap();
     let merge = description(2);
     let launch = |parts: &[[u64; 2]], out: u64, lse: u64| {
-        let addresses = MergeAddresses { parts, out, lse };
+        let addresses = Addresses::merge(out, lse, parts);
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
-        let raw = || unsafe { prepared.launch_raw(stream.raw(), &merge, &addresses) };
+        let raw = || unsafe { prepared.launch_raw(stream.raw(), &merge, addresses, 0) };
         calls_of(&fake, &gpu, raw)
     };
     let good = [[part.out.pointer(), part.lse.pointer()]; 2];

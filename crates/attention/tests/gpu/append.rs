@@ -50,7 +50,7 @@ fn random_writes_equal_float64() {
     quickcheck(2000).quickcheck(right as fn(u64, bool) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
-            ran(gpu.prepare_append(element).unwrap().image());
+            ran(gpu.prepare_append(element).unwrap().plan().image().unwrap());
         }
     }
 }
@@ -75,7 +75,7 @@ fn random_writes_in_e4m3_are_right() {
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16] {
             let types = Types::of(element).keys(ElementType::E4m3);
-            ran(gpu.prepare_append(types).unwrap().image());
+            ran(gpu.prepare_append(types).unwrap().plan().image().unwrap());
         }
     }
 }

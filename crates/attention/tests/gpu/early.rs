@@ -1,7 +1,7 @@
 //! Launches that begin before the one ahead of them has ended: whatever that one writes, they read afterwards.
 
 use half::f16;
-use warptile::gpu::{Bindings, MergeBindings};
+use warptile::gpu::Bindings;
 use warptile::{Append, Call, Choice, ElementType, Layout, Mask, Merge, Operand, Planner, Scoring};
 use warptile_driver::{DeviceBuffer, LaunchConfig, Stream};
 use warptile_kernels::{Role, images_for};
@@ -166,8 +166,8 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
         if late.is_none() {
             in_turn();
         }
-        let bindings = MergeBindings::new(merged.as_slice_mut())
-            .lse(merged_lse.as_slice_mut())
+        let bindings = Bindings::merge(merged.as_slice_mut())
+            .output(Operand::Lse, merged_lse.as_slice_mut())
             .part(out.as_slice(), lse.as_slice())
             .part(out.as_slice(), lse.as_slice());
         merges.launch(&stream, &merge, &bindings).unwrap();

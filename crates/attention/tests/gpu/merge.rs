@@ -40,7 +40,7 @@ fn random_merges_equal_float64() {
     quickcheck(1000).quickcheck(right as fn(u64) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
-            ran(gpu.prepare_merge(element).unwrap().image());
+            ran(gpu.prepare_merge(element).unwrap().plan().image().unwrap());
         }
     }
 }

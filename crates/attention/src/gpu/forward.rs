@@ -1,0 +1,82 @@
+//! Attention on a GPU.
+
+use std::borrow::Cow;
+
+use warptile_kernels::abi::{self, Declared};
+use warptile_kernels::{Operand, Slots};
+
+use crate::gpu::kernel::Block;
+use crate::gpu::operation::{Operation, StepLaunch};
+use crate::gpu::{block, log};
+use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
+use crate::spec::{Call, Error, Expected, Problem, Result, slots};
+
+impl Operation for Call {
+    type Problem = Problem;
+
+    const BLOCKS: &'static [u64] = &[
+        abi::Forward::HASH,
+        abi::ForwardE4m3::HASH,
+        abi::ForwardTma::HASH,
+    ];
+
+    fn plan(planner: &Planner<'_>, problem: Problem, choice: &Choice) -> Result<Plan> {
+        planner.plan(problem, choice)
+    }
+
+    fn note(problem: &Problem) {
+        log::note(problem);
+    }
+
+    fn scratch(plan: &Plan) -> Scratch {
+        plan.scratch()
+    }
+
+    fn check_problem(&self, prepared: &Problem) -> Result<()> {
+        let found = self.problem();
+        if found != *prepared {
+            return Err(Error::OtherProblem {
+                found: found.to_string(),
+                prepared: prepared.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    fn expected(&self, needs_alignment: bool) -> Cow<'_, Slots<Expected>> {
+        Cow::Owned(slots::expected(self, needs_alignment))
+    }
+
+    fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
+        Operand::ALL.into_iter().filter_map(|operand| {
+            let numbers = self.numbers(operand)?.on_host()?;
+            Some((operand, bytemuck::cast_slice(numbers)))
+        })
+    }
+
+    fn shape(&self, step: &Step) -> Result<LaunchShape> {
+        step.shape(self)
+    }
+
+    fn block(&self, launch: &StepLaunch<'_>) -> Result<Block> {
+        let StepLaunch {
+            step,
+            kernel,
+            shape,
+            at,
+            workspace,
+        } = *launch;
+        let forward = block::forward(self, shape, &at.operands, workspace);
+        if kernel.takes::<abi::ForwardTma>() {
+            let driver = kernel.context().driver();
+            kernel.block(&block::forward_tma(driver, self, step, shape, forward)?)
+        } else if kernel.takes::<abi::ForwardE4m3>() {
+            kernel.block(&abi::ForwardE4m3 {
+                forward,
+                scales: block::scales(&at.operands, |operand| self.reach(operand)),
+            })
+        } else {
+            kernel.block(&forward)
+        }
+    }
+}
