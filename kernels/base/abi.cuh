@@ -7,6 +7,25 @@ constexpr int WINDOW_UNLIMITED = 1073741824;
 constexpr int RAGGED = 1, RAGGED_KEYS = 2, READ_AHEAD = 4;
 constexpr unsigned RECORD_MAGIC = 0x57545232;
 
+// Numbers that the host goes by, too. NVRTC makes a variable of each `constexpr` in a namespace, in every image; of enumerators it makes none.
+namespace abi {
+enum : int {
+    CHUNK_BYTES = 16, // Bytes that kernels move at once. Rows of tensors start at multiples of it, but for images with the feature UNALIGNED. A thread that merges or appends has as many of a row.
+    MAX_PAGE_ROWS = 256, // The most rows of a page of keys and values.
+    BOX_COLUMNS = 64, // Columns of a tensor map's box: one swizzled row of 128 bytes.
+    QUERY_BOX_ROWS = 64, // Rows of q's box: those of one warpgroup, of one head or of all heads that share keys.
+    OUTPUT_BOX_ROWS = 16, // Rows of the box of the output: those of one warp, of one head or of two.
+    MIN_BOX_ROWS = 16, // The fewest rows of a box of keys or values in a page.
+    MAX_BOX_HEADS = 8, // The most query heads that share keys in tiles through tensor maps: with more, a warp would have rows of more than two.
+    PAIR_CTAS = 2, // CTAs of a cluster that computes pairs of tiles.
+    CLUSTER_CTAS = 8, // CTAs of a cluster that computes one tile: the most that every GPU with clusters can have.
+    CTA_PARTS = 2, // Places for parts in the workspace that each CTA has where CTAs share keys evenly.
+    PART_SUMS = 2, // Floats of a part beside its output, for each of its rows: maximum and sum.
+    SPLIT_PART_SUMS = 8, // Floats of a part of a split tile of `wgmma` beside its output, for each of its rows: maximum and sum from each of four threads.
+    MAX_QUOTIENT = 1048576, // The largest number that kernels divide by an approximate reciprocal: up to it the quotient is exact.
+};
+} // namespace abi
+
 // What an image's record says it can do.
 constexpr unsigned FEATURE_SOFTCAP = 1u << 0;
 constexpr unsigned FEATURE_ALIBI = 1u << 1;
@@ -152,8 +171,8 @@ struct alignas(64) TensorMap {
 static_assert(sizeof(TensorMap) == 128);
 
 // Block of the kernels that read and write through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
-// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q), BLOCK_N rows (k, v) or
-// 16 rows (out: those of a warp). A packed tensor has batch extent 1 and all its rows in one sequence.
+// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of BOX_COLUMNS x QUERY_BOX_ROWS (q), BLOCK_N (k, v) or
+// OUTPUT_BOX_ROWS (out). A packed tensor has batch extent 1 and all its rows in one sequence.
 struct alignas(64) ForwardTma {
     TensorMap q_map; // Queries.
     TensorMap k_map; // Keys.

@@ -55,16 +55,16 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS || (params.work.semaphores && params.work.partials));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT || params.work.counter || gridDim.x >= (unsigned)params.work.tiles);
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS ||
-                    (gridDim.x % 2 == 0 && (params.work.counter || gridDim.x / 2 >= (unsigned)params.work.tiles)));
+                    (gridDim.x % abi::PAIR_CTAS == 0 && (params.work.counter || gridDim.x / abi::PAIR_CTAS >= (unsigned)params.work.tiles)));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS || params.heads / params.kv_heads % 2 == 0 ||
                     (params.scoring.window_left == WINDOW_UNLIMITED && params.scoring.window_right == WINDOW_UNLIMITED));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT_GROUPS || params.heads == 2 * params.kv_heads ||
-                    params.heads == 4 * params.kv_heads || params.heads == 8 * params.kv_heads);
+                    params.heads == 4 * params.kv_heads || params.heads == abi::MAX_BOX_HEADS * params.kv_heads);
     const Sequences& sequences = params.sequences;
     WARPTILE_ASSERT(sequences.batch > 0 && sequences.query_len >= 0 && sequences.key_len >= 0);
     WARPTILE_ASSERT(params.scoring.scale == params.scoring.scale && params.scoring.softcap >= 0);
     const Pages& pages = params.pages;
-    WARPTILE_ASSERT(!pages.table || (pages.rows > 0 && pages.rows <= 256 && pages.count >= 0 && pages.table_row >= 0));
+    WARPTILE_ASSERT(!pages.table || (pages.rows > 0 && pages.rows <= abi::MAX_PAGE_ROWS && pages.count >= 0 && pages.table_row >= 0));
     check_tensor<Traits>(params.q);
     check_tensor<Traits>(params.k);
     check_tensor<Traits>(params.v);

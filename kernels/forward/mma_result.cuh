@@ -408,9 +408,10 @@ template <class Traits> class Result {
     }
 
     // A part in the workspace: the rows' outputs, then their maxima and sums.
+    static_assert(sizeof(RowSum) == abi::PART_SUMS * sizeof(float), "as the host makes room for it");
     __device__ float* part_at(unsigned place) const
     {
-        return params.work.partials + (unsigned long long)place * (Traits::BLOCK_M * (HEAD_DIM + 2));
+        return params.work.partials + (unsigned long long)place * (Traits::BLOCK_M * (HEAD_DIM + abi::PART_SUMS));
     }
 
     // --- Writing -----------------------------------------------------------------------------------------------------------

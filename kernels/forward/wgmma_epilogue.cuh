@@ -117,7 +117,7 @@ template <class Traits> class OutputRows {
     }
 
   private:
-    static constexpr int WARP_ROWS = 16;
+    static constexpr int WARP_ROWS = abi::OUTPUT_BOX_ROWS;
     static constexpr int CHUNK = 8; // columns in 16 bytes, and of an accumulator block
     static constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
 

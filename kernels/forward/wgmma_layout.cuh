@@ -11,11 +11,17 @@ constexpr int WARPGROUP_THREADS = 128;
 constexpr int WARPGROUP_WARPS = 4;
 constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
 
+// What the host goes by where it encodes tensor maps.
+static_assert(abi::BOX_COLUMNS == SLAB_COLUMNS, "a box has a slab's columns");
+static_assert(abi::QUERY_BOX_ROWS == MMA_ROWS, "a box has a warpgroup's rows");
+static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a warp's rows");
+static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
+
 // What an image has that the plain one does without.
 enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS };
 
 // Keys are loaded from pages in boxes of at least so many rows: pages of a multiple of them.
-constexpr int MIN_BOX_ROWS = 16;
+constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
 
 // A warpgroup passes over the blocks that only other warpgroups' rows see. Those after its last block it does not take before it
 // has been handed the next tile, and that tile's first values not before it has released its last ones. The loading thread must
@@ -60,7 +66,7 @@ struct WgmmaTraits {
 
     // Another: CTAs in clusters of two (forward/wgmma_pair.cuh). Each loads every second slab of a block of keys, for both.
     static constexpr bool PAIRS = VARIANT_ == Variant::PAIRS;
-    static constexpr int CLUSTER = PAIRS ? 2 : 1; // CTAs
+    static constexpr int CLUSTER = PAIRS ? abi::PAIR_CTAS : 1; // CTAs
     static_assert(!PAIRS || (SLABS % 2 == 0 && VALUE_SLABS % 2 == 0), "a half of the slabs for each CTA of a pair");
 
     // Another: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other. Under

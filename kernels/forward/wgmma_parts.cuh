@@ -77,6 +77,7 @@ template <class Traits> class Parts {
     // Added up at a time: ptxas has all their loads in flight, and at head size 256 there are few registers beside the output.
     static constexpr int CHUNKS_AT_ONCE = Traits::VALUE_DIM == 256 ? 8 : CHUNKS;
     static constexpr int WORDS = (CHUNKS + 1) * WARPGROUP_THREADS; // a part's, of 16 bytes
+    static_assert(WORDS * sizeof(float4) == MMA_ROWS * (Traits::VALUE_DIM + abi::SPLIT_PART_SUMS) * sizeof(float), "as the host makes room for it");
 
     __device__ float4* words_of(int split) const
     {

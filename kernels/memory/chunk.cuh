@@ -6,6 +6,8 @@
 
 namespace warptile {
 
+static_assert(CHUNK_BYTES == abi::CHUNK_BYTES, "as the host knows it");
+
 template <class Element> union Chunk {
     uint4 bits;
     Element elements[CHUNK<Element>];

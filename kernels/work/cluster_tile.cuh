@@ -19,7 +19,7 @@ template <class Traits> class ClusterTile {
   public:
     static constexpr bool SHARES_KEYS = false;
     static constexpr unsigned SCHEDULE = SCHEDULE_CLUSTER_TILE;
-    static constexpr int CLUSTER = 8; // CTAs: the most that every GPU with clusters can have
+    static constexpr int CLUSTER = abi::CLUSTER_CTAS;
 
     // What `Share` can.
     __device__ static bool can_read_ahead(const Forward& params) { return BEGINS_EARLY && params.sequences.ragged & READ_AHEAD; }

@@ -183,7 +183,7 @@ template <class Traits> class Share {
         if (has_splits()) return place_of_unit(min(of.tile_unit + index, state.units - 1));
         return turn.adds_sums ? place_of_sum(turn.first + index) : place_of_cta(of, turn.first + index);
     }
-    __device__ unsigned place_of_sum(unsigned cta) const { return 2 * (cta * lanes() + lane()) + 1; }
+    __device__ unsigned place_of_sum(unsigned cta) const { return abi::CTA_PARTS * (cta * lanes() + lane()) + 1; }
     __device__ unsigned own_place(const Segment& of) const { return has_splits() ? place_of_unit(of.unit) : place_of_cta(of, cta()); }
     // Whether this CTA has no more segments of the tile.
     __device__ bool is_last_here(const Segment& of) const
@@ -263,7 +263,7 @@ template <class Traits> class Share {
     }
     __device__ unsigned place_of_cta(const Segment& of, unsigned cta) const
     {
-        return 2 * (cta * lanes() + lane()) + (cta * each < of.tile_unit);
+        return abi::CTA_PARTS * (cta * lanes() + lane()) + (cta * each < of.tile_unit);
     }
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
 

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use warptile_driver::DeviceSlice;
 use warptile_kernels::Operand;
+use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::backend::Backend;
 use crate::spec::{
@@ -238,7 +239,7 @@ impl<'a> Part<'a> {
 
     /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
     pub(crate) fn starts_aligned(&self) -> bool {
-        self.memory.starts_aligned() && self.at.is_multiple_of(16)
+        self.memory.starts_aligned() && self.at.is_multiple_of(CHUNK_BYTES)
     }
 
     fn on_host(&self, argument: &'static str) -> Result<&'a [u8]> {

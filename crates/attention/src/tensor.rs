@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::backend::{Backend, Place};
 use crate::spec::{Error, Layout, Result};
@@ -302,7 +303,7 @@ impl<T: Pod> Tensor<T> {
     /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
     pub(crate) fn starts_aligned(&self) -> bool {
         self.device_slice()
-            .is_none_or(|slice| slice.pointer().is_multiple_of(16))
+            .is_none_or(|slice| slice.pointer().is_multiple_of(CHUNK_BYTES as u64))
     }
 }
 

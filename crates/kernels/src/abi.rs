@@ -17,7 +17,7 @@ mod declared;
 
 use bytemuck::{Pod, Zeroable};
 
-use cpp::cpp_struct;
+use cpp::{cpp_number, cpp_struct};
 use declared::InCpp;
 
 use crate::operand::Slots;
@@ -25,6 +25,9 @@ use crate::table::Operand;
 
 pub use cpp::{cpp_header, cpp_header_of_operations};
 pub use declared::{Block, Declared, Leaf, Member};
+
+/// First word of an image's record: "WTR2".
+pub const RECORD_MAGIC: u32 = 0x5754_5232;
 
 /// `window_left` or `window_right` of an unlimited side. Lengths are at most this, so any larger window reaches over
 /// everything too, and `row + window` fits 32 bits.
@@ -41,6 +44,62 @@ pub const RAGGED_KEYS: i32 = 2;
 /// the launch ahead has ended, and once more afterwards.
 pub const READ_AHEAD: i32 = 4;
 
+/// Declares numbers that kernels and host go by.
+macro_rules! numbers {
+    ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[doc = $doc])* pub const $name: $type = $value;)*
+
+        /// Enumerators in C++ with these names and values, in order.
+        fn cpp_numbers() -> String {
+            [$(cpp_number(stringify!($name), $name as i64, &[$($doc),*])),*].join("")
+        }
+
+        const _: () = { $(assert!($name as i64 <= i32::MAX as i64);)* };
+    };
+}
+
+numbers! {
+    /// Bytes that kernels move at once. Rows of tensors start at multiples of it, but for images with the feature UNALIGNED. A thread
+    /// that merges or appends has as many of a row.
+    CHUNK_BYTES: usize = 16;
+
+    /// The most rows of a page of keys and values.
+    MAX_PAGE_ROWS: usize = 256;
+
+    /// Columns of a tensor map's box: one swizzled row of 128 bytes.
+    BOX_COLUMNS: u32 = 64;
+
+    /// Rows of q's box: those of one warpgroup, of one head or of all heads that share keys.
+    QUERY_BOX_ROWS: u32 = 64;
+
+    /// Rows of the box of the output: those of one warp, of one head or of two.
+    OUTPUT_BOX_ROWS: u32 = 16;
+
+    /// The fewest rows of a box of keys or values in a page.
+    MIN_BOX_ROWS: usize = 16;
+
+    /// The most query heads that share keys in tiles through tensor maps: with more, a warp would have rows of more than two.
+    MAX_BOX_HEADS: usize = 8;
+
+    /// CTAs of a cluster that computes pairs of tiles.
+    PAIR_CTAS: u32 = 2;
+
+    /// CTAs of a cluster that computes one tile: the most that every GPU with clusters can have.
+    CLUSTER_CTAS: u32 = 8;
+
+    /// Places for parts in the workspace that each CTA has where CTAs share keys evenly.
+    CTA_PARTS: usize = 2;
+
+    /// Floats of a part beside its output, for each of its rows: maximum and sum.
+    PART_SUMS: usize = 2;
+
+    /// Floats of a part of a split tile of `wgmma` beside its output, for each of its rows: maximum and sum from each of four threads.
+    SPLIT_PART_SUMS: usize = 8;
+
+    /// The largest number that kernels divide by an approximate reciprocal: up to it the quotient is exact.
+    MAX_QUOTIENT: u64 = 1 << 20;
+}
+
 /// The most results that one launch merges.
 pub const MERGE_PARTS: usize = 32;
 
@@ -49,9 +108,6 @@ pub const ORDERED_TILES: usize = 512;
 
 /// The most pairs of elements that a rotary embedding rotates at angles computed from frequencies.
 pub const ROTARY_PAIRS: usize = 128;
-
-/// First word of an image's record: "WTR2".
-pub const RECORD_MAGIC: u32 = 0x5754_5232;
 
 /// `[in place] member: Part` stands for the members of the part, which C++ has in the member's place. Its documentation has a line
 /// for each of them.
@@ -306,8 +362,8 @@ declare! {
     }
 
     /// Block of the kernels that read and write through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
-    /// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q), BLOCK_N rows (k, v) or
-    /// 16 rows (out: those of a warp). A packed tensor has batch extent 1 and all its rows in one sequence.
+    /// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of BOX_COLUMNS x QUERY_BOX_ROWS (q), BLOCK_N (k, v) or
+    /// OUTPUT_BOX_ROWS (out). A packed tensor has batch extent 1 and all its rows in one sequence.
     struct ForwardTma align 64 {
         /// Queries.
         q_map: TensorMap,

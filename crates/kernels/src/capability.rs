@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign, Sub};
 
+use crate::abi::{CLUSTER_CTAS, PAIR_CTAS};
+
 /// Declares the features: the name in C++, the bit and the words of each.
 macro_rules! features {
     ($($(#[doc = $doc:literal])* $name:ident = $bit:literal, $text:literal;)*) => {
@@ -205,14 +207,14 @@ numbered! {
 }
 
 impl Schedule {
-    /// CTAs of a cluster that computes a tile: `CLUSTER` in kernels/work/cluster_tile.cuh.
-    pub const CLUSTER: u32 = 8;
+    /// CTAs of a cluster that computes a tile.
+    pub const CLUSTER: u32 = CLUSTER_CTAS;
 
     /// CTAs of a cluster; 1 where there are none.
     #[must_use]
     pub const fn ctas_of_cluster(self) -> u32 {
         match self {
-            Schedule::Pairs => 2,
+            Schedule::Pairs => PAIR_CTAS,
             Schedule::ClusterTile => Self::CLUSTER,
             _ => 1,
         }

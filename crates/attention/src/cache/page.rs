@@ -1,6 +1,7 @@
 //! Where the keys and values of a page lie in the memory of a layer.
 
 use bytemuck::Pod;
+use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::operands::Part;
 use crate::spec::{Heads, Layout, Result};
@@ -27,7 +28,7 @@ impl PageLayout {
         // at least 8 elements, so only pages in 8 bits may need a gap.
         let [values_at, to_next] = [keys, values].map(|layout| {
             let elements = layout.strides[0];
-            let rounded = elements.checked_next_multiple_of(16 / element_bytes);
+            let rounded = elements.checked_next_multiple_of(CHUNK_BYTES / element_bytes);
             rounded.unwrap_or(usize::MAX)
         });
         let page = values_at.saturating_add(to_next);

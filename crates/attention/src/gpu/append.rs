@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytemuck::Pod;
-use warptile_kernels::abi::{self, Declared};
+use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::gpu::block::{heads, scales, tensor};
@@ -55,7 +55,7 @@ impl Gpu {
 
 /// Threads that a head of a row takes.
 fn lanes(append: &Append) -> usize {
-    let chunk = 16 / append.element().size();
+    let chunk = CHUNK_BYTES / append.element().size();
     let heads = append.heads();
     heads.dim.max(heads.value_dim).div_ceil(chunk)
 }

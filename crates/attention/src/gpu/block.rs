@@ -1,7 +1,8 @@
 //! From a call to the parameter block of its kernel.
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-use warptile_kernels::{Operand, Schedule, Slots, abi};
+use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
+use warptile_kernels::{Operand, Schedule, Slots};
 
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
 use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout, Result};
@@ -146,13 +147,6 @@ fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
     .with_operands(at, steps)
 }
 
-/// Columns of a box: one 128-byte swizzled row of a 2-byte type.
-const BOX_COLUMNS: u32 = 64;
-/// Query rows of a box: those of one warpgroup.
-const QUERY_BOX_ROWS: u32 = 64;
-/// Rows of the output's boxes: those of one warp.
-const OUTPUT_BOX_ROWS: u32 = 16;
-
 /// The largest power of two that divides `n`.
 const fn power_of_two_in(n: u32) -> u32 {
     n & n.wrapping_neg()
@@ -193,7 +187,7 @@ pub(super) fn forward_tma(
         Ok(bytemuck::cast(map))
     };
     let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
-    // Of all heads that share keys where a tile has these: 64 rows all the same.
+    // Of all heads that share keys where a tile has these: as many rows all the same.
     let query_heads = match image.schedule {
         Schedule::PersistentGroups => call.heads().group_size() as u32,
         _ => 1,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use warptile_kernels::abi::{self, Declared};
+use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::gpu::block::tensor;
@@ -53,7 +53,7 @@ impl Operation for Merge {
 
     fn shape(&self, step: &Step) -> Result<LaunchShape> {
         let [batch, rows, heads, head_dim] = self.out().shape;
-        let chunk = 16 / self.element().size();
+        let chunk = CHUNK_BYTES / self.element().size();
         step.shape_of_rows(batch.saturating_mul(rows), heads * head_dim.div_ceil(chunk))
     }
 

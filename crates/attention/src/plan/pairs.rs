@@ -1,6 +1,7 @@
 //! What the numbers of tiles stand for: of kernels whose CTAs work in pairs, two tiles that see the same keys; of others rows of one head, or
 //! of all heads that share a key/value head.
 
+use warptile_kernels::abi::MAX_BOX_HEADS;
 use warptile_kernels::{Image, Schedule};
 
 use crate::plan::split_tiles::splits_tiles;
@@ -64,9 +65,9 @@ pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
     has_pairs_of_heads(group_size) || mask.hides_nothing()
 }
 
-/// Whether tiles can have the rows of all heads of a group (kernels/forward/wgmma_epilogue.cuh). Prompts with 8 heads a group have not been measured.
+/// Whether tiles can have the rows of all heads of a group, a power of two. Prompts with 8 heads a group have not been measured.
 pub(super) fn groups_fit_boxes(group_size: usize, image: &Image) -> bool {
-    matches!(group_size, 2 | 4) || group_size == 8 && splits_tiles(image)
+    matches!(group_size, 2 | 4) || group_size == MAX_BOX_HEADS && splits_tiles(image)
 }
 
 #[cfg(test)]

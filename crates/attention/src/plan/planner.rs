@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use warptile_kernels::abi::MIN_BOX_ROWS;
 use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
 use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
@@ -343,11 +344,11 @@ impl<'a> Planner<'a> {
         }
         if let Some(rows) = problem.page_rows()
             && splits_tiles(image)
-            && rows < LEAST_BOX_ROWS
+            && rows < MIN_BOX_ROWS
         {
             return Err(Reason::PageRows {
                 rows,
-                least: LEAST_BOX_ROWS,
+                least: MIN_BOX_ROWS,
             });
         }
         let needed = shared_bytes(image);
@@ -394,9 +395,6 @@ fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) ->
         _ => true,
     }
 }
-
-/// Rows of a page that `wgmma` loads at once, at least: `MIN_BOX_ROWS` in kernels/forward/wgmma_layout.cuh.
-const LEAST_BOX_ROWS: usize = 16;
 
 /// What batches may have, whatever the options.
 const OF_ANY_BATCH: Features = Features::PACKED

@@ -1,9 +1,10 @@
 //! Kernels whose CTAs share the keys of all sequences: how many tiles and units of keys there are (kernels/work/share.cuh).
 
 use warptile_kernels::Image;
+use warptile_kernels::abi::MAX_QUOTIENT;
 
 use crate::plan::occupancy::MAX_TILES;
-use crate::spec::{Call, Diagonal, Heads, Mask, Problem, Splits};
+use crate::spec::{Call, Diagonal, Heads, MAX_LEN, Mask, Problem, Splits};
 
 /// What the units of kernels that share keys are counted from: a call, or the bounds of a problem.
 #[derive(Debug, Clone, Copy)]
@@ -126,10 +127,10 @@ impl Sides {
     }
 }
 
-/// The tiles, or more than a launch can have where kernels whose tiles have the rows of a group cannot count these: in 32 bits, and
-/// heads in the 20 that a quotient by an approximate reciprocal is exact for (kernels/forward/mma_layout.cuh, kernels/work/share.cuh).
+/// The tiles, or more than a launch can have where kernels whose tiles have the rows of a group cannot count these in 32 bits, or cannot divide by
+/// numbers of heads.
 pub(super) fn if_countable(rows: u64, heads: u64, tiles: u64) -> u64 {
-    match rows < 1 << 30 && heads <= 1 << 20 {
+    match rows < MAX_LEN as u64 && heads <= MAX_QUOTIENT {
         true => tiles,
         false => tiles.max(MAX_TILES + 1),
     }

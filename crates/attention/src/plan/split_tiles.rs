@@ -1,5 +1,6 @@
 //! Whether the keys of the last tiles are split, of those that do not fill all CTAs, and what that is expected to cost.
 
+use warptile_kernels::abi::QUERY_BOX_ROWS;
 use warptile_kernels::{Features, Image, Schedule};
 
 use crate::spec::Mask;
@@ -15,7 +16,7 @@ pub(crate) fn splits_tiles(image: &Image) -> bool {
 /// Parts of split tiles that a CTA computes, at most: what bounds the workspace.
 pub(super) const PARTS_A_CTA: usize = 3;
 
-/// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
+/// Semaphores of shared tiles: one a CTA, or one for each warpgroup of a tile that is split.
 pub(super) const SEMAPHORES: usize = 1024;
 
 /// Keys that a tile of query rows loads.
@@ -97,7 +98,7 @@ pub(crate) fn splits_of(
     wanted: Option<u32>,
 ) -> u64 {
     let rest = tiles % resident;
-    let warpgroups = u64::from(image.tiling.block_m.div_ceil(64));
+    let warpgroups = u64::from(image.tiling.block_m.div_ceil(QUERY_BOX_ROWS));
     if rest == 0 || rest * warpgroups > SEMAPHORES as u64 {
         return 1;
     }

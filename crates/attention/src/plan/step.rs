@@ -1,5 +1,6 @@
 //! One kernel of a plan, and the shape of its launch for a call.
 
+use warptile_kernels::abi::{CTA_PARTS, MAX_QUOTIENT, PART_SUMS, SPLIT_PART_SUMS};
 use warptile_kernels::{Image, Role, Schedule};
 
 use crate::plan::DeviceProfile;
@@ -93,12 +94,12 @@ impl Scratch {
     /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
-    /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
-    /// tiling's head size of values and two numbers a row, in fp32.
+    /// Where the parts of shared tiles begin: `CTA_PARTS` a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
+    /// tiling's head size of values and `PART_SUMS` numbers a row, in fp32.
     pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * SEMAPHORES;
 
     const fn with_parts(parts: usize, rows: usize, value_dim: usize) -> Self {
-        let part = rows * (value_dim + 2) * size_of::<f32>();
+        let part = rows * (value_dim + PART_SUMS) * size_of::<f32>();
         Scratch {
             bytes: Self::PARTS_AT.saturating_add(parts.saturating_mul(part)),
         }
@@ -131,11 +132,10 @@ impl Scratch {
         }
     }
 
-    /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size of values, and two numbers a row from each of the
-    /// four threads that share it (kernels/forward/wgmma_parts.cuh).
+    /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size of values, and `SPLIT_PART_SUMS` numbers a row.
     fn with_split_tiles(parts: usize, image: &Image) -> Self {
         let (rows, value_dim) = (image.tiling.block_m, image.tiling.value_dim);
-        let part = rows as usize * (value_dim as usize + 8) * size_of::<f32>();
+        let part = rows as usize * (value_dim as usize + SPLIT_PART_SUMS) * size_of::<f32>();
         Scratch {
             bytes: Self::PARTS_AT + parts * part,
         }
@@ -143,7 +143,7 @@ impl Scratch {
 
     /// What serves every plan for kernels that share keys evenly; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
-        Self::with_parts(2 * Self::SHARING_CTAS, 64, 128)
+        Self::with_parts(CTA_PARTS * Self::SHARING_CTAS, 64, 128)
     }
 
     /// What serves every plan for the device that does not cut keys at fixed places.
@@ -235,7 +235,7 @@ impl Step {
     /// The workspace with the parts that CTAs leave.
     fn parts_of(&self, sides: &Sides) -> Scratch {
         let parts = match sides.splits {
-            Splits::Even => 2 * self.resident() as usize,
+            Splits::Even => CTA_PARTS * self.resident() as usize,
             Splits::EveryKeys(_) => sides.units(self.image) as usize,
         };
         let tiling = self.image.tiling;
@@ -253,11 +253,11 @@ impl Step {
     /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them. Two instead of
     /// one cost more than they save (docs/notebook-decode.md).
     fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
-        // With a block of keys for each CTA.
-        match sides.tile_units(self.image.tiling.block_n) / u64::from(Schedule::CLUSTER) {
+        let blocks = sides.tile_units(self.image.tiling.block_n);
+        // With a block of keys for each CTA, and no more than the kernel can share out.
+        match blocks / u64::from(Schedule::CLUSTER) {
             0..3 => 1,
-            // More blocks than the kernel can share out: kernels/work/quotient.cuh.
-            most if most > 1 << 16 => 1,
+            _ if blocks > MAX_QUOTIENT => 1,
             most => (self.clusters_at_once() / tiles.max(1)).clamp(1, most),
         }
     }

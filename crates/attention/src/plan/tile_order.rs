@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use warptile_kernels::Schedule;
-use warptile_kernels::abi::ORDERED_TILES;
+use warptile_kernels::abi::{ORDERED_TILES, QUERY_BOX_ROWS};
 
 use crate::plan::heads_at_once::interleaved;
 use crate::plan::split_tiles::TILE_END_KEYS;
@@ -18,7 +18,7 @@ use crate::recent::Recent;
 use crate::spec::{Call, Diagonal, SideLengths};
 
 /// Rows that a warpgroup computes.
-const WARPGROUP_ROWS: i64 = 64;
+const WARPGROUP_ROWS: i64 = QUERY_BOX_ROWS as i64;
 
 /// Tiles by the numbers that CTAs draw, or `None` where longest first is as good, or not this kernel's order.
 pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Option<Arc<[u16]>> {

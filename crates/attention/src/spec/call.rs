@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use warptile_kernels::abi::CHUNK_BYTES;
 use warptile_kernels::{Count, Elements, Kind, Operand, Operations, Types};
 
 use crate::spec::{
@@ -279,8 +280,8 @@ impl Call {
             (Operand::V, types.v),
             (Operand::Out, types.out),
         ];
-        // A row's last 16 bytes are its own.
-        let whole = self.heads().are_multiples_of(16 / types.k.size());
+        // A row's last bytes are its own.
+        let whole = self.heads().are_multiples_of(CHUNK_BYTES / types.k.size());
         self.terms.aligned && whole && { tensors.into_iter() }
             .all(|(operand, element)| self.required(operand).steps_aligned(element.size()))
     }

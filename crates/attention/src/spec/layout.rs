@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use warptile_kernels::abi::CHUNK_BYTES;
+
 use crate::spec::{DIMENSIONS, Error, Result, expect_countable, expect_room};
 
 /// Shape and strides of a tensor.
@@ -154,7 +156,8 @@ impl Layout {
     /// Whether every row starts at a multiple of 16 bytes if the first one does.
     pub(crate) fn steps_aligned(&self, element_bytes: usize) -> bool {
         (0..3).all(|dimension| {
-            self.shape[dimension] <= 1 || self.strides[dimension].is_multiple_of(16 / element_bytes)
+            self.shape[dimension] <= 1
+                || self.strides[dimension].is_multiple_of(CHUNK_BYTES / element_bytes)
         })
     }
 

@@ -1,5 +1,6 @@
 //! The places in memory that a forward launch reads and writes.
 
+use warptile_kernels::abi::CHUNK_BYTES;
 use warptile_kernels::{ElementType, Kind, Operand, Operations, Slots};
 
 use crate::spec::{
@@ -78,7 +79,7 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> Slots<Expected> {
                 _ => Strided::list((call.reach(operand) as u64).saturating_mul(size)),
             },
             alignment: if needs_alignment && moves_rows {
-                16
+                CHUNK_BYTES as u64
             } else {
                 size
             },

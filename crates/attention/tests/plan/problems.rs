@@ -4,6 +4,7 @@ use warptile::{
     Call, Choice, DeviceProfile, ElementType, Family, Features, Layout, Plan, Planner, Reason,
 };
 use warptile_check::Case;
+use warptile_kernels::abi::MAX_QUOTIENT;
 use warptile_kernels::{Role, Schedule, Target, catalog, images_for};
 
 use crate::{case, choice, choice_on, device, named, shape};
@@ -286,12 +287,13 @@ fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
     }
 }
 
-/// A cluster's share of a tile is a quotient that the kernel finds exactly up to 2^16 blocks a CTA.
+/// A cluster's share of a tile is a quotient of blocks, which the kernel finds exactly up to a number of them.
 #[test]
 fn tiles_of_more_blocks_than_can_be_shared_out_have_one_cluster() {
-    let shape = |blocks: usize| {
+    let shape = |blocks: u64| {
         // All keys are one row.
-        let [q, k] = [1, 128 * 8 * blocks].map(|rows| Layout::new([1, rows, 1, 128], [0, 0, 0, 1]));
+        let [q, k] =
+            [1, 128 * blocks as usize].map(|rows| Layout::new([1, rows, 1, 128], [0, 0, 0, 1]));
         let out = Layout::bshd([1, 1, 1, 128]);
         let call = Call::builder(&q, &k, &k, ElementType::Bf16).out(out);
         let call = call.build().unwrap();
@@ -299,8 +301,8 @@ fn tiles_of_more_blocks_than_can_be_shared_out_have_one_cluster() {
         assert_eq!(plan.image().unwrap().schedule, Schedule::ClusterTile);
         plan.steps()[0].shape(&call).unwrap()
     };
-    assert_eq!(shape(1 << 16).splits, 15);
-    assert_eq!(shape((1 << 16) + 1).splits, 1);
+    assert_eq!(shape(MAX_QUOTIENT).splits, 15);
+    assert_eq!(shape(MAX_QUOTIENT + 1).splits, 1);
 }
 
 #[test]

@@ -3,9 +3,13 @@
 use super::declared::{Block, Declared, Member};
 use super::{
     Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, RAGGED, RAGGED_KEYS, READ_AHEAD,
-    RECORD_MAGIC, WINDOW_UNLIMITED, cpp_operations, cpp_structs,
+    RECORD_MAGIC, WINDOW_UNLIMITED, cpp_numbers, cpp_operations, cpp_structs,
 };
 use crate::capability;
+
+pub(super) fn cpp_number(name: &str, value: i64, docs: &[&str]) -> String {
+    format!("    {name} = {value}, //{}\n", docs.join(""))
+}
 
 pub(super) fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> String {
     let mut text = String::new();
@@ -61,6 +65,10 @@ pub fn cpp_header() -> String {
         &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
         &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS}, READ_AHEAD = {READ_AHEAD};\n"),
         &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
+        "// Numbers that the host goes by, too. NVRTC makes a variable of each `constexpr` in a namespace, in every image; of enumerators it makes none.\n\
+         namespace abi {\nenum : int {\n",
+        &cpp_numbers(),
+        "};\n} // namespace abi\n\n",
         &capability::cpp_constants(),
         "\n",
         &cpp_structs(),
@@ -98,6 +106,7 @@ mod tests {
     fn the_header_declares_every_struct_with_its_members() {
         let header = cpp_header() + &cpp_header_of_operations();
         for line in [
+            "    BOX_COLUMNS = 64, // Columns of a tensor map's box: one swizzled row of 128 bytes.",
             "struct Tensor {",
             "    void* address; // Of batch entry 0, row 0, head 0.",
             "struct alignas(64) ForwardTma {",
