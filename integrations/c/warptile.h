@@ -860,4 +860,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 300401fd780a4bd262a36130960a2566efb8bc0649937495914f95f11b633f21 */
+/* Seal of header.sh: 0019938b49ac64bd73d2ad91ff7571042af242c3ee44872b35eeea394351a2e9 */

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::abi;
 use crate::catalog;
 use crate::compile;
 use crate::files::{self, FileError};
@@ -15,6 +14,7 @@ use crate::sample::{sample, unsampled_differences};
 use crate::sources::Sources;
 use crate::toolchain::Toolchain;
 use crate::units::compile_all;
+use warptile_spec::abi;
 
 /// What the packs of one crate have to stay under, in bytes: with room for the rest of it below what crates.io takes.
 pub const CRATE_LIMIT: u64 = 8_000_000;
@@ -605,11 +605,11 @@ mod tests {
     fn the_committed_headers_are_what_the_declarations_generate() {
         assert_eq!(
             include_str!("../../kernels/base/abi.cuh"),
-            crate::abi::cpp_header()
+            warptile_spec::abi::cpp_header()
         );
         assert_eq!(
             include_str!("../../kernels/base/abi_ops.cuh"),
-            crate::abi::cpp_header_of_operations()
+            warptile_spec::abi::cpp_header_of_operations()
         );
     }
 }

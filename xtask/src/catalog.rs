@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::capability::Features;
 use crate::instances::{Element, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs;
+use warptile_spec::Features;
 
 const HEADER: &str = "// Written by `cargo xtask build-kernels` from manifest.json. Do not edit.\n";
 

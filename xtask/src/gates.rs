@@ -1,9 +1,9 @@
 //! What fails the build: an image that is correct C++ but not the kernel that was meant.
 
-use crate::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
-use crate::record::{ImageRecord, RecordError};
+use warptile_spec::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
+use warptile_spec::record::{ImageRecord, RecordError};
 
 /// Everything the gates look at.
 #[derive(Debug)]

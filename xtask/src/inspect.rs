@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::elf::{Elf, ElfError};
+use warptile_spec::elf::{Elf, ElfError};
 
 /// What NVRTC and ptxas said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Maintainer tasks behind `cargo xtask`: fetch the compiler, compile the kernels, pack them for a GPU host, and turn what
 //! was measured there into the tables of the documentation.
 //!
-//! Nothing here depends on `warptile-kernels`: the tool that repairs a broken catalog must build while it is broken. The
-//! files both need (the ABI, the ELF and record readers) are compiled into both.
+//! Nothing here depends on `warptile-kernels`: the tool that repairs a broken catalog must build while it is broken. What both need
+//! (the ABI, the ELF and record readers) is in `warptile-spec`.
 
 pub mod build_kernels;
 pub mod bundle;
@@ -32,21 +32,3 @@ mod units;
 mod normal;
 #[path = "../../crates/check/src/trial.rs"]
 pub mod trial;
-
-#[path = "../../crates/attention/src/spec/heads.rs"]
-pub mod heads;
-
-#[path = "../../crates/kernels/src/abi.rs"]
-pub mod abi;
-#[path = "../../crates/kernels/src/capability.rs"]
-pub mod capability;
-#[path = "../../crates/kernels/src/elf.rs"]
-pub mod elf;
-#[path = "../../crates/kernels/src/operand.rs"]
-pub mod operand;
-#[path = "../../crates/kernels/src/record.rs"]
-pub mod record;
-#[path = "../../crates/kernels/src/shape.rs"]
-pub mod shape;
-#[path = "../../crates/kernels/src/table.rs"]
-pub mod table;

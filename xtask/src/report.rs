@@ -32,8 +32,8 @@ use std::path::{Path, PathBuf};
 use crate::evolve::archive::Candidate;
 use crate::evolve::picture;
 use crate::files::{self, FileError};
-use crate::heads::Heads;
 use crate::manifest::{Manifest, ManifestEntry};
+use warptile_spec::Heads;
 
 pub use baseline::Loss;
 pub(crate) use baseline::expected;

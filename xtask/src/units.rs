@@ -10,9 +10,9 @@ use crate::gates::{self, Facts};
 use crate::inspect::{self, LogReport, SassCounts};
 use crate::instances::{Expectations, Instance, Target};
 use crate::manifest::ManifestEntry;
-use crate::record::ImageRecord;
 use crate::sources::Sources;
 use crate::toolchain::Toolchain;
+use warptile_spec::record::ImageRecord;
 
 /// One run of the compiler: the machine code of a kernel for one element type and architecture, the PTX that the compiler
 /// makes on the way there, or both. NVRTC's PTX is the same whether it goes on to machine code or not.

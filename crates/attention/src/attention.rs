@@ -10,13 +10,13 @@ use warptile_kernels::Operand;
 
 use crate::backend::{Place, same_device};
 use crate::cpu::forward_cpu;
+use crate::error::Result;
 use crate::gpu::{Bindings, Gpu, Ready};
 use crate::lse::Lse;
 use crate::operands::{Given, Keys, Queries};
 use crate::plan::{Choice, Plan};
 use crate::spec::{
-    Call, CallBuilder, Element, HostInputs, HostOutputs, Numbers, Result, Scoring, Splits,
-    expect_same,
+    Call, CallBuilder, Element, HostInputs, HostOutputs, Numbers, Scoring, Splits, expect_same,
 };
 use crate::tensor::{Bytes, Storage, Tensor, zeros};
 use given::Arguments;

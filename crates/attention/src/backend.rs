@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use warptile_driver::{Driver, Stream};
 
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::plan::{Choice, DeviceProfile, Plan};
-use crate::spec::{Call, ElementType, Error, Layout, Result};
+use crate::spec::{Call, ElementType, Layout};
 use crate::tensor::Tensor;
 
 /// A device to compute on. A cheap handle: clones refer to the same device.

@@ -9,11 +9,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::backend::Backend;
+use crate::error::Result;
 use crate::operands::{Keys, Queries, Scales};
 use crate::ops::{CacheTensors, CacheWrite};
 use crate::spec::{
-    Call, Element, ElementType, Error, Heads, Layout, Result, SCALES, check_list,
-    check_scale_counts, expect_countable, scale_of,
+    Call, Element, ElementType, Heads, Invalid, Layout, SCALES, check_list, check_scale_counts,
+    expect_countable, scale_of,
 };
 use crate::tensor::Tensor;
 
@@ -221,7 +222,7 @@ impl<T: Element> KvCacheBuilder<T> {
         for (argument, found) in counts {
             if found == 0 {
                 let rule = "is 0, but must be at least 1".to_owned();
-                return Err(Error::Pages { argument, rule });
+                return Err(Invalid::Pages { argument, rule }.into());
             }
         }
         // Then every count of rows, pages and sequences in a step fits 31 bits.
@@ -290,10 +291,11 @@ impl<T: Element> KvCache<T> {
     pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
         self.check_layer(layer)?;
         let Layer::Quantized { scales, .. } = &mut self.layers[layer] else {
-            return Err(Error::Scales {
+            return Err(Invalid::Scales {
                 argument: SCALES[0].name(),
                 keys: None,
-            });
+            }
+            .into());
         };
         let kv_heads = scales[0].layout().head_dim();
         check_scale_counts([k.len(), v.len()], kv_heads)?;
@@ -353,7 +355,7 @@ impl<T: Element> KvCache<T> {
     /// On a GPU nothing waits, and what was queued before still reads the numbers of its own step.
     ///
     /// # Errors
-    /// Before anything changes: [`Error::OutOfPages`]; a sequence that is not one of this cache, that was freed, that is named twice,
+    /// Before anything changes: [`Error::OutOfPages`](crate::Error::OutOfPages); a sequence that is not one of this cache, that was freed, that is named twice,
     /// or that would be too long; more sequences than the cache was made for. If the device fails, or the backend's stream is in
     /// a capture, no sequence has grown, and the cache is in no step.
     pub fn step(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
@@ -368,13 +370,14 @@ impl<T: Element> KvCache<T> {
     pub fn step_padded(&mut self, rows: &[(SequenceId, usize)], batch: usize) -> Result<()> {
         let most = self.step.most();
         if batch > most || batch < rows.len() {
-            return Err(Error::Pages {
+            return Err(Invalid::Pages {
                 argument: "step",
                 rule: format!(
                     "has {} sequences in {batch} places; this cache was made for up to {most}",
                     rows.len()
                 ),
-            });
+            }
+            .into());
         }
         self.pool.grow(rows)?;
         self.step.set(&self.pool, rows, batch).inspect_err(|_| {
@@ -474,7 +477,7 @@ impl<T: Element> KvCache<T> {
     }
 
     /// The pages of keys and of values of a layer, each `[pages, page rows, heads, head size]`, for kernels of one's own. While
-    /// somebody holds one, nothing can be appended: [`CacheWrite::run`] returns [`Error::Shared`].
+    /// somebody holds one, nothing can be appended: [`CacheWrite::run`] returns [`Error::Shared`](crate::Error::Shared).
     ///
     /// Both are views of one allocation, in which a page's values follow its keys, and the next page follows these. So both have
     /// the same distance from page to page, `layout().strides[0]` elements: a page of keys and one of values, each rounded up to a
@@ -500,10 +503,11 @@ impl<T: Element> KvCache<T> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
             Layer::Same(memory) => self.page_layout.views(memory),
-            Layer::Quantized { .. } => Err(Error::Presence {
+            Layer::Quantized { .. } => Err(Invalid::Presence {
                 argument: "k_pages",
                 rule: "is quantized",
-            }),
+            }
+            .into()),
         }
     }
 
@@ -515,20 +519,22 @@ impl<T: Element> KvCache<T> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
             Layer::Quantized { bits, .. } => self.page_layout.views(bits),
-            Layer::Same(_) => Err(Error::Presence {
+            Layer::Same(_) => Err(Invalid::Presence {
                 argument: "k_pages",
                 rule: "is not quantized",
-            }),
+            }
+            .into()),
         }
     }
 
     fn check_layer(&self, layer: usize) -> Result<()> {
         match layer < self.layers.len() {
             true => Ok(()),
-            false => Err(Error::Pages {
+            false => Err(Invalid::Pages {
                 argument: "layer",
                 rule: format!("is {layer}, but the cache has {}", self.layers.len()),
-            }),
+            }
+            .into()),
         }
     }
 

@@ -36,7 +36,8 @@ use std::sync::OnceLock;
 use warptile_kernels::Operand;
 use warptile_kernels::tiling::Tiling;
 
-use crate::spec::{Call, Element, ElementType, HostInputs, HostOutputs, Result, Sequence};
+use crate::error::Result;
+use crate::spec::{Call, Element, ElementType, HostInputs, HostOutputs, Sequence};
 
 use block::{Block, Results, Scratch};
 use isa::Isa;

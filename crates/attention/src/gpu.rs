@@ -34,18 +34,19 @@ use std::sync::{Arc, Mutex};
 use warptile_driver::{Context, DeviceBuffer, Driver, Staging, Stream};
 use warptile_kernels::Image;
 
+use crate::error::{Error, Result};
 use crate::plan::{Choice, DeviceProfile, Plan, Planner, Rates};
 use crate::recent::{Recent, lock};
-use crate::spec::{Call, CallBuilder, Error, Problem, Result};
+use crate::spec::{Call, CallBuilder, Problem};
 use kernel::Loaded;
 use prepared::Inner;
 
 pub(crate) use bindings::in_one;
 pub(crate) use prepared::Ready;
 
-pub use crate::spec::{Access, MemoryType};
+pub use crate::spec::{Access, MemoryType, ViewTypes};
 pub use append::PositionElement;
-pub use bindings::{Addresses, Bindings, ViewTypes};
+pub use bindings::{Addresses, Bindings};
 pub use operation::Operation;
 pub use prepared::Prepared;
 pub use session::Session;

@@ -147,20 +147,25 @@
 mod attention;
 mod backend;
 mod cache;
+mod considered;
 mod cpu;
+mod error;
 pub mod gpu;
 mod lse;
 mod operands;
 mod ops;
 mod plan;
 mod recent;
-mod spec;
 mod tensor;
+
+use warptile_spec as spec;
 
 pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
 pub use cache::{KvCache, KvCacheBuilder, SequenceId};
+pub use considered::{Considered, Reason};
 pub use cpu::{append_cpu, forward_cpu, merge_cpu, raw};
+pub use error::{Error, Result};
 pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
 pub use ops::{CacheTensors, CacheWrite, merge, merge_into};
@@ -169,11 +174,11 @@ pub use plan::{
     Standing, Step, Timed,
 };
 pub use spec::{
-    AlibiShape, Append, AppendBuilder, Call, CallBuilder, Considered, Diagonal, E4m3, Element,
-    ElementType, Error, Heads, HostInputs, HostOutputs, Layout, LengthElement, LseBase,
-    MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Pages, Pairing,
-    ParseDiagonalError, ParseScoringError, ParseSplitsError, Problem, Quantized, Reason, Request,
-    Result, Rotary, ScoreTerms, Scoring, Sequence, SideLengths, Splits, TableLayout, Types, View,
+    AlibiShape, Append, AppendBuilder, Call, CallBuilder, Diagonal, E4m3, Element, ElementType,
+    Heads, HostInputs, HostOutputs, Invalid, Layout, LengthElement, LseBase, MAX_HEAD_DIM, MAX_LEN,
+    MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Pages, Pairing, ParseDiagonalError,
+    ParseScoringError, ParseSplitsError, Problem, Quantized, Request, Rotary, ScoreTerms, Scoring,
+    Sequence, SideLengths, Splits, TableLayout, Types, View,
 };
 pub use tensor::Tensor;
 

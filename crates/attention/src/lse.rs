@@ -7,7 +7,8 @@ use std::sync::Arc;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Backend, Place};
-use crate::spec::{Error, Result};
+use crate::error::{Error, Result};
+use crate::spec::Invalid;
 use crate::tensor::{Storage, elsewhere, uninit, zeros};
 
 /// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key and have no sink.
@@ -38,15 +39,16 @@ impl Lse {
     /// head size.
     ///
     /// # Errors
-    /// [`Error::Count`] if there are not as many values; when there is no memory for them.
+    /// [`Invalid::Count`] if there are not as many values; when there is no memory for them.
     pub fn from_slice(backend: &Backend, values: &[f32], shape: [usize; 4]) -> Result<Self> {
         Self::new(backend, shape, |needed| {
             if values.len() != needed {
-                return Err(Error::Count {
+                return Err(Invalid::Count {
                     argument: "lse",
                     found: values.len(),
                     needed,
-                });
+                }
+                .into());
             }
             match backend.place() {
                 Place::Cpu => Ok(Storage::Host(Arc::new(values.to_vec()))),
@@ -72,7 +74,7 @@ impl Lse {
         let len = shape
             .iter()
             .try_fold(1_usize, |product, &extent| product.checked_mul(extent))
-            .ok_or(Error::LayoutTooLarge { argument: "lse" })?;
+            .ok_or(Invalid::LayoutTooLarge { argument: "lse" })?;
         Ok(Self::from_storage(backend.clone(), shape, storage(len)?))
     }
 

@@ -8,9 +8,9 @@ use warptile_kernels::Operand;
 use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::backend::Backend;
+use crate::error::Result;
 use crate::spec::{
-    Element, ElementType, Error, Layout, LengthElement, Numbers, Quantized, Request, Result,
-    TableLayout,
+    Element, ElementType, Invalid, Layout, LengthElement, Numbers, Quantized, Request, TableLayout,
 };
 use crate::tensor::{Bytes, Tensor};
 
@@ -81,10 +81,11 @@ impl<'a> Given<'a> {
         match self {
             Given::Tensor(part) => part.on_host(argument),
             Given::Numbers(Numbers::Host(bytes)) => Ok(bytes),
-            Given::Numbers(_) => Err(Error::Presence {
+            Given::Numbers(_) => Err(Invalid::Presence {
                 argument,
                 rule: "is on a GPU, but the tensors are in host memory",
-            }),
+            }
+            .into()),
         }
     }
 }

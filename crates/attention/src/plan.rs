@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 use warptile_kernels::{Features, Image};
 
-use crate::spec::{Considered, Problem};
+use crate::considered::Considered;
+use crate::spec::Problem;
 
 pub use choice::Choice;
 pub use device::DeviceProfile;

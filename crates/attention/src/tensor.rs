@@ -9,7 +9,8 @@ use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::backend::{Backend, Place};
-use crate::spec::{Error, Layout, Result};
+use crate::error::{Error, Result};
+use crate::spec::{Invalid, Layout};
 
 /// A tensor on a [`Backend`]: batch, length, heads and head size, as its [`Layout`] says.
 ///
@@ -81,7 +82,7 @@ impl<T: Pod> Tensor<T> {
     /// A tensor of `data`, stored as `layout` says. On the CPU the vector becomes the tensor without a copy.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`] or [`Error::BufferTooLarge`] if `data` does not have as many elements as the layout reaches
+    /// [`Invalid::BufferTooSmall`] or [`Invalid::BufferTooLarge`] if `data` does not have as many elements as the layout reaches
     /// over; or when the device is out of memory.
     pub fn from_vec(backend: &Backend, data: Vec<T>, layout: Layout) -> Result<Self> {
         if backend.is_gpu() {
@@ -96,7 +97,7 @@ impl<T: Pod> Tensor<T> {
     /// backend's context.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] if the buffer is not of the backend's context; [`Error::BufferTooSmall`].
+    /// [`Error::DeviceMismatch`] if the buffer is not of the backend's context; [`Invalid::BufferTooSmall`].
     pub fn from_device(backend: &Backend, buffer: DeviceBuffer<T>, layout: Layout) -> Result<Self> {
         let context = buffer.stream().context();
         if !backend
@@ -178,7 +179,7 @@ impl<T: Pod> Tensor<T> {
     /// The same memory under another layout, counted from the tensor's first element: a transposition, say.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`] if the layout reaches beyond the memory.
+    /// [`Invalid::BufferTooSmall`] if the layout reaches beyond the memory.
     pub fn view_as(&self, layout: Layout) -> Result<Self> {
         self.view_at(0, layout)
     }
@@ -246,7 +247,7 @@ impl<T: Pod> Tensor<T> {
     /// a GPU this waits for the copy.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`] or [`Error::BufferTooLarge`] if there are more or fewer elements than those of the tensor;
+    /// [`Invalid::BufferTooSmall`] or [`Invalid::BufferTooLarge`] if there are more or fewer elements than those of the tensor;
     /// [`Error::Shared`] if somebody else holds them. What the device reports.
     pub fn copy_from_slice(&mut self, data: &[T]) -> Result<()> {
         exactly("data", data.len(), &self.layout)?;
@@ -374,9 +375,12 @@ pub(crate) fn uninit<T: Pod>(
 
 /// Zeros for a result, or an error instead of an abort if there is no memory for them.
 pub(crate) fn zeros<T: Pod>(argument: &'static str, len: usize) -> Result<Vec<T>> {
-    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::Allocation {
-        argument,
-        bytes: len.saturating_mul(size_of::<T>()),
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| {
+        Invalid::Allocation {
+            argument,
+            bytes: len.saturating_mul(size_of::<T>()),
+        }
+        .into()
     })
 }
 
@@ -393,11 +397,12 @@ fn exactly(argument: &'static str, available: usize, layout: &Layout) -> Result<
     layout.check_buffer(argument, available)?;
     let needed = layout.reach();
     if available > needed {
-        return Err(Error::BufferTooLarge {
+        return Err(Invalid::BufferTooLarge {
             argument,
             needed,
             available,
-        });
+        }
+        .into());
     }
     Ok(())
 }

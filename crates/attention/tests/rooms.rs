@@ -13,11 +13,12 @@ const EXCEPTIONS: &[&str] = &[];
 /// The rooms, by the module that has them at the crate's root: a room may name those that are listed for it and itself. All other files
 /// may name everything.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("spec", &[]),
     ("recent", &[]),
-    ("cpu", &["spec"]),
-    ("plan", &["spec", "recent"]),
-    ("gpu", &["spec", "recent", "plan"]),
+    ("considered", &[]),
+    ("error", &["considered"]),
+    ("cpu", &["error"]),
+    ("plan", &["error", "considered", "recent"]),
+    ("gpu", &["error", "considered", "recent", "plan"]),
 ];
 
 /// A path: modules from the crate's root, and perhaps an item.

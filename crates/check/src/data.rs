@@ -422,8 +422,8 @@ impl Case {
         let needed = call.out().required_len().unwrap_or(usize::MAX);
         let available = buffer.len().saturating_sub(offset);
         if available < needed {
-            return Err(Failure::Invalid(Error::Call(
-                warptile::Error::BufferTooSmall {
+            return Err(Failure::Invalid(Error::from(
+                warptile::Invalid::BufferTooSmall {
                     argument: "out",
                     needed,
                     available,

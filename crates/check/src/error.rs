@@ -43,6 +43,12 @@ pub enum Error {
     },
 }
 
+impl From<warptile::Invalid> for Error {
+    fn from(error: warptile::Invalid) -> Self {
+        Error::Call(error.into())
+    }
+}
+
 impl From<warptile::driver::DriverError> for Error {
     fn from(error: warptile::driver::DriverError) -> Self {
         Error::Call(error.into())

@@ -83,6 +83,12 @@ impl From<warptile::Error> for Failure {
     }
 }
 
+impl From<warptile::Invalid> for Failure {
+    fn from(error: warptile::Invalid) -> Self {
+        Failure::Input(error.to_string())
+    }
+}
+
 impl From<warptile_check::Error> for Failure {
     fn from(error: warptile_check::Error) -> Self {
         match error {

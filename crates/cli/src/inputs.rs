@@ -6,8 +6,8 @@ use either::{Either, for_both, map_both};
 use half::{bf16, f16};
 use warptile::kernels::Operations;
 use warptile::{
-    Backend, Call, Element, Error, HostInputs, Layout, Numbers as Request, Operand, Plan, Slots,
-    Types,
+    Backend, Call, Element, Error, HostInputs, Invalid, Layout, Numbers as Request, Operand, Plan,
+    Slots, Types,
 };
 use warptile_check::Expectation;
 
@@ -184,18 +184,18 @@ impl<T: Element> Inputs<T> {
 }
 
 /// Row offsets, pages and the key mask go by the names that the file has for them.
-fn in_terms_of_the_file(mut error: Error) -> Error {
+fn in_terms_of_the_file(mut error: Invalid) -> Invalid {
     match &mut error {
-        Error::Lengths { argument, .. }
-        | Error::Mismatch { argument, .. }
-        | Error::Presence { argument, .. } => {
+        Invalid::Lengths { argument, .. }
+        | Invalid::Mismatch { argument, .. }
+        | Invalid::Presence { argument, .. } => {
             let known =
                 { Operand::of(Operations::FORWARD) }.find(|operand| operand.name() == *argument);
             if let Some(name) = known.and_then(Operand::file_name) {
                 *argument = name;
             }
         }
-        Error::Pages { argument, .. } if *argument == "k" => *argument = "k_pages",
+        Invalid::Pages { argument, .. } if *argument == "k" => *argument = "k_pages",
         _ => {}
     }
     error

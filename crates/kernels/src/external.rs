@@ -1,10 +1,10 @@
 //! Images that the program does not embed: debug images, and candidates of the maintainers' search.
 
-use crate::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
-use crate::capability::Role;
-use crate::element::ElementType;
+use warptile_spec::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
+use warptile_spec::record::{ImageRecord, RecordError};
+use warptile_spec::{ElementType, Role};
+
 use crate::image::{Family, Image, Resources, Target};
-use crate::record::{ImageRecord, RecordError};
 
 /// An image from outside, as whoever compiled it describes it. What its record says is not repeated here.
 #[derive(Debug, Clone)]

@@ -4,10 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
-use crate::capability::{Features, Role, Schedule};
-use crate::element::{ElementType, Types};
-use crate::excerpt::Excerpt;
-use crate::shape::TileShape;
+use warptile_spec::{ElementType, Excerpt, Features, Role, Schedule, TileShape, Types};
 
 /// A way of computing attention; each family is checked against the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -17,30 +17,20 @@
 //! | `sm_120` | `sm_120` | 12.x |
 //! | `ptx` | `compute_80`, `compute_89` | any other from 8.0 on: the driver compiles |
 
-pub mod abi;
-mod capability;
-mod element;
-pub mod elf;
-mod excerpt;
 mod external;
 #[rustfmt::skip]
 #[path = "generated/catalog.rs"]
 mod generated;
 mod image;
-mod operand;
-pub mod record;
-mod shape;
-mod table;
 pub mod tiling;
 
-pub use capability::{Features, Role, Schedule};
-pub use element::{ElementType, Types};
-pub use excerpt::Excerpt;
 pub use external::{External, ExternalError};
 pub use image::{Family, Image, Resources, Target, UnknownTarget, UnpackError};
-pub use operand::{Count, Elements, Kind, Operations, Slots, Values};
-pub use shape::TileShape;
-pub use table::Operand;
+
+pub use warptile_spec::{
+    Count, ElementType, Elements, Excerpt, Features, Kind, Operand, Operations, Role, Schedule,
+    Slots, TileShape, Types, Values, abi, elf, record,
+};
 
 use generated::{CATALOG, PACKS};
 

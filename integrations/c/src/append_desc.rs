@@ -282,7 +282,7 @@ fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
     };
     // An odd size has no table.
     if !size.is_multiple_of(2) {
-        return Err(attention::Error::RotarySize { size }.into());
+        return Err(attention::Invalid::RotarySize { size }.into());
     }
     let layout = Strided::new([1, positions, 1, pairs], [0, stride, 0, 1]);
     Ok(Some((of_table, layout)))

@@ -6,8 +6,8 @@ use std::ffi::{CString, c_char};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use attention::Error;
 use attention::driver::DriverError;
+use attention::{Error, Invalid};
 
 /// Done.
 pub const WARPTILE_OK: i32 = 0;
@@ -41,6 +41,12 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<Invalid> for Failure {
+    fn from(error: Invalid) -> Self {
+        Error::from(error).into()
+    }
+}
+
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
         Failure::Attention(error.into())
@@ -58,7 +64,7 @@ impl Failure {
             Failure::Argument(_) => WARPTILE_INVALID,
             Failure::Attention(error) => match error {
                 Error::NoKernel { .. } => WARPTILE_NO_KERNEL,
-                Error::Allocation { .. } => WARPTILE_OUT_OF_MEMORY,
+                Error::Invalid(Invalid::Allocation { .. }) => WARPTILE_OUT_OF_MEMORY,
                 Error::Driver(error) if error.is_out_of_memory() => WARPTILE_OUT_OF_MEMORY,
                 Error::Driver(
                     DriverError::Load(_)
@@ -172,7 +178,7 @@ mod tests {
 
     #[test]
     fn codes_tell_what_to_do() {
-        let out_of_memory = Error::Allocation {
+        let out_of_memory = Invalid::Allocation {
             argument: "out",
             bytes: 1,
         };
@@ -180,12 +186,12 @@ mod tests {
             problem: String::new(),
             considered: Vec::new(),
         };
-        let softcap = Error::InvalidSoftcap { value: -1.0 };
+        let softcap = Invalid::InvalidSoftcap { value: -1.0 };
         let no_device = Error::from(DriverError::NoDevice);
         for (error, code) in [
-            (out_of_memory, WARPTILE_OUT_OF_MEMORY),
+            (Error::from(out_of_memory), WARPTILE_OUT_OF_MEMORY),
             (no_kernel, WARPTILE_NO_KERNEL),
-            (softcap, WARPTILE_INVALID),
+            (softcap.into(), WARPTILE_INVALID),
             (no_device, WARPTILE_NO_DEVICE),
         ] {
             assert_eq!(Failure::from(error).code(), code);

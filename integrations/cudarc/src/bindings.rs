@@ -110,7 +110,7 @@ impl Locked<'_> {
         needed: impl Iterator<Item = (usize, &'static str, Option<u64>)>,
     ) -> Result<()> {
         for (at, argument, needed) in needed {
-            let presence = |rule| Err(warptile::Error::Presence { argument, rule }.into());
+            let presence = |rule| Err(warptile::Invalid::Presence { argument, rule }.into());
             match (needed, self.rooms[at]) {
                 (None, Some(_)) => {
                     return presence("is given, but the call was built without it");
@@ -119,7 +119,7 @@ impl Locked<'_> {
                 (Some(_), None) => return presence("is missing, but the call needs it"),
                 (Some(needed), Some(Room { bytes, elements })) if bytes < needed => {
                     let count = |bytes: u64| bytes as usize / elements.size().max(1);
-                    return Err(warptile::Error::BufferTooSmall {
+                    return Err(warptile::Invalid::BufferTooSmall {
                         argument,
                         needed: count(needed),
                         available: count(bytes),

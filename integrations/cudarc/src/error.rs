@@ -37,3 +37,9 @@ pub enum Error {
         found: usize,
     },
 }
+
+impl From<warptile::Invalid> for Error {
+    fn from(error: warptile::Invalid) -> Self {
+        Error::Warptile(error.into())
+    }
+}

@@ -93,9 +93,11 @@ impl Session {
         if let Some(lse) = lse {
             bindings = bindings.output(Operand::Lse, lse);
         }
-        self.launch_with(bindings, &Choice::Best, |aligned| match aligned {
-            true => builder.build(),
-            false => builder.unaligned_addresses().build(),
+        self.launch_with(bindings, &Choice::Best, |aligned| {
+            Ok(match aligned {
+                true => builder.build()?,
+                false => builder.unaligned_addresses().build()?,
+            })
         })
     }
 
@@ -167,7 +169,7 @@ impl Session {
         mut bindings: MergeBindings<'_, T>,
     ) -> Result<()> {
         if T::TYPE != merge.element() {
-            return Err(warptile::Error::ElementMismatch {
+            return Err(warptile::Invalid::ElementMismatch {
                 argument: "out",
                 expected: merge.element(),
                 found: T::TYPE,
@@ -176,7 +178,7 @@ impl Session {
         }
         let (found, needed) = (bindings.parts(), merge.part_count());
         if found != needed {
-            return Err(warptile::Error::Count {
+            return Err(warptile::Invalid::Count {
                 argument: "parts",
                 found,
                 needed,

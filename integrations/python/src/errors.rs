@@ -5,7 +5,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use warptile::driver::DriverError;
 use warptile::kernels::Operations;
-use warptile::{Error, Operand};
+use warptile::{Error, Invalid, Operand};
 
 /// What a call can fail with: an exception of this package's, or one that Python or another library raised.
 #[derive(Debug)]
@@ -27,6 +27,12 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Failure::Warptile(error)
+    }
+}
+
+impl From<Invalid> for Failure {
+    fn from(error: Invalid) -> Self {
+        Error::from(error).into()
     }
 }
 
@@ -70,9 +76,9 @@ fn exception<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
 fn class_of(error: &Error) -> &'static str {
     match error {
         Error::Driver(error) if error.is_out_of_memory() => "OutOfMemory",
-        Error::Allocation { .. } => "OutOfMemory",
+        Error::Invalid(Invalid::Allocation { .. }) => "OutOfMemory",
         Error::Driver(_) | Error::Image(_) => "DeviceError",
-        Error::ElementMismatch { .. } => "InvalidType",
+        Error::Invalid(Invalid::ElementMismatch { .. }) => "InvalidType",
         Error::NoKernel { .. } | Error::NoImages { .. } => "NoKernel",
         _ => "InvalidInput",
     }

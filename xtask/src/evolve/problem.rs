@@ -1,6 +1,6 @@
 //! As much of a problem's text as a search has to know.
 
-use crate::heads::Heads;
+use warptile_spec::Heads;
 
 /// The numbers of `b4 q4096 k4096 h32/8 d128 bf16 mask=causal`; the program reads the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::ReportError;
 use super::bench::BenchRow;
-use crate::heads::Heads;
+use warptile_spec::Heads;
 
 /// Columns and rows of one small plot in pixels, and of the strip above them with title and legend.
 const PANEL: (u32, u32) = (300, 220);

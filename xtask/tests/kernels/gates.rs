@@ -187,7 +187,7 @@ fn entry_missing() {
 
 #[test]
 fn parameter_block_of_another_size() {
-    let bytes = size_of::<xtask::abi::Forward>();
+    let bytes = size_of::<warptile_spec::abi::Forward>();
     let why = format!(
         "the record says the parameter block has {bytes} bytes, the entry takes parameters of [{bytes}, 4] bytes"
     );

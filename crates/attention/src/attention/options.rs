@@ -25,12 +25,10 @@ impl Attention {
     }
 
     /// The mask, the scale and the softcap at once. Options that have operands are those whose operands are given.
-    pub fn scoring(mut self, scoring: Scoring) -> Self {
-        self.scoring = Scoring {
-            alibi: None,
-            operands: Features::empty(),
-            ..scoring
-        };
+    pub fn scoring(mut self, mut scoring: Scoring) -> Self {
+        scoring.alibi = None;
+        scoring.operands = Features::empty();
+        self.scoring = scoring;
         self
     }
 

@@ -3,8 +3,9 @@
 use bytemuck::Pod;
 use warptile_kernels::abi::CHUNK_BYTES;
 
+use crate::error::Result;
 use crate::operands::Part;
-use crate::spec::{Heads, Layout, Result};
+use crate::spec::{Heads, Layout};
 use crate::tensor::Tensor;
 
 /// Page after page, and of each page its keys, then its values. A GPU translates addresses in units of 2 MB, and a kernel reads both

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cache::free_pages::FreePages;
-use crate::spec::{Error, Result};
+use crate::error::{Error, Result};
+use crate::spec::Invalid;
 
 /// A sequence of a [`KvCache`](crate::KvCache). No other sequence of any cache has the same id, not even after it was freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,7 +88,7 @@ impl Pool {
         let mut seen = HashSet::new();
         let mut needed = 0;
         for (index, &(id, more)) in rows.iter().enumerate() {
-            let broken = |rule: String| Error::Lengths {
+            let broken = |rule: String| Invalid::Lengths {
                 argument: "rows",
                 index,
                 rule,
@@ -96,16 +97,15 @@ impl Pool {
                 broken("is of a sequence that is not one of this cache, or was freed".to_owned())
             })?;
             if !seen.insert(id) {
-                return Err(broken(
-                    "is of a sequence that the step has already".to_owned(),
-                ));
+                return Err(broken("is of a sequence that the step has already".to_owned()).into());
             }
             let len = held.len.saturating_add(more);
             if len > self.longest {
                 return Err(broken(format!(
                     "is {more}, which makes the sequence {len} keys long; this cache was made for sequences of up to {}",
                     self.longest
-                )));
+                ))
+                .into());
             }
             needed += len.div_ceil(self.page_rows) - held.pages.len();
         }
@@ -127,10 +127,10 @@ impl Pool {
 }
 
 /// The error about a sequence that is not there.
-pub(super) const UNKNOWN: Error = Error::Presence {
+pub(super) const UNKNOWN: Error = Error::Invalid(Invalid::Presence {
     argument: "sequence",
     rule: "is not one of this cache, or was freed",
-};
+});
 
 #[cfg(test)]
 mod tests {

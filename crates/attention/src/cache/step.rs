@@ -7,7 +7,8 @@ use warptile_driver::{DeviceBuffer, DeviceSlice, Staging};
 
 use crate::backend::{Backend, Place};
 use crate::cache::pool::{Pool, SequenceId};
-use crate::spec::{Error, Layout, Result};
+use crate::error::Result;
+use crate::spec::{Invalid, Layout};
 
 /// The entry of a table where there is no page: what is written there goes nowhere.
 const NO_PAGE: i32 = -1;
@@ -208,7 +209,7 @@ impl Step {
         match () {
             () if dense => Ok(Form::Dense),
             () if batch == 1 && rows == all => Ok(Form::Packed),
-            () => Err(Error::Pages {
+            () => Err(Invalid::Pages {
                 argument,
                 rule: match each {
                     _ if self.batch == 0 => "has rows, but the cache is in no step".to_owned(),
@@ -220,7 +221,7 @@ impl Step {
                         "has batch {batch} and length {rows}; the sequences of the step have different numbers of new rows, which lie one after the other, with batch 1 and length {all}"
                     ),
                 },
-            }),
+            }.into()),
         }
     }
 

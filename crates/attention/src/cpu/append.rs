@@ -7,8 +7,9 @@ use warptile_kernels::Operand;
 
 use crate::cpu::SharedMut;
 use crate::cpu::threads::in_parallel;
+use crate::error::Result;
 use crate::spec::{
-    Append, E4m3, Element, ElementType, Error, HostInputs, HostOutputs, Result, host, scale_of,
+    Append, E4m3, Element, ElementType, HostInputs, HostOutputs, Invalid, host, scale_of,
 };
 
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
@@ -219,10 +220,11 @@ fn check_apart(append: &Append, values_at: usize) -> Result<()> {
     let keys = &append.expected()[Operand::KPages].bytes;
     let values = &append.expected()[Operand::VPages].bytes;
     match keys.may_meet(0, values, (values_at as u64).saturating_mul(size)) {
-        true => Err(Error::OutputOverlaps {
+        true => Err(Invalid::OutputOverlaps {
             argument: "k_pages",
             other: "v_pages".to_owned(),
-        }),
+        }
+        .into()),
         false => Ok(()),
     }
 }

@@ -2,15 +2,16 @@
 
 use crate::cpu::SharedMut;
 use crate::cpu::threads::in_parallel;
+use crate::error::Result;
 use crate::spec::{
-    Element, LseBase, Merge, PART_LSE, PART_OUT, Result, check_type, expect_parts, expect_presence,
+    Element, LseBase, Merge, PART_LSE, PART_OUT, check_type, expect_parts, expect_presence,
 };
 
 /// Merges results on the CPU; `parts` are the outputs and lse in the layouts of `merge`. See [`merge`](crate::merge()) for the rules.
 ///
 /// # Errors
-/// [`Error::Count`](crate::Error::Count), [`Error::ElementMismatch`](crate::Error::ElementMismatch),
-/// [`Error::BufferTooSmall`](crate::Error::BufferTooSmall) or [`Error::Presence`](crate::Error::Presence) if the slices are not those of the
+/// [`Invalid::Count`](crate::Invalid::Count), [`Invalid::ElementMismatch`](crate::Invalid::ElementMismatch),
+/// [`Invalid::BufferTooSmall`](crate::Invalid::BufferTooSmall) or [`Invalid::Presence`](crate::Invalid::Presence) if the slices are not those of the
 /// description.
 pub fn merge_cpu<T: Element>(
     merge: &Merge,
@@ -19,8 +20,8 @@ pub fn merge_cpu<T: Element>(
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
     check_type("out", Some(merge.element()), Some(T::TYPE))?;
-    expect_parts(parts.len(), merge.parts.len())?;
-    for (index, (part, (out, lse))) in merge.parts.iter().zip(parts).enumerate() {
+    expect_parts(parts.len(), merge.parts().len())?;
+    for (index, (part, (out, lse))) in merge.parts().iter().zip(parts).enumerate() {
         part.out.check_buffer(PART_OUT[index], out.len())?;
         part.lse.check_buffer(PART_LSE[index], lse.len())?;
     }
@@ -45,7 +46,7 @@ pub fn merge_cpu<T: Element>(
         let mut sums = vec![0.0; head_dim];
         for head in 0..heads {
             let results = merge
-                .parts
+                .parts()
                 .iter()
                 .zip(parts)
                 .filter_map(|(part, (out, lse))| {

@@ -5,9 +5,10 @@ use std::ptr::NonNull;
 use warptile_kernels::{ElementType, Operand, Slots};
 
 use crate::cpu::{append_cpu, forward_cpu, merge_cpu};
+use crate::error::Result;
 use crate::spec::slots;
 use crate::spec::{
-    Access, Append, Call, Element, Error, Expected, HostInputs, HostOutputs, Layout, Merge, Result,
+    Access, Append, Call, Element, Expected, HostInputs, HostOutputs, Invalid, Layout, Merge,
 };
 
 /// Bytes of host memory, aligned for their elements and within the address space. Nothing says that they are there: only unsafe functions
@@ -29,7 +30,7 @@ impl HostMemory {
     /// `len` bytes of an argument. If there are none, the address may be any.
     ///
     /// # Errors
-    /// [`Error::Misaligned`], or [`Error::LayoutTooLarge`] for more than memory can have. Null is as misaligned as an odd address.
+    /// [`Invalid::Misaligned`], or [`Invalid::LayoutTooLarge`] for more than memory can have. Null is as misaligned as an odd address.
     pub fn new(
         argument: &'static str,
         start: *mut u8,
@@ -46,7 +47,7 @@ impl HostMemory {
         }
         let end = start.addr().checked_add(len);
         if end.is_none() || isize::try_from(len).is_err() {
-            return Err(Error::LayoutTooLarge { argument });
+            return Err(Invalid::LayoutTooLarge { argument }.into());
         }
         match !start.is_null() && start.addr().is_multiple_of(alignment) {
             true => Ok(HostMemory {
@@ -54,11 +55,12 @@ impl HostMemory {
                 start,
                 len,
             }),
-            false => Err(Error::Misaligned {
+            false => Err(Invalid::Misaligned {
                 argument,
                 address: start.addr() as u64,
                 alignment: alignment as u64,
-            }),
+            }
+            .into()),
         }
     }
 
@@ -135,7 +137,7 @@ pub unsafe fn forward(call: &Call, memory: &Memory) -> Result<()> {
 /// Checks that the outputs of a call share no memory with anything, gaps between rows included.
 ///
 /// # Errors
-/// [`Error::SharesMemory`].
+/// [`Invalid::SharesMemory`].
 pub fn check(call: &Call, memory: &Memory) -> Result<()> {
     check_apart(memory, &slots::expected(call, false))
 }
@@ -156,11 +158,12 @@ pub unsafe fn append(append: &Append, memory: &Memory) -> Result<()> {
         let distance = { values.start.addr().checked_sub(keys.start.addr()) }
             .filter(|distance| distance.is_multiple_of(size));
         let Some(distance) = distance else {
-            return Err(Error::SharesMemory {
+            return Err(Invalid::SharesMemory {
                 argument: values.argument,
                 other: keys.argument,
                 rule: ", but does not come after it in one tensor",
-            });
+            }
+            .into());
         };
         values_at = Some(distance / size);
         // Both end within the address space, and the sum is below twice the larger one, as they meet.
@@ -268,11 +271,12 @@ fn expect_apart<'a>(
 ) -> Result<()> {
     match others.find(|other| output.meets(other)) {
         None => Ok(()),
-        Some(other) => Err(Error::SharesMemory {
+        Some(other) => Err(Invalid::SharesMemory {
             argument: output.argument,
             other: other.argument,
             rule: "; an output needs memory of its own, on the CPU with the gaps between its rows",
-        }),
+        }
+        .into()),
     }
 }
 

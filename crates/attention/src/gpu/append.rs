@@ -6,12 +6,13 @@ use bytemuck::Pod;
 use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
+use crate::error::Result;
 use crate::gpu::block::{heads, scales, tensor};
 use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
-use crate::spec::{Angles, Append, Expected, Pairing, Result, Rotary, check_type};
+use crate::spec::{Angles, Append, Expected, Pairing, Rotary, check_type};
 
 /// A number that says where a row stands: `i32`, `u32` or `i64`.
 pub trait PositionElement: Pod + sealed::Sealed {
@@ -72,7 +73,8 @@ impl Operation for Append {
     fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
         let (kernels, found) = (prepared.types, self.types());
         check_type("k", Some(kernels.q), Some(found.q))?;
-        check_type("k_pages", Some(kernels.k), Some(found.k))
+        check_type("k_pages", Some(kernels.k), Some(found.k))?;
+        Ok(())
     }
 
     fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {

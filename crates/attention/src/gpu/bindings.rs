@@ -7,45 +7,11 @@ use bytemuck::Pod;
 use warptile_driver::{CaptureId, Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::{Operand, Slots};
 
+use crate::error::{Error, Result};
 use crate::spec::{
-    Access, Append, Call, Element, Error, Expected, MemoryType, Result, expect_parts, memory, slots,
+    Access, Element, Expected, Invalid, MemoryType, ViewTypes, check_view_types, expect_parts,
+    memory,
 };
-
-/// The types of views, each with the access that the view gives: [`Access::Write`] of an exclusive one.
-pub type ViewTypes = Slots<Option<(MemoryType, Access)>>;
-
-impl Call {
-    /// Checks the types of views for a raw launch, and that what is written is exclusively the launch's. Nothing else can: it has only
-    /// addresses.
-    ///
-    /// # Errors
-    /// [`Error::ElementMismatch`](crate::Error::ElementMismatch); [`Error::Presence`](crate::Error::Presence) where one of both types is
-    /// that of whole numbers, or the operation writes what is shared, or only reads what is exclusive.
-    pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
-        check_types(types, &slots::expected(self, false))
-    }
-}
-
-impl Append {
-    /// Checks the types of views for a raw launch, as [`Call::check_types`] does.
-    ///
-    /// # Errors
-    /// As [`Call::check_types`].
-    pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
-        check_types(types, self.expected())
-    }
-}
-
-fn check_types(types: &ViewTypes, expected: &Slots<Expected>) -> Result<()> {
-    for (operand, (found, access)) in types.given() {
-        let expected = &expected[operand];
-        if expected.wanted {
-            expected.access.check(operand.name(), *access)?;
-            found.check(operand.name(), expected.element, expected.size)?;
-        }
-    }
-    Ok(())
-}
 
 /// The device addresses of one launch: those of operands, 0 for each that the description does not have, and those of a merge's parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +57,8 @@ impl<'a> Places<'a> {
     pub(super) fn check(self, at: &Addresses<'_>) -> Result<()> {
         expect_parts(at.parts.len(), self.parts.len())?;
         let addresses = at.operands.as_slice().iter().chain(at.parts.as_flattened());
-        memory::check(self.iter().zip(addresses.copied()))
+        memory::check(self.iter().zip(addresses.copied()))?;
+        Ok(())
     }
 }
 
@@ -213,7 +180,7 @@ impl<'a> Bindings<'a> {
 
     /// Checks everything that can be known before a launch, and gives the addresses.
     pub(super) fn check(&self, context: &Context, expected: Places<'_>) -> Result<Addresses<'_>> {
-        check_types(&self.types, expected.operands)?;
+        check_view_types(&self.types, expected.operands)?;
         expect_parts(self.parts.len(), expected.parts.len())?;
         for (found, [out, _]) in self.part_types.iter().zip(expected.parts) {
             found.check(out.name, out.element, out.size)?;
@@ -274,26 +241,29 @@ fn check_views<'v, 'a: 'v>(
         }
         let (needed, available) = (slot.bytes.reach(), view.len() as u64);
         if slot.wanted && available < needed {
-            return Err(Error::BufferTooSmall {
+            return Err(Invalid::BufferTooSmall {
                 argument: slot.name,
                 needed: (needed / slot.size) as usize,
                 available: (available / slot.size) as usize,
-            });
+            }
+            .into());
         }
     }
     // A buffer without elements has no address; that it is there counts.
     for (slot, view) in places {
         if slot.wanted && view.is_none() && !slot.on_host {
-            return Err(Error::Presence {
+            return Err(Invalid::Presence {
                 argument: slot.name,
                 rule: "is missing, but the call needs it",
-            });
+            }
+            .into());
         }
         if slot.on_host && view.is_some() {
-            return Err(Error::Presence {
+            return Err(Invalid::Presence {
                 argument: slot.name,
                 rule: "is given on the device, but the call has it on the host",
-            });
+            }
+            .into());
         }
     }
     Ok(())

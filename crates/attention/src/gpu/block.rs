@@ -4,8 +4,9 @@ use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
 use warptile_kernels::{Operand, Schedule, Slots};
 
+use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
-use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout, Result};
+use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout};
 
 /// The block of kernels that read through addresses.
 ///

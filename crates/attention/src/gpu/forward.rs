@@ -5,11 +5,12 @@ use std::borrow::Cow;
 use warptile_kernels::abi::{self, Declared};
 use warptile_kernels::{Operand, Slots};
 
+use crate::error::{Error, Result};
 use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{block, log};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
-use crate::spec::{Call, Error, Expected, Problem, Result, slots};
+use crate::spec::{Call, Expected, Problem, slots};
 
 impl Operation for Call {
     type Problem = Problem;

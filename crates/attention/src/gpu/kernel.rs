@@ -4,9 +4,9 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
 use warptile_kernels::{Image, Role, Schedule, Target, abi};
 
+use crate::error::{Error, Result};
 use crate::gpu::sync;
 use crate::plan::{DeviceProfile, LaunchShape, Step, alone_bytes, splits_tiles};
-use crate::spec::{Error, Result};
 
 /// A kernel in a context. The record of its image has the hash of the block that it takes.
 #[derive(Debug)]

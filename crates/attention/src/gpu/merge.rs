@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
+use crate::error::Result;
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
-use crate::spec::{Expected, LseBase, Merge, Result, check_type};
+use crate::spec::{Expected, LseBase, Merge, check_type};
 
 impl Gpu {
     /// The kernel that merges results of this element type: loaded the first time, and found again after that.
@@ -36,7 +37,8 @@ impl Operation for Merge {
     }
 
     fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
-        check_type("out", Some(prepared.types.q), Some(self.element()))
+        check_type("out", Some(prepared.types.q), Some(self.element()))?;
+        Ok(())
     }
 
     fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {

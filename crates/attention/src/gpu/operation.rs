@@ -5,10 +5,11 @@ use std::fmt;
 
 use warptile_kernels::{Operand, Slots};
 
+use crate::error::Result;
 use crate::gpu::bindings::Addresses;
 use crate::gpu::kernel::{Block, Loaded};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
-use crate::spec::{Expected, Result};
+use crate::spec::Expected;
 
 /// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::Call), [`Merge`](crate::Merge) or
 /// [`Append`](crate::Append).

@@ -8,6 +8,7 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
 use warptile_kernels::{Operand, Slots, abi};
 
+use crate::error::{Error, Result};
 use crate::gpu::bindings::{Addresses, Bindings, Places, check_stream};
 use crate::gpu::kernel::{Block, Loaded, config};
 use crate::gpu::operation::{Operation, StepLaunch};
@@ -15,7 +16,7 @@ use crate::gpu::sync;
 use crate::gpu::workspace::workspace_of;
 use crate::plan::{LaunchShape, Plan, Scratch, Step, tile_order};
 use crate::recent::{Recent, lock};
-use crate::spec::{Call, Error, Expected, Result};
+use crate::spec::{Call, Expected, Invalid};
 
 /// A planned problem of an operation, with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number
 /// of streams of its context, and in captures. A cheap handle.
@@ -112,7 +113,7 @@ impl<O: Operation> Prepared<O> {
     /// needs alive and nothing is ordered here: the graph orders the streams at each of its launches.
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::OtherProblem`] or [`Error::ElementMismatch`]; another number of parts; a view that is missing,
+    /// Before anything is submitted: [`Error::OtherProblem`] or [`Invalid::ElementMismatch`]; another number of parts; a view that is missing,
     /// superfluous, too short, unaligned, of another type, device or context; an output that shares memory with anything. After that,
     /// what the driver reports; whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
     /// by the next wait for the stream.
@@ -218,7 +219,7 @@ impl<O: Operation> Prepared<O> {
     /// [`CallBuilder::device_key_lengths`]: crate::CallBuilder::device_key_lengths
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::OtherProblem`] or [`Error::ElementMismatch`]; another number of parts; an address that is
+    /// Before anything is submitted: [`Error::OtherProblem`] or [`Invalid::ElementMismatch`]; another number of parts; an address that is
     /// missing, superfluous or unaligned, an output that overlaps anything; numbers on the host; no workspace where the plan needs one.
     /// Then what the driver reports.
     ///
@@ -291,10 +292,11 @@ impl<O: Operation> Prepared<O> {
             parts: call.expected_parts(),
         };
         if let Some(slot) = expected.iter().find(|slot| slot.on_host) {
-            return Err(Error::Presence {
+            return Err(Invalid::Presence {
                 argument: slot.name,
                 rule: "is on the host, but a raw launch takes numbers from the device",
-            });
+            }
+            .into());
         }
         expected.check(addresses)
     }

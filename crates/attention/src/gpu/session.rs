@@ -5,11 +5,11 @@ use std::marker::PhantomData;
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer};
 
+use crate::error::{Error, Result};
 use crate::gpu::bindings::{Addresses, place};
 use crate::gpu::operation::Operation;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
-use crate::spec::{Error, Result};
 
 /// A raw stream of one thread, with the workspace of the launches that it runs one after the other.
 ///

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use warptile_driver::{CaptureId, Stream};
 
-use crate::spec::Result;
+use crate::error::Result;
 
 /// Whether the environment asks for it. Read once.
 pub(super) fn wanted() -> bool {

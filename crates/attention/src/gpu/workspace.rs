@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use warptile_driver::{CaptureId, DevicePointer, Scratch, Stream};
 
+use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch as Needed};
-use crate::spec::Result;
 
 /// The scratch memory of one stream, or of one capture on one stream: zeroed once, and its counters left at zero by every launch.
 ///
@@ -23,7 +23,7 @@ impl<const SHARED_KEYS: bool> Workspace<SHARED_KEYS> {
     /// One of at least so many bytes.
     fn of(stream: &Stream, capture: Option<CaptureId>, bytes: usize) -> Result<DevicePointer> {
         // The stream or the capture keeps it.
-        let make = || Ok::<_, crate::spec::Error>(Self::default());
+        let make = || Ok::<_, crate::error::Error>(Self::default());
         let workspace = match capture {
             Some(capture) => stream.attached_in(capture, make),
             None => stream.attached(make),

@@ -8,11 +8,12 @@ use warptile_kernels::{Operand, Types};
 
 use crate::backend::{Backend, Place, same_device};
 use crate::cpu::append_cpu;
+use crate::error::Result;
 use crate::gpu::{Bindings, Gpu, PositionElement, in_one};
 use crate::operands::{Given, ScaledBy, Scales};
 use crate::spec::{
-    Append, AppendBuilder, Element, ElementType, Error, HostInputs, HostOutputs, Layout,
-    LengthElement, Numbers, Pairing, Quantized, Result, Rotary, check_list,
+    Append, AppendBuilder, Element, ElementType, HostInputs, HostOutputs, Invalid, Layout,
+    LengthElement, Numbers, Pairing, Quantized, Rotary, check_list,
 };
 use crate::tensor::{Bytes, Tensor};
 
@@ -383,11 +384,11 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     ///
     /// # Errors
     /// Before anything is written: a tensor that does not fit, tensors on different devices, numbers on the host that break a rule;
-    /// [`Error::Shared`] if somebody else holds the cache or the queries. If the launch fails.
+    /// [`Error::Shared`](crate::Error::Shared) if somebody else holds the cache or the queries. If the launch fails.
     pub fn run(self) -> Result<()> {
         let counts = self
             .scales()
-            .map(|(_, given)| given.request().len().unwrap_or(0));
+            .map(|(_, given)| given.request().count().unwrap_or(0));
         let counts: Vec<usize> = counts.collect();
         let builder = match counts[..] {
             [k, v] => self.builder.clone().scale_counts([k, v]),
@@ -510,11 +511,12 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
 fn of_tables<U: Element>(cos: &Tensor<U>, sin: &Tensor<U>, pairing: Pairing) -> Result<Rotary> {
     if sin.layout() != cos.layout() {
-        return Err(Error::StridesDiffer {
+        return Err(Invalid::StridesDiffer {
             argument: "sin",
             expected: cos.layout().strides,
             found: sin.layout().strides,
-        });
+        }
+        .into());
     }
-    Rotary::with_tables(U::TYPE, *cos.layout(), pairing)
+    Ok(Rotary::with_tables(U::TYPE, *cos.layout(), pairing)?)
 }

@@ -4,10 +4,11 @@ use warptile_kernels::Operand;
 
 use crate::backend::{Place, same_device};
 use crate::cpu::merge_cpu;
+use crate::error::Result;
 use crate::gpu::Bindings;
 use crate::lse::Lse;
 use crate::spec::{
-    DIMENSIONS, Element, Layout, LseBase, Merge, PART_LSE, PART_OUT, Result, expect_same, no_parts,
+    DIMENSIONS, Element, Layout, LseBase, Merge, PART_LSE, PART_OUT, expect_same, no_parts,
 };
 use crate::tensor::Tensor;
 
@@ -45,11 +46,11 @@ use crate::tensor::Tensor;
 /// ```
 ///
 /// # Errors
-/// [`Error::Count`](crate::Error::Count) without parts, [`Error::TooLong`](crate::Error::TooLong) with more than 32: merge the results of merges then. When the parts differ in shape, a
+/// [`Invalid::Count`](crate::Invalid::Count) without parts, [`Invalid::TooLong`](crate::Invalid::TooLong) with more than 32: merge the results of merges then. When the parts differ in shape, a
 /// lse is not that of its output, or the tensors are on different devices. If the device is out of memory or the launch fails.
 pub fn merge<T: Element>(parts: &[(&Tensor<T>, &Lse)], base: LseBase) -> Result<(Tensor<T>, Lse)> {
     let Some((first, _)) = parts.first() else {
-        return Err(no_parts(0));
+        return Err(no_parts(0).into());
     };
     let layout = first.layout().dense_like();
     layout.validate("out")?;
@@ -117,5 +118,6 @@ pub fn merge_into<T: Element>(
 fn check_lse(argument: &'static str, lse: &Lse, merge: &Merge) -> Result<()> {
     let [batch, heads, rows] = lse.shape();
     let expected = (PART_OUT[0], merge.lse_shape());
-    expect_same(argument, [batch, rows, heads, 1], expected, DIMENSIONS)
+    expect_same(argument, [batch, rows, heads, 1], expected, DIMENSIONS)?;
+    Ok(())
 }

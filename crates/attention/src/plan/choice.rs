@@ -6,7 +6,8 @@ use std::str::FromStr;
 use warptile_kernels::Family;
 use warptile_kernels::tiling::{FamilyType, ShippedIn, kernel_name};
 
-use crate::spec::{Error, Result};
+use crate::error::{Error, Result};
+use crate::spec::Invalid;
 
 /// Which kernel is to run: the same list in the API and on every command line.
 ///
@@ -71,10 +72,11 @@ impl FromStr for Choice {
     /// A name that the catalog does not have becomes a kernel, which planning then rejects with the names most like it.
     fn from_str(text: &str) -> Result<Self> {
         if text.is_empty() {
-            return Err(Error::Presence {
+            return Err(Invalid::Presence {
                 argument: "kernel",
                 rule: "is empty; it must be a name, or `best`",
-            });
+            }
+            .into());
         }
         let families = [
             Family::Scalar,

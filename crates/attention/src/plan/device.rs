@@ -2,7 +2,7 @@
 
 use warptile_driver::{Device, DeviceAttribute as Attribute};
 
-use crate::spec::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The limits of a GPU that decide which kernel runs and how fast.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -73,8 +73,9 @@ pub(super) fn groups_fit_boxes(group_size: usize, image: &Image) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::considered::Reason;
     use crate::plan::{Choice, DeviceProfile, Planner, Rates, Step};
-    use crate::spec::{Call, ElementType, Layout, Reason, Scoring};
+    use crate::spec::{Call, ElementType, Layout, Scoring};
 
     /// A plain image, as if it were one of another schedule: what is planned follows from that alone.
     fn image(kernel: &str, schedule: Schedule) -> &'static Image {
@@ -178,7 +179,7 @@ mod tests {
         let images = [image(KERNEL, schedule)];
         let planner = Planner::new(&h200).images(images.into_iter());
         let error = planner.plan(call.problem(), &Choice::Best).err()?;
-        let crate::spec::Error::NoKernel { mut considered, .. } = error else {
+        let crate::error::Error::NoKernel { mut considered, .. } = error else {
             panic!("{error}")
         };
         considered.pop().map(|one| one.reason)

@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use warptile_kernels::abi::MIN_BOX_ROWS;
 use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
+use crate::considered::{Considered, Reason};
+use crate::error::{Error, Result};
 use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
 use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
@@ -14,7 +16,7 @@ use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::{clusters_at_once, tiles_of};
 use crate::plan::{Basis, Choice, DeviceProfile, Plan, Rates, Standing, Step};
-use crate::spec::{Considered, Error, Problem, Reason, Result, Splits};
+use crate::spec::{Problem, Splits};
 
 /// Images for forward, by kernel name.
 type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;

@@ -521,8 +521,9 @@ mod tests {
 
     #[test]
     fn a_choice_holds_for_its_problem_on_its_gpu() {
+        use crate::considered::Reason;
         use crate::plan::{Choice, Planner};
-        use crate::spec::{Reason, Splits};
+        use crate::spec::Splits;
         let h200 = DeviceProfile::h200();
         let (kernel, other) = ("wmma_d128_64x64_w4_s1", "wgmma_d128_128x128_w12_s2");
         let settings = Settings {

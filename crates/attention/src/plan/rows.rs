@@ -5,9 +5,9 @@ use std::fmt;
 
 use warptile_kernels::{Role, Types, images_for};
 
+use crate::error::{Error, Result};
 use crate::plan::planner::{check_images, preference};
 use crate::plan::{DeviceProfile, LaunchShape, MAX_TILES, Plan, Step};
-use crate::spec::{Error, Result};
 
 /// The problem of an operation that works row by row: there is one kernel for each role and its element types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,6 +3,7 @@
 use warptile_kernels::abi::{CTA_PARTS, MAX_QUOTIENT, PART_SUMS, SPLIT_PART_SUMS};
 use warptile_kernels::{Image, Role, Schedule};
 
+use crate::error::{Error, Result};
 use crate::plan::DeviceProfile;
 use crate::plan::heads_at_once::{heads_at_once, interleaved};
 use crate::plan::occupancy::{MAX_TILES, alone_bytes, occupancy};
@@ -10,7 +11,7 @@ use crate::plan::pairs::Numbered;
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::{Sides, if_countable};
 use crate::plan::split_tiles::{PARTS_A_CTA, SEMAPHORES, TileKeys, splits_of, splits_tiles};
-use crate::spec::{Call, Error, Problem, Result, Splits};
+use crate::spec::{Call, Problem, Splits};
 
 /// One kernel of a plan.
 #[derive(Debug, Clone)]

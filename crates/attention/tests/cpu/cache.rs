@@ -2,7 +2,7 @@
 
 use quickcheck::{QuickCheck, TestResult};
 use warptile::{
-    Attention, Backend, Error, KvCache, Layout, Mask, Pairing, Rotary, SequenceId, Tensor,
+    Attention, Backend, Error, Invalid, KvCache, Layout, Mask, Pairing, Rotary, SequenceId, Tensor,
 };
 
 use crate::draw::Random;
@@ -186,7 +186,11 @@ impl Pair {
         let too_long = (0..count).position(|place| after(place) > self.shape.longest);
         let stepped = self.cache.step_padded(&rows, batch);
         match (stepped, too_long) {
-            (Err(Error::Lengths { index, .. }), Some(place)) if index == place => return Ok(()),
+            (Err(Error::Invalid(Invalid::Lengths { index, .. })), Some(place))
+                if index == place =>
+            {
+                return Ok(());
+            }
             (Err(Error::OutOfPages { needed: n, free }), None)
                 if (n, free) == (needed, self.free_pages()) && n > free =>
             {

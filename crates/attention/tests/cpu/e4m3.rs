@@ -3,8 +3,8 @@
 use half::f16;
 use quickcheck::quickcheck;
 use warptile::{
-    Attention, Backend, CacheTensors, CacheWrite, E4m3, ElementType, Error, Keys, KvCache, Layout,
-    Mask, Scales, Tensor,
+    Attention, Backend, CacheTensors, CacheWrite, E4m3, ElementType, Error, Invalid, Keys, KvCache,
+    Layout, Mask, Scales, Tensor,
 };
 
 use crate::common::{Any, verify};
@@ -171,7 +171,7 @@ fn scales_that_do_not_fit_are_errors_that_say_so() {
     );
     assert!(matches!(
         error(Scales::new(&[], &[1.0])),
-        Error::ScaleCount { found: 0, .. }
+        Error::Invalid(Invalid::ScaleCount { found: 0, .. })
     ));
 
     let mut pages = backend

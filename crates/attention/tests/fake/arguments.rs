@@ -5,7 +5,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use warptile::gpu::Bindings;
 use warptile::kernels::{Elements, Kind, Operations};
-use warptile::{Call, Choice, ElementType, Error, Features, Layout, Operand, Scoring, Types};
+use warptile::{
+    Call, Choice, ElementType, Error, Features, Invalid, Layout, Operand, Scoring, Types,
+};
 use warptile_driver::{Context, DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -173,7 +175,10 @@ fn elements_of_another_type_are_refused() {
     );
     let error = prepared.launch(&stream, &call, &bindings).unwrap_err();
     assert!(
-        matches!(error, Error::ElementMismatch { argument: "q", .. }),
+        matches!(
+            error,
+            Error::Invalid(Invalid::ElementMismatch { argument: "q", .. })
+        ),
         "{error}"
     );
 }
@@ -291,11 +296,11 @@ fn addresses_that_are_not_aligned_are_refused() {
     assert!(
         matches!(
             error,
-            Error::Misaligned {
+            Error::Invalid(Invalid::Misaligned {
                 argument: "q",
                 alignment: 16,
                 ..
-            }
+            })
         ),
         "{error}"
     );

@@ -3,7 +3,9 @@
 use half::f16;
 use warptile::gpu::{Addresses, Bindings};
 use warptile::kernels::abi;
-use warptile::{Backend, ElementType, Error, Layout, Lse, LseBase, Merge, Operand, Tensor, merge};
+use warptile::{
+    Backend, ElementType, Error, Invalid, Layout, Lse, LseBase, Merge, Operand, Tensor, merge,
+};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -117,7 +119,10 @@ fn wrong_memory_is_refused_before_anything_is_launched() {
         let error = prepared
             .launch(&stream, &of_f32, &bindings(&mut to, &part, 1))
             .unwrap_err();
-        assert!(matches!(error, Error::ElementMismatch { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Invalid(Invalid::ElementMismatch { .. })),
+            "{error}"
+        );
         assert!(fake.launches().is_empty());
         prepared
             .launch(&stream, &description(32), &bindings(&mut to, &part, 32))

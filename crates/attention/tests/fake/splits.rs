@@ -1,7 +1,9 @@
 //! Keys cut at fixed places: what reaches a kernel, and the workspace that grows for it.
 
 use warptile::gpu::{Gpu, Prepared, Session};
-use warptile::{Attention, Call, Choice, ElementType, Error, Keys, Layout, Operand, Splits};
+use warptile::{
+    Attention, Call, Choice, ElementType, Error, Invalid, Keys, Layout, Operand, Splits,
+};
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -188,7 +190,7 @@ fn a_wrong_number_of_keys_is_refused() {
         let attention = Attention::new().splits(Splits::EveryKeys(keys));
         let error = attention.forward(&q, Keys::new(&q, &q)).unwrap_err();
         assert!(
-            matches!(error, Error::Splits { keys: found } if found == keys),
+            matches!(error, Error::Invalid(Invalid::Splits { keys: found }) if found == keys),
             "{error}"
         );
         assert!(

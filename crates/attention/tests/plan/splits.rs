@@ -186,3 +186,22 @@ fn even_splits_need_no_more_than_every_stream_has() {
     }
     assert!(plans > 0);
 }
+
+/// No image takes more keys at once than lie between two cuts.
+#[test]
+fn every_image_that_shares_keys_can_cut_there() {
+    use warptile_kernels::{Schedule, catalog};
+    let mut images = 0;
+    for image in catalog() {
+        if image.schedule == Schedule::SharedKeys {
+            assert!(image.tiling.block_n.is_power_of_two(), "{}", image.name);
+            assert!(
+                image.tiling.block_n <= warptile::Splits::MIN_KEYS,
+                "{}",
+                image.name
+            );
+            images += 1;
+        }
+    }
+    assert!(images > 0);
+}

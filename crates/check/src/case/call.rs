@@ -165,7 +165,7 @@ impl Case {
             let lengths = self.lengths.each().into_iter().zip(self.used_lengths());
             let too_long = lengths.map(|(all, used)| (all.1, used.1)).enumerate();
             if let Some((index, (all, used))) = { too_long }.find(|(_, (all, used))| used > all) {
-                return Err(Error::Call(warptile::Error::Lengths {
+                return Err(Error::from(warptile::Invalid::Lengths {
                     argument: "key_lengths",
                     index,
                     rule: format!("is {used}, but sequence {index} has {all} rows"),

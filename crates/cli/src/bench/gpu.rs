@@ -148,7 +148,7 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
     if case.unaligned {
         builder = builder.unaligned_addresses();
     }
-    builder.build()
+    Ok(builder.build()?)
 }
 
 /// Sets of inputs and outputs that launches rotate through: `bytes` is what one has in memory, `memory` what all may have.

@@ -212,7 +212,8 @@ impl Caller {
     }
 
     /// An error of warptile's, by the names that candle's functions give their arguments.
-    pub(crate) fn failed(&self, mut error: warptile::Error) -> Error {
+    pub(crate) fn failed(&self, error: impl Into<warptile::Error>) -> Error {
+        let mut error = error.into();
         error.rename(argument);
         self.broken(error)
     }

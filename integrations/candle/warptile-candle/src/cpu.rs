@@ -24,10 +24,9 @@ pub(crate) fn forward(
     want_lse: bool,
 ) -> Result<(CpuStorage, Option<CpuStorage>)> {
     let caller = attention.caller;
-    let failed = |error| caller.failed(error);
     let numbers = { lists.given() }.map(|(operand, list)| (operand, Numbers::Host(&list[..])));
     let call = attention.call(described, numbers, want_lse);
-    let call = call.build().map_err(failed)?;
+    let call = call.build().map_err(|error| caller.failed(error))?;
     for (index, found) in [call.query_len(), call.key_len()].into_iter().enumerate() {
         let (side, limit) = (["q", "k"][index], attention.longest[index]);
         if let Some(limit) = limit.filter(|&limit| found > limit) {
@@ -48,7 +47,7 @@ pub(crate) fn forward(
     if let Some(lse) = &mut lse {
         outputs = outputs.lse(lse);
     }
-    forward_cpu(&call, &inputs, outputs).map_err(failed)?;
+    forward_cpu(&call, &inputs, outputs).map_err(|error| caller.failed(error))?;
     Ok((out, lse.map(CpuStorage::F32)))
 }
 

@@ -74,10 +74,10 @@ pub(crate) fn forward(
         if let Some(longest) = keys {
             builder = builder.longest_keys(longest);
         }
-        match aligned {
-            true => builder.build(),
-            false => builder.unaligned_addresses().build(),
-        }
+        Ok(match aligned {
+            true => builder.build()?,
+            false => builder.unaligned_addresses().build()?,
+        })
     });
     launched.map_err(|error| failed(caller, error))?;
     Ok((out, lse))

@@ -8,8 +8,8 @@ use warptile_kernels::Family;
 use super::{
     Chosen, FeatureCost, PRICED_FEATURES, PRICED_VARIANTS, Rate, Rates, Speed, TABLES, VariantSpeed,
 };
+use crate::error::{Error, Result};
 use crate::plan::Settings;
-use crate::spec::{Error, Result};
 
 impl fmt::Display for Rates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

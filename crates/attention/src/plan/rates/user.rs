@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use warptile_kernels::Excerpt;
 
 use super::Rates;
+use crate::error::{Error, Result};
 use crate::plan::DeviceProfile;
-use crate::spec::{Error, Result};
 
 impl Rates {
     /// Where `warptile tune` keeps the rates of a GPU: `warptile/rates/` in the user's folder for configuration, a file for each name of a

@@ -1,0 +1,634 @@
+//! What a launch hands to a kernel: every parameter block, declared once.
+//!
+//! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made of *parts*,
+//! so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take blocks of their own
+//! ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo xtask build-kernels` writes the C++ of the same structs to
+//! `kernels/base/abi.cuh` ([`cpp_header`]) and, of the operations beside forward, to `kernels/base/abi_ops.cuh`
+//! ([`cpp_header_of_operations`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
+//!
+//! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
+//! dimension that is never stepped along has a stride of 0.
+
+mod cpp;
+mod declared;
+
+use bytemuck::{Pod, Zeroable};
+
+use cpp::{cpp_number, cpp_struct};
+use declared::InCpp;
+
+use crate::operand::Slots;
+use crate::table::Operand;
+
+pub use cpp::{cpp_header, cpp_header_of_operations};
+pub use declared::{Block, Declared, Leaf, Member};
+
+/// First word of an image's record: "WTR2".
+pub const RECORD_MAGIC: u32 = 0x5754_5232;
+
+/// `window_left` or `window_right` of an unlimited side. Lengths are at most this, so any larger window reaches over
+/// everything too, and `row + window` fits 32 bits.
+pub const WINDOW_UNLIMITED: i32 = 1 << 30;
+
+/// Bit of `ragged`: some offset or length lies on the device, so that lengths have to be read.
+pub const RAGGED: i32 = 1;
+
+/// Bit of `ragged`: some of the keys' do, so that rows of k and v may follow a sequence's last one that belong to another
+/// sequence, or to nobody.
+pub const RAGGED_KEYS: i32 = 2;
+
+/// Bit of `ragged`: key lengths or numbers of pages lie on the device, and nothing else does, so that kernels may read them before
+/// the launch ahead has ended, and once more afterwards.
+pub const READ_AHEAD: i32 = 4;
+
+/// Declares numbers that kernels and host go by.
+macro_rules! numbers {
+    ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[doc = $doc])* pub const $name: $type = $value;)*
+
+        /// Enumerators in C++ with these names and values, in order.
+        fn cpp_numbers() -> String {
+            [$(cpp_number(stringify!($name), $name as i64, &[$($doc),*])),*].join("")
+        }
+
+        const _: () = { $(assert!($name as i64 <= i32::MAX as i64);)* };
+    };
+}
+
+numbers! {
+    /// Bytes that kernels move at once. Rows of tensors start at multiples of it, but for images with the feature UNALIGNED. A thread
+    /// that merges or appends has as many of a row.
+    CHUNK_BYTES: usize = 16;
+
+    /// The most rows of a page of keys and values.
+    MAX_PAGE_ROWS: usize = 256;
+
+    /// Columns of a tensor map's box: one swizzled row of 128 bytes.
+    BOX_COLUMNS: u32 = 64;
+
+    /// Rows of q's box: those of one warpgroup, of one head or of all heads that share keys.
+    QUERY_BOX_ROWS: u32 = 64;
+
+    /// Rows of the box of the output: those of one warp, of one head or of two.
+    OUTPUT_BOX_ROWS: u32 = 16;
+
+    /// The fewest rows of a box of keys or values in a page.
+    MIN_BOX_ROWS: usize = 16;
+
+    /// The most query heads that share keys in tiles through tensor maps: with more, a warp would have rows of more than two.
+    MAX_BOX_HEADS: usize = 8;
+
+    /// CTAs of a cluster that computes pairs of tiles.
+    PAIR_CTAS: u32 = 2;
+
+    /// CTAs of a cluster that computes one tile: the most that every GPU with clusters can have.
+    CLUSTER_CTAS: u32 = 8;
+
+    /// Places for parts in the workspace that each CTA has where CTAs share keys evenly.
+    CTA_PARTS: usize = 2;
+
+    /// Floats of a part beside its output, for each of its rows: maximum and sum.
+    PART_SUMS: usize = 2;
+
+    /// Floats of a part of a split tile of `wgmma` beside its output, for each of its rows: maximum and sum from each of four threads.
+    SPLIT_PART_SUMS: usize = 8;
+
+    /// The largest number that kernels divide by an approximate reciprocal: up to it the quotient is exact.
+    MAX_QUOTIENT: u64 = 1 << 20;
+}
+
+/// The most results that one launch merges.
+pub const MERGE_PARTS: usize = 32;
+
+/// The most tiles whose order a launch can carry.
+pub const ORDERED_TILES: usize = 512;
+
+/// The most pairs of elements that a rotary embedding rotates at angles computed from frequencies.
+pub const ROTARY_PAIRS: usize = 128;
+
+/// `[in place] member: Part` stands for the members of the part, which C++ has in the member's place. Its documentation has a line
+/// for each of them.
+macro_rules! declare {
+    (fn $cpp_structs:ident; $($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
+        $($(#[doc = $member_doc:literal])* $([$in:ident $place:ident])? $member:ident: $type:ty $(= $cpp:literal)?,)*
+    })*) => {
+        declare! { $($(#[doc = $doc])* struct $name $(align $align)? {
+            $($(#[doc = $member_doc])* $([$in $place])? $member: $type $(= $cpp)?,)*
+        })* }
+
+        /// The C++ of these structs, in order.
+        fn $cpp_structs() -> String {
+            [$(cpp_struct::<$name>(&[$($doc),*], declare!(@align $($align)?))),*].join("\n")
+        }
+    };
+    ($($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
+        $($(#[doc = $member_doc:literal])* $([$in:ident $place:ident])? $member:ident: $type:ty $(= $cpp:literal)?,)*
+    })*) => {
+        $(
+            $(#[doc = $doc])*
+            #[repr(C $(, align($align))?)]
+            #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+            pub struct $name {
+                $($(#[doc = $member_doc])* pub $member: $type,)*
+            }
+
+            /// All zeros: arrays this long have no other default.
+            impl Default for $name {
+                fn default() -> Self {
+                    Zeroable::zeroed()
+                }
+            }
+
+            impl Declared for $name {
+                const NAME: &'static str = stringify!($name);
+                const MEMBERS: &'static [Member] = &[$(Member {
+                    name: stringify!($member),
+                    offset: std::mem::offset_of!($name, $member),
+                    cpp_type: declare!(@type $type $(, $cpp)?),
+                    parts: <$type as InCpp>::PARTS,
+                    docs: &[$($member_doc),*],
+                    in_place: declare!(@in_place $($place)?),
+                },)*];
+            }
+
+            impl InCpp for $name {
+                const TYPE: &'static str = stringify!($name);
+                const PARTS: &'static [Member] = <$name as Declared>::MEMBERS;
+            }
+        )*
+    };
+    (@type $type:ty) => { <$type as InCpp>::TYPE };
+    (@type $type:ty, $cpp:literal) => { $cpp };
+    (@in_place) => { false };
+    (@in_place place) => { true };
+    (@align) => { None };
+    (@align $align:literal) => { Some($align) };
+}
+
+declare! {
+    /// Heads and their sizes, as blocks have them: members of the block itself in C++.
+    struct Heads {
+        /// Query heads.
+        heads: i32,
+        /// Key/value heads.
+        kv_heads: i32,
+        /// Elements of a row of q and k.
+        head_dim: i32,
+        /// Elements of a row of v and out.
+        value_dim: i32,
+    }
+}
+
+declare! {
+    fn cpp_structs;
+
+    /// A tensor of rows of one head each; the elements of a row are contiguous.
+    struct Tensor {
+        /// Of batch entry 0, row 0, head 0.
+        address: u64 = "void*",
+        /// Elements between batch entries, or between pages; 0 for packed tensors.
+        batch: i64,
+        /// Elements between rows.
+        row: i64,
+        /// Elements between heads.
+        head: i64,
+    }
+
+    /// Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
+    /// clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
+    struct Sequences {
+        /// Sequences.
+        batch: i32,
+        /// Most queries of a sequence; dense without lengths: of each.
+        query_len: i32,
+        /// Most keys of a sequence; dense without lengths: of each.
+        key_len: i32,
+        /// Rows of q and out in a batch entry; packed: in all.
+        query_rows: i32,
+        /// Rows of k and v in a batch entry; packed: in all.
+        key_rows: i32,
+        /// [`RAGGED`], [`RAGGED_KEYS`] and [`READ_AHEAD`], as the pointers have it: one word is asked for sooner than five.
+        ragged: i32,
+        /// [batch + 1] first rows of packed queries; null: dense.
+        query_offsets: u64 = "const int*",
+        /// [batch + 1] first rows of packed keys and values; null: dense.
+        key_offsets: u64 = "const int*",
+        /// `[batch]` rows in use of each sequence of queries; null: all.
+        query_lengths: u64 = "const int*",
+        /// `[batch]` rows in use of each sequence of keys and values; null: all.
+        key_lengths: u64 = "const int*",
+    }
+
+    /// Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
+    /// pages to `count`, and read no entry past a sequence's last key, or past the last key that it had before the launch ahead.
+    struct Pages {
+        /// `[batch][...]` numbers of pages; null: not paged.
+        table: u64 = "const int*",
+        /// Entries between the rows of the table.
+        table_row: i64,
+        /// Keys a page.
+        rows: i32,
+        /// Pages.
+        count: i32,
+        /// 2^31 / rows times 2^rows_log, rounded up: see [`Pages::of`].
+        rows_inverse: u32,
+        /// The least with 2^rows_log >= rows.
+        rows_log: i32,
+    }
+
+    /// From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
+    struct Scoring {
+        /// Finite; score = scale * q.k.
+        scale: f32,
+        /// cap * tanh(score / cap) when > 0; 0 for none.
+        softcap: f32,
+        /// A query sees keys down to `diagonal - window_left`, ...
+        window_left: i32,
+        /// ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
+        window_right: i32,
+        /// diagonal(i) = i if set, else i + key length - query length.
+        align_top_left: i32,
+        /// Unused.
+        padding: i32,
+        /// [slopes_batch * batch + head] ALiBi slopes; null: none.
+        slopes: u64 = "const float*",
+        /// `[head]` logits that join the denominator; null: none.
+        sinks: u64 = "const float*",
+        /// What is added to each score, in the tensors' element type; null: nothing.
+        bias: u64 = "const void*",
+        /// Bytes of which 0 hides a key from a query; null: none is hidden.
+        key_mask: u64 = "const unsigned char*",
+        /// Slopes between batch entries; 0: all share them.
+        slopes_batch: i64,
+        /// Elements of the bias between batch entries.
+        bias_batch: i64,
+        /// Elements of the bias between query heads.
+        bias_head: i64,
+        /// Elements of the bias between queries.
+        bias_row: i64,
+        /// Elements of the bias between keys.
+        bias_key: i64,
+        /// Bytes of the mask between batch entries.
+        mask_batch: i64,
+        /// Bytes of the mask between query heads.
+        mask_head: i64,
+        /// Bytes of the mask between queries.
+        mask_row: i64,
+        /// Bytes of the mask between keys.
+        mask_key: i64,
+    }
+
+    /// How the tiles of a launch are shared out.
+    struct Work {
+        /// From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+        counter: u64 = "unsigned*",
+        /// One for each CTA, for the tiles that several share; 0 before and after each launch.
+        semaphores: u64 = "unsigned*",
+        /// Outputs, maxima and sums of the parts of tiles that several CTAs share.
+        partials: u64 = "float*",
+        /// Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
+        tiles: i32,
+        /// Tiles of a head: of one batch entry, or of all packed queries.
+        query_tiles: i32,
+        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
+        heads_at_once: i32,
+        /// Ranges that the keys of a tile are split into; 1 or 0: none.
+        splits: i32,
+        /// Keys of a range, a power of two. 0: CTAs share the keys evenly.
+        keys_per_split: i32,
+        /// Where CTAs share keys: key/value heads that are read at the same time, a divisor of them and of the grid. At least 1.
+        side_by_side: i32,
+    }
+
+    /// Block of the kernels that read through addresses. What a CTA asks for before its first load comes first: those constants
+    /// are not in its multiprocessor's cache yet.
+    struct Forward {
+        /// Tiles.
+        work: Work,
+        /// Query heads.
+        /// Key/value heads; divides `heads`.
+        /// Elements of a row of q and k: at most the tiling's head size, a multiple of 8.
+        /// Elements of a row of v and out: at most the tiling's head size of values, a multiple of 8.
+        [in place] heads: Heads,
+        /// Lengths.
+        sequences: Sequences,
+        /// Scores.
+        scoring: Scoring,
+        /// Where keys and values lie if they are paged.
+        pages: Pages,
+        /// Queries.
+        q: Tensor,
+        /// Keys.
+        k: Tensor,
+        /// Values.
+        v: Tensor,
+        /// What is computed.
+        out: Tensor,
+        /// Natural logarithm of each row's sum of exponentials; null: not wanted.
+        lse: u64 = "float*",
+        /// Elements of the lse between batch entries; 0 for packed queries.
+        lse_batch: i64,
+        /// Elements of the lse between heads; its rows are contiguous.
+        lse_head: i64,
+    }
+
+    /// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. Kernels read them at run time.
+    struct KeyScales {
+        /// Of the keys.
+        k: u64 = "const float*",
+        /// Of the values.
+        v: u64 = "const float*",
+        /// Numbers between those of neighbouring key/value heads: 0 or 1.
+        k_step: i32,
+        /// Likewise.
+        v_step: i32,
+    }
+
+    /// Block of the kernels that read keys and values in e4m3 through addresses.
+    struct ForwardE4m3 {
+        /// Everything else. Strides of k and v count their elements, which are bytes.
+        forward: Forward,
+        /// Scales.
+        scales: KeyScales,
+    }
+
+    /// A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
+    struct TensorMap align 64 {
+        /// Its 128 bytes.
+        opaque: [u64; 16] = "unsigned long long[16]",
+    }
+
+    /// Block of the kernels that read and write through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
+    /// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of BOX_COLUMNS x QUERY_BOX_ROWS (q), BLOCK_N (k, v) or
+    /// OUTPUT_BOX_ROWS (out). A packed tensor has batch extent 1 and all its rows in one sequence.
+    struct ForwardTma align 64 {
+        /// Queries.
+        q_map: TensorMap,
+        /// Keys.
+        k_map: TensorMap,
+        /// Values.
+        v_map: TensorMap,
+        /// What is computed.
+        out_map: TensorMap,
+        /// Everything else.
+        forward: Forward,
+        /// Tiles that `order` has: all of the launch, or 0 where CTAs take tiles by their numbers.
+        ordered: i32,
+        /// Unused.
+        padding: [i32; 3] = "int[3]",
+        /// Of a dense launch, the tile that each number stands for.
+        order: [u16; 512] = "unsigned short[512]",
+    }
+
+    /// What an image says about itself, in the constant `warptile_record`.
+    struct RecordWords {
+        /// [`RECORD_MAGIC`].
+        magic: u32,
+        /// A `Role`.
+        role: u32,
+        /// A `Schedule`.
+        schedule: u32,
+        /// `Features`.
+        features: u32,
+        /// [`Declared::HASH`] of the block it takes.
+        abi_hash: u64,
+        /// Size of that block in bytes.
+        param_bytes: u32,
+        /// Size of an element in bytes.
+        element_bytes: u32,
+        /// Query rows of a tile.
+        block_m: u32,
+        /// Keys of a tile.
+        block_n: u32,
+        /// Head size of the tile, for queries and keys.
+        head_dim: u32,
+        /// K/V tiles in flight.
+        stages: u32,
+        /// Warps of a CTA, producers included.
+        warps: u32,
+        /// CTAs an SM that it was compiled for.
+        min_ctas: u32,
+        /// Elements between rows of K in shared memory; 0 where rows are swizzled instead of padded.
+        k_stride: u32,
+        /// Elements between rows of V in shared memory; 0 where rows are swizzled instead of padded.
+        v_stride: u32,
+        /// Dynamic shared memory in bytes that a launch must ask for.
+        shared_bytes: u32,
+        /// Head size of the tile, for values. 0 in images that were compiled before it could be another: then it is the same.
+        value_dim: u32,
+    }
+}
+
+declare! {
+    fn cpp_operations;
+
+    /// Block of the kernels that merge results of attention over disjoint keys.
+    struct Merge {
+        /// Results to be merged, at least 1.
+        parts: i32,
+        /// Whether each lse is a logarithm to base 2 instead of a natural one.
+        base_two: i32,
+        /// Rows of a batch entry.
+        rows: i32,
+        /// Heads.
+        heads: i32,
+        /// Elements of a row of a head.
+        head_dim: i32,
+        /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+        row_ctas: i32,
+        /// What is computed.
+        out: Tensor,
+        /// Its lse, a float a row and head; null: not wanted.
+        lse: Tensor,
+        /// Results.
+        outs: [Tensor; 32] = "Tensor[32]",
+        /// Their lse, a float a row and head.
+        lses: [Tensor; 32] = "Tensor[32]",
+    }
+
+    /// Rotation of pairs of elements by angles that are proportional to a row's position. Nobody has validated positions
+    /// that lie on the device: the kernels clamp them to 0 and below `positions_end`.
+    struct Rotary {
+        /// Elements of a head that are rotated, the first ones: even; 0: none.
+        size: i32,
+        /// Whether elements 2i and 2i + 1 are a pair, else i and size / 2 + i.
+        interleaved: i32,
+        /// Whether the tables have the type float, else that of the tensors.
+        float_tables: i32,
+        /// Whether positions have 64 bits instead of 32.
+        wide_positions: i32,
+        /// A position for each row of k, counted through the batch; null: the place in the sequence.
+        positions: u64 = "const void*",
+        /// Positions are below it: rows of the tables, if there are any.
+        positions_end: i64,
+        /// [positions_end][size / 2] cosines; null: angles are computed.
+        cos: u64 = "const void*",
+        /// [positions_end][size / 2] sines.
+        sin: u64 = "const void*",
+        /// Elements between the rows of both tables.
+        table_row: i64,
+        /// Of each pair the turns that one position adds, in units of 2^-64.
+        turns: [u64; 128] = "unsigned long long[128]",
+    }
+
+    /// Block of the kernels that write new keys and values into a cache, and rotate queries and keys on the way.
+    struct Append {
+        /// The new rows are queries here: a sequence has at most `query_len` of them, of the rows `query_rows` of k and v. The
+        /// rows that the cache has of it already are keys: `key_lengths` of at most `key_len`.
+        sequences: Sequences,
+        /// The cache's pages. Without a table and slots page b is sequence b's only one.
+        pages: Pages,
+        /// Of each row of k, counted through the batch, where it goes: page * rows + row; elsewhere: nowhere. Null: after the
+        /// rows that its sequence has.
+        slots: u64 = "const long long*",
+        /// Query heads; 0: no queries.
+        /// Key/value heads.
+        /// Elements of a row of q and k.
+        /// Elements of a row of v.
+        [in place] heads: Heads,
+        /// Threads that share a head of a row, with at most a chunk of 16 bytes each.
+        lanes: i32,
+        /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+        row_ctas: i32,
+        /// Queries.
+        q: Tensor,
+        /// Where rotated queries go; may be `q`.
+        q_out: Tensor,
+        /// New keys.
+        k: Tensor,
+        /// New values.
+        v: Tensor,
+        /// Keys of the cache; its batch entries are pages.
+        k_pages: Tensor,
+        /// Values of the cache.
+        v_pages: Tensor,
+        /// Rotation of q and k.
+        rotary: Rotary,
+    }
+
+    /// Block of the kernels that write into a cache in e4m3: each number is divided by its scale, and rounded.
+    struct AppendE4m3 {
+        /// Everything else. Strides of the cache count its elements, which are bytes.
+        append: Append,
+        /// Scales.
+        scales: KeyScales,
+    }
+}
+
+impl Pages {
+    /// With what a division by `rows` takes: for keys below 2^31 the page is the upper half of `2 * key * rows_inverse`, shifted right
+    /// by `rows_log`. The inverse is too large by less than `2^rows_log / rows` of its last place, so that the quotient is exact.
+    /// (T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2.)
+    ///
+    /// Without rows there is no page to be looked up, and the inverse is that of 1.
+    #[must_use]
+    pub const fn of(table: u64, table_row: i64, rows: i32, count: i32) -> Self {
+        let divisor = if rows > 0 { rows as u64 } else { 1 };
+        let rows_log = divisor.next_power_of_two().trailing_zeros();
+        Pages {
+            table,
+            table_row,
+            rows,
+            count,
+            rows_inverse: (1_u64 << (31 + rows_log)).div_ceil(divisor) as u32,
+            rows_log: rows_log as i32,
+        }
+    }
+}
+
+impl Sequences {
+    /// With `ragged` as the pointers have it.
+    #[must_use]
+    pub const fn with_ragged(self, pages: &Pages) -> Self {
+        let keys = self.key_offsets | self.key_lengths;
+        let others = self.key_offsets | self.query_offsets | self.query_lengths;
+        let mut ragged = 0;
+        if keys | others != 0 {
+            ragged |= RAGGED;
+        }
+        if keys != 0 {
+            ragged |= RAGGED_KEYS;
+        }
+        if self.key_lengths | pages.table != 0 && others == 0 {
+            ragged |= READ_AHEAD;
+        }
+        Sequences { ragged, ..self }
+    }
+}
+
+impl Scoring {
+    /// With the operands of options: their addresses, and the steps of tensors between batch entries, queries, heads and keys.
+    #[must_use]
+    pub fn with_operands(self, at: &Slots<u64>, steps: impl Fn(Operand) -> [i64; 4]) -> Self {
+        let [bias_batch, bias_row, bias_head, bias_key] = steps(Operand::Bias);
+        let [mask_batch, mask_row, mask_head, mask_key] = steps(Operand::KeyMask);
+        Scoring {
+            slopes: at[Operand::Slopes],
+            sinks: at[Operand::Sinks],
+            bias: at[Operand::Bias],
+            key_mask: at[Operand::KeyMask],
+            bias_batch,
+            bias_row,
+            bias_head,
+            bias_key,
+            mask_batch,
+            mask_row,
+            mask_head,
+            mask_key,
+            ..self
+        }
+    }
+}
+
+impl Block for Forward {}
+impl Block for ForwardE4m3 {}
+impl Block for ForwardTma {}
+impl Block for Merge {}
+impl Block for Append {}
+impl Block for AppendE4m3 {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_the_sizes_that_every_host_knows() {
+        assert_eq!(size_of::<Tensor>(), 32);
+        assert_eq!(size_of::<Forward>(), 432);
+        assert_eq!(size_of::<ForwardTma>(), 1984);
+        assert_eq!(std::mem::offset_of!(ForwardTma, forward), 512);
+        assert_eq!((size_of::<Merge>(), size_of::<Append>()), (2136, 1392));
+        // What a launch of CUDA 12.0 can carry.
+        assert!(size_of::<Merge>().max(size_of::<Append>()) <= 4096);
+        assert_eq!(Merge::default().outs.len(), MERGE_PARTS);
+        assert_eq!(ForwardTma::default().order.len(), ORDERED_TILES);
+        assert_eq!(Rotary::default().turns.len(), ROTARY_PAIRS);
+    }
+
+    #[test]
+    fn the_inverse_of_a_pages_rows_divides_every_key() {
+        // As `page_number` in kernels/memory/keys.cuh.
+        let number = |pages: &Pages, key: u32| {
+            ((u64::from(2 * key) * u64::from(pages.rows_inverse)) >> 32) as u32 >> pages.rows_log
+        };
+        let largest = i32::MAX as u32;
+        for rows in (1..=4096).chain([65_535, 65_537, 1 << 30, (1 << 30) + 1, i32::MAX]) {
+            let pages = Pages::of(64, 1, rows, 1);
+            let rows = rows as u32;
+            // Where a quotient that is too large or too small by the least shows.
+            let last = largest / rows * rows;
+            for first in [0, rows, last / rows / 2 * rows, last - rows, last] {
+                for key in [
+                    first.saturating_sub(1),
+                    first,
+                    first + 1,
+                    first.saturating_add(rows - 1),
+                ] {
+                    let key = key.min(largest);
+                    assert_eq!(number(&pages, key), key / rows, "key {key}, {rows} rows");
+                }
+            }
+        }
+        assert_eq!(Pages::of(0, 0, 0, 0).rows_log, 0);
+    }
+}

@@ -1,0 +1,299 @@
+//! What an image says it can do: its role, its schedule and its features.
+
+use std::fmt;
+use std::ops::{BitOr, BitOrAssign, Sub};
+
+use crate::abi::{CLUSTER_CTAS, PAIR_CTAS};
+
+/// Declares the features: the name in C++, the bit and the words of each.
+macro_rules! features {
+    ($($(#[doc = $doc:literal])* $name:ident = $bit:literal, $text:literal;)*) => {
+        impl Features {
+            $($(#[doc = $doc])* pub const $name: Features = Features::bit($bit);)*
+
+            /// Every feature with its name in C++ and in words.
+            pub(crate) const TABLE: &'static [(Features, &'static str, &'static str)] =
+                &[$((Features::$name, stringify!($name), $text)),*];
+        }
+    };
+}
+pub(crate) use features;
+
+/// A set of features: what a problem needs, or what an image can do.
+///
+/// ```
+/// use warptile_spec::Features;
+/// let needs = Features::SOFTCAP | Features::SINKS;
+/// let missing = needs - Features::SOFTCAP;
+/// assert_eq!(missing.to_string(), "attention sinks");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Features(u32);
+
+impl Features {
+    /// No feature.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Features(0)
+    }
+
+    /// Every feature there is.
+    #[must_use]
+    pub const fn all() -> Self {
+        Features((1 << Self::TABLE.len()) - 1)
+    }
+
+    /// The feature with this bit.
+    pub(crate) const fn bit(bit: u32) -> Self {
+        Features(1 << bit)
+    }
+
+    /// The set with these bits; `None` if one of them is no feature.
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Option<Self> {
+        match bits & !Self::all().0 {
+            0 => Some(Features(bits)),
+            _ => None,
+        }
+    }
+
+    /// One bit a feature.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether every feature of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The features of both sets together.
+    #[must_use]
+    pub const fn union(self, other: Features) -> Self {
+        Features(self.0 | other.0)
+    }
+
+    /// The features of this set that are not in `other`.
+    #[must_use]
+    pub const fn difference(self, other: Features) -> Self {
+        Features(self.0 & !other.0)
+    }
+
+    /// The features in the set, one by one.
+    pub fn iter(self) -> impl Iterator<Item = Features> {
+        Self::TABLE
+            .iter()
+            .map(|&(feature, ..)| feature)
+            .filter(move |&feature| self.contains(feature))
+    }
+}
+
+impl BitOr for Features {
+    type Output = Features;
+
+    fn bitor(self, other: Features) -> Features {
+        self.union(other)
+    }
+}
+
+impl BitOrAssign for Features {
+    fn bitor_assign(&mut self, other: Features) {
+        *self = *self | other;
+    }
+}
+
+impl Sub for Features {
+    type Output = Features;
+
+    fn sub(self, other: Features) -> Features {
+        self.difference(other)
+    }
+}
+
+/// In words, joined by commas; nothing for the empty set.
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<&str> = Self::TABLE
+            .iter()
+            .filter(|(feature, ..)| self.contains(*feature))
+            .map(|&(.., text)| text)
+            .collect();
+        f.pad(&words.join(", "))
+    }
+}
+
+macro_rules! numbered {
+    ($($(#[$meta:meta])* enum $name:ident: $prefix:literal {
+        $($(#[doc = $doc:literal])* $variant:ident = $number:literal, $text:literal, $cpp:literal;)*
+    })*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+            #[non_exhaustive]
+            pub enum $name {
+                $($(#[doc = $doc])* $variant = $number,)*
+            }
+
+            impl $name {
+                /// The one with this number in an image's record.
+                #[must_use]
+                pub const fn from_number(number: u32) -> Option<Self> {
+                    match number {
+                        $($number => Some($name::$variant),)*
+                        _ => None,
+                    }
+                }
+
+                /// Its number in an image's record.
+                #[must_use]
+                pub const fn number(self) -> u32 {
+                    self as u32
+                }
+            }
+
+            impl fmt::Display for $name {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.pad(match self {
+                        $($name::$variant => $text,)*
+                    })
+                }
+            }
+        )*
+
+        const NUMBERED: &[(&str, &str, u32)] = &[$($(($prefix, $cpp, $number),)*)*];
+    };
+}
+
+numbered! {
+    /// The step of a computation that an image is for.
+    enum Role: "ROLE_" {
+        /// From queries, keys and values to the output.
+        Forward = 1, "forward", "FORWARD";
+        /// A range of the keys, to a partial output.
+        Split = 2, "split", "SPLIT";
+        /// From partial outputs to the output.
+        Combine = 3, "combine", "COMBINE";
+        /// New keys and values into a cache.
+        Append = 4, "append", "APPEND";
+    }
+
+    /// How tiles come to CTAs.
+    enum Schedule: "SCHEDULE_" {
+        /// A CTA computes one tile: the grid is the number of tiles.
+        OneTile = 1, "one tile a CTA", "ONE_TILE";
+        /// CTAs stay and take one tile after the other, from the counter if there is one.
+        Persistent = 2, "persistent", "PERSISTENT";
+        /// CTAs share the keys of all sequences evenly, and merge the results of tiles that several have a part of.
+        SharedKeys = 3, "shared keys", "SHARED_KEYS";
+        /// As one tile a CTA; the rows of a tile are queries with each of the heads that share a key/value head.
+        OneGroupTile = 4, "one tile a CTA, of all heads that share keys", "ONE_GROUP_TILE";
+        /// As persistent, in clusters of two CTAs: a number is two tiles that see the same keys, and each CTA loads half of these.
+        Pairs = 5, "persistent pairs", "PAIRS";
+        /// As persistent; the rows of a tile are queries with each of the heads that share a key/value head.
+        PersistentGroups = 6, "persistent, tiles of all heads that share keys", "PERSISTENT_GROUPS";
+        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys, or several clusters do: the grid is as many
+        /// times the number of tiles. They share the tile's keys evenly, and merge their results in their shared memory, those of several
+        /// clusters in the workspace.
+        ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
+    }
+}
+
+impl Schedule {
+    /// CTAs of a cluster that computes a tile.
+    pub const CLUSTER: u32 = CLUSTER_CTAS;
+
+    /// CTAs of a cluster; 1 where there are none.
+    #[must_use]
+    pub const fn ctas_of_cluster(self) -> u32 {
+        match self {
+            Schedule::Pairs => PAIR_CTAS,
+            Schedule::ClusterTile => Self::CLUSTER,
+            _ => 1,
+        }
+    }
+
+    /// Whether the rows of a tile are queries with each of the heads that share a key/value head, where CTAs do not share keys evenly.
+    #[must_use]
+    pub const fn has_group_tiles(self) -> bool {
+        matches!(
+            self,
+            Schedule::OneGroupTile | Schedule::PersistentGroups | Schedule::ClusterTile
+        )
+    }
+
+    /// Whether a kernel waits itself for the launch before it, in machine code for compute capability 9.0 and newer, so that its launches may
+    /// begin before that one has ended.
+    #[must_use]
+    pub const fn begins_early(self) -> bool {
+        !matches!(self, Schedule::OneTile)
+    }
+
+    /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
+    #[must_use]
+    pub const fn is_persistent(self) -> bool {
+        matches!(
+            self,
+            Schedule::Persistent | Schedule::Pairs | Schedule::PersistentGroups
+        )
+    }
+}
+
+/// The C++ constants of features, roles and schedules.
+pub(crate) fn cpp_constants() -> String {
+    let mut text = String::from("// What an image's record says it can do.\n");
+    for (feature, name, _) in Features::TABLE {
+        text += &format!(
+            "constexpr unsigned FEATURE_{name} = 1u << {};\n",
+            feature.0.trailing_zeros()
+        );
+    }
+    for (prefix, name, number) in NUMBERED {
+        text += &format!("constexpr unsigned {prefix}{name} = {number};\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_single_bits_without_gaps() {
+        let all = Features::all();
+        assert_eq!(all.iter().count(), Features::TABLE.len());
+        assert_eq!(all.bits(), (1 << Features::TABLE.len()) - 1);
+        assert_eq!(Features::from_bits(all.bits()), Some(all));
+        assert_eq!(Features::from_bits(all.bits() + 1), None);
+    }
+
+    #[test]
+    fn sets_subtract_and_print_in_words() {
+        let needs = Features::ALIBI | Features::PACKED;
+        let missing = needs - Features::PACKED;
+        assert_eq!(missing, Features::ALIBI);
+        assert!(needs.contains(missing) && !missing.contains(needs));
+        assert_eq!(needs.to_string(), "ALiBi, packed sequences");
+        assert_eq!(Features::empty().to_string(), "");
+    }
+
+    #[test]
+    fn numbers_of_roles_and_schedules_go_there_and_back() {
+        for role in [Role::Forward, Role::Split, Role::Combine, Role::Append] {
+            assert_eq!(Role::from_number(role.number()), Some(role));
+        }
+        assert_eq!(Role::from_number(0), None);
+        assert_eq!(
+            Schedule::from_number(Schedule::Persistent.number()),
+            Some(Schedule::Persistent)
+        );
+        assert_eq!(Schedule::from_number(8), None);
+    }
+}

@@ -1,0 +1,237 @@
+//! How long the sequences of a call are, and where they lie in their tensors.
+
+use std::sync::Arc;
+
+use crate::{Invalid, Numbers, Operand, Request, Result, expect_same};
+
+/// The numbers of a checked call: lengths, offsets or pages.
+type Kept = Numbers<Arc<[i32]>>;
+
+/// The lengths of one side of a call: of its queries, or of its keys and values.
+///
+/// Sequence `b` is the rows `offsets[b]..offsets[b + 1]` of a packed tensor, or the rows of batch entry `b` of a dense one; of
+/// these the first `used[b]`, if that is given. Paged keys count as dense: [`Call::pages`](crate::Call::pages) says where they lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SideLengths {
+    /// Rows of the tensor: of each batch entry, or of the one packed entry; of paged keys the bound.
+    pub rows: usize,
+    /// No sequence is longer.
+    pub bound: usize,
+    /// The first row of each sequence, and the end of the last, of packed ones.
+    pub offsets: Kept,
+    /// The rows of each sequence that are used, if not all are.
+    pub used: Kept,
+}
+
+impl SideLengths {
+    /// Rows of the tensor: of each batch entry, or of the one packed entry; of paged keys the bound.
+    #[must_use]
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The longest a sequence is, or can be where its length is on the device.
+    #[must_use]
+    pub const fn bound(&self) -> usize {
+        self.bound
+    }
+
+    /// Row offsets of packed sequences, one more than there are sequences.
+    #[must_use]
+    pub const fn offsets(&self) -> &Kept {
+        &self.offsets
+    }
+
+    /// Used rows of each sequence.
+    #[must_use]
+    pub const fn used(&self) -> &Kept {
+        &self.used
+    }
+
+    /// Whether the sequences lie one after the other in a tensor whose batch extent is 1.
+    #[must_use]
+    pub const fn is_packed(&self) -> bool {
+        self.offsets.is_given()
+    }
+
+    /// Whether the host does not know every length.
+    #[must_use]
+    pub const fn on_device(&self) -> bool {
+        self.offsets.on_device() || self.used.on_device()
+    }
+
+    /// First row and number of rows of a sequence. Where the device knows better, the first row is 0 and the number the bound.
+    #[must_use]
+    pub fn sequence(&self, batch: usize) -> (usize, usize) {
+        let (start, mut rows) = match &self.offsets {
+            // Checked offsets are 0 or more and do not decrease.
+            Numbers::Host(offsets) => {
+                let (start, end) = (offsets[batch] as usize, offsets[batch + 1] as usize);
+                (start, end - start)
+            }
+            Numbers::Device(()) => (0, self.bound),
+            Numbers::None => (0, self.rows),
+        };
+        if let Numbers::Host(used) = &self.used {
+            rows = rows.min(used[batch] as usize);
+        }
+        (start, rows.min(self.bound))
+    }
+}
+
+/// What a caller says of one side's lengths, before it is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct LengthsRequest<'a> {
+    pub offsets: Request<'a>,
+    pub used: Request<'a>,
+    /// The longest sequence, where only the device knows.
+    pub longest: Option<usize>,
+}
+
+impl LengthsRequest<'_> {
+    /// Packed, with the offsets on the device, where no sequence is taken to be longer than `longest`.
+    pub(crate) fn packed_on_device(&mut self, sequences: usize, longest: usize) {
+        self.offsets = Numbers::Device(sequences.saturating_add(1));
+        self.longest = Some(longest);
+    }
+
+    /// The same for keeping; `None` if it has a list on the host.
+    pub(crate) fn kept(&self) -> Option<LengthsRequest<'static>> {
+        Some(LengthsRequest {
+            offsets: self.offsets.kept()?,
+            used: self.used.kept()?,
+            longest: self.longest,
+        })
+    }
+}
+
+/// The operands of a side.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Names {
+    pub tensor: Operand,
+    pub offsets: Operand,
+    pub used: Operand,
+}
+
+pub(crate) const QUERIES: Names = Names {
+    tensor: Operand::Q,
+    offsets: Operand::QueryOffsets,
+    used: Operand::QueryLengths,
+};
+pub(crate) const KEYS: Names = Names {
+    tensor: Operand::K,
+    offsets: Operand::KeyOffsets,
+    used: Operand::KeyLengths,
+};
+
+impl LengthsRequest<'_> {
+    /// Checks the lengths against a tensor of `entries` batch entries of `rows` rows each. Returns them with the number of
+    /// sequences.
+    pub(crate) fn check(
+        self,
+        names: Names,
+        entries: usize,
+        rows: usize,
+    ) -> Result<(SideLengths, usize)> {
+        let broken = |argument: &'static str, index: usize, rule: String| Invalid::Lengths {
+            argument,
+            index,
+            rule,
+        };
+        let mut bound = rows;
+        let sequences = match self.offsets.count() {
+            None => entries,
+            Some(0) => {
+                let rule = "is missing: one offset more than sequences is needed".to_owned();
+                return Err(broken(names.offsets.name(), 0, rule));
+            }
+            Some(len) => {
+                expect_same(
+                    names.tensor.name(),
+                    [entries],
+                    ("a packed tensor", [1]),
+                    ["batch"],
+                )?;
+                len - 1
+            }
+        };
+        if let Numbers::Host(offsets) = self.offsets {
+            bound = check_offsets(names.offsets.name(), offsets, rows)?;
+        }
+        if let Some(len) = self.used.count()
+            && len != sequences
+        {
+            let rule = format!("ends the list: {len} lengths for {sequences} sequences");
+            return Err(broken(names.used.name(), len.min(sequences), rule));
+        }
+        if let Some(longest) = self.longest {
+            bound = bound.min(longest);
+        }
+        let lengths = SideLengths {
+            rows,
+            bound,
+            offsets: self.offsets.keep(),
+            used: self.used.keep(),
+        };
+        let lengths = match self.used {
+            Numbers::Host(used) => within(lengths, names, used)?,
+            _ => lengths,
+        };
+        Ok((lengths, sequences))
+    }
+}
+
+/// Checks host lengths against the rows that the sequences have, and narrows the bound to them.
+fn within(mut lengths: SideLengths, names: Names, used: &[i32]) -> Result<SideLengths> {
+    let mut longest = 0;
+    for (index, &length) in used.iter().enumerate() {
+        let rows = match lengths.offsets.on_host() {
+            Some(offsets) => (offsets[index + 1] - offsets[index]) as usize,
+            None => lengths.rows,
+        };
+        match usize::try_from(length) {
+            Ok(length) if length <= rows => longest = longest.max(length),
+            _ => {
+                return Err(Invalid::Lengths {
+                    argument: names.used.name(),
+                    index,
+                    rule: format!("is {length}, but sequence {index} has {rows} rows"),
+                });
+            }
+        }
+    }
+    lengths.bound = lengths.bound.min(longest);
+    Ok(lengths)
+}
+
+/// Checks row offsets over a tensor of `rows` rows; returns the longest sequence.
+fn check_offsets(argument: &'static str, offsets: &[i32], rows: usize) -> Result<usize> {
+    let broken = |index: usize, rule: String| Invalid::Lengths {
+        argument,
+        index,
+        rule,
+    };
+    if let Some(&first) = offsets.first()
+        && first != 0
+    {
+        let rule = format!("is {first}; the first sequence must start at row 0");
+        return Err(broken(0, rule));
+    }
+    let mut longest = 0;
+    for (index, pair) in offsets.windows(2).enumerate() {
+        let (start, end) = (pair[0], pair[1]);
+        if end < start {
+            let rule = format!(
+                "is {end}, less than the offset before it ({start}); offsets must not decrease"
+            );
+            return Err(broken(index + 1, rule));
+        }
+        // Neither is negative: the first is 0 and none decreases.
+        if end as usize > rows {
+            let rule = format!("is {end}, but the tensor has only {rows} rows");
+            return Err(broken(index + 1, rule));
+        }
+        longest = longest.max((end - start) as usize);
+    }
+    Ok(longest)
+}

@@ -1,0 +1,462 @@
+//! The options of attention: everything that stands between a dot product and a weight.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::str::FromStr;
+
+use crate::{Diagonal, Excerpt, Features, Invalid, Mask, Operand, Result};
+
+/// How the slopes of ALiBi are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AlibiShape {
+    /// One slope per query head, shared by the batch.
+    PerHead,
+    /// One slope per batch entry and query head, heads contiguous.
+    PerBatchHead,
+}
+
+/// Every option of attention, in one list: what a call, a plan, a test case and a command line hold.
+///
+/// The values of slopes, sinks, bias and key mask belong to a call; here stands only whether there are any. Prints and parses
+/// as words: `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`, nothing for an option that is not used.
+///
+/// ```
+/// use warptile::{Mask, Scoring};
+///
+/// let scoring: Scoring = "mask=causal softcap=30".parse()?;
+/// assert_eq!(scoring.mask, Mask::causal());
+/// assert_eq!(scoring.to_string(), "mask=causal softcap=30");
+/// # Ok::<(), warptile::ParseScoringError>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct Scoring {
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// Factor of `q.k`; `None` means `1 / sqrt(head size)`.
+    pub scale: Option<f32>,
+    /// Bounds the scores: `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
+    /// Subtracts `slope * |i + key length - query length - j|`.
+    pub alibi: Option<AlibiShape>,
+    /// The features of the operands that scores need besides slopes: [`Features::SINKS`] (one logit per query head joins the
+    /// denominator: a key with that score and the value 0), [`Features::BIAS`] (a tensor `[batch, heads, queries, keys]` is added to the
+    /// scores), [`Features::KEY_MASK`] (a boolean tensor of that shape hides keys where it is false).
+    pub operands: Features,
+}
+
+impl PartialEq for Scoring {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Scoring {}
+
+impl Hash for Scoring {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+/// Numbers by their bits, so that options can be compared and hashed.
+type Key = (Mask, Option<u32>, Option<u32>, Option<AlibiShape>, Features);
+
+impl Scoring {
+    /// The largest factor of `q.k`, the smallest being its negative: 2^125. Kernels multiply it by log2(e) and bound scores by
+    /// 2^126, so that neither they nor the difference of two of them are infinite. What is more would leave a product of 1 no place
+    /// below that bound.
+    pub const MAX_SCALE: f32 = (1_u128 << 125) as f32;
+
+    /// No option: full attention with scale `1 / sqrt(head size)`.
+    #[must_use]
+    pub fn new() -> Self {
+        Scoring::default()
+    }
+
+    /// With this mask.
+    #[must_use]
+    pub fn mask(self, mask: Mask) -> Self {
+        Scoring { mask, ..self }
+    }
+
+    /// With this factor of `q.k`.
+    #[must_use]
+    pub fn scale(self, scale: f32) -> Self {
+        Scoring {
+            scale: Some(scale),
+            ..self
+        }
+    }
+
+    /// With this bound of the scores.
+    #[must_use]
+    pub fn softcap(self, softcap: f32) -> Self {
+        Scoring {
+            softcap: Some(softcap),
+            ..self
+        }
+    }
+
+    /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says otherwise.
+    #[must_use]
+    pub fn with(mut self, operand: Operand) -> Self {
+        match operand {
+            Operand::Slopes => self.alibi = self.alibi.or(Some(AlibiShape::PerHead)),
+            other => self.operands |= other.feature(),
+        }
+        self
+    }
+
+    /// Whether scores need an operand that belongs to an option.
+    #[must_use]
+    pub fn has(&self, operand: Operand) -> bool {
+        match operand {
+            Operand::Slopes => self.alibi.is_some(),
+            other => !other.feature().is_empty() && self.operands.contains(other.feature()),
+        }
+    }
+
+    fn key(&self) -> Key {
+        (
+            self.mask,
+            self.scale.map(f32::to_bits),
+            self.softcap.map(f32::to_bits),
+            self.alibi,
+            self.operands,
+        )
+    }
+
+    /// Checks the numbers: the scale is at most [`MAX_SCALE`](Self::MAX_SCALE), negative or not; a softcap is a normal number that
+    /// is no larger, and not so small that the scale divided by it is.
+    ///
+    /// # Errors
+    /// [`Invalid::NonFinite`] or [`Invalid::ScaleTooLarge`] for the scale, [`Invalid::InvalidSoftcap`].
+    pub fn validate(&self) -> Result<()> {
+        if let Some(value) = self.scale
+            && !value.is_finite()
+        {
+            return Err(Invalid::NonFinite {
+                argument: "scale",
+                value,
+            });
+        }
+        // Without a scale it is at most 1.
+        let scale = self.scale.unwrap_or(1.0);
+        check_factor("scale", f64::from(scale))?;
+        let allowed = f32::MIN_POSITIVE.max(scale.abs() / Self::MAX_SCALE)..=Self::MAX_SCALE;
+        match self.softcap {
+            Some(value) if !allowed.contains(&value) => Err(Invalid::InvalidSoftcap { value }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The factor of `q.k` at a head size.
+    #[must_use]
+    pub fn scale_of(&self, head_dim: usize) -> f32 {
+        self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
+    }
+
+    /// What an image must be able to do for these options.
+    #[must_use]
+    pub fn needs(&self) -> Features {
+        let wanted = [
+            (self.softcap.is_some(), Features::SOFTCAP),
+            (self.alibi.is_some(), Features::ALIBI),
+            (
+                self.scale.is_some_and(|scale| scale < 0.0),
+                Features::NEGATIVE_SCALE,
+            ),
+        ];
+        wanted
+            .into_iter()
+            .filter(|(wanted, _)| *wanted)
+            .fold(self.operands, |all, (_, feature)| all | feature)
+    }
+
+    /// How many slopes the ALiBi shape asks for; 0 without ALiBi.
+    #[must_use]
+    pub const fn slope_count(&self, batch: usize, heads: usize) -> usize {
+        match self.alibi {
+            None => 0,
+            Some(AlibiShape::PerHead) => heads,
+            Some(AlibiShape::PerBatchHead) => batch * heads,
+        }
+    }
+
+    /// The slope of a head; 0 without slopes. `slopes` has [`Scoring::slope_count`] values.
+    #[must_use]
+    pub fn slope(&self, slopes: Option<&[f32]>, batch: usize, head: usize, heads: usize) -> f32 {
+        let index = match self.alibi {
+            Some(AlibiShape::PerBatchHead) => batch * heads + head,
+            _ => head,
+        };
+        slopes.map_or(0.0, |slopes| slopes[index])
+    }
+
+    /// The definition of a score, in `f64`: scale, then softcap, then ALiBi, then bias. Whether the key is seen at all is the
+    /// mask's business.
+    ///
+    /// `distance` is `|i + key length - query length - j|`. `round` is what is left of an intermediate result after storing it:
+    /// the identity for the reference itself.
+    #[must_use]
+    pub fn score(&self, dot: f64, terms: &ScoreTerms, round: impl Fn(f64) -> f64) -> f64 {
+        let mut score = round(round(dot) * f64::from(terms.scale));
+        if let Some(cap) = self.softcap.map(f64::from) {
+            score = round(cap * (score / cap).tanh());
+        }
+        if terms.slope != 0.0 {
+            score = round(score - terms.slope * terms.distance);
+        }
+        if self.has(Operand::Bias) {
+            score = round(score + terms.bias);
+        }
+        score
+    }
+}
+
+/// Refuses a factor of `q.k` that is larger than [`Scoring::MAX_SCALE`].
+pub fn check_factor(argument: &'static str, value: f64) -> Result<()> {
+    match value.abs() <= f64::from(Scoring::MAX_SCALE) {
+        true => Ok(()),
+        false => Err(Invalid::ScaleTooLarge { argument, value }),
+    }
+}
+
+/// What a score is made of beside the dot product; see [`Scoring::score`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScoreTerms {
+    /// Factor of the dot product: [`Scoring::scale_of`].
+    pub scale: f32,
+    /// ALiBi slope of the head, 0 for none.
+    pub slope: f64,
+    /// Distance of query and key.
+    pub distance: f64,
+    /// The bias tensor's element.
+    pub bias: f64,
+}
+
+impl fmt::Display for Scoring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words: Vec<String> = Vec::new();
+        let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
+        let mask = self.mask;
+        if mask.is_causal() {
+            words.push("mask=causal".to_owned());
+        } else if !mask.hides_nothing() {
+            words.push(format!(
+                "mask=window,{},{}",
+                side(mask.left),
+                side(mask.right)
+            ));
+        }
+        if mask.diagonal != Diagonal::default() {
+            words.push(format!("diagonal={}", mask.diagonal));
+        }
+        words.extend(self.scale.map(|scale| format!("scale={scale}")));
+        words.extend(self.softcap.map(|softcap| format!("softcap={softcap}")));
+        words.extend(self.alibi.map(|alibi| {
+            match alibi {
+                AlibiShape::PerHead => "alibi=head",
+                AlibiShape::PerBatchHead => "alibi=batch",
+            }
+            .to_owned()
+        }));
+        let others = flags().filter(|(operand, _)| self.has(*operand));
+        words.extend(others.map(|(_, word)| word.to_owned()));
+        f.write_str(&words.join(" "))
+    }
+}
+
+/// A word that is not an option of attention.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{:?} is not an option of attention; the options read like `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`",
+    Excerpt::new(.0)
+)]
+pub struct ParseScoringError(pub String);
+
+impl FromStr for Scoring {
+    type Err = ParseScoringError;
+
+    /// Parses what `Display` prints, in any order.
+    fn from_str(text: &str) -> std::result::Result<Self, ParseScoringError> {
+        let mut scoring = Scoring::default();
+        for word in text.split_whitespace() {
+            scoring
+                .parse_word(word)
+                .ok_or_else(|| ParseScoringError(word.to_owned()))?;
+        }
+        Ok(scoring)
+    }
+}
+
+impl Scoring {
+    /// Applies one word; `None` if it is not an option. For grammars that have other words as well.
+    pub fn parse_word(&mut self, word: &str) -> Option<()> {
+        match word.split_once('=') {
+            Some(("mask", value)) => self.mask = parse_mask(value)?.diagonal(self.mask.diagonal),
+            Some(("diagonal", value)) => self.mask.diagonal = value.parse().ok()?,
+            Some(("scale", value)) => self.scale = Some(value.parse().ok()?),
+            Some(("softcap", value)) => self.softcap = Some(value.parse().ok()?),
+            Some(("alibi", "head")) => self.alibi = Some(AlibiShape::PerHead),
+            Some(("alibi", "batch")) => self.alibi = Some(AlibiShape::PerBatchHead),
+            None => {
+                let (operand, _) = flags().find(|(_, flag)| *flag == word)?;
+                *self = self.with(operand);
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// The operands whose word says everything about them.
+fn flags() -> impl Iterator<Item = (Operand, &'static str)> {
+    let of_slopes = |operand: &Operand| *operand == Operand::Slopes;
+    { Operand::of_scores() }
+        .filter(move |operand| !of_slopes(operand))
+        .filter_map(|operand| Some((operand, operand.word()?)))
+}
+
+impl Scoring {
+    /// The words of options that are numbers, and what they mean.
+    pub const NUMBERS: [(&'static str, &'static str); 2] = [
+        ("scale", "factor of the scores [1/sqrt(head size)]"),
+        ("softcap", "bound of the scores [no bound]"),
+    ];
+
+    /// The names of all words that options have.
+    pub fn words() -> impl Iterator<Item = &'static str> {
+        { ["mask", "diagonal"].into_iter() }
+            .chain(Self::NUMBERS.map(|(word, _)| word))
+            .chain(Operand::of_scores().filter_map(Operand::word))
+    }
+
+    /// The options without the one that has this word.
+    #[must_use]
+    pub fn without(&self, word: &str) -> Self {
+        let mut less = Scoring::new();
+        for kept in self.to_string().split_whitespace() {
+            if kept.split('=').next() != Some(word) {
+                // It was an option before.
+                let _ = less.parse_word(kept);
+            }
+        }
+        less
+    }
+
+    /// Whether the option that has this word is in use.
+    #[must_use]
+    pub fn uses(&self, word: &str) -> bool {
+        self.to_string()
+            .split_whitespace()
+            .any(|used| used.split('=').next() == Some(word))
+    }
+}
+
+fn parse_mask(value: &str) -> Option<Mask> {
+    let side = |text: &str| match text {
+        "-1" => Some(None),
+        keys => keys.parse().ok().map(Some),
+    };
+    match value {
+        "none" => Some(Mask::none()),
+        "causal" => Some(Mask::causal()),
+        _ => {
+            let (left, right) = value.strip_prefix("window,")?.split_once(',')?;
+            Some(Mask::window(side(left)?, side(right)?))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quickcheck::quickcheck;
+
+    quickcheck! {
+        fn text_round_trips(kind: u8, left: Option<u32>, right: Option<u32>, scale: Option<u16>, cap: Option<u16>, flags: u8) -> bool {
+            let scoring = Scoring {
+                mask: match kind % 3 {
+                    0 => Mask::none(),
+                    1 => Mask::causal(),
+                    _ => Mask::window(left, right),
+                }
+                .diagonal(match kind / 3 % 3 {
+                    0 => Diagonal::BottomRight,
+                    1 => Diagonal::TopLeft,
+                    _ => Diagonal::At(i32::from(kind) - 100),
+                }),
+                scale: scale.map(|x| f32::from(x) / 7.0 - 1000.0),
+                softcap: cap.map(|x| f32::from(x) / 3.0 + 0.1),
+                alibi: [None, Some(AlibiShape::PerHead), Some(AlibiShape::PerBatchHead)][usize::from(flags) % 3],
+                operands: super::flags()
+                    .enumerate()
+                    .filter(|(index, _)| flags & (8 << index) != 0)
+                    .fold(Features::empty(), |all, (_, (operand, _))| all | operand.feature()),
+            };
+            scoring.to_string().parse() == Ok(scoring)
+        }
+    }
+
+    #[test]
+    fn unknown_words_are_named_and_escaped() {
+        let error = "mask=causal \u{1b}[31mred".parse::<Scoring>().unwrap_err();
+        assert!(
+            error.to_string().starts_with("\"\\u{1b}[31mred\" is not"),
+            "{error}"
+        );
+        let long = "x".repeat(10_000).parse::<Scoring>().unwrap_err();
+        assert!(long.to_string().len() < 300);
+    }
+
+    #[test]
+    fn the_numbers_are_checked() {
+        for scale in [f32::NAN, f32::INFINITY] {
+            assert!(Scoring::new().scale(scale).validate().is_err());
+        }
+        for softcap in [f32::NAN, f32::INFINITY, 0.0, -2.0, 1e-40, 4.3e37] {
+            assert!(Scoring::new().softcap(softcap).validate().is_err());
+        }
+        assert!(Scoring::new().scale(-1.0).softcap(1e9).validate().is_ok());
+        let text = |scoring: Scoring| scoring.validate().unwrap_err().to_string();
+        let most = Scoring::MAX_SCALE;
+        assert_eq!(most, 2.0_f32.powi(125));
+        for scale in [most, -most] {
+            assert!(Scoring::new().scale(scale).validate().is_ok());
+            assert!(Scoring::new().scale(scale).softcap(1.0).validate().is_ok());
+            let small = text(Scoring::new().scale(scale).softcap(0.5));
+            assert!(
+                small.starts_with("softcap is 0.5") && small.contains("|scale| / 2^125"),
+                "{small}"
+            );
+            let more = text(Scoring::new().scale(scale * 1.000_001));
+            assert!(
+                more.starts_with("scale is ") && more.contains("2^125"),
+                "{more}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_is_needed() {
+        assert_eq!(
+            Scoring::new().mask(Mask::causal()).scale(0.5).needs(),
+            Features::empty()
+        );
+        let all: Scoring = "scale=-1 softcap=3 alibi=head sinks bias keymask"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            all.needs(),
+            Features::SOFTCAP
+                | Features::ALIBI
+                | Features::SINKS
+                | Features::BIAS
+                | Features::KEY_MASK
+                | Features::NEGATIVE_SCALE
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! The types of numbers that tensors have.
+
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 binary32.
+    F32,
+    /// 8 bits with 4 bits of exponent and 3 of fraction (`float8_e4m3fn`): keys and values, each times a scale.
+    E4m3,
+}
+
+impl ElementType {
+    /// All of them.
+    pub const ALL: [ElementType; 4] = [
+        ElementType::F16,
+        ElementType::Bf16,
+        ElementType::F32,
+        ElementType::E4m3,
+    ];
+
+    /// Size of one element in bytes.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            ElementType::F16 | ElementType::Bf16 => 2,
+            ElementType::F32 => 4,
+            ElementType::E4m3 => 1,
+        }
+    }
+
+    /// Whether its numbers count times a scale: only keys and values have such a type.
+    #[must_use]
+    pub const fn is_scaled(self) -> bool {
+        matches!(self, ElementType::E4m3)
+    }
+
+    /// The types that queries can have.
+    pub fn of_queries() -> impl Iterator<Item = ElementType> {
+        Self::ALL.into_iter().filter(|element| !element.is_scaled())
+    }
+
+    /// The scaled types.
+    pub fn scaled() -> impl Iterator<Item = ElementType> {
+        Self::ALL.into_iter().filter(|element| element.is_scaled())
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            ElementType::F16 => "f16",
+            ElementType::Bf16 => "bf16",
+            ElementType::F32 => "f32",
+            ElementType::E4m3 => "e4m3",
+        }
+    }
+
+    /// The type of this name, as it prints.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|each| each.name() == name)
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The element types of the tensors of a call.
+///
+/// ```
+/// use warptile_spec::{ElementType, Types};
+///
+/// let types = Types::from(ElementType::Bf16).keys(ElementType::E4m3);
+/// assert_eq!((types.q, types.v), (ElementType::Bf16, ElementType::E4m3));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Types {
+    /// The type of queries, and of all tensors that have no type of their own here.
+    pub q: ElementType,
+    /// The type of keys.
+    pub k: ElementType,
+    /// The type of values.
+    pub v: ElementType,
+    /// The type of the output.
+    pub out: ElementType,
+}
+
+impl Types {
+    /// One type for all tensors.
+    #[must_use]
+    pub const fn of(element: ElementType) -> Self {
+        Types {
+            q: element,
+            k: element,
+            v: element,
+            out: element,
+        }
+    }
+
+    /// Another type of keys and values.
+    #[must_use]
+    pub const fn keys(self, element: ElementType) -> Self {
+        Types {
+            k: element,
+            v: element,
+            ..self
+        }
+    }
+
+    /// The type of keys and values, if it is a scaled one.
+    #[must_use]
+    pub fn scaled(self) -> Option<ElementType> {
+        Some(self.k).filter(|element| element.is_scaled())
+    }
+}
+
+impl From<ElementType> for Types {
+    fn from(element: ElementType) -> Self {
+        Types::of(element)
+    }
+}
