@@ -3,7 +3,8 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
-use warptile::{Element, ElementType, forward_cpu};
+use warptile::cpu::forward_cpu;
+use warptile::{Element, ElementType};
 use warptile_benches::case;
 use warptile_check::Case;
 

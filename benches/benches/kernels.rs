@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use warptile::Error;
 use warptile::gpu::Gpu;
-use warptile::{Choice, Error};
+use warptile::plan::Choice;
 use warptile_benches::{Half, case, gpu_backend};
 use warptile_driver::Event;
 

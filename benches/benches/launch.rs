@@ -2,7 +2,10 @@
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use warptile::gpu::{Gpu, Session};
-use warptile::{Attention, Call, Choice, Family, Layout, Operand, Slots};
+use warptile::kernels::Family;
+use warptile::plan::Choice;
+use warptile::spec::{Call, Operand, Slots};
+use warptile::{Attention, Layout};
 use warptile_benches::{Half, case, gpu_backend};
 use warptile_driver::{DeviceBuffer, Stream};
 

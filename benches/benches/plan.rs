@@ -3,7 +3,9 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Plan, Problem};
+use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile::spec::{Call, Problem};
+use warptile::{ElementType, Layout};
 use warptile_benches::case;
 
 /// Packed sequences of 50 rows on average, whose offsets are on the device.

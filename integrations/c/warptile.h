@@ -860,4 +860,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 0019938b49ac64bd73d2ad91ff7571042af242c3ee44872b35eeea394351a2e9 */
+/* Seal of header.sh: dd90e19c82ad6f32a394c78408bf7579d329dea5a33dfcba24d66815be6cd902 */

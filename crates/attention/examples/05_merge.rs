@@ -2,7 +2,9 @@
 //!
 //! `cargo run --release -p warptile --example 05_merge`
 
-use warptile::{Attention, Backend, LseBase, merge};
+use warptile::ops::merge;
+use warptile::spec::LseBase;
+use warptile::{Attention, Backend};
 
 fn main() -> warptile::Result<()> {
     let backend = Backend::auto()?;

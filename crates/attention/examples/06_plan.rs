@@ -2,7 +2,9 @@
 //!
 //! `cargo run --release -p warptile --example 06_plan`
 
-use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Mask, Plan, Scoring};
+use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile::spec::{Call, Scoring};
+use warptile::{ElementType, Layout, Mask};
 
 fn main() -> warptile::Result<()> {
     let mut scoring = Scoring::default();

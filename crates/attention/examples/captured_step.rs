@@ -10,10 +10,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use warptile::cache::SequenceId;
 use warptile::driver::{Driver, Graph};
 use warptile::gpu::Gpu;
 use warptile::half::f16;
-use warptile::{Backend, Error, KvCache, Layout, Mask, Result, Rotary, SequenceId, Tensor};
+use warptile::spec::Rotary;
+use warptile::{Backend, Error, KvCache, Layout, Mask, Result, Tensor};
 
 use command_line::{Options, number};
 use decode_step::{DecodeStep, bits};

@@ -30,7 +30,8 @@ use step::{Form, Step};
 /// [`keys`](Self::keys) of the sequences. All layers share one block table, so page `p` of a sequence is page `p` in each.
 ///
 /// ```
-/// use warptile::{Attention, Backend, KvCache, Mask, Pairing, Rotary};
+/// use warptile::{Attention, Backend, KvCache, Mask};
+/// use warptile::spec::{Pairing, Rotary};
 ///
 /// # fn main() -> warptile::Result<()> {
 /// let backend = Backend::cpu();
@@ -124,7 +125,7 @@ impl<T: Element> KvCacheBuilder<T> {
     /// is divided by scales, which are 1 until [`KvCache::set_scales`] sets others.
     ///
     /// ```
-    /// use warptile::{Attention, Backend, KvCache, ElementType};
+    /// use warptile::{Attention, Backend, ElementType, KvCache};
     ///
     /// # fn main() -> warptile::Result<()> {
     /// let backend = Backend::cpu();

@@ -2,7 +2,7 @@
 //!
 //! The way for someone with a stream and memory of their own:
 //! 1. [`Gpu::new`] or [`Gpu::on_stream`] once per device,
-//! 2. [`Call::builder`](crate::Call::builder) for what is to be computed, and [`Gpu::prepare`] for its problem: plans and loads
+//! 2. [`Call::builder`](crate::spec::Call::builder) for what is to be computed, and [`Gpu::prepare`] for its problem: plans and loads
 //!    the kernel the first time, and finds it again after that,
 //! 3. [`Prepared::launch`] for each call: checks the views and submits the kernel. It waits for nothing, and may be captured in
 //!    a [`Graph`](warptile_driver::Graph).
@@ -44,12 +44,13 @@ use prepared::Inner;
 pub(crate) use bindings::in_one;
 pub(crate) use prepared::Ready;
 
-pub use crate::spec::{Access, MemoryType, ViewTypes};
+pub use crate::backend::PassedOver;
 pub use append::PositionElement;
 pub use bindings::{Addresses, Bindings};
 pub use operation::Operation;
 pub use prepared::Prepared;
 pub use session::Session;
+pub use warptile_spec::{Access, MemoryType, ViewTypes};
 
 /// A kernel once it is loaded; until then locked by the thread that loads it.
 type Loading = Mutex<Option<Arc<Loaded>>>;

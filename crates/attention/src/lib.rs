@@ -23,13 +23,13 @@
 //! - A [`Tensor`] lives on a [`Backend`], a GPU or the CPU, and has a [`Layout`]: batch, length, heads, head size in any order
 //!   in memory. Keys and values may have fewer heads than the queries (grouped-query and multi-query attention) and a different
 //!   length.
-//! - [`Attention`] holds the options (the list is [`Scoring`]) and has one verb, [`forward`](Attention::forward). Its
+//! - [`Attention`] holds the options (the list is [`Scoring`](crate::spec::Scoring)) and has one verb, [`forward`](Attention::forward). Its
 //!   arguments are [`Queries`] and [`Keys`]: dense tensors, sequences packed one after the other, or keys and values in pages.
 //!   Values may have another head size than keys, and both may be [quantized](Keys::quantized) to 8 bits with scales.
-//! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
+//! - A [`Call`](crate::spec::Call) is one computation with its layouts and lengths. What is fixed of it is its [`Problem`](crate::spec::Problem): the planner chooses
 //!   kernels for a problem, so a decode step or a new packed batch does not plan again.
-//! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.
-//! - [`merge()`] joins results over disjoint keys; [`CacheWrite`] writes new keys and values into a cache, and rotates them.
+//! - A [`Plan`](crate::plan::Plan) says which kernels run and why every other does not; [`Plan::explain`](crate::plan::Plan::explain) prints it. [`Choice`](crate::plan::Choice) asks for others.
+//! - [`merge()`](crate::ops::merge) joins results over disjoint keys; [`CacheWrite`](crate::ops::CacheWrite) writes new keys and values into a cache, and rotates them.
 //! - [`gpu`] is the level below, for streams, memory and graphs of your own; its raw layer serves those of other libraries.
 //!
 //! # Sequences of different lengths
@@ -81,7 +81,8 @@
 //! [`append`](KvCache::append)s keys and values, rotated on the way, and attends to what its sequences have.
 //!
 //! ```
-//! use warptile::{Attention, Backend, KvCache, Layout, Mask, Pairing, Rotary, Tensor};
+//! use warptile::{Attention, Backend, KvCache, Layout, Mask, Tensor};
+//! use warptile::spec::{Pairing, Rotary};
 //!
 //! # fn main() -> warptile::Result<()> {
 //! # let backend = Backend::cpu();
@@ -111,7 +112,7 @@
 //! ```
 //!
 //! On a GPU the table and the lengths stay at their addresses, so a graph that captured a step does the next one, too, while lengths
-//! and pages grow: [`KvCache`] says how. Below it are [`CacheWrite`], which writes into pages of one's own, by slots as well, and
+//! and pages grow: [`KvCache`] says how. Below it are [`CacheWrite`](crate::ops::CacheWrite), which writes into pages of one's own, by slots as well, and
 //! [`Keys::paged`], which reads them. `examples/decoder` generates text with several sequences, and `examples/captured_step.rs`
 //! replays a captured step.
 //!
@@ -146,40 +147,26 @@
 
 mod attention;
 mod backend;
-mod cache;
+pub mod cache;
 mod considered;
-mod cpu;
+pub mod cpu;
 mod error;
 pub mod gpu;
 mod lse;
 mod operands;
-mod ops;
-mod plan;
+pub mod ops;
+pub mod plan;
 mod recent;
+pub mod spec;
 mod tensor;
 
-use warptile_spec as spec;
-
 pub use attention::{Attention, Output};
-pub use backend::{Backend, PassedOver};
-pub use cache::{KvCache, KvCacheBuilder, SequenceId};
-pub use considered::{Considered, Reason};
-pub use cpu::{append_cpu, forward_cpu, merge_cpu, raw};
+pub use backend::Backend;
+pub use cache::KvCache;
 pub use error::{Error, Result};
 pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
-pub use ops::{CacheTensors, CacheWrite, merge, merge_into};
-pub use plan::{
-    Basis, Choice, DeviceProfile, LaunchShape, Plan, Planner, Rates, RowProblem, Scratch, Settings,
-    Standing, Step, Timed,
-};
-pub use spec::{
-    AlibiShape, Append, AppendBuilder, Call, CallBuilder, Diagonal, E4m3, Element, ElementType,
-    Heads, HostInputs, HostOutputs, Invalid, Layout, LengthElement, LseBase, MAX_HEAD_DIM, MAX_LEN,
-    MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Pages, Pairing, ParseDiagonalError,
-    ParseScoringError, ParseSplitsError, Problem, Quantized, Request, Rotary, ScoreTerms, Scoring,
-    Sequence, SideLengths, Splits, TableLayout, Types, View,
-};
+pub use spec::{Diagonal, E4m3, Element, ElementType, Layout, Mask, Splits};
 pub use tensor::Tensor;
 
 /// The traits of types whose bits may be any.
@@ -190,7 +177,6 @@ pub use half;
 pub use warptile_driver as driver;
 /// The embedded kernels, their catalog and their tilings.
 pub use warptile_kernels as kernels;
-pub use warptile_kernels::{Family, Features, Operand, Slots};
 
 /// The README's examples, tested with the others.
 #[cfg(doctest)]

@@ -286,7 +286,7 @@ impl<'a, T: Element> Keys<'a, T> {
     }
 
     /// Dense keys and values in 8 bits, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the bytes to read in a step
-    /// of decoding. [`CacheWrite`](crate::CacheWrite) writes them; `scales` are those that it divides by. In pages:
+    /// of decoding. [`CacheWrite`](crate::ops::CacheWrite) writes them; `scales` are those that it divides by. In pages:
     /// [`in_pages`](Self::in_pages).
     ///
     /// ```

@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 use warptile_kernels::{Features, Image};
 
-use crate::considered::Considered;
 use crate::spec::Problem;
 
+pub use crate::considered::{Considered, Reason};
 pub use choice::Choice;
 pub use device::DeviceProfile;
 pub(crate) use occupancy::{MAX_TILES, alone_bytes};

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use bytemuck::cast_slice;
-use warptile::{Call, Element, ElementType, HostInputs};
+use warptile::spec::{Call, HostInputs};
+use warptile::{Element, ElementType};
 
 use crate::compiled::{Compiled, with_element, with_type};
 use crate::error::Result;
@@ -41,7 +42,8 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 ///
 /// ```
 /// use half::f16;
-/// use warptile::{Call, Element, HostInputs, Layout};
+/// use warptile::{Element, Layout};
+/// use warptile::spec::{Call, HostInputs};
 /// use warptile_check::Expectation;
 ///
 /// let layout = Layout::bshd([1, 3, 1, 8]);
@@ -426,8 +428,9 @@ fn errors_of(values: &[f32], reference: &[f64], errors: &mut [f64; AT_ONCE]) {
 mod tests {
     use super::*;
     use half::{bf16, f16};
+    use warptile::Layout;
     use warptile::kernels::Kind;
-    use warptile::{Layout, Operand, Scoring};
+    use warptile::spec::{Operand, Scoring};
 
     fn call() -> Call {
         let layout = Layout::bshd([1, 1, 1, 8]);

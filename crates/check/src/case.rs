@@ -5,7 +5,9 @@ mod draw;
 mod lists;
 mod shrink;
 
-use warptile::{DeviceProfile, ElementType, Heads, Operand, Scoring, Splits, Types};
+use warptile::plan::DeviceProfile;
+use warptile::spec::{Heads, Operand, Scoring, Types};
+use warptile::{ElementType, Splits};
 
 use crate::data::Random;
 

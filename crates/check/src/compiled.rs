@@ -4,7 +4,8 @@
 use bytemuck::allocation::cast_vec;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
-use warptile::{Element, Slots};
+use warptile::Element;
+use warptile::spec::Slots;
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::Case;

@@ -3,9 +3,8 @@
 use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
 use warptile::kernels::{Elements, Kind, Values};
-use warptile::{
-    Call, E4m3, Element, HostInputs, HostOutputs, Layout, Operand, Sequence, Slots, View,
-};
+use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Sequence, Slots, View};
+use warptile::{E4m3, Element, Layout};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::Case;
@@ -423,7 +422,7 @@ impl Case {
         let available = buffer.len().saturating_sub(offset);
         if available < needed {
             return Err(Failure::Invalid(Error::from(
-                warptile::Invalid::BufferTooSmall {
+                warptile::spec::Invalid::BufferTooSmall {
                     argument: "out",
                     needed,
                     available,

@@ -2,7 +2,8 @@
 
 use bytemuck::Pod;
 use warptile::gpu::Bindings;
-use warptile::{Element, Layout, Operand, Slots};
+use warptile::spec::{Operand, Slots};
+use warptile::{Element, Layout};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
 use crate::data::Data;

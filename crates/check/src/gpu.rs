@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use warptile::Element;
 use warptile::gpu::{Gpu, Prepared};
-use warptile::{Call, Choice, Element, Operand, Plan, Planner};
+use warptile::plan::{Choice, Plan, Planner};
+use warptile::spec::{Call, Operand};
 use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::device::{DeviceInputs, once_more};

@@ -14,7 +14,7 @@
 //! - [`Tile`] reads the scores and weights of one tile of a kernel one by one, and says which is wrong.
 //!
 //! ```
-//! use warptile::forward_cpu;
+//! use warptile::cpu::forward_cpu;
 //! use warptile_check::Case;
 //!
 //! let case: Case = "b2 q5 k7 h4/2 d16 f32 mask=causal seed=1".parse()?;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
 use warptile::kernels::{Count, Kind, Operations};
-use warptile::{Call, Element, ElementType, HostInputs, Layout, Operand, Slots, View};
+use warptile::spec::{Call, HostInputs, Operand, Slots, View};
+use warptile::{Element, ElementType, Layout};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
 use crate::accept::{Expectation, NaturalErrors, factor};

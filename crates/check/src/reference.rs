@@ -7,7 +7,8 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use warptile::{Call, HostInputs, Layout, Operand, View};
+use warptile::Layout;
+use warptile::spec::{Call, HostInputs, Operand, View};
 
 use crate::compiled::{Compiled, with_element};
 use crate::error::{Error, Result, limited};

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warptile::{DeviceProfile, ElementType, Heads};
+use warptile::ElementType;
+use warptile::plan::DeviceProfile;
+use warptile::spec::Heads;
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 

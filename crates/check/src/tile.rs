@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use warptile::{Element, ElementType, Heads};
+use warptile::spec::Heads;
+use warptile::{Element, ElementType};
 
 use crate::accept::LSE_TOLERANCE;
 use crate::case::Case;
@@ -436,7 +437,7 @@ fn set<T: Element>(buffer: &mut Buffer<T>, row: usize, column: usize, value: f64
 mod tests {
     use super::*;
     use half::{bf16, f16};
-    use warptile::forward_cpu;
+    use warptile::cpu::forward_cpu;
 
     /// The CPU path, whose result `spoil` may change: called with a call's number.
     fn read<T: Element>(tile: &Tile, spoil: impl Fn(&mut ResultBuffers<T>)) -> Reading {

@@ -1,10 +1,13 @@
 //! Cases whose keys and values are of one tensor, on the stand-in driver: one allocation has both.
 
 use half::f16;
+use warptile::Layout;
 use warptile::driver::Driver;
 use warptile::gpu::Gpu;
+use warptile::kernels::Family;
 use warptile::kernels::abi::{Forward, ForwardE4m3, Tensor};
-use warptile::{Choice, Family, Layout, Operand};
+use warptile::plan::Choice;
+use warptile::spec::Operand;
 use warptile_check::{Buffer, Case, Data, DeviceInputs, Ferry, LayoutKind, values_behind_keys};
 use warptile_driver::Stream;
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};

@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult};
-use warptile::{Diagonal, Element, ElementType, Mask, Operand, forward_cpu};
+use warptile::cpu::forward_cpu;
+use warptile::spec::Operand;
+use warptile::{Diagonal, Element, ElementType, Mask};
 use warptile_check::{Case, Failure, Inputs, Lengths, ResultBuffers, Used, reference};
 
 /// Computes `case` from the data of another case of the same shape.

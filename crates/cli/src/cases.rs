@@ -1,7 +1,8 @@
 //! Problems as a line of text: [`Case`] as command lines take it.
 
+use warptile::ElementType;
 use warptile::kernels::{Count, Kind};
-use warptile::{ElementType, Operand, Scoring};
+use warptile::spec::{Operand, Scoring};
 use warptile_check::{Case, ParseCaseError};
 
 use crate::text;

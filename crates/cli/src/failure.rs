@@ -83,8 +83,8 @@ impl From<warptile::Error> for Failure {
     }
 }
 
-impl From<warptile::Invalid> for Failure {
-    fn from(error: warptile::Invalid) -> Self {
+impl From<warptile::spec::Invalid> for Failure {
+    fn from(error: warptile::spec::Invalid) -> Self {
         Failure::Input(error.to_string())
     }
 }

@@ -13,7 +13,8 @@ use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
 use warptile::kernels::Operations;
-use warptile::{Element, ElementType, Layout, Operand, Slots, Types};
+use warptile::spec::{Operand, Slots, Types};
+use warptile::{Element, ElementType, Layout};
 
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs};

@@ -9,7 +9,9 @@ use clap::Args;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use warptile::kernels::{Count, Kind, Operations};
-use warptile::{Choice, Element, ElementType, Layout, Operand, Splits};
+use warptile::plan::Choice;
+use warptile::spec::Operand;
+use warptile::{Element, ElementType, Layout, Splits};
 use warptile_check::{Buffer, Case, Data, LayoutKind, quantize};
 
 use crate::cases;

@@ -1,6 +1,6 @@
 //! GPUs that need not be here: what the planner has to know of them.
 
-use warptile::DeviceProfile;
+use warptile::plan::DeviceProfile;
 
 /// What GPUs of one compute capability share (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 struct Architecture {

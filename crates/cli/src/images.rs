@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use warptile::Choice;
+use warptile::plan::Choice;
 use warptile_kernels::{ElementType, External, Family, Image, Target};
 
 use crate::failure::Failure;

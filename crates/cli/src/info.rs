@@ -6,10 +6,9 @@ use std::io::Write;
 use clap::Args;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
-use warptile::{
-    Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Planner, Rates, Reason,
-    Scoring,
-};
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason};
+use warptile::spec::{Call, Scoring};
+use warptile::{ElementType, Error, Layout, Mask};
 use warptile_driver::{Device as CudaDevice, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
 

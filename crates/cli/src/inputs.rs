@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use either::{Either, for_both, map_both};
 use half::{bf16, f16};
 use warptile::kernels::Operations;
-use warptile::{
-    Backend, Call, Element, Error, HostInputs, Invalid, Layout, Numbers as Request, Operand, Plan,
-    Slots, Types,
-};
+use warptile::plan::Plan;
+use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slots, Types};
+use warptile::{Backend, Element, Error, Layout};
 use warptile_check::Expectation;
 
 use crate::tensors::{Numbers, Settings, Tensors};

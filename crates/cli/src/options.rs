@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use warptile::gpu::Gpu;
-use warptile::{Backend, DeviceProfile, Diagonal, Layout, Mask, Rates, Scoring, Settings};
+use warptile::plan::{DeviceProfile, Rates, Settings};
+use warptile::spec::Scoring;
+use warptile::{Backend, Diagonal, Layout, Mask};
 use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 

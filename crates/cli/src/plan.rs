@@ -5,7 +5,9 @@ use std::io::Write;
 
 use clap::Args;
 use serde::Serialize;
-use warptile::{Call, Choice, DeviceProfile, Error, Plan, Planner, Rates, Reason, Standing};
+use warptile::Error;
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Standing};
+use warptile::spec::Call;
 use warptile_check::Case;
 use warptile_kernels::Target;
 

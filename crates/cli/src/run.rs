@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use safetensors::Dtype;
-use warptile::{Call, Choice, Diagonal, Element, ElementType, Scoring, Splits};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Scoring};
+use warptile::{Diagonal, Element, ElementType, Splits};
 use warptile_check::Verdict;
 
 use crate::cases;

@@ -2,10 +2,9 @@
 
 use either::{Either, for_both};
 use warptile::kernels::{Count, Kind};
-use warptile::{
-    Attention, Choice, Element, Keys, Operand, Queries, Scales, Scoring, Slots, Splits,
-    TableLayout, Tensor, Types,
-};
+use warptile::plan::Choice;
+use warptile::spec::{Operand, Scoring, Slots, TableLayout, Types};
+use warptile::{Attention, Element, Keys, Queries, Scales, Splits, Tensor};
 
 /// The options of a call, as far as no operand says them.
 #[derive(Debug, Clone, PartialEq)]

@@ -24,7 +24,8 @@ pub use builder::check_types;
 /// head. A query that sees no key has `out = 0` and `lse = -inf`; with a sink, `lse` is the sink.
 ///
 /// ```
-/// use warptile::{Call, ElementType, Layout, Mask, Scoring};
+/// use warptile::{ElementType, Layout, Mask};
+/// use warptile::spec::{Call, Scoring};
 ///
 /// let q = Layout::bshd([2, 100, 8, 64]);
 /// let kv = Layout::bshd([2, 300, 2, 64]); // four query heads share a key/value head

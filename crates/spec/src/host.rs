@@ -10,7 +10,7 @@ use crate::{
 /// The inputs of an operation on the CPU: for each operand that the description needs, and for no other, its memory.
 ///
 /// ```
-/// use warptile::{HostInputs, Operand};
+/// use warptile::spec::{HostInputs, Operand};
 ///
 /// let (q, k, slopes) = ([0.5_f32; 16], [0.5_f32; 24], [0.25_f32; 2]);
 /// let inputs = HostInputs::new(&q, &k, &k).with(Operand::Slopes, &slopes);

@@ -15,7 +15,7 @@ pub(crate) const BLOCK_TABLE: &str = Operand::BlockTable.name();
 /// Where the entries of a block table lie: a row for each sequence, of the numbers of its pages in order.
 ///
 /// ```
-/// use warptile::TableLayout;
+/// use warptile::spec::TableLayout;
 ///
 /// let dense = TableLayout::from([4, 8]); // 4 sequences of up to 8 pages
 /// assert_eq!(dense.row_stride, 8);

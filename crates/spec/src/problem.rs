@@ -8,7 +8,8 @@ use crate::{Call, ElementType, Features, Heads, Mask, Scoring, Splits, Types};
 /// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
 ///
 /// ```
-/// use warptile::{Call, ElementType, Layout};
+/// use warptile::{ElementType, Layout};
+/// use warptile::spec::Call;
 ///
 /// let problem = |keys| {
 ///     let (q, k) = (Layout::bshd([1, 1, 8, 64]), Layout::bshd([1, keys, 8, 64]));

@@ -22,12 +22,13 @@ pub enum AlibiShape {
 /// as words: `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`, nothing for an option that is not used.
 ///
 /// ```
-/// use warptile::{Mask, Scoring};
+/// use warptile::Mask;
+/// use warptile::spec::Scoring;
 ///
 /// let scoring: Scoring = "mask=causal softcap=30".parse()?;
 /// assert_eq!(scoring.mask, Mask::causal());
 /// assert_eq!(scoring.to_string(), "mask=causal softcap=30");
-/// # Ok::<(), warptile::ParseScoringError>(())
+/// # Ok::<(), warptile::spec::ParseScoringError>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]

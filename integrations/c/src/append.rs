@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 
+use attention::cpu::raw;
 use attention::gpu::Prepared;
-use attention::{Append as Checked, raw};
+use attention::spec::Append as Checked;
 
 use crate::append_desc::{AppendDesc, AppendMemory, rotation, write};
 use crate::error::{Result, guarded};

@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use attention::{Append, ElementType, Layout as Strided, Numbers, Operand, Pairing, Rotary, Slots};
+use attention::spec::{Append, Numbers, Operand, Pairing, Rotary, Slots};
+use attention::{ElementType, Layout as Strided};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, elements, expect_within, memory};
@@ -282,7 +283,7 @@ fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
     };
     // An odd size has no table.
     if !size.is_multiple_of(2) {
-        return Err(attention::Invalid::RotarySize { size }.into());
+        return Err(attention::spec::Invalid::RotarySize { size }.into());
     }
     let layout = Strided::new([1, positions, 1, pairs], [0, stride, 0, 1]);
     Ok(Some((of_table, layout)))

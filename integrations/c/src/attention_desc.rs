@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use attention::{AlibiShape, Call, Choice, Diagonal, Mask, Operand, Scoring, Splits, TableLayout};
+use attention::plan::Choice;
+use attention::spec::{AlibiShape, Call, Operand, Scoring, TableLayout};
+use attention::{Diagonal, Mask, Splits};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};

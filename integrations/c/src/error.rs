@@ -6,8 +6,9 @@ use std::ffi::{CString, c_char};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use attention::Error;
 use attention::driver::DriverError;
-use attention::{Error, Invalid};
+use attention::spec::Invalid;
 
 /// Done.
 pub const WARPTILE_OK: i32 = 0;

@@ -2,7 +2,8 @@
 
 use std::ffi::c_char;
 
-use attention::{Choice, DeviceProfile, Plan, Problem};
+use attention::plan::{Choice, DeviceProfile, Plan};
+use attention::spec::Problem;
 
 use crate::attention_desc::{AttentionDesc, call, choice};
 use crate::error::{Result, guarded};

@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 
+use attention::cpu::raw;
 use attention::gpu::Prepared;
-use attention::{Call, raw};
+use attention::spec::Call;
 
 use crate::attention_desc::{AttentionDesc, AttentionMemory, call, choice};
 use crate::error::{Failure, Result, guarded};

@@ -1,8 +1,9 @@
 //! Operands in the caller's memory.
 
+use attention::ElementType;
+use attention::cpu::raw::{self, HostMemory};
 use attention::kernels::{Count, Elements, Kind};
-use attention::raw::{self, HostMemory};
-use attention::{ElementType, Numbers, Operand, Request, Slots};
+use attention::spec::{Numbers, Operand, Request, Slots};
 
 use crate::error::{Failure, Result};
 use crate::structs::{Versioned, address, check_pointer};
@@ -27,9 +28,9 @@ pub(crate) fn named(addresses: &Slots<u64>) -> impl Iterator<Item = (&'static st
 macro_rules! memory {
     ($Memory:ty { $($Operand:ident: $field:ident),* $(,)? }) => {
         impl $crate::host::Memory for $Memory {
-            fn pointer(&self, operand: attention::Operand) -> *mut u8 {
+            fn pointer(&self, operand: attention::spec::Operand) -> *mut u8 {
                 match operand {
-                    $(attention::Operand::$Operand => self.$field as *mut u8,)*
+                    $(attention::spec::Operand::$Operand => self.$field as *mut u8,)*
                     _ => std::ptr::null_mut(),
                 }
             }

@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 
+use attention::cpu::raw::{self, HostMemory};
 use attention::gpu::{Addresses, Prepared};
-use attention::raw::{self, HostMemory};
-use attention::{ElementType, Layout as Checked, LseBase, Merge as Description};
+use attention::spec::{LseBase, Merge as Description};
+use attention::{ElementType, Layout as Checked};
 
 use crate::error::{Failure, Result, guarded};
 use crate::host::elements;

@@ -2,7 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use attention::{ElementType, Layout as Checked, Types};
+use attention::spec::Types;
+use attention::{ElementType, Layout as Checked};
 
 use crate::error::{Failure, Result, guarded};
 

@@ -7,9 +7,10 @@ use std::error::Error;
 use half::f16;
 use warptile_cudarc::Session;
 use warptile_cudarc::cudarc::driver::CudaContext;
-use warptile_cudarc::warptile::{
-    Call, Choice, ElementType, HostInputs, HostOutputs, Layout, Mask, Scoring, driver, forward_cpu,
-};
+use warptile_cudarc::warptile::cpu::forward_cpu;
+use warptile_cudarc::warptile::plan::Choice;
+use warptile_cudarc::warptile::spec::{Call, HostInputs, HostOutputs, Scoring};
+use warptile_cudarc::warptile::{ElementType, Layout, Mask, driver};
 
 fn main() -> Result<(), Box<dyn Error>> {
     // cudarc panics where there is no driver; this says why there is none.

@@ -8,9 +8,10 @@ use cudarc::driver::{
     CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
     SyncOnDrop,
 };
+use warptile::Element;
 use warptile::bytemuck::Pod;
 use warptile::gpu::{Access, MemoryType, ViewTypes};
-use warptile::{Element, Operand, Slots};
+use warptile::spec::{Operand, Slots};
 
 use crate::error::{Error, Result};
 
@@ -110,7 +111,7 @@ impl Locked<'_> {
         needed: impl Iterator<Item = (usize, &'static str, Option<u64>)>,
     ) -> Result<()> {
         for (at, argument, needed) in needed {
-            let presence = |rule| Err(warptile::Invalid::Presence { argument, rule }.into());
+            let presence = |rule| Err(warptile::spec::Invalid::Presence { argument, rule }.into());
             match (needed, self.rooms[at]) {
                 (None, Some(_)) => {
                     return presence("is given, but the call was built without it");
@@ -119,7 +120,7 @@ impl Locked<'_> {
                 (Some(_), None) => return presence("is missing, but the call needs it"),
                 (Some(needed), Some(Room { bytes, elements })) if bytes < needed => {
                     let count = |bytes: u64| bytes as usize / elements.size().max(1);
-                    return Err(warptile::Invalid::BufferTooSmall {
+                    return Err(warptile::spec::Invalid::BufferTooSmall {
                         argument,
                         needed: count(needed),
                         available: count(bytes),
@@ -133,13 +134,13 @@ impl Locked<'_> {
     }
 }
 
-/// The memory of an attention or a cache write: a view for every operand that the [`Call`](warptile::Call) or the
-/// [`Append`](warptile::Append) needs, and for no other. Lists lie on the device: the call is built with `device_key_lengths`,
+/// The memory of an attention or a cache write: a view for every operand that the [`Call`](warptile::spec::Call) or the
+/// [`Append`](warptile::spec::Append) needs, and for no other. Lists lie on the device: the call is built with `device_key_lengths`,
 /// `device_query_offsets` and so on.
 ///
 /// ```no_run
 /// # use warptile_cudarc::cudarc::driver::CudaSlice;
-/// # use warptile_cudarc::warptile::Operand;
+/// # use warptile_cudarc::warptile::spec::Operand;
 /// # use warptile_cudarc::Bindings;
 /// # type List<T> = CudaSlice<T>;
 /// # fn f(q: &List<f32>, k: &List<f32>, v: &List<f32>, lengths: &List<i32>, out: &mut List<f32>, lse: &mut List<f32>) {

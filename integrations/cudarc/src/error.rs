@@ -38,8 +38,8 @@ pub enum Error {
     },
 }
 
-impl From<warptile::Invalid> for Error {
-    fn from(error: warptile::Invalid) -> Self {
+impl From<warptile::spec::Invalid> for Error {
+    fn from(error: warptile::spec::Invalid) -> Self {
         Error::Warptile(error.into())
     }
 }

@@ -1,13 +1,14 @@
 //! Warptile's attention on [cudarc](https://docs.rs/cudarc)'s streams and memory.
 //!
 //! A [`Session`] is Warptile's side of a [`CudaStream`](cudarc::driver::CudaStream). It launches descriptions of Warptile's, a
-//! [`Call`](warptile::Call), an [`Append`](warptile::Append) or a [`Merge`](warptile::Merge), on views of cudarc's memory: [`Bindings`] and
+//! [`Call`](warptile::spec::Call), an [`Append`](warptile::spec::Append) or a [`Merge`](warptile::spec::Merge), on views of cudarc's memory: [`Bindings`] and
 //! [`MergeBindings`].
 //!
 //! ```no_run
 //! use warptile_cudarc::Session;
 //! use warptile_cudarc::cudarc::driver::CudaContext;
-//! use warptile_cudarc::warptile::{Layout, Mask, Scoring};
+//! use warptile_cudarc::warptile::{Layout, Mask};
+//! use warptile_cudarc::warptile::spec::Scoring;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let stream = CudaContext::new(0)?.default_stream();

@@ -8,7 +8,9 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, 
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
 use warptile::gpu::{Addresses, Gpu, Prepared};
-use warptile::{Append, Call, Choice, Element, Layout, Merge, Operand, Scoring, Slots};
+use warptile::plan::Choice;
+use warptile::spec::{Append, Call, Merge, Operand, Scoring, Slots};
+use warptile::{Element, Layout};
 
 use crate::bindings::{Bindings, Locked, MergeBindings, lock};
 use crate::error::{Error, Result};
@@ -39,7 +41,7 @@ impl Session {
     }
 
     /// For the launches of one capture, with a workspace of so many bytes: the most that a plan of them needs
-    /// ([`Plan::scratch`](warptile::Plan::scratch)). A captured launch of any other session allocates its workspace, fills it with zeros
+    /// ([`Plan::scratch`](warptile::plan::Plan::scratch)). A captured launch of any other session allocates its workspace, fills it with zeros
     /// and frees it at each replay, which takes microseconds where the workspace is of megabytes.
     ///
     /// Waits until the workspace is ready.
@@ -77,7 +79,7 @@ impl Session {
     /// `[batch, heads, length]`. For more than that, [`Session::launch`].
     ///
     /// # Errors
-    /// As [`Session::launch`], and those of [`CallBuilder::build`](warptile::CallBuilder::build).
+    /// As [`Session::launch`], and those of [`CallBuilder::build`](warptile::spec::CallBuilder::build).
     pub fn forward<T: Element>(
         &self,
         scoring: Scoring,
@@ -111,7 +113,7 @@ impl Session {
     }
 
     /// As [`Session::launch`], of a call that is described when it is known whether q, k, v and the output start at multiples of 16 bytes
-    /// ([`CallBuilder::unaligned_addresses`](warptile::CallBuilder::unaligned_addresses)), and by a chosen kernel.
+    /// ([`CallBuilder::unaligned_addresses`](warptile::spec::CallBuilder::unaligned_addresses)), and by a chosen kernel.
     ///
     /// # Errors
     /// As [`Session::launch`], and those of `describe`.
@@ -169,7 +171,7 @@ impl Session {
         mut bindings: MergeBindings<'_, T>,
     ) -> Result<()> {
         if T::TYPE != merge.element() {
-            return Err(warptile::Invalid::ElementMismatch {
+            return Err(warptile::spec::Invalid::ElementMismatch {
                 argument: "out",
                 expected: merge.element(),
                 found: T::TYPE,
@@ -178,7 +180,7 @@ impl Session {
         }
         let (found, needed) = (bindings.parts(), merge.part_count());
         if found != needed {
-            return Err(warptile::Invalid::Count {
+            return Err(warptile::spec::Invalid::Count {
                 argument: "parts",
                 found,
                 needed,

@@ -10,10 +10,13 @@ use half::{bf16, f16};
 use warptile_cudarc::cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, sys,
 };
-use warptile_cudarc::warptile::{
-    Append, Call, CallBuilder, Choice, Element, ElementType, HostInputs, HostOutputs, Layout, Mask,
-    Merge, Operand, Pairing, Rotary, Scoring, TableLayout, append_cpu, forward_cpu,
+use warptile_cudarc::warptile::cpu::{append_cpu, forward_cpu};
+use warptile_cudarc::warptile::plan::Choice;
+use warptile_cudarc::warptile::spec::{
+    Append, Call, CallBuilder, HostInputs, HostOutputs, Merge, Operand, Pairing, Rotary, Scoring,
+    TableLayout,
 };
+use warptile_cudarc::warptile::{Element, ElementType, Layout, Mask};
 use warptile_cudarc::{Bindings, MergeBindings, Session};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;

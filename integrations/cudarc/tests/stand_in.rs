@@ -9,10 +9,11 @@ use std::thread;
 use half::{bf16, f16};
 use libloading::Library;
 use warptile_cudarc::cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
-use warptile_cudarc::warptile::{
-    Append, Call, Choice, ElementType, Layout, Mask, Merge, Operand, Pairing, Rotary, Scoring,
-    TableLayout, Types,
+use warptile_cudarc::warptile::plan::Choice;
+use warptile_cudarc::warptile::spec::{
+    Append, Call, Merge, Operand, Pairing, Rotary, Scoring, TableLayout, Types,
 };
+use warptile_cudarc::warptile::{ElementType, Layout, Mask};
 use warptile_cudarc::{Bindings, MergeBindings, Session};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;

@@ -2,8 +2,10 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use warptile::Layout;
+use warptile::cpu::raw;
 use warptile::kernels::Operations;
-use warptile::{Append, Layout, Numbers, Operand, Pairing, Rotary, TableLayout, raw};
+use warptile::spec::{Append, Numbers, Operand, Pairing, Rotary, TableLayout};
 
 use crate::arguments::{Reader, objects};
 use crate::array::{Described, Device, Gradients, Order};

@@ -4,7 +4,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Diagonal, Mask, Operand, Scoring, Slots};
+use warptile::spec::{Operand, Scoring, Slots};
+use warptile::{Diagonal, Mask};
 
 use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of};
 use crate::cpu;

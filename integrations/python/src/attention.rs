@@ -1,8 +1,11 @@
 //! `attention` and `explain`: the arguments checked against each other, and the call that they make.
 
 use pyo3::prelude::*;
+use warptile::Layout;
+use warptile::cpu::raw;
 use warptile::kernels::{Count, Elements, Excerpt, Kind};
-use warptile::{Call, Choice, DeviceProfile, Layout, Operand, Plan, raw};
+use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile::spec::{Call, Operand};
 
 use crate::arguments::{Options, Reader};
 use crate::array::{Device, Gradients, Library, Order};

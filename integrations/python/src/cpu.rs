@@ -1,6 +1,6 @@
 //! Memory of other libraries on the CPU.
 
-use warptile::raw::HostMemory;
+use warptile::cpu::raw::HostMemory;
 
 use crate::array::Described;
 use crate::errors::{Failure, Result};

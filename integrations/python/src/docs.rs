@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use warptile::Operand;
 use warptile::kernels::{Count, Elements, Kind, Operations};
+use warptile::spec::Operand;
 
 use crate::arguments::OPTIONS;
 use crate::given::scaled_types;

@@ -3,9 +3,10 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
+use warptile::Error;
 use warptile::driver::DriverError;
 use warptile::kernels::Operations;
-use warptile::{Error, Invalid, Operand};
+use warptile::spec::{Invalid, Operand};
 
 /// What a call can fail with: an exception of this package's, or one that Python or another library raised.
 #[derive(Debug)]

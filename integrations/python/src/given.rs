@@ -1,9 +1,10 @@
 //! Operands as they were given, and what they make of a call.
 
 use pyo3::prelude::*;
+use warptile::Layout;
+use warptile::cpu::raw::{self, HostMemory};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::raw::{self, HostMemory};
-use warptile::{Call, Layout, Numbers, Operand, Request, Slots, TableLayout, Types};
+use warptile::spec::{Call, Numbers, Operand, Request, Slots, TableLayout, Types};
 
 use crate::array::{Array, Described, Dtype, Order};
 use crate::cpu;

@@ -11,7 +11,8 @@ use warptile::driver::sys::{
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, Gpu};
-use warptile::{Append, Call, Choice, DeviceProfile, Merge, Plan, Problem, Slots};
+use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile::spec::{Append, Call, Merge, Problem, Slots};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};

@@ -23,7 +23,7 @@ use pyo3::prelude::*;
 mod native {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
-    use warptile::LseBase;
+    use warptile::spec::LseBase;
 
     use crate::append;
     use crate::arguments::Options;

@@ -1,8 +1,10 @@
 //! `merge`: attention over disjoint sets of keys, merged into attention over all of them.
 
 use pyo3::prelude::*;
+use warptile::Layout;
+use warptile::cpu::raw;
 use warptile::gpu::Addresses;
-use warptile::{Layout, LseBase, Merge, raw};
+use warptile::spec::{LseBase, Merge};
 
 use crate::arguments::Reader;
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Order};

@@ -1,7 +1,8 @@
 //! A decode step: one token for each sequence, in tensors that stay where they are. An example captures it, and a test.
 
 use warptile::half::f16;
-use warptile::{Attention, Backend, KvCache, Layout, Mask, Pairing, Result, Rotary, Tensor};
+use warptile::spec::{Pairing, Rotary};
+use warptile::{Attention, Backend, KvCache, Layout, Mask, Result, Tensor};
 
 /// What a model would compute with, and the outputs of each layer. All layers have the same queries, keys and values here.
 pub(crate) struct DecodeStep {

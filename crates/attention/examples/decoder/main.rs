@@ -12,8 +12,10 @@ mod plain;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use warptile::cache::SequenceId;
 use warptile::half::f16;
-use warptile::{Attention, Backend, KvCache, Layout, Pairing, Result, Rotary, SequenceId, Tensor};
+use warptile::spec::{Pairing, Rotary};
+use warptile::{Attention, Backend, KvCache, Layout, Result, Tensor};
 
 use command_line::{Options, number};
 use model::{

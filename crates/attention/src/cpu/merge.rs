@@ -7,11 +7,11 @@ use crate::spec::{
     Element, LseBase, Merge, PART_LSE, PART_OUT, check_type, expect_parts, expect_presence,
 };
 
-/// Merges results on the CPU; `parts` are the outputs and lse in the layouts of `merge`. See [`merge`](crate::merge()) for the rules.
+/// Merges results on the CPU; `parts` are the outputs and lse in the layouts of `merge`. See [`merge`](crate::ops::merge()) for the rules.
 ///
 /// # Errors
-/// [`Invalid::Count`](crate::Invalid::Count), [`Invalid::ElementMismatch`](crate::Invalid::ElementMismatch),
-/// [`Invalid::BufferTooSmall`](crate::Invalid::BufferTooSmall) or [`Invalid::Presence`](crate::Invalid::Presence) if the slices are not those of the
+/// [`Invalid::Count`](crate::spec::Invalid::Count), [`Invalid::ElementMismatch`](crate::spec::Invalid::ElementMismatch),
+/// [`Invalid::BufferTooSmall`](crate::spec::Invalid::BufferTooSmall) or [`Invalid::Presence`](crate::spec::Invalid::Presence) if the slices are not those of the
 /// description.
 pub fn merge_cpu<T: Element>(
     merge: &Merge,

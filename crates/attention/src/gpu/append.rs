@@ -41,7 +41,7 @@ impl PositionElement for i64 {
 
 impl Gpu {
     /// The kernel that writes keys and values into a cache: loaded the first time, and found again after that. It launches any
-    /// [`Append`] of these [`types`](crate::Append::types).
+    /// [`Append`] of these [`types`](crate::spec::Append::types).
     ///
     /// # Errors
     /// As [`Gpu::prepare_merge`].

@@ -65,7 +65,8 @@ impl<'a> Places<'a> {
 /// The memory of one launch: a view for every operand that the description needs, and for no other.
 ///
 /// ```no_run
-/// # use warptile::{Operand, gpu::Bindings};
+/// # use warptile::gpu::Bindings;
+/// # use warptile::spec::Operand;
 /// # use warptile::driver::DeviceBuffer;
 /// # fn f(q: &DeviceBuffer<f32>, k: &DeviceBuffer<f32>, v: &DeviceBuffer<f32>, mut out: DeviceBuffer<f32>, mut lse: DeviceBuffer<f32>) {
 /// let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())

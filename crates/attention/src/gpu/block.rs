@@ -10,7 +10,7 @@ use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout};
 
 /// The block of kernels that read through addresses.
 ///
-/// Counts fit 32 bits: the call has checked them against [`MAX_LEN`](crate::MAX_LEN), and strides that are stepped along lie
+/// Counts fit 32 bits: the call has checked them against [`MAX_LEN`](crate::spec::MAX_LEN), and strides that are stepped along lie
 /// below their layout's checked extent.
 pub(super) fn forward(
     call: &Call,

@@ -11,8 +11,8 @@ use crate::gpu::kernel::{Block, Loaded};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::Expected;
 
-/// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::Call), [`Merge`](crate::Merge) or
-/// [`Append`](crate::Append).
+/// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::spec::Call), [`Merge`](crate::spec::Merge) or
+/// [`Append`](crate::spec::Append).
 ///
 /// All of them are launched by [`Prepared`](crate::gpu::Prepared). An operation has a plan of one or more steps. For each step it gives the
 /// grid, and fills the parameter block of the step's kernel. Steps run one after the other, and share one workspace.
@@ -64,7 +64,7 @@ pub trait Operation: sealed::Sealed + fmt::Debug {
     #[doc(hidden)]
     fn shape(&self, step: &Step) -> Result<LaunchShape>;
 
-    /// Fills the block of a step's kernel. Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::MAX_LEN), and the
+    /// Fills the block of a step's kernel. Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::spec::MAX_LEN), and the
     /// shape its CTAs. The context is current.
     #[doc(hidden)]
     fn block(&self, launch: &StepLaunch<'_>) -> Result<Block>;

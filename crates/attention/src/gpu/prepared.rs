@@ -216,7 +216,7 @@ impl<O: Operation> Prepared<O> {
     /// called before. Numbers that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
     /// launch reads them anew at each replay.
     ///
-    /// [`CallBuilder::device_key_lengths`]: crate::CallBuilder::device_key_lengths
+    /// [`CallBuilder::device_key_lengths`]: crate::spec::CallBuilder::device_key_lengths
     ///
     /// # Errors
     /// Before anything is submitted: [`Error::OtherProblem`] or [`Invalid::ElementMismatch`]; another number of parts; an address that is
@@ -237,7 +237,7 @@ impl<O: Operation> Prepared<O> {
     /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives until the launch has ended, and as long as
     ///   any graph that captured it: nobody knows of a raw launch, so the end of the context does not wait for it.
     ///
-    /// [`workspace_bytes`]: crate::LaunchShape::workspace_bytes
+    /// [`workspace_bytes`]: crate::plan::LaunchShape::workspace_bytes
     pub unsafe fn launch_raw<'a>(
         &self,
         stream: CUstream,

@@ -39,7 +39,7 @@ impl Session {
         Self::with_scratch(gpu, stream, Scratch::of_any_plan(gpu.profile()))
     }
 
-    /// As [`Session::new`], for plans that need no more than this: the largest of their [`scratch`](crate::Plan::scratch).
+    /// As [`Session::new`], for plans that need no more than this: the largest of their [`scratch`](crate::plan::Plan::scratch).
     ///
     /// # Errors
     /// When the device is out of memory.

@@ -23,7 +23,9 @@ use crate::tensor::{Bytes, Tensor};
 /// have, through a block table or not. On a GPU the call returns when the work is submitted; numbers on the host travel along.
 ///
 /// ```
-/// use warptile::{Backend, CacheWrite, Pairing, Rotary};
+/// use warptile::Backend;
+/// use warptile::ops::CacheWrite;
+/// use warptile::spec::{Pairing, Rotary};
 ///
 /// # fn main() -> warptile::Result<()> {
 /// let backend = Backend::cpu();
@@ -167,7 +169,8 @@ impl<'a, T: Element> CacheTensors<'a, T> {
     /// A cache in 8 bits: what it holds is the nearest to each number divided by its scale, after the rotation.
     ///
     /// ```
-    /// use warptile::{Backend, CacheTensors, CacheWrite, E4m3, Scales};
+    /// use warptile::{Backend, E4m3, Scales};
+    /// use warptile::ops::{CacheTensors, CacheWrite};
     ///
     /// # fn main() -> warptile::Result<()> {
     /// let backend = Backend::cpu();

@@ -25,7 +25,9 @@ use crate::tensor::Tensor;
 /// Sinks must be part of at most one of the results.
 ///
 /// ```
-/// use warptile::{Attention, Backend, LseBase, merge};
+/// use warptile::{Attention, Backend};
+/// use warptile::ops::merge;
+/// use warptile::spec::LseBase;
 ///
 /// # fn main() -> warptile::Result<()> {
 /// let backend = Backend::cpu();
@@ -46,7 +48,7 @@ use crate::tensor::Tensor;
 /// ```
 ///
 /// # Errors
-/// [`Invalid::Count`](crate::Invalid::Count) without parts, [`Invalid::TooLong`](crate::Invalid::TooLong) with more than 32: merge the results of merges then. When the parts differ in shape, a
+/// [`Invalid::Count`](crate::spec::Invalid::Count) without parts, [`Invalid::TooLong`](crate::spec::Invalid::TooLong) with more than 32: merge the results of merges then. When the parts differ in shape, a
 /// lse is not that of its output, or the tensors are on different devices. If the device is out of memory or the launch fails.
 pub fn merge<T: Element>(parts: &[(&Tensor<T>, &Lse)], base: LseBase) -> Result<(Tensor<T>, Lse)> {
     let Some((first, _)) = parts.first() else {

@@ -45,7 +45,7 @@ impl Choice {
     /// The kernel of a family and a tiling.
     ///
     /// ```
-    /// use warptile::Choice;
+    /// use warptile::plan::Choice;
     /// use warptile::kernels::tiling::{D64M32N64W4S2, Wmma};
     ///
     /// assert_eq!(Choice::kernel_of::<Wmma, D64M32N64W4S2>().to_string(), "wmma_d64_32x64_w4_s2");

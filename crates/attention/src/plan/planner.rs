@@ -35,7 +35,9 @@ static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels:
 /// What planning starts from: a device, its rates, and the images to choose among.
 ///
 /// ```
-/// use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Planner};
+/// use warptile::{ElementType, Layout};
+/// use warptile::plan::{Choice, DeviceProfile, Planner};
+/// use warptile::spec::Call;
 ///
 /// let tensor = Layout::bshd([2, 512, 8, 64]);
 /// let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16).build()?;
@@ -448,10 +450,10 @@ impl Plan {
     /// Chooses kernels for `problem` on `device` from the embedded catalog and the embedded rates; [`Planner`] takes others.
     ///
     /// # Errors
-    /// [`Error::UnknownName`](crate::Error::UnknownName) if the catalog has no kernel or image of the name asked for;
-    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run;
-    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all;
-    /// [`Error::Profile`](crate::Error::Profile) if there can be no such device.
+    /// [`Error::UnknownName`] if the catalog has no kernel or image of the name asked for;
+    /// [`Error::NoKernel`] with every kernel's reason if none, or not the one asked for, can run;
+    /// [`Error::NoImages`] if the program has no kernels for the device at all;
+    /// [`Error::Profile`] if there can be no such device.
     pub fn gpu(problem: Problem, device: &DeviceProfile, choice: &Choice) -> Result<Self> {
         Planner::new(device).plan(problem, choice)
     }

@@ -34,7 +34,7 @@ pub use fit::Timed;
 /// It prints and parses.
 ///
 /// ```
-/// use warptile::Rates;
+/// use warptile::plan::Rates;
 ///
 /// let rates: Rates = "device My GPU\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\nkernel wmma_d64_64x64_w4_s2 80 2.5".parse()?;
 /// assert_eq!(rates.device(), "My GPU");

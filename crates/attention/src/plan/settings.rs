@@ -9,12 +9,12 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Heads whose tiles are interleaved: [`LaunchShape::heads_at_once`](crate::LaunchShape::heads_at_once).
+    /// Heads whose tiles are interleaved: [`LaunchShape::heads_at_once`](crate::plan::LaunchShape::heads_at_once).
     pub at_once: Option<u32>,
-    /// Ranges that the keys of the last tiles are split into: [`LaunchShape::splits`](crate::LaunchShape::splits).
+    /// Ranges that the keys of the last tiles are split into: [`LaunchShape::splits`](crate::plan::LaunchShape::splits).
     pub ranges: Option<u32>,
     /// CTAs of a kernel whose CTAs stay for the whole launch, for each multiprocessor:
-    /// [`Step::ctas_per_multiprocessor`](crate::Step::ctas_per_multiprocessor).
+    /// [`Step::ctas_per_multiprocessor`](crate::plan::Step::ctas_per_multiprocessor).
     pub ctas: Option<u32>,
 }
 

@@ -65,7 +65,7 @@ pub struct LaunchShape {
     /// each tile.
     pub splits: u32,
     /// Bytes of the workspace that the launch uses, from its beginning to what it uses last: a step that leaves something to later steps of its
-    /// plan does so behind what these use. At most [`Plan::scratch`](crate::Plan::scratch) of its plan.
+    /// plan does so behind what these use. At most [`Plan::scratch`](crate::plan::Plan::scratch) of its plan.
     pub workspace_bytes: usize,
 }
 

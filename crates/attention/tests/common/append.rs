@@ -1,6 +1,7 @@
 //! Random cache writes, and what must stand in the cache and in the queries after them.
 
-use warptile::{Append, Element, ElementType, Layout, Pairing, Rotary};
+use warptile::spec::{Append, Pairing, Rotary};
+use warptile::{Element, ElementType, Layout};
 
 use crate::draw::{Memory, Random};
 

@@ -1,8 +1,9 @@
 //! Cache writes through [`Prepared`](warptile::gpu::Prepared) on any device.
 
 use bytemuck::Pod;
+use warptile::Element;
 use warptile::gpu::{Bindings, Gpu};
-use warptile::{Element, Operand};
+use warptile::spec::Operand;
 use warptile_driver::DeviceBuffer;
 
 use crate::append_cases::{AngleTables, AppendCase, Targets};

@@ -3,7 +3,8 @@
 use std::cell::OnceCell;
 use std::ops::Range;
 
-use warptile::{Attention, Backend, Element, Heads, Keys, Output, Queries, Tensor};
+use warptile::spec::Heads;
+use warptile::{Attention, Backend, Element, Keys, Output, Queries, Tensor};
 
 use crate::draw::Random;
 

@@ -1,6 +1,7 @@
 //! Random merges, and what their results must be.
 
-use warptile::{Element, Layout, LseBase, Merge};
+use warptile::spec::{LseBase, Merge};
+use warptile::{Element, Layout};
 
 use crate::draw::{Memory, Random};
 

@@ -1,7 +1,8 @@
 //! Merges through [`Prepared`](warptile::gpu::Prepared) on any device.
 
+use warptile::Element;
 use warptile::gpu::{Bindings, Gpu};
-use warptile::{Element, Operand};
+use warptile::spec::Operand;
 use warptile_driver::DeviceBuffer;
 
 use crate::draw::Memory;

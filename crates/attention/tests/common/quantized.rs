@@ -1,10 +1,9 @@
 //! Random writes into a cache in e4m3, as users make them.
 
 use half::{bf16, f16};
-use warptile::{
-    Backend, CacheTensors, CacheWrite, E4m3, Element, ElementType, Layout, Pairing, Rotary, Scales,
-    Tensor,
-};
+use warptile::ops::{CacheTensors, CacheWrite};
+use warptile::spec::{Pairing, Rotary};
+use warptile::{Backend, E4m3, Element, ElementType, Layout, Scales, Tensor};
 
 use crate::draw::Random;
 

@@ -2,9 +2,10 @@
 
 use half::{bf16, f16};
 use quickcheck::quickcheck;
-use warptile::{
-    Backend, CacheWrite, Element, HostInputs, HostOutputs, Operand, Pairing, Result, append_cpu,
-};
+use warptile::cpu::append_cpu;
+use warptile::ops::CacheWrite;
+use warptile::spec::{HostInputs, HostOutputs, Operand, Pairing};
+use warptile::{Backend, Element, Result};
 
 use crate::append_cases::{AngleTables, AppendCase, Appends};
 

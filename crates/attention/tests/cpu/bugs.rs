@@ -7,9 +7,9 @@
 //! last page, a block table read past its end: pages.rs.
 
 use half::bf16;
-use warptile::{
-    Call, Element, HostInputs, HostOutputs, Layout, Mask, Operand, Scoring, forward_cpu,
-};
+use warptile::cpu::forward_cpu;
+use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Scoring};
+use warptile::{Element, Layout, Mask};
 use warptile_check::{Case, reference};
 
 use crate::common::{run, verify_text};

@@ -1,9 +1,9 @@
 //! A cache of pages against one that keeps every row in a vector, and against attention in float64.
 
 use quickcheck::{QuickCheck, TestResult};
-use warptile::{
-    Attention, Backend, Error, Invalid, KvCache, Layout, Mask, Pairing, Rotary, SequenceId, Tensor,
-};
+use warptile::cache::SequenceId;
+use warptile::spec::{Invalid, Pairing, Rotary};
+use warptile::{Attention, Backend, Error, KvCache, Layout, Mask, Tensor};
 
 use crate::draw::Random;
 

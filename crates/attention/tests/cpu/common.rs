@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen};
-use warptile::{Element, ElementType, forward_cpu};
+use warptile::cpu::forward_cpu;
+use warptile::{Element, ElementType};
 use warptile_check::{Case, Failure, Inputs, Report, ResultBuffers};
 
 /// A [`Case`] that quickcheck draws and shrinks.

@@ -2,9 +2,10 @@
 
 use half::f16;
 use quickcheck::quickcheck;
+use warptile::ops::{CacheTensors, CacheWrite};
+use warptile::spec::Invalid;
 use warptile::{
-    Attention, Backend, CacheTensors, CacheWrite, E4m3, ElementType, Error, Invalid, Keys, KvCache,
-    Layout, Mask, Scales, Tensor,
+    Attention, Backend, E4m3, ElementType, Error, Keys, KvCache, Layout, Mask, Scales, Tensor,
 };
 
 use crate::common::{Any, verify};

@@ -1,9 +1,9 @@
 //! Sinks, bias and key mask where random problems do not reach: whole tiles hidden, rows that see nothing, huge numbers.
 
+use warptile::cpu::forward_cpu;
 use warptile::kernels::Kind;
-use warptile::{
-    Call, Element, HostInputs, HostOutputs, Layout, Mask, Operand, Scoring, forward_cpu,
-};
+use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Scoring};
+use warptile::{Element, Layout, Mask};
 use warptile_check::Expectation;
 
 use crate::common::verify_text;

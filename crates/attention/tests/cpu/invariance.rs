@@ -1,7 +1,8 @@
 //! The bits of a query do not depend on the batch, the pages and the chunk that it is computed in, with splits or without.
 
 use half::bf16;
-use warptile::{Attention, Backend, Element, Heads, Mask, Splits};
+use warptile::spec::Heads;
+use warptile::{Attention, Backend, Element, Mask, Splits};
 
 use crate::compositions::{Compositions, Model};
 

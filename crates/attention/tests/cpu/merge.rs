@@ -2,10 +2,10 @@
 
 use half::{bf16, f16};
 use quickcheck::quickcheck;
-use warptile::{
-    Attention, Backend, Element, Error, Keys, Layout, Lse, LseBase, Merge, merge, merge_cpu,
-    merge_into,
-};
+use warptile::cpu::merge_cpu;
+use warptile::ops::{merge, merge_into};
+use warptile::spec::{LseBase, Merge};
+use warptile::{Attention, Backend, Element, Error, Keys, Layout, Lse};
 
 use crate::draw::Memory;
 use crate::merge_cases::{MergeCase, Merges};

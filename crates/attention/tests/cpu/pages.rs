@@ -2,9 +2,8 @@
 
 use half::f16;
 use quickcheck::{QuickCheck, TestResult};
-use warptile::{
-    Attention, Backend, ElementType, Keys, Layout, Lse, Mask, Queries, TableLayout, Tensor,
-};
+use warptile::spec::TableLayout;
+use warptile::{Attention, Backend, ElementType, Keys, Layout, Lse, Mask, Queries, Tensor};
 use warptile_check::{Case, Used};
 
 use crate::common::{Any, run, verify, verify_text};

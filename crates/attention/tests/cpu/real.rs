@@ -3,7 +3,9 @@
 use half::f16;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use warptile::{Call, Element, HostInputs, HostOutputs, Layout, Mask, Scoring, forward_cpu};
+use warptile::cpu::forward_cpu;
+use warptile::spec::{Call, HostInputs, HostOutputs, Scoring};
+use warptile::{Element, Layout, Mask};
 use warptile_check::Expectation;
 
 fn read(name: &str) -> Vec<u8> {

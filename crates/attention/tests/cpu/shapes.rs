@@ -1,6 +1,7 @@
 //! Shapes that have caught bugs in other implementations: lengths next to tile edges, long against short, odd head sizes.
 
-use warptile::{Attention, Backend, Heads, Lse};
+use warptile::spec::Heads;
+use warptile::{Attention, Backend, Lse};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case};
 
 use crate::common::{verify, verify_text};

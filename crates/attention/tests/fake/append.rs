@@ -3,10 +3,9 @@
 use half::f16;
 use warptile::gpu::Bindings;
 use warptile::kernels::abi;
-use warptile::{
-    Append, Backend, CacheTensors, CacheWrite, ElementType, Layout, Operand, Pairing, Rotary,
-    Slots, Tensor,
-};
+use warptile::ops::{CacheTensors, CacheWrite};
+use warptile::spec::{Append, Operand, Pairing, Rotary, Slots};
+use warptile::{Backend, ElementType, Layout, Tensor};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -110,7 +109,7 @@ fn descriptions_that_contradict_themselves_are_refused() {
     let new = Layout::bshd(NEW);
     let pages = Layout::bshd(PAGES);
     let start = || Append::builder(ElementType::F16, [&new, &new], [&pages, &pages]);
-    let refused = |builder: warptile::AppendBuilder<'_>, expected: &str| {
+    let refused = |builder: warptile::spec::AppendBuilder<'_>, expected: &str| {
         let text = builder.build().unwrap_err().to_string();
         assert!(text.starts_with(expected), "{text}");
     };

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use warptile::gpu::Bindings;
 use warptile::kernels::{Elements, Kind, Operations};
-use warptile::{
-    Call, Choice, ElementType, Error, Features, Invalid, Layout, Operand, Scoring, Types,
-};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Features, Invalid, Operand, Scoring, Types};
+use warptile::{ElementType, Error, Layout};
 use warptile_driver::{Context, DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 

@@ -3,11 +3,10 @@
 use bytemuck::Pod;
 use half::f16;
 use quickcheck::QuickCheck;
+use warptile::cache::{KvCacheBuilder, SequenceId};
 use warptile::kernels::abi;
-use warptile::{
-    Attention, Backend, ElementType, Error, KvCache, KvCacheBuilder, Mask, Pairing, Result, Rotary,
-    SequenceId, Tensor,
-};
+use warptile::spec::{Pairing, Rotary};
+use warptile::{Attention, Backend, ElementType, Error, KvCache, Mask, Result, Tensor};
 use warptile_driver::{Driver, DriverError, Graph};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use warptile::{Call, ElementType, Error, Layout};
+use warptile::spec::Call;
+use warptile::{ElementType, Error, Layout};
 use warptile_driver::{Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 

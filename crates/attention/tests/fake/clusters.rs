@@ -1,8 +1,10 @@
 //! Launches whose CTAs come in clusters: what they ask the driver for, and devices that hold few clusters or none.
 
 use quickcheck::{TestResult, quickcheck};
+use warptile::Error;
 use warptile::kernels::Schedule;
-use warptile::{Call, Choice, Error};
+use warptile::plan::Choice;
+use warptile::spec::Call;
 use warptile_check::Case;
 use warptile_driver::Graph;
 use warptile_driver::sys::CUresult;

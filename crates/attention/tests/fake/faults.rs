@@ -2,9 +2,8 @@
 
 use half::f16;
 use warptile::gpu::Bindings;
-use warptile::{
-    Attention, Backend, Call, ElementType, Keys, Layout, Mask, Operand, Queries, Result,
-};
+use warptile::spec::{Call, Operand};
+use warptile::{Attention, Backend, ElementType, Keys, Layout, Mask, Queries, Result};
 use warptile_driver::sys::CUresult;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_fake_cuda::FakeDriver;

@@ -21,7 +21,9 @@ mod sync;
 use half::f16;
 use warptile::gpu::{Bindings, Gpu};
 use warptile::kernels::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
-use warptile::{Backend, Call, Choice, Operand, Slots, Tensor};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Operand, Slots};
+use warptile::{Backend, Tensor};
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 

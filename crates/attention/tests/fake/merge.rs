@@ -3,9 +3,9 @@
 use half::f16;
 use warptile::gpu::{Addresses, Bindings};
 use warptile::kernels::abi;
-use warptile::{
-    Backend, ElementType, Error, Invalid, Layout, Lse, LseBase, Merge, Operand, Tensor, merge,
-};
+use warptile::ops::merge;
+use warptile::spec::{Invalid, LseBase, Merge, Operand};
+use warptile::{Backend, ElementType, Error, Layout, Lse, Tensor};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 

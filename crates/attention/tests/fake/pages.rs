@@ -3,10 +3,9 @@
 use half::f16;
 use warptile::gpu::{Gpu, Prepared};
 use warptile::kernels::{Image, catalog};
-use warptile::{
-    Attention, Call, CallBuilder, Choice, ElementType, Error, Features, Keys, Layout, Operand,
-    Planner, Slots, TableLayout,
-};
+use warptile::plan::{Choice, Planner};
+use warptile::spec::{Call, CallBuilder, Features, Operand, Slots, TableLayout};
+use warptile::{Attention, ElementType, Error, Keys, Layout};
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 

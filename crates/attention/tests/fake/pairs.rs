@@ -3,7 +3,9 @@
 use warptile::gpu::Gpu;
 use warptile::kernels::abi::Declared;
 use warptile::kernels::{External, Image, Schedule};
-use warptile::{Call, Choice, ElementType, Layout, Mask, Scoring};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Scoring};
+use warptile::{ElementType, Layout, Mask};
 use warptile_driver::sys::CUresult;
 use warptile_fake_cuda::FakeDriver;
 

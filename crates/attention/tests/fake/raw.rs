@@ -2,9 +2,8 @@
 use warptile::gpu::{Gpu, Prepared, Session};
 use warptile::kernels::Operations;
 use warptile::kernels::abi::ForwardTma;
-use warptile::{
-    Append, Call, ElementType, Error, Layout, Mask, Merge, Operand, Scoring, Slots, Types,
-};
+use warptile::spec::{Append, Call, Merge, Operand, Scoring, Slots, Types};
+use warptile::{ElementType, Error, Layout, Mask};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 

@@ -1,9 +1,9 @@
 //! Keys cut at fixed places: what reaches a kernel, and the workspace that grows for it.
 
 use warptile::gpu::{Gpu, Prepared, Session};
-use warptile::{
-    Attention, Call, Choice, ElementType, Error, Invalid, Keys, Layout, Operand, Splits,
-};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Invalid, Operand};
+use warptile::{Attention, ElementType, Error, Keys, Layout, Splits};
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 

@@ -2,7 +2,8 @@
 
 use half::f16;
 use warptile::gpu::Session;
-use warptile::{Attention, Call, ElementType, Layout};
+use warptile::spec::Call;
+use warptile::{Attention, ElementType, Layout};
 use warptile_driver::sys::CUresult;
 use warptile_driver::{Graph, Stream};
 use warptile_fake_cuda::FakeDriver;

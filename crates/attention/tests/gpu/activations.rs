@@ -2,7 +2,8 @@
 
 use half::f16;
 use safetensors::SafeTensors;
-use warptile::{Attention, Backend, Call, Element, HostInputs, Layout, Mask, Scoring};
+use warptile::spec::{Call, HostInputs, Scoring};
+use warptile::{Attention, Backend, Element, Layout, Mask};
 use warptile_check::{Expectation, repository_file};
 
 fn values<T: bytemuck::Pod>(file: &SafeTensors<'_>, name: &str) -> Vec<T> {

@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use quickcheck::TestResult;
 use warptile::driver::{DeviceBuffer, Graph, Stream};
 use warptile::gpu::{Bindings, Gpu};
-use warptile::{
-    Append, Backend, CacheWrite, Element, ElementType, Layout, Operand, Pairing, Rotary, Types,
-};
+use warptile::ops::CacheWrite;
+use warptile::spec::{Append, Operand, Pairing, Rotary, Types};
+use warptile::{Backend, Element, ElementType, Layout};
 
 use crate::append_cases::{AppendCase, Appends};
 use crate::append_on_gpu::append_on;

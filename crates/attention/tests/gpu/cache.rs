@@ -1,7 +1,8 @@
 //! A cache on the GPU: a captured step that follows it, and the same contents as on the CPU.
 
 use half::f16;
-use warptile::{Attention, Backend, Error, KvCache, Layout, Mask, Result, SequenceId, Tensor};
+use warptile::cache::SequenceId;
+use warptile::{Attention, Backend, Error, KvCache, Layout, Mask, Result, Tensor};
 use warptile_driver::Graph;
 
 use crate::decode_step::{DecodeStep, bits};

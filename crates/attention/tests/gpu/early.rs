@@ -2,7 +2,9 @@
 
 use half::f16;
 use warptile::gpu::Bindings;
-use warptile::{Append, Call, Choice, ElementType, Layout, Mask, Merge, Operand, Planner, Scoring};
+use warptile::plan::{Choice, Planner};
+use warptile::spec::{Append, Call, Merge, Operand, Scoring};
+use warptile::{ElementType, Layout, Mask};
 use warptile_driver::{DeviceBuffer, LaunchConfig, Stream};
 use warptile_kernels::{Role, images_for};
 

@@ -2,7 +2,8 @@
 //! GPU are in tests/fake.
 
 use half::f16;
-use warptile::{Attention, Backend, Choice, Error};
+use warptile::plan::Choice;
+use warptile::{Attention, Backend, Error};
 
 use crate::harness::{assert_passes, case, gpu};
 

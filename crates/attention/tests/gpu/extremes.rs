@@ -1,7 +1,9 @@
 //! Options at the ends of what they may be.
 
 use half::bf16;
-use warptile::{Attention, Backend, Choice, Error, Mask, Scoring};
+use warptile::plan::Choice;
+use warptile::spec::Scoring;
+use warptile::{Attention, Backend, Error, Mask};
 
 use crate::harness::families;
 
@@ -16,7 +18,7 @@ fn wave(rows: usize, heads: usize, step: f32, factor: f32) -> Vec<bf16> {
 /// Output and lse, or `None` if the family has no kernel for it.
 fn computed(
     attention: &Attention,
-    family: warptile::Family,
+    family: warptile::kernels::Family,
     [rows, keys]: [usize; 2],
     [q_factor, k_factor]: [f32; 2],
 ) -> Option<(Vec<f32>, Vec<f32>)> {

@@ -2,9 +2,9 @@
 //! each time that they are not.
 
 use half::{bf16, f16};
-use warptile::{
-    Attention, Backend, Call, Choice, Element, HostInputs, Layout, Mask, Planner, Scoring,
-};
+use warptile::plan::{Choice, Planner};
+use warptile::spec::{Call, HostInputs, Scoring};
+use warptile::{Attention, Backend, Element, Layout, Mask};
 use warptile_check::Expectation;
 
 use crate::harness::{gpu, side_by_side};

@@ -7,7 +7,9 @@ use std::thread;
 
 use quickcheck::QuickCheck;
 use warptile::gpu::Gpu;
-use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
+use warptile::kernels::Family;
+use warptile::plan::{Choice, Plan, Planner};
+use warptile::{Element, ElementType, Error};
 use warptile_check::{Case, Expectation, Ferry, Inputs, ReferenceOnGpu, ResultBuffers};
 use warptile_driver::{Driver, Stream};
 use warptile_kernels::{Image, Role, Target, catalog};

@@ -1,7 +1,9 @@
 //! Batch invariance: with keys cut at fixed places, a query's bits are the same in every batch.
 
 use half::{bf16, f16};
-use warptile::{Attention, Backend, Element, Family, Heads, Mask, Splits};
+use warptile::kernels::Family;
+use warptile::spec::Heads;
+use warptile::{Attention, Backend, Element, Mask, Splits};
 use warptile_check::Case;
 
 use crate::compositions::{Compositions, Model};

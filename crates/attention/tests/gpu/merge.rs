@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 use quickcheck::TestResult;
 use warptile::gpu::Gpu;
-use warptile::{Backend, Element, ElementType, Layout, Lse, LseBase, merge};
+use warptile::ops::merge;
+use warptile::spec::LseBase;
+use warptile::{Backend, Element, ElementType, Layout, Lse};
 use warptile_driver::{Graph, Stream};
 
 use crate::draw::Memory;
@@ -94,7 +96,7 @@ fn a_captured_merge_is_replayed() {
     let (mut out, mut merged) = merge(&[(&one, &lse), (&one, &lse)], LseBase::Two).unwrap();
     let parts = [(&one, &lse), (&three, &lse)];
     let graph = Graph::capture::<warptile::Error>(&stream, |_| {
-        warptile::merge_into(&parts, LseBase::Two, &mut out, Some(&mut merged))
+        warptile::ops::merge_into(&parts, LseBase::Two, &mut out, Some(&mut merged))
     })
     .unwrap();
     for _ in 0..3 {

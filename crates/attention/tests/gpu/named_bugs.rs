@@ -1,7 +1,9 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
 use warptile::gpu::Bindings;
-use warptile::{Attention, Backend, Call, Choice, ElementType, Layout, Operand, Scoring};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Operand, Scoring};
+use warptile::{Attention, Backend, ElementType, Layout};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile_driver::DeviceBuffer;
 
@@ -287,7 +289,7 @@ fn huge_logits_make_no_nan() {
         // `mma` has no tiles of 256.
         let taking = families()
             .into_iter()
-            .filter(|&family| family != warptile::Family::Mma || head_dim <= 128);
+            .filter(|&family| family != warptile::kernels::Family::Mma || head_dim <= 128);
         for family in taking {
             let plan = Images::Family(family).plan(&case).unwrap();
             let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
@@ -316,7 +318,7 @@ fn every_feature_at_once() {
     assert!(matches!(
         passes(
             &case("b1 h1 q5 k5 d8 f32 seed=0"),
-            Images::Family(warptile::Family::Scalar)
+            Images::Family(warptile::kernels::Family::Scalar)
         ),
         Ok(true)
     ));

@@ -2,7 +2,10 @@
 
 use half::f16;
 use warptile::gpu::{Bindings, Prepared};
-use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout, Operand};
+use warptile::kernels::Family;
+use warptile::plan::Choice;
+use warptile::spec::{Call, Features, Operand};
+use warptile::{ElementType, Error, Layout};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Graph, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 use warptile_kernels::{Image, Schedule, catalog};

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult, Testable};
-use warptile::{Error, Family};
+use warptile::Error;
+use warptile::kernels::Family;
 use warptile_check::Case;
 use warptile_kernels::{Role, Target};
 

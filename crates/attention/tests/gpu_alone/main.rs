@@ -6,8 +6,8 @@ mod overlap;
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use warptile::Family;
 use warptile::gpu::Gpu;
+use warptile::kernels::Family;
 use warptile_driver::Driver;
 use warptile_kernels::{Role, images_for};
 

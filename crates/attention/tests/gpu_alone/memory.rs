@@ -1,6 +1,8 @@
 //! What happens when the device's memory is full, or nearly.
 
-use warptile::{Backend, Choice, ElementType, Family, gpu::Gpu};
+use warptile::kernels::Family;
+use warptile::plan::Choice;
+use warptile::{Backend, ElementType, gpu::Gpu};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_kernels::{Role, images_for};

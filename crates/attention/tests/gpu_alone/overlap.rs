@@ -8,7 +8,9 @@ use warptile::driver::sys::{
     CU_STREAM_NON_BLOCKING, CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
 };
 use warptile::gpu::{Bindings, Prepared, Session};
-use warptile::{Call, Choice, ElementType, Error, Layout, Mask, Operand, Scoring, Slots};
+use warptile::plan::Choice;
+use warptile::spec::{Call, Operand, Scoring, Slots};
+use warptile::{ElementType, Error, Layout, Mask};
 use warptile_driver::{Context, DeviceBuffer, Graph, PinnedBuffer, Stream};
 
 use crate::{alone, families, gpu};

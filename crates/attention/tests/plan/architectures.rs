@@ -1,6 +1,8 @@
 //! Which image runs on which GPU.
 
-use warptile::{Choice, DeviceProfile, Error, MAX_HEAD_DIM, Plan, Planner};
+use warptile::Error;
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner};
+use warptile::spec::MAX_HEAD_DIM;
 use warptile_kernels::{Family, Target, catalog};
 
 use warptile_check::Case;

@@ -1,9 +1,8 @@
 //! Kernels, families and images that are asked for by name, and what a plan says of itself.
 
-use warptile::{
-    Attention, Backend, Choice, DeviceProfile, Error, Family, Plan, Planner, Rates, Reason,
-    Settings, Standing,
-};
+use warptile::kernels::Family;
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Settings, Standing};
+use warptile::{Attention, Backend, Error};
 use warptile_kernels::{Target, catalog};
 
 use crate::{PLAIN, case, choice, named, shape};

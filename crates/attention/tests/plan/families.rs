@@ -1,6 +1,7 @@
 //! Which family computes what, on GPUs of every kind.
 
-use warptile::{Choice, DeviceProfile, Family, Plan};
+use warptile::kernels::Family;
+use warptile::plan::{Choice, DeviceProfile, Plan};
 use warptile_check::{Case, repository_file};
 
 use crate::{CONSUMER_SHARED_BYTES, case, device};

@@ -8,7 +8,7 @@ mod memory;
 mod problems;
 mod splits;
 
-use warptile::{Choice, DeviceProfile, LaunchShape, Plan};
+use warptile::plan::{Choice, DeviceProfile, LaunchShape, Plan};
 use warptile_check::Case;
 
 fn case(text: &str) -> Case {

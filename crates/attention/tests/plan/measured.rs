@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use warptile::{Choice, DeviceProfile, Family, Plan, Rates};
+use warptile::kernels::Family;
+use warptile::plan::{Choice, DeviceProfile, Plan, Rates};
 use warptile_check::repository_file;
 
 use crate::{case, choice_on};

@@ -3,7 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout as Allocation, System};
 use std::cell::Cell;
 
-use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, MAX_LEN, Plan, Rates};
+use warptile::plan::{Choice, DeviceProfile, Plan, Rates};
+use warptile::spec::{Call, MAX_LEN};
+use warptile::{ElementType, Layout};
 
 /// Allocator that counts the allocations of each thread, and their bytes.
 struct Counting;

@@ -1,8 +1,9 @@
 //! What a problem needs: its features and lengths decide on kernel, image and grid.
 
-use warptile::{
-    Call, Choice, DeviceProfile, ElementType, Family, Features, Layout, Plan, Planner, Reason,
-};
+use warptile::kernels::Family;
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Reason};
+use warptile::spec::{Call, Features};
+use warptile::{ElementType, Layout};
 use warptile_check::Case;
 use warptile_kernels::abi::MAX_QUOTIENT;
 use warptile_kernels::{Role, Schedule, Target, catalog, images_for};

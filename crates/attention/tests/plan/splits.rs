@@ -1,7 +1,9 @@
 //! Keys that are cut at fixed places, and the memory that parts take.
 
 use warptile::kernels::Kind;
-use warptile::{Choice, DeviceProfile, Error, Operand, Plan, Problem, Reason, Splits};
+use warptile::plan::{Choice, DeviceProfile, Plan, Reason};
+use warptile::spec::{Operand, Problem};
+use warptile::{Error, Splits};
 use warptile_check::Case;
 use warptile_kernels::{Schedule, catalog};
 
@@ -88,7 +90,8 @@ fn what_cannot_cut_keys_at_fixed_places_says_so() {
 /// No other image takes what is too much for the one that takes all.
 #[test]
 fn with_splits_too_many_units_are_an_error() {
-    use warptile::{Call, ElementType, Layout};
+    use warptile::spec::Call;
+    use warptile::{ElementType, Layout};
     let q = Layout::new([1 << 16, 1 << 13, 1, 8], [0, 0, 0, 1]);
     let out = Layout::new([1 << 16, 1 << 13, 1, 8], [1 << 16, 8, 8, 1]);
     let k = Layout::new([1 << 16, 1 << 16, 1, 8], [0, 0, 0, 1]);

@@ -1,7 +1,8 @@
 //! What a case computes: its layouts and its call.
 
+use warptile::Layout;
 use warptile::kernels::Kind;
-use warptile::{Call, Layout, Numbers, Operand, Problem};
+use warptile::spec::{Call, Numbers, Operand, Problem};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -165,7 +166,7 @@ impl Case {
             let lengths = self.lengths.each().into_iter().zip(self.used_lengths());
             let too_long = lengths.map(|(all, used)| (all.1, used.1)).enumerate();
             if let Some((index, (all, used))) = { too_long }.find(|(_, (all, used))| used > all) {
-                return Err(Error::from(warptile::Invalid::Lengths {
+                return Err(Error::from(warptile::spec::Invalid::Lengths {
                     argument: "key_lengths",
                     index,
                     rule: format!("is {used}, but sequence {index} has {all} rows"),
@@ -224,7 +225,8 @@ impl Case {
 mod tests {
     use super::*;
     use crate::case::every_option;
-    use warptile::{ElementType, Heads};
+    use warptile::ElementType;
+    use warptile::spec::Heads;
 
     /// What a problem is known by stays what it is when it is read back.
     #[test]

@@ -2,10 +2,8 @@
 
 use warptile::kernels::Image;
 use warptile::kernels::Kind;
-use warptile::{
-    AlibiShape, Diagonal, ElementType, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Operand,
-    Scoring, Splits,
-};
+use warptile::spec::{AlibiShape, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Operand, Scoring};
+use warptile::{Diagonal, ElementType, Mask, Splits};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;

@@ -1,7 +1,7 @@
 //! Offsets, lengths and pages of a case.
 
 use warptile::kernels::{Count, Kind};
-use warptile::{Operand, Slots, TableLayout};
+use warptile::spec::{Operand, Slots, TableLayout};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;

@@ -1,6 +1,7 @@
 //! Smaller cases.
 
-use warptile::{Scoring, Splits};
+use warptile::Splits;
+use warptile::spec::Scoring;
 
 use super::{Case, LayoutKind, Lengths, Used};
 
@@ -128,7 +129,8 @@ fn shorter(query: usize, key: usize) -> impl Iterator<Item = (usize, usize)> {
 mod tests {
     use super::*;
     use quickcheck::quickcheck;
-    use warptile::{Heads, Mask};
+    use warptile::Mask;
+    use warptile::spec::Heads;
 
     quickcheck! {
         fn random_cases_are_valid_and_so_is_what_they_shrink_to(seed: u64) -> bool {

@@ -1,6 +1,7 @@
 //! Keys and values of a call, put together where they lie in pages.
 
-use warptile::{Call, Element, HostInputs, Layout, Operand, View};
+use warptile::spec::{Call, HostInputs, Operand, View};
+use warptile::{Element, Layout};
 
 use crate::data::without_scale;
 

@@ -1,6 +1,6 @@
 //! Copies of tensors as matrices of known order, and the products with them.
 
-use warptile::View;
+use warptile::spec::View;
 
 use crate::compiled::Compiled;
 

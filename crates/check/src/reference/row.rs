@@ -1,6 +1,7 @@
 //! One row of one head: scores, their softmax and the weighted sum of the values, exactly and rounded.
 
-use warptile::{Call, Element, ElementType, HostInputs, Layout, Operand, ScoreTerms, Sequence};
+use warptile::spec::{Call, HostInputs, Operand, ScoreTerms, Sequence};
+use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
 use crate::rounding::round;

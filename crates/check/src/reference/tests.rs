@@ -1,6 +1,7 @@
 use super::*;
 use warptile::kernels::Kind;
-use warptile::{Element, Mask, Scoring};
+use warptile::spec::Scoring;
+use warptile::{Element, Mask};
 
 /// What one query of size 8 with the given scores of its keys gives, with the operands of options; key `j` has the value `j` in every place.
 fn run(scores: &[f32], scoring: Scoring, options: HostInputs<'_>) -> (f64, f64) {

@@ -1,6 +1,6 @@
 //! Two kernels timed in turn: blocks in the order A B B A.
 
-use warptile::Plan;
+use warptile::plan::Plan;
 
 use super::gpu::Bench;
 use crate::interrupt;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use either::{Either, for_both, map_both};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Backend, Call, Element, Heads, Layout, Operand, Slots, Tensor, Types};
+use warptile::spec::{Call, Heads, Operand, Slots, Types};
+use warptile::{Backend, Element, Layout, Tensor};
 use warptile_check::{Case, DeviceInputs, Lists, Place, quantize, values_behind_keys};
 use warptile_driver::{DeviceBuffer, Stream};
 

@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::{Count, Kind, Operations};
-use warptile::{Call, Choice, Element, ElementType, Features, Numbers, Operand, Plan, Planner};
+use warptile::plan::{Choice, Plan, Planner};
+use warptile::spec::{Call, Features, Numbers, Operand};
+use warptile::{Element, ElementType};
 use warptile_check::{Case, DeviceInputs, Ferry, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 

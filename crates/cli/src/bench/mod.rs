@@ -15,7 +15,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use half::{bf16, f16};
 use serde::Serialize;
-use warptile::{Backend, Call, Choice, Element, ElementType, Error, Family, Heads, Plan, Planner};
+use warptile::kernels::Family;
+use warptile::plan::{Choice, Plan, Planner};
+use warptile::spec::{Call, Heads};
+use warptile::{Backend, Element, ElementType, Error};
 use warptile_check::Case;
 use warptile_kernels::{Role, images_for};
 

@@ -1,6 +1,7 @@
 //! Speeds of one measurement.
 
-use warptile::{Call, Plan, Scoring};
+use warptile::plan::Plan;
+use warptile::spec::{Call, Scoring};
 use warptile_check::Case;
 
 pub(crate) use super::record::Row;

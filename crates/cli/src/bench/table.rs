@@ -109,7 +109,8 @@ mod tests {
     use super::*;
     use crate::bench::row::{Method, Samples};
     use crate::machine;
-    use warptile::{Backend, Plan};
+    use warptile::Backend;
+    use warptile::plan::Plan;
     use warptile_check::Case;
 
     const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 layout=gaps unaligned pages=16 lengths=ragged";

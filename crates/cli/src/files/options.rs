@@ -4,7 +4,8 @@ use either::Either;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::{Element, Layout, Operand, TableLayout};
+use warptile::spec::{Operand, TableLayout};
+use warptile::{Element, Layout};
 
 use super::{Tensors, dtype_of, name_of, quantized_names};
 use crate::failure::Failure;

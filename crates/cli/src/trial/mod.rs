@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use warptile::Choice;
+use warptile::plan::Choice;
 use warptile_check::trial::{Rules, ratio};
 
 use self::format::{CONTROL, Check, Results, Run, TASK, Task, ratios};

@@ -1,7 +1,8 @@
 //! Times of candidates: one problem at a time, cold, with the random data of `bench`.
 
 use warptile::gpu::Gpu;
-use warptile::{Choice, Plan, Planner, Problem, Rates, Settings};
+use warptile::plan::{Choice, Plan, Planner, Rates, Settings};
+use warptile::spec::Problem;
 use warptile_check::{Case, trial};
 
 use super::state::Candidate;

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use indicatif::ProgressBar;
+use warptile::Error;
 use warptile::gpu::Gpu;
-use warptile::{Choice, Error, Plan, Planner, Problem, Rates, Timed};
+use warptile::plan::{Choice, Plan, Planner, Rates, Timed};
+use warptile::spec::Problem;
 use warptile_check::Case;
 use warptile_check::trial::{LEAST_GAIN, Rules};
 use warptile_kernels::{Role, images_for};

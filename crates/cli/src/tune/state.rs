@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use warptile::{Rates, Settings};
+use warptile::plan::{Rates, Settings};
 
 use super::remove;
 use crate::failure::Failure;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use warptile::gpu::Gpu;
-use warptile::{Plan, Rates};
+use warptile::plan::{Plan, Rates};
 use warptile_check::Case;
 
 use crate::bench::gpu::{Bench, Replay, with_bench};

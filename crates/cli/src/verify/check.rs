@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use clap::ValueEnum;
 use half::{bf16, f16};
 use serde::Serialize;
+use warptile::cpu::forward_cpu;
 use warptile::gpu::Gpu;
-use warptile::{Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, forward_cpu};
+use warptile::plan::{Choice, Plan, Planner, Settings};
+use warptile::spec::Call;
+use warptile::{Element, ElementType, Error};
 use warptile_check::{
     Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
     Verdict, rest,

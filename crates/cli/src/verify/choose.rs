@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use warptile::gpu::Gpu;
-use warptile::{Backend, Choice, Heads, MAX_HEAD_DIM, Mask, Scoring};
+use warptile::plan::Choice;
+use warptile::spec::{Heads, MAX_HEAD_DIM, Scoring};
+use warptile::{Backend, Mask};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 

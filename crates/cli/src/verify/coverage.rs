@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use warptile::{Diagonal, ElementType, Heads, MAX_HEAD_DIM, Scoring, Splits};
+use warptile::spec::{Heads, MAX_HEAD_DIM, Scoring};
+use warptile::{Diagonal, ElementType, Splits};
 use warptile_check::{Case, LayoutKind, Lengths, Used};
 use warptile_kernels::Image;
 
@@ -122,8 +123,8 @@ fn counts<'a>(counts: impl Iterator<Item = (&'a str, u64)>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warptile::Operand;
     use warptile::kernels::Kind;
+    use warptile::spec::Operand;
 
     #[test]
     fn what_occurs_is_counted_and_what_never_does_is_named() {

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use warptile::Choice;
+use warptile::plan::Choice;
 use warptile_check::Case;
 
 use super::check::Checked;

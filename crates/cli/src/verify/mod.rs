@@ -16,7 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use warptile::{Backend, Choice, Settings};
+use warptile::Backend;
+use warptile::plan::{Choice, Settings};
 use warptile_check::Case;
 use warptile_kernels::Image;
 

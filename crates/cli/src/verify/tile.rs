@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 
 use half::{bf16, f16};
 use serde::Serialize;
-use warptile::{Element, ElementType, Error, MAX_HEAD_DIM};
+use warptile::spec::MAX_HEAD_DIM;
+use warptile::{Element, ElementType, Error};
 use warptile_check::{Tile, TileFault, TileReport, TileValue};
 use warptile_kernels::Image;
 

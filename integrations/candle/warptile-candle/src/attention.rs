@@ -5,7 +5,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp3, DeviceLocation, Layout, Result, Shape, Storage, Tensor,
 };
-use warptile::{Operand, Scoring, Slots};
+use warptile::spec::{Operand, Scoring, Slots};
 
 use crate::caller::Caller;
 use crate::locks::Locks;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Tensor};
-use warptile::{Append, AppendBuilder, Operand, Slots, Types};
+use warptile::spec::{Append, AppendBuilder, Operand, Slots, Types};
 
 use crate::caller::{Caller, Sizes};
 use crate::locks::{Locks, memory_of};

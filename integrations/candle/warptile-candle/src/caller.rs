@@ -3,8 +3,9 @@
 use std::fmt::Display;
 
 use candle_core::{DType, DeviceLocation, Error, Layout, Result, Tensor};
+use warptile::ElementType;
 use warptile::kernels::{Count, Elements, Kind};
-use warptile::{ElementType, Operand};
+use warptile::spec::Operand;
 
 use crate::elements::{DTYPES, element_of};
 

@@ -3,10 +3,10 @@
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
+use warptile::bytemuck;
+use warptile::cpu::{append_cpu, forward_cpu};
 use warptile::kernels::Elements;
-use warptile::{
-    HostInputs, HostOutputs, Numbers, Operand, Slots, append_cpu, bytemuck, forward_cpu,
-};
+use warptile::spec::{HostInputs, HostOutputs, Numbers, Operand, Slots};
 
 use crate::attention::{Attention, ROWS};
 use crate::cache::{CALLER, Pages, Write};

@@ -11,7 +11,8 @@ use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice,
 };
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage};
-use warptile::{Choice, Numbers, Operand};
+use warptile::plan::Choice;
+use warptile::spec::{Numbers, Operand};
 use warptile_cudarc::{Bindings, Session};
 
 use crate::attention::{Attention, ROWS};

@@ -1,8 +1,9 @@
 //! From candle's tensors to a call of warptile: what is the same on every device.
 
 use candle_core::{DType, DeviceLocation, Layout, Result};
+use warptile::Mask;
 use warptile::kernels::{Count, Kind};
-use warptile::{Call, CallBuilder, Mask, Operand, Request, Scoring, TableLayout, Types};
+use warptile::spec::{Call, CallBuilder, Operand, Request, Scoring, TableLayout, Types};
 
 use crate::attention::Attention;
 use crate::caller::Sizes;

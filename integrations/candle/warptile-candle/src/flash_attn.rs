@@ -1,7 +1,7 @@
 //! The functions of candle-flash-attn, by their names and signatures.
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
-use warptile::Operand;
+use warptile::spec::Operand;
 
 use crate::attention::Attention;
 use crate::key_lengths::key_lengths;

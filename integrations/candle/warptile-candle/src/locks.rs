@@ -7,7 +7,7 @@
 use std::ops::Deref;
 
 use candle_core::{Layout, Storage, Tensor};
-use warptile::{Operand, Slots};
+use warptile::spec::{Operand, Slots};
 
 /// The address of a tensor's memory, which it shares with the tensors that are parts of the same. Locks it for a moment: no other lock is held.
 pub(crate) fn memory_of(tensor: &Tensor) -> usize {
