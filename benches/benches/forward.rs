@@ -4,7 +4,6 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use warptile::{Attention, Backend, Keys, Mask, Output, Queries, Tensor};
 use warptile_benches::{Half, case};
-use warptile_check::Buffer;
 use warptile_driver::Driver;
 use warptile_fake_cuda::FakeDriver;
 
@@ -31,8 +30,9 @@ fn forward_on_stand_in(criterion: &mut Criterion) -> warptile::Result<()> {
     // SAFETY: the library is the stand-in, with the driver's signatures.
     let driver = unsafe { Driver::load_from(fake.path()) }?;
     let backend = Backend::cuda_with(&driver, 0)?;
-    let Buffer { data, layout, .. } = case("b1 q64 k64 h2 d64 f16").inputs::<Half>().q;
-    let x = backend.tensor_with_layout(&data, layout)?;
+    let q = case("b1 q64 k64 h2 d64 f16").inputs::<Half>().q;
+    let len = q.layout.required_len().unwrap_or(0);
+    let x = backend.tensor_with_layout(&q.elements()[..len], q.layout)?;
 
     let mut group = criterion.benchmark_group("forward");
     for (name, call) in calls {

@@ -122,9 +122,48 @@ impl Expected {
     }
 }
 
-/// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over anything.
-pub fn check<'e>(places: impl Iterator<Item = (&'e Expected, u64)> + Clone) -> Result<()> {
-    for (slot, address) in places.clone() {
+/// Places in memory, with what is expected of each and its address.
+pub type Places<'a> = (&'a [Expected], &'a [u64]);
+
+/// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over anything. `inputs` are places
+/// that are only read.
+///
+/// # Errors
+/// [`Invalid::Presence`], [`Invalid::Misaligned`], [`Invalid::LayoutTooLarge`] or [`Invalid::OutputOverlaps`].
+pub fn check(places: Places<'_>, inputs: Places<'_>) -> Result<()> {
+    check_each(places)?;
+    check_each(inputs)?;
+    let (expected, addresses) = places;
+    for (index, (output, &at)) in expected.iter().zip(addresses).enumerate() {
+        if output.access != Access::Write || !output.wanted {
+            continue;
+        }
+        let meets = |other: &Expected, other_at: u64| match other.wanted
+            && output.bytes.may_meet(at, &other.bytes, other_at)
+        {
+            true => Err(Invalid::OutputOverlaps {
+                argument: output.name,
+                other: other.name.to_owned(),
+            }),
+            false => Ok(()),
+        };
+        for (other_index, (other, &other_at)) in expected.iter().zip(addresses).enumerate() {
+            // Two outputs are compared once.
+            let skip =
+                other_index == index || (other.access == Access::Write && other_index < index);
+            if !skip {
+                meets(other, other_at)?;
+            }
+        }
+        for (other, &other_at) in inputs.0.iter().zip(inputs.1) {
+            meets(other, other_at)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_each((expected, addresses): Places<'_>) -> Result<()> {
+    for (slot, &address) in expected.iter().zip(addresses) {
         // Nothing lies in an empty tensor, so it needs no address.
         if slot.wanted && address == 0 && !slot.bytes.is_empty() {
             return Err(Invalid::Presence {
@@ -149,23 +188,6 @@ pub fn check<'e>(places: impl Iterator<Item = (&'e Expected, u64)> + Clone) -> R
             return Err(Invalid::LayoutTooLarge {
                 argument: slot.name,
             });
-        }
-    }
-    for (index, (output, at)) in places.clone().enumerate() {
-        if output.access != Access::Write || !output.wanted {
-            continue;
-        }
-        for (other_index, (other, other_at)) in places.clone().enumerate() {
-            // Two outputs are compared once.
-            let skip = other_index == index
-                || !other.wanted
-                || (other.access == Access::Write && other_index < index);
-            if !skip && output.bytes.may_meet(at, &other.bytes, other_at) {
-                return Err(Invalid::OutputOverlaps {
-                    argument: output.name,
-                    other: other.name.to_owned(),
-                });
-            }
         }
     }
     Ok(())

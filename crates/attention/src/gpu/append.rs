@@ -90,7 +90,7 @@ impl Operation for Append {
         step.shape_of_rows(self.batch() * self.rows().bound(), heads * lanes(self))
     }
 
-    fn block(&self, launch: &StepLaunch<'_>) -> Result<Block> {
+    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
         let at = &launch.at.operands;
         let count = |n: usize| n as i32;
         let [pages, page_rows, ..] = self.k_pages().shape;
@@ -137,11 +137,14 @@ impl Operation for Append {
                 .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, at)),
         };
         match self.types().scaled() {
-            None => launch.kernel.block(&append),
-            Some(_) => launch.kernel.block(&abi::AppendE4m3 {
-                append,
-                scales: scales(at, |operand| self.reach(operand)),
-            }),
+            None => launch.kernel.fill(block, &append),
+            Some(_) => launch.kernel.fill(
+                block,
+                &abi::AppendE4m3 {
+                    append,
+                    scales: scales(at, |operand| self.reach(operand)),
+                },
+            ),
         }
     }
 }

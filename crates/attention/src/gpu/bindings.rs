@@ -56,9 +56,9 @@ impl<'a> Places<'a> {
     /// Checks addresses: there if wanted and only then, aligned, and no output over anything.
     pub(super) fn check(self, at: &Addresses<'_>) -> Result<()> {
         expect_parts(at.parts.len(), self.parts.len())?;
-        let addresses = at.operands.as_slice().iter().chain(at.parts.as_flattened());
-        memory::check(self.iter().zip(addresses.copied()))?;
-        Ok(())
+        let operands = (self.operands.as_slice(), at.operands.as_slice());
+        let parts = (self.parts.as_flattened(), at.parts.as_flattened());
+        Ok(memory::check(operands, parts)?)
     }
 }
 
@@ -186,21 +186,19 @@ impl<'a> Bindings<'a> {
         for (found, [out, _]) in self.part_types.iter().zip(expected.parts) {
             found.check(out.name, out.element, out.size)?;
         }
-        check_views(expected.iter().zip(self.places()), context)?;
+        let mut operands = Slots::filled(0);
+        let views = self.views.as_slice().iter().map(Option::as_ref);
+        let places = expected.operands.as_slice().iter().zip(views);
+        check_views(places, context, |at, address| {
+            operands.as_mut_slice()[at] = address
+        })?;
+        let views = self.parts.as_flattened().iter().map(Some);
+        let places = expected.parts.as_flattened().iter().zip(views);
+        check_views(places, context, |_, _| {})?;
         Ok(Addresses {
-            operands: Slots::from_fn(|operand| {
-                { self.views[operand].as_ref() }.map_or(0, DeviceSlice::pointer)
-            }),
+            operands,
             parts: &self.part_addresses,
         })
-    }
-
-    /// A view for each place that has one.
-    fn places(&self) -> impl Iterator<Item = Option<&DeviceSlice<'a, u8>>> + Clone {
-        let parts = self.parts.as_flattened().iter().map(Some);
-        { self.views.as_slice().iter() }
-            .map(Option::as_ref)
-            .chain(parts)
     }
 
     /// Has `submit` queue its launches on `stream` after whatever the views' own streams have queued so far, and what they queue
@@ -211,28 +209,44 @@ impl<'a> Bindings<'a> {
         capture: Option<CaptureId>,
         submit: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        if let Some(capture) = capture {
-            for view in self.places().flatten() {
-                let owner: Arc<dyn Any + Send + Sync> = view.owner();
-                stream.keep_in(capture, owner);
-            }
+        let operands = self.views.as_slice().iter().flatten();
+        // Two ways, so that a launch without parts does not look for them again and again.
+        match self.parts.as_flattened() {
+            [] => submit_in_order(stream, capture, operands, submit),
+            parts => submit_in_order(stream, capture, operands.chain(parts), submit),
         }
-        let homes = || self.places().flatten().map(DeviceSlice::stream);
-        stream.order_after(homes())?;
-        let submitted = submit();
-        // Also after an error: an earlier launch may be queued.
-        let ordered = stream.order_before(homes());
-        submitted.and(ordered.map_err(Error::from))
     }
 }
 
-/// Checks everything of views that can be known before a launch.
+fn submit_in_order<'v, 'a: 'v>(
+    stream: &Stream,
+    capture: Option<CaptureId>,
+    views: impl Iterator<Item = &'v DeviceSlice<'a, u8>> + Clone,
+    submit: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    if let Some(capture) = capture {
+        for view in views.clone() {
+            let owner: Arc<dyn Any + Send + Sync> = view.owner();
+            stream.keep_in(capture, owner);
+        }
+    }
+    let homes = || views.clone().map(DeviceSlice::stream);
+    stream.order_after(homes())?;
+    let submitted = submit();
+    // Also after an error: an earlier launch may be queued.
+    let ordered = stream.order_before(homes());
+    submitted.and(ordered.map_err(Error::from))
+}
+
+/// Checks everything of views that can be known before a launch, and gives the number of each view's place and its address.
 fn check_views<'v, 'a: 'v>(
     places: impl Iterator<Item = (&'v Expected, Option<&'v DeviceSlice<'a, u8>>)> + Clone,
     context: &Context,
+    mut found: impl FnMut(usize, u64),
 ) -> Result<()> {
-    for (slot, view) in places.clone() {
+    for (at, (slot, view)) in places.clone().enumerate() {
         let Some(view) = view else { continue };
+        found(at, view.pointer());
         if !view.stream().context().is_same(context) {
             return Err(Error::DeviceMismatch {
                 argument: slot.name,

@@ -8,7 +8,7 @@ use warptile_kernels::{Operand, Slots};
 use crate::error::{Error, Result};
 use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
-use crate::gpu::{block, log};
+use crate::gpu::{block as filled, log};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::{Call, Expected, Problem, slots};
 
@@ -59,7 +59,7 @@ impl Operation for Call {
         step.shape(self)
     }
 
-    fn block(&self, launch: &StepLaunch<'_>) -> Result<Block> {
+    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
         let StepLaunch {
             step,
             kernel,
@@ -67,17 +67,23 @@ impl Operation for Call {
             at,
             workspace,
         } = *launch;
-        let forward = block::forward(self, shape, &at.operands, workspace);
+        let forward = filled::forward(self, shape, &at.operands, workspace);
         if kernel.takes::<abi::ForwardTma>() {
             let driver = kernel.context().driver();
-            kernel.block(&block::forward_tma(driver, self, step, shape, forward)?)
+            kernel.fill(
+                block,
+                &filled::forward_tma(driver, self, step, shape, forward)?,
+            )
         } else if kernel.takes::<abi::ForwardE4m3>() {
-            kernel.block(&abi::ForwardE4m3 {
-                forward,
-                scales: block::scales(&at.operands, |operand| self.reach(operand)),
-            })
+            kernel.fill(
+                block,
+                &abi::ForwardE4m3 {
+                    forward,
+                    scales: filled::scales(&at.operands, |operand| self.reach(operand)),
+                },
+            )
         } else {
-            kernel.block(&forward)
+            kernel.fill(block, &forward)
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Loaded {
     kernel: Kernel<[u8]>,
 }
 
-/// The bytes of a block that is the one of its kernel.
+/// The bytes of a kernel's block.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub struct Block {
@@ -26,6 +26,12 @@ pub struct Block {
 impl Block {
     /// Bytes of the largest block. A larger one does not compile.
     const MOST: usize = size_of::<abi::Merge>();
+
+    /// None yet.
+    pub(super) const EMPTY: Self = Block {
+        bytes: [0; Block::MOST],
+        len: 0,
+    };
 
     fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -58,19 +64,19 @@ impl Loaded {
         self.image.abi_hash == B::HASH && self.image.param_bytes as usize == size_of::<B>()
     }
 
-    /// The bytes of a block that this kernel takes.
+    /// Gives `to` the bytes of a block that this kernel takes.
     ///
     /// # Errors
     /// [`Error::OtherAbi`] if it takes another one.
-    pub(super) fn block<B: abi::Block>(&self, block: &B) -> Result<Block> {
+    pub(super) fn fill<B: abi::Block>(&self, to: &mut Block, block: &B) -> Result<()> {
         const { assert!(size_of::<B>() <= Block::MOST, "raise Block::MOST") };
         if !self.takes::<B>() {
             let image = self.image.name;
             return Err(Error::OtherAbi { image });
         }
-        let (mut bytes, len) = ([0; Block::MOST], size_of::<B>());
-        bytes[..len].copy_from_slice(bytemuck::bytes_of(block));
-        Ok(Block { bytes, len })
+        to.len = size_of::<B>();
+        to.bytes[..to.len].copy_from_slice(bytemuck::bytes_of(block));
+        Ok(())
     }
 
     /// How many CTAs the device can hold at once, of a kernel whose CTAs come in clusters.
@@ -96,7 +102,7 @@ impl Loaded {
     /// Submits the kernel to a stream of ours.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]: `block` was made by this kernel for the grid, and the addresses in it are those of memory that
+    /// As [`Kernel::launch`]: `block` was filled by this kernel for the grid, and the addresses in it are those of memory that
     /// reaches as far as the call's layouts and lives until the kernel has ended.
     pub(super) unsafe fn launch(
         &self,

@@ -59,10 +59,10 @@ impl Operation for Merge {
         step.shape_of_rows(batch.saturating_mul(rows), heads * head_dim.div_ceil(chunk))
     }
 
-    fn block(&self, launch: &StepLaunch<'_>) -> Result<Block> {
+    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
         let at = launch.at;
         let [_, rows, heads, head_dim] = self.out().shape.map(|extent| extent as i32);
-        let mut block = abi::Merge {
+        let mut merge = abi::Merge {
             parts: self.part_count() as i32,
             base_two: i32::from(self.base() == LseBase::Two),
             rows,
@@ -73,14 +73,14 @@ impl Operation for Merge {
             ..Default::default()
         };
         if let Some(lse) = self.lse() {
-            block.lse = tensor(at.operands[Operand::Lse], lse);
+            merge.lse = tensor(at.operands[Operand::Lse], lse);
         }
         for (index, addresses) in at.parts.iter().enumerate() {
             if let Some((out, lse)) = self.part(index) {
-                block.outs[index] = tensor(addresses[0], out);
-                block.lses[index] = tensor(addresses[1], lse);
+                merge.outs[index] = tensor(addresses[0], out);
+                merge.lses[index] = tensor(addresses[1], lse);
             }
         }
-        launch.kernel.block(&block)
+        launch.kernel.fill(block, &merge)
     }
 }

@@ -15,8 +15,9 @@ use crate::spec::Expected;
 /// [`Append`](crate::spec::Append).
 ///
 /// All of them are launched by [`Prepared`](crate::gpu::Prepared). An operation has a plan of one or more steps. For each step it gives the
-/// grid, and fills the parameter block of the step's kernel. Steps run one after the other, and share one workspace.
-pub trait Operation: sealed::Sealed + fmt::Debug {
+/// grid, and fills the parameter block of the step's kernel. Steps run one after the other, and share one workspace. Only this crate can name
+/// the types that an operation is made of.
+pub trait Operation: fmt::Debug {
     /// The part of a call that planning depends on; the cache key of prepared plans.
     type Problem: Copy + PartialEq + fmt::Debug + fmt::Display + Send + Sync + 'static;
 
@@ -67,7 +68,7 @@ pub trait Operation: sealed::Sealed + fmt::Debug {
     /// Fills the block of a step's kernel. Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::spec::MAX_LEN), and the
     /// shape its CTAs. The context is current.
     #[doc(hidden)]
-    fn block(&self, launch: &StepLaunch<'_>) -> Result<Block>;
+    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()>;
 }
 
 /// One step of a launch.
@@ -79,13 +80,4 @@ pub struct StepLaunch<'a> {
     pub(super) at: &'a Addresses<'a>,
     /// 0 if no step needs one.
     pub(super) workspace: u64,
-}
-
-mod sealed {
-    use crate::spec::{Append, Call, Merge};
-
-    pub trait Sealed {}
-    impl Sealed for Call {}
-    impl Sealed for Merge {}
-    impl Sealed for Append {}
 }

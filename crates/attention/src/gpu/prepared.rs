@@ -162,14 +162,21 @@ impl<O: Operation> Prepared<O> {
         };
         let known = kept.and_then(|kept| {
             lock(kept).find(|(operands, parts, at)| {
-                (operands, &parts[..], *at) == (&addresses.operands, addresses.parts, workspace)
+                // Part by part: `memcmp` takes 0.1 us to compare no bytes at the address of an empty list.
+                *at == workspace
+                    && *operands == addresses.operands
+                    && parts.iter().eq(addresses.parts)
             })
         });
         let blocks = match (known, kept) {
             (None, Some(kept)) => {
                 expected.check(&addresses)?;
-                let blocks = launches().map(|launch| call.block(&launch));
-                let blocks: Arc<[Block]> = blocks.collect::<Result<_>>()?;
+                let mut blocks: Arc<[Block]> = launches().map(|_| Block::EMPTY).collect();
+                if let Some(blocks) = Arc::get_mut(&mut blocks) {
+                    for (block, launch) in blocks.iter_mut().zip(launches()) {
+                        call.fill(block, &launch)?;
+                    }
+                }
                 let key = (addresses.operands, addresses.parts.to_vec(), workspace);
                 lock(kept).keep(key, blocks.clone());
                 Some(blocks)
@@ -187,11 +194,12 @@ impl<O: Operation> Prepared<O> {
                 if launch.shape.grid == 0 {
                     continue;
                 }
-                let filled;
+                let mut filled;
                 let block = match &blocks {
                     Some(blocks) => &blocks[index],
                     None => {
-                        filled = call.block(&launch)?;
+                        filled = Block::EMPTY;
+                        call.fill(&mut filled, &launch)?;
                         &filled
                     }
                 };
@@ -258,13 +266,15 @@ impl<O: Operation> Prepared<O> {
                     bytes: self.scratch().bytes,
                 });
             }
-            let block = call.block(&StepLaunch {
+            let launch = StepLaunch {
                 step,
                 kernel,
                 shape,
                 at,
                 workspace,
-            })?;
+            };
+            let mut block = Block::EMPTY;
+            call.fill(&mut block, &launch)?;
             // SAFETY: the caller's promises.
             unsafe { kernel.launch_raw(stream, &config(step, shape), &block) }?;
         }
