@@ -1,9 +1,9 @@
-// The kernels of the operations beside forward as functions of the CPU, for crates/attention/tests/emulated. They have no
-// barriers, so the threads of a CTA run one after the other.
+// The kernels of merges, cache writes and the pre-pass of the backward pass as functions of the CPU, for crates/attention/tests/emulated.
 #include "shim.h"
 
 #include "guarded.h"
 
+#include "backward/prepass.cuh"
 #include "ops/append.cuh"
 #include "ops/merge.cuh"
 
@@ -15,15 +15,25 @@ namespace warptile {
 void wait_for_predecessor() { has_waited[threadIdx.x] = true; }
 } // namespace warptile
 
-// Ends the program if a thread has not waited for the launch before.
-template <class Block> static void run(void (*kernel)(const Block&), const void* params, unsigned grid, unsigned threads)
+// Ends the program if a thread has not waited for the launch before. The threads of a CTA run one after the other, or in turns where
+// lanes wait for each other.
+template <bool IN_TURNS = false, class Block>
+static void run(void (*kernel)(const Block&), const void* params, unsigned grid, unsigned threads)
 {
-    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {
-            has_waited[threadIdx.x] = false;
-            kernel(*static_cast<const Block*>(params));
-            if (!has_waited[threadIdx.x]) end("a thread reads what the launch before may still write\n");
+    const auto run_thread = [&] {
+        has_waited[threadIdx.x] = false;
+        kernel(*static_cast<const Block*>(params));
+        if (!has_waited[threadIdx.x]) end("a thread reads what the launch before may still write\n");
+    };
+    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+        if constexpr (IN_TURNS) {
+            std::vector<Barrier> warps(threads / 32, Barrier(32, false));
+            for (unsigned warp = 0; warp < threads / 32; ++warp) warp_bar[warp] = &warps[warp];
+            Threads::run(threads, blockIdx.x, run_thread);
+        } else {
+            for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) run_thread();
         }
+    }
 }
 
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
@@ -31,6 +41,7 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
     else if (kernel == "append_w4") run(append_rows<AppendTraits<Element, 4, SameCache<Element>>>, params, grid, threads);
     else if (kernel == "append_e4m3_w4") run(append_rows<AppendTraits<Element, 4, E4m3Cache<Element>>>, params, grid, threads);
+    else if (kernel == "prepass_w4") run<true>(prepare_rows<RowTraits<Element, 4, ROLE_PREPASS>>, params, grid, threads);
     else return false;
     return true;
 }

@@ -83,12 +83,16 @@ impl Layout {
     }
 
     /// The parameter blocks in C++, with the files they belong in.
-    fn headers(&self) -> [(PathBuf, String); 2] {
+    fn headers(&self) -> [(PathBuf, String); 3] {
         [
             (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
             (
                 self.kernels.join("base/abi_ops.cuh"),
                 abi::cpp_header_of_operations(),
+            ),
+            (
+                self.kernels.join("base/abi_backward.cuh"),
+                abi::cpp_header_of_backward(),
             ),
         ]
     }
@@ -610,6 +614,10 @@ mod tests {
         assert_eq!(
             include_str!("../../kernels/base/abi_ops.cuh"),
             warptile_spec::abi::cpp_header_of_operations()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_backward.cuh"),
+            warptile_spec::abi::cpp_header_of_backward()
         );
     }
 }

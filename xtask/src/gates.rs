@@ -2,7 +2,7 @@
 
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
-use warptile_spec::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
+use warptile_spec::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, Prepass};
 use warptile_spec::record::{ImageRecord, RecordError};
 
 /// Everything the gates look at.
@@ -199,7 +199,8 @@ fn check_record(
         || record.takes::<ForwardTma>()
         || record.takes::<Merge>()
         || record.takes::<Append>()
-        || record.takes::<AppendE4m3>();
+        || record.takes::<AppendE4m3>()
+        || record.takes::<Prepass>();
     if !known {
         found.push(Violation::UnknownBlock {
             hash: record.abi_hash,

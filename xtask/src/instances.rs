@@ -15,8 +15,8 @@ use crate::files::{self, FileError};
 pub use crate::target::Target;
 
 /// Families the catalog's `Family` enum knows.
-const FAMILIES: [&str; 7] = [
-    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append",
+const FAMILIES: [&str; 8] = [
+    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass",
 ];
 
 /// Why `instances.toml` is refused.

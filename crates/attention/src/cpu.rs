@@ -20,6 +20,7 @@ mod memory;
 mod merge;
 mod operands;
 mod pairs;
+mod prepass;
 mod products;
 pub mod raw;
 mod state;
@@ -48,6 +49,8 @@ use threads::Threads;
 
 pub use append::append_cpu;
 pub use merge::merge_cpu;
+#[doc(hidden)]
+pub use prepass::prepass_cpu;
 
 /// Computes a call on the CPU.
 ///

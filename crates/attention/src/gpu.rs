@@ -23,6 +23,7 @@ mod log;
 mod merge;
 mod operation;
 mod prepared;
+mod prepass;
 mod session;
 mod sync;
 mod workspace;

@@ -147,6 +147,8 @@
 
 mod attention;
 mod backend;
+#[doc(hidden)]
+pub mod backward;
 pub mod cache;
 mod considered;
 pub mod cpu;

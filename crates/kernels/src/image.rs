@@ -24,11 +24,13 @@ pub enum Family {
     Merge,
     /// New keys and values written into a cache, and rotated, a thread for 16 bytes of a row.
     Append,
+    /// The pre-pass of the backward pass, a CTA for 64 query rows of a head.
+    Prepass,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 7] = [
+    pub const ALL: [Family; 8] = [
         Family::Scalar,
         Family::Wmma,
         Family::Mma,
@@ -36,6 +38,7 @@ impl Family {
         Family::Decode,
         Family::Merge,
         Family::Append,
+        Family::Prepass,
     ];
 }
 
@@ -49,6 +52,7 @@ impl fmt::Display for Family {
             Family::Decode => "decode",
             Family::Merge => "merge",
             Family::Append => "append",
+            Family::Prepass => "prepass",
         })
     }
 }

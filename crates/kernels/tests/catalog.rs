@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
-use warptile_kernels::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
+use warptile_kernels::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, Prepass};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
 use warptile_kernels::{Features, Image, Role, Target, catalog, image, kernels, packs};
@@ -234,6 +234,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::Combine, _) => record.takes::<Merge>(),
             (Role::Append, false) => record.takes::<Append>(),
             (Role::Append, true) => record.takes::<AppendE4m3>(),
+            (Role::Prepass, _) => record.takes::<Prepass>(),
             (_, true) => record.takes::<ForwardE4m3>(),
             _ => record.takes::<Forward>() || record.takes::<ForwardTma>(),
         };

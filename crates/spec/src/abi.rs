@@ -3,8 +3,9 @@
 //! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made of *parts*,
 //! so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take blocks of their own
 //! ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo xtask build-kernels` writes the C++ of the same structs to
-//! `kernels/base/abi.cuh` ([`cpp_header`]) and, of the operations beside forward, to `kernels/base/abi_ops.cuh`
-//! ([`cpp_header_of_operations`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
+//! `kernels/base/abi.cuh` ([`cpp_header`]), of merges and cache writes to `kernels/base/abi_ops.cuh`
+//! ([`cpp_header_of_operations`]), and of the backward pass to `kernels/base/abi_backward.cuh` ([`cpp_header_of_backward`]); each image's
+//! record carries [`Declared::HASH`] of the block it was compiled for.
 //!
 //! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
 //! dimension that is never stepped along has a stride of 0.
@@ -20,7 +21,7 @@ use declared::InCpp;
 use crate::operand::Slots;
 use crate::table::Operand;
 
-pub use cpp::{cpp_header, cpp_header_of_operations};
+pub use cpp::{cpp_header, cpp_header_of_backward, cpp_header_of_operations};
 pub use declared::{Block, Declared, Leaf, Member};
 
 /// First word of an image's record: "WTR2".
@@ -515,6 +516,43 @@ declare! {
     }
 }
 
+/// Query rows of a CTA of the pre-pass. The numbers of a sequence's rows begin at a multiple of it.
+pub const PREPASS_ROWS: usize = 64;
+
+declare! {
+    fn cpp_backward;
+
+    /// Block of the pre-pass of the backward pass. CTA c has PREPASS_ROWS rows of a head: number c % query_tiles of the tiles of head
+    /// c / query_tiles, counted through the batch. It writes as many numbers, from c * PREPASS_ROWS on. A head's tiles are numbered as
+    /// forward numbers them (work/order.cuh): of packed queries, sequence b has those from its first row / PREPASS_ROWS + b on.
+    struct Prepass {
+        /// Lengths of queries.
+        sequences: Sequences,
+        /// Query heads.
+        heads: i32,
+        /// Elements of a row of a head.
+        head_dim: i32,
+        /// Tiles of a head: of one batch entry, or of all packed queries.
+        query_tiles: i32,
+        /// Lanes that share a row, a power of two of at most 32.
+        lanes: i32,
+        /// The output.
+        out: Tensor,
+        /// The gradient of the output.
+        d_out: Tensor,
+        /// Natural logarithm of each row's sum of exponentials.
+        lse: u64 = "const float*",
+        /// Elements of the lse between batch entries; 0 for packed queries.
+        lse_batch: i64,
+        /// Elements of the lse between heads; its rows are contiguous.
+        lse_head: i64,
+        /// The sum over each row of the output times its gradient; 0 for rows past a sequence's end.
+        delta: u64 = "float*",
+        /// The lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
+        scaled_lse: u64 = "float*",
+    }
+}
+
 impl Pages {
     /// With what a division by `rows` takes: for keys below 2^31 the page is the upper half of `2 * key * rows_inverse`, shifted right
     /// by `rows_log`. The inverse is too large by less than `2^rows_log / rows` of its last place, so that the quotient is exact.
@@ -586,6 +624,7 @@ impl Block for ForwardTma {}
 impl Block for Merge {}
 impl Block for Append {}
 impl Block for AppendE4m3 {}
+impl Block for Prepass {}
 
 #[cfg(test)]
 mod tests {

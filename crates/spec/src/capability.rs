@@ -183,6 +183,8 @@ numbered! {
         Combine = 3, "combine", "COMBINE";
         /// New keys and values into a cache.
         Append = 4, "append", "APPEND";
+        /// Numbers of query rows, from the output and its gradient: the first step of the backward pass.
+        Prepass = 5, "prepass", "PREPASS";
     }
 
     /// How tiles come to CTAs.
@@ -246,6 +248,20 @@ impl Schedule {
     }
 }
 
+/// The C++ constant of a role that only the backward pass has: forward's images do not depend on it.
+pub(crate) fn cpp_role_of_backward() -> String {
+    let role = NUMBERED.iter().filter(|row| is_of_backward(row));
+    role.map(cpp_number).collect()
+}
+
+fn cpp_number((prefix, name, number): &(&str, &str, u32)) -> String {
+    format!("constexpr unsigned {prefix}{name} = {number};\n")
+}
+
+fn is_of_backward((prefix, _, number): &(&str, &str, u32)) -> bool {
+    (*prefix, *number) == ("ROLE_", Role::Prepass.number())
+}
+
 /// The C++ constants of features, roles and schedules.
 pub(crate) fn cpp_constants() -> String {
     let mut text = String::from("// What an image's record says it can do.\n");
@@ -255,9 +271,8 @@ pub(crate) fn cpp_constants() -> String {
             feature.0.trailing_zeros()
         );
     }
-    for (prefix, name, number) in NUMBERED {
-        text += &format!("constexpr unsigned {prefix}{name} = {number};\n");
-    }
+    let others = NUMBERED.iter().filter(|row| !is_of_backward(row));
+    text.extend(others.map(cpp_number));
     text
 }
 
@@ -286,7 +301,13 @@ mod tests {
 
     #[test]
     fn numbers_of_roles_and_schedules_go_there_and_back() {
-        for role in [Role::Forward, Role::Split, Role::Combine, Role::Append] {
+        for role in [
+            Role::Forward,
+            Role::Split,
+            Role::Combine,
+            Role::Append,
+            Role::Prepass,
+        ] {
             assert_eq!(Role::from_number(role.number()), Some(role));
         }
         assert_eq!(Role::from_number(0), None);

@@ -25,6 +25,7 @@ mod merge;
 mod numbers;
 mod operand;
 mod pages;
+mod prepass;
 mod problem;
 pub mod record;
 mod rotary;
@@ -56,6 +57,7 @@ pub use merge::{LseBase, Merge, MergeBuilder, PART_LSE, PART_OUT, Part, expect_p
 pub use numbers::{LengthElement, Numbers, Request};
 pub use operand::{Count, Elements, Kind, Operations, Slots, Values};
 pub use pages::{Pages, TableLayout};
+pub use prepass::{Prepass, PrepassBuilder};
 pub use problem::Problem;
 pub use rotary::{Angles, Pairing, Rotary};
 pub use scales::{Quantized, SCALES, check_list, check_scale_counts, scale_of};

@@ -30,6 +30,8 @@ pub enum Count {
     Scales,
     /// One for each query and query head.
     Rows,
+    /// One for each query and query head, and for rows that fill up the 64 rows of a sequence's last tile.
+    PaddedRows,
     /// One for each sequence.
     Sequences,
     /// The first row of each sequence and the end of the last one.
@@ -76,6 +78,8 @@ pub enum Values {
     FiniteOrNone,
     /// Finite numbers above 0.
     Positive,
+    /// Any numbers, also none: rows that do not exist have numbers, too.
+    Any,
 }
 
 impl Values {
@@ -87,6 +91,7 @@ impl Values {
             Values::Finite => value.is_finite(),
             Values::FiniteOrNone => value < f32::INFINITY,
             Values::Positive => value > 0.0 && value < f32::INFINITY,
+            Values::Any => true,
         }
     }
 
@@ -98,6 +103,7 @@ impl Values {
             Values::Finite => "a finite number",
             Values::FiniteOrNone => "a finite number, or -inf for none",
             Values::Positive => "a finite number above 0",
+            Values::Any => "a number",
         }
     }
 }
@@ -111,6 +117,8 @@ impl Operations {
     pub const FORWARD: Operations = Operations(1);
     /// New keys and values written into a cache.
     pub const APPEND: Operations = Operations(2);
+    /// The gradients of attention.
+    pub const BACKWARD: Operations = Operations(4);
     /// Attention and cache writes.
     pub const BOTH: Operations = Operations(3);
 

@@ -56,8 +56,14 @@ operands! {
     KPages = "k_pages", Kind::Keys, Keys {operations: Operations::APPEND, written: true, python: Some("k_cache")};
     /// The cache's values.
     VPages = "v_pages", Kind::Keys, Keys {operations: Operations::APPEND, written: true, python: Some("v_cache")};
+    /// The gradient of the output.
+    DOut = "d_out", Kind::Queries, Output {operations: Operations::BACKWARD};
     /// Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
-    Lse = "lse", Kind::List(Count::Rows), F32 {written: true, feature: Features::LSE, python: Some("lse")};
+    Lse = "lse", Kind::List(Count::Rows), F32 {written: true, feature: Features::LSE, values: Values::Any, python: Some("lse")};
+    /// Receives the sum over each row of the output times its gradient.
+    Delta = "delta", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
+    /// Receives the lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
+    ScaledLse = "scaled_lse", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
     /// Row offsets of packed queries.
     QueryOffsets = "query_offsets", Kind::List(Count::Offsets), I32 {file: Some("cu_seqlens_q"), python: Some("cu_seqlens_q")};
     /// Row offsets of packed keys and values.

@@ -19,6 +19,9 @@ mod merge;
 mod merge_cases;
 mod not_finite;
 mod pages;
+mod prepass;
+#[path = "../common/prepass.rs"]
+mod prepass_cases;
 #[path = "../common/quantized.rs"]
 mod quantized;
 mod random;

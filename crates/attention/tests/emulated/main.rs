@@ -16,5 +16,10 @@ mod merge_cases;
 #[path = "../common/merge_on_gpu.rs"]
 mod merge_on_gpu;
 mod place;
+mod prepass;
+#[path = "../common/prepass.rs"]
+mod prepass_cases;
+#[path = "../common/prepass_on_gpu.rs"]
+mod prepass_on_gpu;
 #[path = "../common/quantized.rs"]
 mod quantized;

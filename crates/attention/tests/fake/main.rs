@@ -14,6 +14,7 @@ mod merge;
 mod operations;
 mod pages;
 mod pairs;
+mod prepass;
 mod raw;
 mod splits;
 mod sync;

@@ -27,6 +27,11 @@ mod merge_cases;
 mod merge_on_gpu;
 mod named_bugs;
 mod pages;
+mod prepass;
+#[path = "../common/prepass.rs"]
+mod prepass_cases;
+#[path = "../common/prepass_on_gpu.rs"]
+mod prepass_on_gpu;
 #[path = "../common/quantized.rs"]
 mod quantized;
 mod random;

@@ -2,8 +2,9 @@
 
 use super::declared::{Block, Declared, Member};
 use super::{
-    Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, RAGGED, RAGGED_KEYS, READ_AHEAD,
-    RECORD_MAGIC, WINDOW_UNLIMITED, cpp_numbers, cpp_operations, cpp_structs,
+    Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, PREPASS_ROWS, Prepass, RAGGED,
+    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, WINDOW_UNLIMITED, cpp_backward, cpp_numbers,
+    cpp_operations, cpp_structs,
 };
 use crate::capability;
 
@@ -93,6 +94,23 @@ pub fn cpp_header_of_operations() -> String {
         &cpp_hash::<Merge>(),
         &cpp_hash::<Append>(),
         &cpp_hash::<AppendE4m3>(),
+        "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_backward.cuh`, apart from the others so that no image of other operations depends on it.
+#[must_use]
+pub fn cpp_header_of_backward() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
+        &format!("enum : int {{ PREPASS_ROWS = {PREPASS_ROWS} }};\n"),
+        &capability::cpp_role_of_backward(),
+        "\n",
+        &cpp_backward(),
+        "\n",
+        &cpp_hash::<Prepass>(),
         "\n} // namespace warptile\n",
     ]
     .concat()

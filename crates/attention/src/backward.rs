@@ -1,0 +1,4 @@
+//! Steps of the backward pass. Not public yet.
+
+pub use crate::cpu::prepass_cpu;
+pub use crate::spec::{Prepass, PrepassBuilder};

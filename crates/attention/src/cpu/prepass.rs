@@ -1,0 +1,70 @@
+//! The pre-pass of the backward pass on the CPU.
+
+use std::f32::consts::LOG2_E;
+
+use warptile_kernels::Operand;
+
+use crate::cpu::SharedMut;
+use crate::cpu::threads::in_parallel;
+use crate::error::Result;
+use crate::spec::{Element, ElementType, HostInputs, HostOutputs, Layout, Prepass, View, host};
+
+/// Computes a pre-pass on the CPU. See [`Prepass`] for the rules.
+///
+/// # Errors
+/// Memory that is not that of the description.
+pub fn prepass_cpu(
+    prepass: &Prepass,
+    inputs: &HostInputs<'_>,
+    outputs: HostOutputs<'_>,
+) -> Result<()> {
+    match prepass.element() {
+        ElementType::F16 => typed::<half::f16>(prepass, inputs, outputs),
+        ElementType::Bf16 => typed::<half::bf16>(prepass, inputs, outputs),
+        // No output has a scaled type.
+        _ => typed::<f32>(prepass, inputs, outputs),
+    }
+}
+
+fn typed<T: Element>(
+    prepass: &Prepass,
+    inputs: &HostInputs<'_>,
+    mut outputs: HostOutputs<'_>,
+) -> Result<()> {
+    host::check(prepass.expected(), None, inputs, Some(&outputs))?;
+    let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
+    let (out, d_out) = (tensor(Operand::Out)?, tensor(Operand::DOut)?);
+    let lse = inputs.elements::<f32>(Operand::Lse)?.unwrap_or_default();
+    let mut floats = |operand| outputs.take::<f32>(operand).map(Option::unwrap_or_default);
+    let (delta, scaled_lse) = (floats(Operand::Delta)?, floats(Operand::ScaledLse)?);
+    delta.fill(0.0);
+    scaled_lse.fill(f32::INFINITY);
+    let (delta, scaled_lse) = (SharedMut::new(delta), SharedMut::new(scaled_lse));
+    let [_, row_count, heads, _] = prepass.out().shape;
+    in_parallel(prepass.batch() * heads, |index| {
+        let (batch, head) = (index / heads, index % heads);
+        let (first, len) = prepass.rows().sequence(batch);
+        let entry = match prepass.rows().is_packed() {
+            true => 0,
+            false => batch,
+        };
+        let start = prepass.start(batch, head);
+        // SAFETY: the rows of one sequence and head, whose place is theirs alone; each index comes once.
+        let [delta, scaled_lse] = [&delta, &scaled_lse].map(|to| unsafe { to.slice(start, len) });
+        let row_of =
+            |data, layout: &Layout, row| View::new(data, *layout).row(entry, first + row, head);
+        for row in 0..len {
+            let (x, y) = (
+                row_of(out, prepass.out(), row),
+                row_of(d_out, prepass.d_out(), row),
+            );
+            delta[row] =
+                { x.iter().zip(y) }.fold(0.0, |sum, (x, y)| x.to_f32().mul_add(y.to_f32(), sum));
+            let lse = lse[(entry * heads + head) * row_count + first + row];
+            if lse != f32::NEG_INFINITY {
+                scaled_lse[row] = lse * LOG2_E;
+            }
+        }
+    });
+    Ok(())
+}

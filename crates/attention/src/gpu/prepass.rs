@@ -1,0 +1,104 @@
+//! The pre-pass of the backward pass on a GPU.
+
+use std::borrow::Cow;
+
+use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
+use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
+
+use crate::error::Result;
+use crate::gpu::block::tensor;
+use crate::gpu::kernel::Block;
+use crate::gpu::operation::{Operation, StepLaunch};
+use crate::gpu::{Gpu, Prepared};
+use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
+use crate::spec::{Expected, Prepass, check_type};
+
+impl Gpu {
+    /// The kernel of the pre-pass for this element type: loaded the first time, and found again after that.
+    ///
+    /// # Errors
+    /// As [`Gpu::prepare_merge`].
+    #[doc(hidden)]
+    pub fn prepare_prepass(&self, element: ElementType) -> Result<Prepared<Prepass>> {
+        let problem = RowProblem {
+            role: Role::Prepass,
+            types: Types::of(element),
+        };
+        self.prepared::<Prepass>(problem, &Choice::Best)
+    }
+}
+
+/// Lanes that share a row: one for each 16 bytes if there are no more than a warp has.
+fn lanes(prepass: &Prepass) -> usize {
+    let chunk = CHUNK_BYTES / prepass.element().size();
+    let chunks = prepass.out().head_dim().div_ceil(chunk);
+    chunks.max(1).next_power_of_two().min(32)
+}
+
+impl Operation for Prepass {
+    type Problem = RowProblem;
+
+    const BLOCKS: &'static [u64] = &[abi::Prepass::HASH];
+
+    fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
+        Plan::of_rows(problem, planner.device())
+    }
+
+    fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
+        Ok(check_type(
+            "out",
+            Some(prepared.types.q),
+            Some(self.element()),
+        )?)
+    }
+
+    fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {
+        Cow::Borrowed(self.expected())
+    }
+
+    fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
+        { [Operand::QueryOffsets, Operand::QueryLengths].into_iter() }.filter_map(|operand| {
+            let numbers = self.numbers(operand).on_host()?;
+            Some((operand, bytemuck::cast_slice(numbers)))
+        })
+    }
+
+    fn shape(&self, step: &Step) -> Result<LaunchShape> {
+        step.shape_of_rows(self.len() / Prepass::TILE, 1)
+    }
+
+    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
+        let at = &launch.at.operands;
+        let count = |n: usize| n as i32;
+        let [_, row_count, heads, head_dim] = self.out().shape;
+        let rows = self.rows();
+        launch.kernel.fill(
+            block,
+            &abi::Prepass {
+                sequences: abi::Sequences {
+                    batch: count(self.batch()),
+                    query_len: count(rows.bound()),
+                    query_rows: count(rows.rows()),
+                    query_offsets: at[Operand::QueryOffsets],
+                    query_lengths: at[Operand::QueryLengths],
+                    ..Default::default()
+                }
+                .with_ragged(&abi::Pages::default()),
+                heads: count(heads),
+                head_dim: count(head_dim),
+                query_tiles: count(self.tiles()),
+                lanes: count(lanes(self)),
+                out: tensor(at[Operand::Out], self.out()),
+                d_out: tensor(at[Operand::DOut], self.d_out()),
+                lse: at[Operand::Lse],
+                lse_batch: match rows.is_packed() {
+                    true => 0,
+                    false => (heads * row_count) as i64,
+                },
+                lse_head: row_count as i64,
+                delta: at[Operand::Delta],
+                scaled_lse: at[Operand::ScaledLse],
+            },
+        )
+    }
+}

@@ -1,0 +1,47 @@
+//! Pre-passes through [`Prepared`](warptile::gpu::Prepared) on any device.
+
+use warptile::Element;
+use warptile::gpu::{Bindings, Gpu};
+use warptile::spec::Operand;
+use warptile_driver::DeviceBuffer;
+
+use crate::draw::Memory;
+use crate::prepass_cases::PrepassCase;
+
+/// Uploads a case, launches it, has `run` do what the device needs besides, and gets the results. They do not depend on where lengths are.
+pub(crate) fn prepass_on<T: Element>(
+    gpu: &Gpu,
+    case: &PrepassCase<T>,
+    results: &mut [Vec<f32>; 2],
+    run: impl Fn(),
+) {
+    let stream = gpu.stream();
+    let upload = |memory: &Memory<T>| DeviceBuffer::from_slice(stream, &memory.data).unwrap();
+    let (out, d_out) = (upload(&case.out), upload(&case.d_out));
+    let floats = |list: &[f32]| DeviceBuffer::from_slice(stream, list).unwrap();
+    let lse = floats(&case.lse);
+    let lists: Vec<_> = { case.lists() }
+        .map(|(operand, list)| (operand, DeviceBuffer::from_slice(stream, list).unwrap()))
+        .collect();
+    let prepared = gpu.prepare_prepass(T::TYPE).unwrap();
+    let [on_host, on_device] = [false, true].map(|on_device| {
+        let [mut delta, mut scaled] = results.each_ref().map(|list| floats(list));
+        let mut bindings = Bindings::default()
+            .with(Operand::Out, out.slice(case.out.offset..).unwrap())
+            .with(Operand::DOut, d_out.slice(case.d_out.offset..).unwrap())
+            .with(Operand::Lse, lse.as_slice())
+            .output(Operand::Delta, delta.as_slice_mut())
+            .output(Operand::ScaledLse, scaled.as_slice_mut());
+        for (operand, list) in lists.iter().filter(|_| on_device) {
+            bindings = bindings.with(*operand, list.as_slice());
+        }
+        let prepass = case.described(on_device);
+        prepared.launch(stream, &prepass, &bindings).unwrap();
+        run();
+        [delta.to_vec().unwrap(), scaled.to_vec().unwrap()]
+    });
+    let bits =
+        |results: &[Vec<f32>; 2]| bytemuck::cast_slice::<f32, u32>(&results.concat()).to_vec();
+    assert_eq!(bits(&on_host), bits(&on_device));
+    *results = on_host;
+}

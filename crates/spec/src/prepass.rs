@@ -1,0 +1,221 @@
+//! The pre-pass of the backward pass: numbers of query rows that its other steps read.
+
+use std::sync::Arc;
+
+use crate::abi::PREPASS_ROWS;
+use crate::lengths::{LengthsRequest, Names};
+use crate::slots::UNWANTED;
+use crate::{
+    Access, DIMENSIONS, ElementType, Expected, Layout, Numbers, Operand, Request, Result,
+    SideLengths, Slots, Types, check_alone, check_types, expect_countable, expect_same,
+};
+
+/// The operands that have the lengths of the query rows.
+const ROWS: Names = Names {
+    tensor: Operand::Out,
+    offsets: Operand::QueryOffsets,
+    used: Operand::QueryLengths,
+};
+
+/// The description of a pre-pass, checked. For each query row and head it computes the sum over the row of the output times its gradient
+/// (`delta`), and the lse to base 2 (`scaled_lse`).
+///
+/// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with [`tiles`](Self::tiles) of 64 rows for each
+/// head: the rows of a sequence begin at a multiple of 64. Sequence `b` of packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that
+/// stand for no row are 0 and plus infinity; and a row that saw no key, whose lse is minus infinity, has plus infinity, too.
+#[derive(Debug, Clone)]
+pub struct Prepass {
+    element: ElementType,
+    out: Layout,
+    d_out: Layout,
+    rows: SideLengths,
+    batch: usize,
+    expected: Slots<Expected>,
+}
+
+/// Describes a [`Prepass`]; made by [`Prepass::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct PrepassBuilder<'a> {
+    element: ElementType,
+    out: Layout,
+    d_out: Layout,
+    rows: LengthsRequest<'a>,
+}
+
+impl Prepass {
+    /// Rows of a tile.
+    pub const TILE: usize = PREPASS_ROWS;
+
+    /// A pre-pass over an output and its gradient, both `[batch, length, heads, head size]`, or with packed queries
+    /// `[1, rows, heads, head size]`.
+    pub fn builder<'a>(element: ElementType, out: &Layout, d_out: &Layout) -> PrepassBuilder<'a> {
+        PrepassBuilder {
+            element,
+            out: *out,
+            d_out: *d_out,
+            rows: LengthsRequest::default(),
+        }
+    }
+
+    /// Element type of the output and its gradient.
+    #[must_use]
+    pub const fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// Layout of the output.
+    #[must_use]
+    pub const fn out(&self) -> &Layout {
+        &self.out
+    }
+
+    /// Layout of the output's gradient.
+    #[must_use]
+    pub const fn d_out(&self) -> &Layout {
+        &self.d_out
+    }
+
+    /// Lengths of the queries.
+    #[must_use]
+    pub const fn rows(&self) -> &SideLengths {
+        &self.rows
+    }
+
+    /// Sequences.
+    #[must_use]
+    pub const fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Tiles of a head: of one batch entry, or of all packed queries.
+    #[must_use]
+    pub const fn tiles(&self) -> usize {
+        match self.rows.is_packed() {
+            true if self.batch == 0 => 0,
+            true => self.rows.rows() / Self::TILE + self.batch,
+            false => self.rows.rows().div_ceil(Self::TILE),
+        }
+    }
+
+    /// Numbers of each result.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.out
+            .batch()
+            .saturating_mul(self.out.heads())
+            .saturating_mul(self.tiles().saturating_mul(Self::TILE))
+    }
+
+    /// Whether there are no numbers.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Place in the results of the first row of a sequence and head.
+    #[must_use]
+    pub fn start(&self, batch: usize, head: usize) -> usize {
+        let (first, _) = self.rows.sequence(batch);
+        let of_head = self.tiles() * Self::TILE;
+        match self.rows.is_packed() {
+            true => head * of_head + (first / Self::TILE + batch) * Self::TILE,
+            false => (batch * self.out.heads() + head) * of_head,
+        }
+    }
+
+    /// The numbers of a list of lengths.
+    #[must_use]
+    pub fn numbers(&self, operand: Operand) -> &Numbers<Arc<[i32]>> {
+        match operand {
+            Operand::QueryOffsets => self.rows.offsets(),
+            Operand::QueryLengths => self.rows.used(),
+            _ => &Numbers::None,
+        }
+    }
+
+    /// What is expected of the memory of each operand.
+    #[must_use]
+    pub const fn expected(&self) -> &Slots<Expected> {
+        &self.expected
+    }
+}
+
+impl<'a> PrepassBuilder<'a> {
+    /// Row offsets of packed queries, or lengths in use.
+    pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
+        match operand {
+            Operand::QueryOffsets => self.rows.offsets = numbers,
+            Operand::QueryLengths => self.rows.used = numbers,
+            _ => {}
+        }
+        self
+    }
+
+    /// Packed, with the `sequences + 1` offsets in device memory, where no sequence is taken to be longer than `longest`.
+    pub fn device_packed(mut self, sequences: usize, longest: usize) -> Self {
+        self.rows.packed_on_device(sequences, longest);
+        self
+    }
+
+    /// Checks everything and freezes the description.
+    ///
+    /// # Errors
+    /// An [`Invalid`](crate::Invalid) that names the argument and the rule it breaks.
+    pub fn build(self) -> Result<Prepass> {
+        let [entries, row_count, heads, _] = self.out.shape;
+        expect_same(
+            "d_out",
+            self.d_out.shape,
+            ("out", self.out.shape),
+            DIMENSIONS,
+        )?;
+        check_alone("out", &self.out, false)?;
+        check_alone("d_out", &self.d_out, false)?;
+        check_types(Types::of(self.element))?;
+        let (rows, batch) = self.rows.check(ROWS, entries, row_count)?;
+        expect_countable("out", "batch", batch)?;
+        let mut prepass = Prepass {
+            element: self.element,
+            out: self.out,
+            d_out: self.d_out,
+            rows,
+            batch,
+            expected: UNWANTED,
+        };
+        let size = self.element.size();
+        let tensor = |operand: Operand, layout| {
+            Expected::tensor(operand.name(), layout, size, Access::Read, size as u64)
+                .of_type(self.element)
+        };
+        let floats = |operand: Operand, count, access| {
+            Expected::list(operand.name(), true, count, 4, access).of_type(ElementType::F32)
+        };
+        let numbers = |operand: Operand, count| {
+            let numbers = prepass.numbers(operand);
+            let on_host = numbers.on_host().is_some();
+            Expected::list(operand.name(), numbers.is_given(), count, 4, Access::Read)
+                .on_host(on_host)
+        };
+        let (lse_len, len) = (entries * heads * row_count, prepass.len());
+        let expected = [
+            (Operand::Out, tensor(Operand::Out, &self.out)),
+            (Operand::DOut, tensor(Operand::DOut, &self.d_out)),
+            (Operand::Lse, floats(Operand::Lse, lse_len, Access::Read)),
+            (Operand::Delta, floats(Operand::Delta, len, Access::Write)),
+            (
+                Operand::ScaledLse,
+                floats(Operand::ScaledLse, len, Access::Write),
+            ),
+            (
+                Operand::QueryOffsets,
+                numbers(Operand::QueryOffsets, batch + 1),
+            ),
+            (Operand::QueryLengths, numbers(Operand::QueryLengths, batch)),
+        ];
+        for (operand, slot) in expected {
+            prepass.expected[operand] = slot;
+        }
+        Ok(prepass)
+    }
+}
