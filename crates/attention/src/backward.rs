@@ -1,4 +1,4 @@
 //! Steps of the backward pass. Not public yet.
 
 pub use crate::cpu::prepass_cpu;
-pub use crate::spec::{Prepass, PrepassBuilder};
+pub use warptile_spec::{Prepass, PrepassBuilder};
