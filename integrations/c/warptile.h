@@ -70,11 +70,6 @@
 #define WARPTILE_CPU -1
 
 /**
- * An NVIDIA H200 that need not be there; for warptile_explain alone.
- */
-#define WARPTILE_H200 -2
-
-/**
  * A query sees every key.
  */
 #define WARPTILE_MASK_NONE 0
@@ -784,15 +779,17 @@ void warptile_attention_free(struct warptile_attention *attention);
 
 /**
  * Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
- * is as for warptile_attention_prepare, or WARPTILE_H200.
+ * is as for warptile_attention_prepare. If `gpu` is not null, it names a GPU that need not be there, such as "h200", "rtx4090" or "8.6",
+ * in place of `device`.
  *
  * Writes at most `capacity` bytes, of which the last is a NUL, and to `needed` the bytes that the whole text takes with its NUL.
  * `text` may be null if `capacity` is 0, and `needed` may be null.
  *
  * # Safety
- * `desc` as for warptile_attention_prepare; `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
+ * `desc` as for warptile_attention_prepare; `gpu` is null or ends with a NUL; `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
  */
 int32_t warptile_explain(int32_t device,
+                         const char *gpu,
                          const struct warptile_attention_desc *desc,
                          char *text,
                          size_t capacity,
@@ -860,4 +857,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: dd90e19c82ad6f32a394c78408bf7579d329dea5a33dfcba24d66815be6cd902 */
+/* Seal of header.sh: 7efade45928d27f66f0433e23f97465efd6f7861973fe98edd4be9b008d33791 */

@@ -30,10 +30,10 @@ pub enum Error {
         free: usize,
     },
 
-    /// There is no kernel or image of that name.
+    /// There is no kernel, image or GPU of that name.
     #[error("unknown {what} {:?}{}", Excerpt::new(name), suggest(.close))]
     UnknownName {
-        /// `kernel` or `image`.
+        /// `kernel`, `image` or `GPU`.
         what: &'static str,
         /// What was asked for.
         name: String,

@@ -7,6 +7,7 @@ mod device;
 #[cfg(test)]
 mod extremes;
 mod heads_at_once;
+mod known;
 mod occupancy;
 mod pairs;
 mod planner;

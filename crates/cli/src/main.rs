@@ -10,7 +10,6 @@ mod console;
 mod failure;
 mod files;
 mod generate;
-mod gpus;
 mod images;
 mod info;
 mod inputs;

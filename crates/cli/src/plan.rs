@@ -13,7 +13,6 @@ use warptile_kernels::Target;
 
 use crate::cases;
 use crate::failure::Failure;
-use crate::gpus;
 use crate::images;
 use crate::json;
 use crate::options::{self, Device};
@@ -157,11 +156,15 @@ fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Fail
     let mut profiles = Vec::new();
     for name in &args.gpu {
         match name.as_str() {
-            "all" => profiles.extend(gpus::all().into_iter().map(|gpu| (gpu, None))),
+            "all" => profiles.extend(DeviceProfile::known().map(|gpu| (gpu, None))),
             name => {
-                let gpu = gpus::find(name).map_err(|error| {
-                    let name = text::name(name);
-                    Failure::Input(format!("--gpu {name}: {error}"))
+                let gpu = DeviceProfile::named(name).map_err(|error| {
+                    let known: Vec<String> =
+                        DeviceProfile::known().map(|gpu| gpu.short_name()).collect();
+                    let known = known.join(", ");
+                    Failure::Input(format!(
+                        "--gpu: {error}; it is all, a compute capability such as 8.6, or one of {known}"
+                    ))
                 })?;
                 profiles.push((gpu, None));
             }

@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     prompt.k = prompt.v = layout(1, PROMPT, KV_HEADS);
 
     char text[4000];
-    check(warptile_explain(memory_device, &prompt, text, sizeof text, NULL), "warptile_explain");
+    check(warptile_explain(memory_device, NULL, &prompt, text, sizeof text, NULL), "warptile_explain");
     printf("%.*s\n", (int)strcspn(text, "\n"), text);
 
     warptile_attention *attention;

@@ -8,19 +8,21 @@ use attention::spec::Problem;
 use crate::attention_desc::{AttentionDesc, call, choice};
 use crate::error::{Result, guarded};
 use crate::machine::Machine;
-use crate::structs::{WARPTILE_H200, check_pointer, read};
+use crate::structs::{check_pointer, name, read};
 
 /// Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
-/// is as for warptile_attention_prepare, or WARPTILE_H200.
+/// is as for warptile_attention_prepare. If `gpu` is not null, it names a GPU that need not be there, such as "h200", "rtx4090" or "8.6",
+/// in place of `device`.
 ///
 /// Writes at most `capacity` bytes, of which the last is a NUL, and to `needed` the bytes that the whole text takes with its NUL.
 /// `text` may be null if `capacity` is 0, and `needed` may be null.
 ///
 /// # Safety
-/// `desc` as for warptile_attention_prepare; `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
+/// `desc` as for warptile_attention_prepare; `gpu` is null or ends with a NUL; `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_explain(
     device: i32,
+    gpu: *const c_char,
     desc: *const AttentionDesc,
     text: *mut c_char,
     capacity: usize,
@@ -37,7 +39,9 @@ pub unsafe extern "C" fn warptile_explain(
         let desc = unsafe { read("desc", desc) }?;
         // SAFETY: the caller's promise; there are no lists.
         let (call, choice) = unsafe { (call(&desc, None)?, choice(&desc)?) };
-        let words = plan(device, call.problem(), &choice)?
+        // SAFETY: the caller's promise.
+        let gpu = unsafe { name("gpu", gpu) }?;
+        let words = plan(device, gpu.as_deref(), call.problem(), &choice)?
             .explain()
             .replace('\0', "");
         // SAFETY: not null where something is written, aligned, and valid by the caller's promise; `written` is below `capacity`.
@@ -55,9 +59,9 @@ pub unsafe extern "C" fn warptile_explain(
     })
 }
 
-fn plan(device: i32, problem: Problem, choice: &Choice) -> Result<Plan> {
-    if device == WARPTILE_H200 {
-        return Ok(Plan::gpu(problem, &DeviceProfile::h200(), choice)?);
+fn plan(device: i32, gpu: Option<&str>, problem: Problem, choice: &Choice) -> Result<Plan> {
+    if let Some(gpu) = gpu {
+        return Ok(Plan::gpu(problem, &DeviceProfile::named(gpu)?, choice)?);
     }
     match Machine::of(device)? {
         Machine::Cpu => {

@@ -18,8 +18,6 @@ pub const WARPTILE_E4M3: u32 = 4;
 
 /// The CPU, where a device's number is asked for.
 pub const WARPTILE_CPU: i32 = -1;
-/// An NVIDIA H200 that need not be there; for warptile_explain alone.
-pub const WARPTILE_H200: i32 = -2;
 
 /// Where the elements of a tensor lie.
 ///

@@ -71,7 +71,7 @@ static void descriptions(void) {
     INVALID(warptile_attention_prepare(-5, &(warptile_attention_desc){.size = 8}, &(warptile_attention *){NULL}), "desc has size 8");
     warptile_attention_desc desc = good();
     INVALID(warptile_attention_prepare(-5, &desc, &(warptile_attention *){NULL}), "device is -5");
-    INVALID(warptile_attention_prepare(WARPTILE_H200, &desc, &(warptile_attention *){NULL}), "device is -2");
+    INVALID(warptile_attention_prepare(-2, &desc, &(warptile_attention *){NULL}), "device is -2");
     _Alignas(8) char odd[sizeof desc + 4];
     memcpy(odd + 4, &desc, sizeof desc);
     warptile_attention *none = NULL;
@@ -215,15 +215,16 @@ static void explanations(void) {
     warptile_attention_desc desc = good();
     char text[8] = "???????";
     size_t needed = 0;
-    WORKS(warptile_explain(WARPTILE_CPU, &desc, NULL, 0, &needed));
-    WORKS(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL));
+    WORKS(warptile_explain(WARPTILE_CPU, NULL, &desc, NULL, 0, &needed));
+    WORKS(warptile_explain(WARPTILE_CPU, "h200", &desc, text, 5, NULL));
     if (needed < 20 || memcmp(text, "prob\0?", 6) != 0) fail("warptile_explain", "wrong text or size");
-    INVALID(warptile_explain(WARPTILE_CPU, &desc, NULL, 5, NULL), "text is null");
-    INVALID(warptile_explain(-3, &desc, text, 5, NULL), "device is -3");
+    INVALID(warptile_explain(WARPTILE_CPU, NULL, &desc, NULL, 5, NULL), "text is null");
+    INVALID(warptile_explain(-3, NULL, &desc, text, 5, NULL), "device is -3");
+    INVALID(warptile_explain(0, "h20", &desc, text, 5, NULL), "unknown GPU \"h20\"; did you mean h200");
     desc.kernel = "decode_d64";
-    INVALID(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), "unknown kernel \"decode_d64\"; did you mean");
+    INVALID(warptile_explain(WARPTILE_CPU, "h200", &desc, text, 5, NULL), "unknown kernel \"decode_d64\"; did you mean");
     desc.kernel = "wgmma";
-    expect(__LINE__, warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), WARPTILE_NO_KERNEL, "no kernel for f32");
+    expect(__LINE__, warptile_explain(WARPTILE_CPU, "h200", &desc, text, 5, NULL), WARPTILE_NO_KERNEL, "no kernel for f32");
     desc.kernel = "wmma";
     INVALID(warptile_explain(WARPTILE_CPU, &desc, text, 5, NULL), "kernel is \"wmma\", but the tensors are on the CPU");
 
@@ -232,10 +233,10 @@ static void explanations(void) {
     desc.q.shape[0] = desc.k.shape[0] = desc.v.shape[0] = 1;
     desc.packed_queries = desc.packed_keys = 1;
     desc.sequences = 1 << 29;
-    WORKS(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL));
+    WORKS(warptile_explain(WARPTILE_CPU, "h200", &desc, text, 5, NULL));
     WORKS(prepare(desc));
     desc.sequences = INT64_MAX;
-    INVALID(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), "q has batch 9223372036854775807");
+    INVALID(warptile_explain(WARPTILE_CPU, "h200", &desc, text, 5, NULL), "q has batch 9223372036854775807");
     INVALID(prepare(desc), "q has batch 9223372036854775807");
 }
 

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use warptile::Layout;
 use warptile::cpu::raw;
-use warptile::kernels::{Count, Elements, Excerpt, Kind};
+use warptile::kernels::{Count, Elements, Kind};
 use warptile::plan::{Choice, DeviceProfile, Plan};
 use warptile::spec::{Call, Operand};
 
@@ -61,7 +61,7 @@ impl<'py> Request<'py> {
                     operand,
                     given.tensor(operand, order, packed_k && !given.has(Operand::BlockTable))?,
                 ),
-                Kind::Scores => builder.layout(operand, argument.array()?.is.scores()),
+                Kind::Scores => builder.layout(operand, argument.array()?.is.scores(operand)),
                 Kind::List(Count::Table) => {
                     { builder.numbers(operand, argument.request()) }.table_layout(argument.table()?)
                 }
@@ -107,19 +107,18 @@ impl<'py> Request<'py> {
         let device = match device {
             None => self.reader.device(),
             Some("cpu") => Device::Cpu,
-            Some("h200") => return gpu::plan_for(&DeviceProfile::h200(), problem, choice),
-            Some(text) => {
-                let ordinal = text.strip_prefix("cuda:").unwrap_or(match text {
-                    "cuda" => "0",
-                    _ => "",
-                });
-                Device::Cuda(ordinal.parse().map_err(|_| {
-                    Failure::Invalid(format!(
-                        "device is {:?}, but must be \"cpu\", \"cuda:0\" and so on, or \"h200\" for an H200 that need not be there",
-                        Excerpt::new(text)
-                    ))
-                })?)
-            }
+            Some("cuda") => Device::Cuda(0),
+            Some(text) => match text.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Device::Cuda(ordinal),
+                _ => {
+                    let profile = DeviceProfile::named(text).map_err(|error| {
+                        Failure::Invalid(format!(
+                            "device: {error}; it must be \"cpu\", \"cuda:0\" and so on, or a GPU that need not be there"
+                        ))
+                    })?;
+                    return Ok(Plan::gpu(problem, &profile, choice)?);
+                }
+            },
         };
         match device {
             Device::Cpu => {

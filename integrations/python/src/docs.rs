@@ -118,6 +118,9 @@ pub(crate) fn with_options<'py>(
 /// The extents and elements of an operand.
 fn extents(operand: Operand) -> String {
     let shape = match operand.kind() {
+        Kind::Scores if operand == Operand::KeyMask => {
+            "`[batch, keys]`, or three or four dimensions that broadcast to `[batch, heads, queries, keys]`"
+        }
         Kind::Scores => "any that broadcasts to `[batch, heads, queries, keys]`",
         Kind::List(Count::QueryHeads) => "`[heads]`",
         Kind::List(Count::Slopes) => "`[heads]` or `[batch, heads]`",

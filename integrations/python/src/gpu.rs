@@ -11,7 +11,7 @@ use warptile::driver::sys::{
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, Gpu};
-use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile::plan::{Choice, Plan};
 use warptile::spec::{Append, Call, Merge, Problem, Slots};
 
 use crate::array::Device;
@@ -110,11 +110,6 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
 /// The plan for a problem on a GPU that is there.
 pub(crate) fn plan(ordinal: u32, problem: Problem, choice: &Choice) -> Result<Plan> {
     Ok(open(ordinal)?.gpu.plan(problem, choice)?)
-}
-
-/// The plan for a problem on a GPU that need not be there.
-pub(crate) fn plan_for(profile: &DeviceProfile, problem: Problem, choice: &Choice) -> Result<Plan> {
-    Ok(Plan::gpu(problem, profile, choice)?)
 }
 
 /// Checks what [`forward`] would before it submits anything, and loads the kernel.

@@ -136,7 +136,9 @@ def bias_and_key_mask():
     for dtype in (*HALVES, torch.float32):
         q, k, v, bias = draw((2, 65, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64), (2, 1, 65, 90), dtype=dtype)
         mask = torch.rand(1, 4, 1, 90, device="cuda") < 0.7
-        for given, meant in [({"bias": bias}, {"bias": bias}), ({"key_mask": mask}, {"mask": mask})]:
+        padding = torch.arange(90, device="cuda") < torch.tensor([[90], [7]], device="cuda")
+        masks = [({"key_mask": mask}, {"mask": mask}), ({"key_mask": padding}, {"mask": padding[:, None, None]})]
+        for given, meant in [({"bias": bias}, {"bias": bias}), *masks]:
             worst = max(worst, error(warptile.attention(q, k, v, **given), naive(q, k, v, **meant)[0], dtype))
     return f"largest error {worst:.2f}"
 

@@ -37,6 +37,7 @@ class Errors(unittest.TestCase):
         self.fails(TypeError, "out has elements of type float16", q, q, q, out=tensor(dtype=np.float16))
         self.fails(TypeError, "lse has elements of type float64", q, q, q, lse=np.zeros((2, 4, 5)))
         self.fails(TypeError, "alibi_slopes has .* float64, but must have float32", q, q, q, alibi_slopes=np.zeros(4))
+        self.fails(ValueError, r"key_mask has batch 5, but the call has 2", q, q, q, key_mask=np.ones((5, 5), bool))
         self.fails(TypeError, "key_mask .* must have bool", q, q, q, key_mask=tensor(2, 4, 5, 5))
         self.fails(TypeError, "bias has .*float16, but must have float32, as q has", q, q, q, bias=tensor(5, 5, dtype=np.float16))
         self.fails(TypeError, "cu_seqlens_q has .*float32, but must have int32", tensor(5, 4, 16), q, q, cu_seqlens_q=tensor(3))
@@ -89,7 +90,7 @@ class Errors(unittest.TestCase):
         self.fails(ValueError, f"diagonal: {shown} is not a diagonal", q, q, q, causal=True, diagonal=hostile)
         with self.assertRaisesRegex(TypeError, "argument 'causal': 'str' object is not"):
             warptile.attention(q, q, q, causal=hostile)
-        with self.assertRaisesRegex(ValueError, f"device is {shown}, but must be"):
+        with self.assertRaisesRegex(ValueError, f"device: unknown GPU {shown}"):
             warptile.explain(q, q, q, device=hostile)
         with self.assertRaisesRegex(ValueError, f"unknown kernel {shown}"):
             warptile.explain(q, q, q, device="h200", kernel=hostile)

@@ -54,6 +54,7 @@ class Results(unittest.TestCase):
         q, k, v = draw(3, (2, 9, 4, 24), (2, 17, 2, 24), (2, 17, 2, 24))
         per_head, per_batch, bias, sinks = draw(4, (4,), (2, 4), (2, 1, 9, 17), (4,))
         mask = np.random.default_rng(5).random((1, 4, 1, 17)) < 0.7
+        padding = np.arange(17) < np.array([[17], [5]])
         cases = [
             ({"scale": 0.3}, None),
             ({"scale": -1.0}, None),
@@ -68,6 +69,8 @@ class Results(unittest.TestCase):
             ({"bias": bias[0, 0]}, None),
             ({"key_mask": mask}, {"mask": mask}),
             ({"key_mask": mask.view(np.uint8)}, {"mask": mask}),
+            ({"key_mask": padding}, {"mask": padding[:, None, None]}),
+            ({"key_mask": padding[:1]}, {"mask": padding[:1, None, None]}),
         ]
         for options, expected in cases:
             with self.subTest(str(options)):
@@ -178,6 +181,10 @@ class Results(unittest.TestCase):
         text = warptile.explain(q, q, q, device="h200")
         self.assertIn("NVIDIA H200", text)
         self.assertIn("not      scalar_d64", text)
+        self.assertIn("NVIDIA GeForce RTX 4090", warptile.explain(q, q, q, device="rtx4090"))
+        self.assertIn("device   sm_86", warptile.explain(q, q, q, device="8.6"))
+        with self.assertRaisesRegex(warptile.InvalidInput, 'device: unknown GPU "h20"; did you mean h200'):
+            warptile.explain(q, q, q, device="h20")
         named = warptile.explain(q, q, q, device="h200", kernel="scalar")
         self.assertIn("forward  scalar_", named)
         with self.assertRaisesRegex(warptile.InvalidInput, "unknown kernel .*did you mean"):

@@ -128,7 +128,9 @@ def _output_like(query):
 def _forward(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None, want_lse=True):
     options = {}
     if attn_mask is not None:
-        options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
+        # Two dimensions of a key mask would be [batch, keys].
+        mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask
+        options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = mask
     if is_causal:
         options |= {"causal": True, "diagonal": "top-left"}
     if want_lse:

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use warptile::kernels::Excerpt;
+use warptile::spec::Operand;
 use warptile::{ElementType, Layout};
 
 use crate::errors::{Failure, Result};
@@ -252,11 +253,15 @@ impl Described {
         }
     }
 
-    /// Layout of a bias or key mask: any that broadcasts to `[batch, heads, queries, keys]`.
-    pub(crate) fn scores(&self) -> Layout {
+    /// Layout of a bias or key mask: any that broadcasts to `[batch, heads, queries, keys]`. A key mask with two dimensions has
+    /// `[batch, keys]`.
+    pub(crate) fn scores(&self, operand: Operand) -> Layout {
         let skipped = MAX_RANK - self.rank;
         let at = |dimension: usize| dimension.checked_sub(skipped);
-        let mut layout = self.at([at(0), at(2), at(1), at(3)]);
+        let mut layout = match (operand, self.rank) {
+            (Operand::KeyMask, 2) => self.at([Some(0), None, None, Some(1)]),
+            _ => self.at([at(0), at(2), at(1), at(3)]),
+        };
         if self.rank == 0 {
             layout.strides[3] = 1;
         }

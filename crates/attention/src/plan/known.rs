@@ -1,6 +1,7 @@
 //! GPUs that need not be here: what the planner has to know of them.
 
-use warptile::plan::DeviceProfile;
+use crate::error::{Error, Result};
+use crate::plan::DeviceProfile;
 
 /// What GPUs of one compute capability share (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 struct Architecture {
@@ -82,44 +83,52 @@ const GPUS: [Gpu; 26] = [
     gpu("NVIDIA GB10", 12, 1, 48),
 ];
 
-/// All GPUs of the table.
-pub(crate) fn all() -> Vec<DeviceProfile> {
-    GPUS.iter().filter_map(profile).collect()
-}
-
-/// The GPU that `text` names: `a100`, `rtx4090`, or a compute capability as `8.6` or `sm_86`, with as many multiprocessors as the
-/// first GPU of it in the table, or those of the nearest older one.
-///
-/// # Errors
-/// What can be named, in words.
-pub(crate) fn find(text: &str) -> Result<DeviceProfile, String> {
-    if let Some((major, minor)) = capability(text) {
-        return of_capability(major, minor).ok_or_else(|| {
-            let known: Vec<String> = ARCHITECTURES
-                .iter()
-                .map(|one| format!("{}.{}", one.major, one.minor))
-                .collect();
-            format!(
-                "compute capability {major}.{minor} is not known; these are: {}",
-                known.join(", ")
-            )
-        });
+impl DeviceProfile {
+    /// The GPUs that are known by name, here or not.
+    pub fn known() -> impl Iterator<Item = Self> {
+        GPUS.iter().filter_map(profile)
     }
-    let wanted = short(text);
-    GPUS.iter()
-        .find(|gpu| short(gpu.name) == wanted)
-        .and_then(profile)
-        .ok_or_else(|| {
-            let known: Vec<String> = GPUS.iter().map(|gpu| short(gpu.name)).collect();
-            format!(
-                "no GPU of this name is known; give a compute capability such as 8.6, all, or one of {}",
-                known.join(", ")
-            )
+
+    /// The GPU that `text` names, here or not: `a100`, `rtx4090`, or a compute capability as `8.6` or `sm_86`, with as many multiprocessors
+    /// as the first known GPU of it, or those of the nearest older one.
+    ///
+    /// ```
+    /// use warptile::plan::DeviceProfile;
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// assert_eq!(DeviceProfile::named("RTX 4090")?.multiprocessors, 128);
+    /// assert_eq!(DeviceProfile::named("sm_80")?.multiprocessors, 108);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`] with the names most like it.
+    pub fn named(text: &str) -> Result<Self> {
+        let found = match capability(text) {
+            Some((major, minor)) => of_capability(major, minor),
+            None => {
+                let wanted = short(text);
+                let gpu = GPUS.iter().find(|gpu| short(gpu.name) == wanted);
+                gpu.and_then(profile)
+            }
+        };
+        found.ok_or_else(|| {
+            let capabilities = ARCHITECTURES.map(|one| format!("{}.{}", one.major, one.minor));
+            let names = GPUS.iter().map(|gpu| short(gpu.name));
+            let known: Vec<String> = names.chain(capabilities).collect();
+            Error::unknown("GPU", text, known.iter().map(String::as_str))
         })
+    }
+
+    /// What people type for it: `rtx4090` for `NVIDIA GeForce RTX 4090`, `h100` for `NVIDIA H100 80GB HBM3`.
+    #[must_use]
+    pub fn short_name(&self) -> String {
+        short(&self.name)
+    }
 }
 
-/// What people type: `NVIDIA GeForce RTX 4090` is `rtx4090`, and `NVIDIA H100 80GB HBM3` is `h100`.
-pub(crate) fn short(name: &str) -> String {
+fn short(name: &str) -> String {
     let words = name.split(|c: char| !c.is_ascii_alphanumeric());
     let words = words.map(str::to_ascii_lowercase);
     words
@@ -183,31 +192,41 @@ mod tests {
 
     #[test]
     fn the_h200_of_the_table_is_the_one_that_was_measured() {
-        assert_eq!(find("h200").unwrap(), DeviceProfile::h200());
+        assert_eq!(DeviceProfile::named("h200").unwrap(), DeviceProfile::h200());
     }
 
     #[test]
     fn gpus_have_short_names_of_their_own_and_an_architecture() {
-        assert_eq!(all().len(), GPUS.len());
+        assert_eq!(DeviceProfile::known().count(), GPUS.len());
         for gpu in &GPUS {
-            let found = find(&short(gpu.name)).unwrap();
+            let found = DeviceProfile::named(&short(gpu.name)).unwrap();
+            assert_eq!(found.short_name(), short(gpu.name));
             assert_eq!(found.name, gpu.name);
-            assert_eq!(find(gpu.name).unwrap(), found);
+            assert_eq!(DeviceProfile::named(gpu.name).unwrap(), found);
         }
-        assert_eq!(find("RTX 4090").unwrap().multiprocessors, 128);
-        assert_eq!(find("h100").unwrap().name, "NVIDIA H100 80GB HBM3");
+        let named = |name| DeviceProfile::named(name).unwrap();
+        assert_eq!(named("RTX 4090").multiprocessors, 128);
+        assert_eq!(named("h100").name, "NVIDIA H100 80GB HBM3");
     }
 
     #[test]
     fn capabilities_take_the_places_of_names() {
-        let of = |text| find(text).map(|one| (one.major, one.minor, one.multiprocessors));
-        assert_eq!(of("8.6"), Ok((8, 6, 84)));
-        assert_eq!(of("sm_86"), Ok((8, 6, 84)));
-        assert_eq!(of("sm_90a"), Ok((9, 0, 132)));
-        assert_eq!(of("compute_120"), Ok((12, 0, 170)));
-        assert_eq!(of("8.7"), Ok((8, 7, 84)));
+        let of = |text| {
+            let named = DeviceProfile::named(text).ok()?;
+            Some((named.major, named.minor, named.multiprocessors))
+        };
+        assert_eq!(of("8.6"), Some((8, 6, 84)));
+        assert_eq!(of("sm_86"), Some((8, 6, 84)));
+        assert_eq!(of("sm_90a"), Some((9, 0, 132)));
+        assert_eq!(of("compute_120"), Some((12, 0, 170)));
+        assert_eq!(of("8.7"), Some((8, 7, 84)));
         for text in ["6.1", "a1000", "8.", "sm_", "", "99.9"] {
-            assert!(of(text).is_err(), "{text}");
+            assert!(of(text).is_none(), "{text}");
         }
+        let unknown = DeviceProfile::named("a1000").unwrap_err().to_string();
+        assert!(
+            unknown.starts_with("unknown GPU \"a1000\"; did you mean a100"),
+            "{unknown}"
+        );
     }
 }
