@@ -226,7 +226,7 @@ static void explanations(void) {
     desc.kernel = "wgmma";
     expect(__LINE__, warptile_explain(WARPTILE_CPU, "h200", &desc, text, 5, NULL), WARPTILE_NO_KERNEL, "no kernel for f32");
     desc.kernel = "wmma";
-    INVALID(warptile_explain(WARPTILE_CPU, &desc, text, 5, NULL), "kernel is \"wmma\", but the tensors are on the CPU");
+    INVALID(warptile_explain(WARPTILE_CPU, NULL, &desc, text, 5, NULL), "kernel is \"wmma\", but the tensors are on the CPU");
 
     // Planning takes no memory for each sequence.
     desc = good();
