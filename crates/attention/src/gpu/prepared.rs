@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
-use warptile_kernels::{Operand, Slots, abi};
+use warptile_kernels::{Slots, abi};
 
 use crate::error::{Error, Result};
 use crate::gpu::bindings::{Addresses, Bindings, Places, check_stream};
@@ -315,16 +315,17 @@ impl<O: Operation> Prepared<O> {
     fn stage(&self, stream: &Stream, call: &O, addresses: &mut Slots<u64>) -> Result<Staged> {
         /// Of the largest number.
         const ALIGNMENT: usize = 8;
-        let mut bytes: Vec<u8> = Vec::new();
-        let mut places: Vec<(Operand, usize)> = Vec::new();
-        for (operand, list) in call.host_numbers() {
+        let lists: Vec<_> = call.host_numbers().collect();
+        let room = lists.iter().map(|(_, list)| list.len() + ALIGNMENT).sum();
+        let mut bytes: Vec<u8> = Vec::with_capacity(room);
+        for (operand, list) in &lists {
             bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-            places.push((operand, bytes.len()));
+            addresses[*operand] = bytes.len() as u64;
             bytes.extend_from_slice(list);
         }
         let staged = self.inner.staging.upload(stream, &bytes)?;
-        for (operand, place) in places {
-            addresses[operand] = staged.pointer() + place as u64;
+        for (operand, _) in lists {
+            addresses[operand] += staged.pointer();
         }
         Ok(staged)
     }
