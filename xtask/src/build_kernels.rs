@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, Result, anyhow, bail};
+
 use crate::catalog;
 use crate::compile;
-use crate::files::{self, FileError};
-use crate::instances::{self, Instance, InstancesError, Target};
+use crate::files;
+use crate::instances::{self, Instance, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs::{self, Packs};
 use crate::resources;
@@ -73,8 +75,8 @@ impl Layout {
     /// All files that lie where packs do.
     ///
     /// # Errors
-    /// [`FileError`] if a folder cannot be listed.
-    pub fn pack_files(&self) -> Result<Vec<PathBuf>, FileError> {
+    /// If a folder cannot be listed.
+    pub fn pack_files(&self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for architecture in packs::ARCHITECTURES {
             files.extend(files::list(&self.image_crate(architecture).join("images"))?);
@@ -132,64 +134,6 @@ pub struct Compiler {
     pub jobs: usize,
 }
 
-/// Why nothing could be built at all.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// A file operation failed.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// `instances.toml` is refused.
-    #[error(transparent)]
-    Instances(#[from] InstancesError),
-    /// The manifest is not what this program writes.
-    #[error("{}: {source}; delete it to rebuild every image", path.display())]
-    Manifest {
-        /// The manifest.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
-    /// The manifest holds something that the catalog has no value for.
-    #[error("manifest.json: {0}; delete it to rebuild every image")]
-    Catalog(String),
-    /// A source has no place for the asserts of debug images, or several.
-    #[error("{}: {found} lines are or end in `{wanted}`: one is needed for the asserts of debug images", file.display())]
-    Place {
-        /// The source, relative to `kernels/`.
-        file: PathBuf,
-        /// The line.
-        wanted: String,
-        /// How often it occurs.
-        found: usize,
-    },
-    /// The list of asserts of debug images is refused.
-    #[error("debug/asserts.toml: {0}")]
-    Asserts(String),
-    /// Nothing is listed for the selection.
-    #[error("instances.toml lists no image for this family, target and kernel; it has {available}")]
-    NothingSelected {
-        /// Families and targets that exist.
-        available: String,
-    },
-    /// An image that is not compiled now has to go into a pack that is.
-    #[error("{image}: {reason}; build it too, without --family and --arch")]
-    Damaged {
-        /// The image.
-        image: String,
-        /// Why it cannot be read.
-        reason: String,
-    },
-    /// A pack cannot be compressed.
-    #[error("cannot compress {pack}: {source}")]
-    Compress {
-        /// The pack.
-        pack: String,
-        /// zstd's words.
-        source: std::io::Error,
-    },
-}
-
 /// An image that was not built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
@@ -245,13 +189,13 @@ pub trait Progress: Sync {
 /// Compiles what changed and updates packs, manifest and report.
 ///
 /// # Errors
-/// [`BuildError`] if the sources cannot be read or the results not be written. Kernels that fail are in the [`Outcome`].
+/// If the sources cannot be read or the results not be written. Kernels that fail are in the [`Outcome`].
 pub fn build(
     layout: &Layout,
     compiler: &Compiler,
     selection: &Selection,
     progress: &dyn Progress,
-) -> Result<Outcome, BuildError> {
+) -> Result<Outcome> {
     for (path, text) in layout.headers() {
         write_if_changed(&path, &text)?;
     }
@@ -290,9 +234,8 @@ pub fn build(
         let name = &entry.name;
         let image = match fresh.get(name) {
             Some(image) => image,
-            None => packs.image(entry).map_err(|reason| BuildError::Damaged {
-                image: name.clone(),
-                reason,
+            None => packs.image(entry).map_err(|reason| {
+                anyhow!("{name}: {reason}; build it too, without --family and --arch")
             })?,
         };
         contents
@@ -320,7 +263,7 @@ fn write_packs(
     jobs: usize,
     committed: &Packs,
     contents: &BTreeMap<String, Vec<u8>>,
-) -> Result<(), BuildError> {
+) -> Result<()> {
     let changed: Vec<(&String, &Vec<u8>)> = contents
         .iter()
         .filter(|(pack, contents)| committed.contents(pack) != Some(contents))
@@ -332,10 +275,7 @@ fn write_packs(
         |(), (_, contents)| packs::compress(contents),
     );
     for ((pack, _), compressed) in changed.into_iter().zip(compressed) {
-        let compressed = compressed.map_err(|source| BuildError::Compress {
-            pack: pack.clone(),
-            source,
-        })?;
+        let compressed = compressed.with_context(|| format!("cannot compress {pack}"))?;
         files::write(&layout.pack(pack), &compressed)?;
     }
     for path in layout.pack_files()? {
@@ -343,7 +283,7 @@ fn write_packs(
         if path.extension().is_some_and(|extension| extension == "zst")
             && !contents.contains_key(&*pack)
         {
-            std::fs::remove_file(&path).map_err(FileError::new("delete", &path))?;
+            std::fs::remove_file(&path).map_err(files::failed("delete", &path))?;
         }
     }
     Ok(())
@@ -352,13 +292,13 @@ fn write_packs(
 /// Rebuilds everything selected, or a sample of it, from scratch and lists what is committed differently; nothing is written.
 ///
 /// # Errors
-/// [`BuildError`] if sources or committed files cannot be read.
+/// If sources or committed files cannot be read.
 pub fn check(
     layout: &Layout,
     compiler: &Compiler,
     selection: &Selection,
     progress: &dyn Progress,
-) -> Result<(Outcome, Vec<String>), BuildError> {
+) -> Result<(Outcome, Vec<String>)> {
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
@@ -458,8 +398,10 @@ fn generated(
     layout: &Layout,
     manifest: &Manifest,
     packed_bytes: &BTreeMap<String, u64>,
-) -> Result<Vec<(PathBuf, String)>, BuildError> {
-    let rust = |text: Result<String, String>| text.map_err(BuildError::Catalog);
+) -> Result<Vec<(PathBuf, String)>> {
+    let rust = |text: Result<String, _>| {
+        text.map_err(|why| anyhow!("manifest.json: {why}; delete it to rebuild every image"))
+    };
     let mut texts = vec![
         (layout.manifest(), manifest_text(manifest)),
         (
@@ -484,10 +426,7 @@ fn generated(
     Ok(texts)
 }
 
-pub(crate) fn select(
-    listed: &[Instance],
-    selection: &Selection,
-) -> Result<Vec<Instance>, BuildError> {
+pub(crate) fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>> {
     let is_of_kernel = |instance: &&Instance| {
         let wanted = selection.kernel.as_ref();
         wanted.is_none_or(|kernel| *kernel == instance.kernel())
@@ -503,9 +442,10 @@ pub(crate) fn select(
             .iter()
             .map(|instance| format!("{} {}", instance.family, instance.target))
             .collect();
-        return Err(BuildError::NothingSelected {
-            available: Vec::from_iter(available).join(", "),
-        });
+        bail!(
+            "instances.toml lists no image for this family, target and kernel; it has {}",
+            Vec::from_iter(available).join(", ")
+        );
     }
     Ok(selected)
 }
@@ -513,7 +453,7 @@ pub(crate) fn select(
 pub(crate) fn read_sources(
     layout: &Layout,
     selected: &[Instance],
-) -> Result<BTreeMap<String, Sources>, FileError> {
+) -> Result<BTreeMap<String, Sources>> {
     let names: BTreeSet<&str> = selected
         .iter()
         .map(|instance| instance.source.as_str())
@@ -524,13 +464,12 @@ pub(crate) fn read_sources(
         .collect()
 }
 
-fn read_manifest(layout: &Layout) -> Result<Manifest, BuildError> {
+fn read_manifest(layout: &Layout) -> Result<Manifest> {
     let path = layout.manifest();
     if !path.exists() {
         return Ok(Manifest::default());
     }
-    serde_json::from_str(&files::read_text(&path)?)
-        .map_err(|source| BuildError::Manifest { path, source })
+    files::read_json(&path).map_err(|error| anyhow!("{error}; delete it to rebuild every image"))
 }
 
 fn by_name(manifest: Manifest) -> BTreeMap<String, ManifestEntry> {
@@ -552,7 +491,7 @@ pub(crate) fn manifest_text(manifest: &Manifest) -> String {
 }
 
 /// An unchanged file keeps its time stamp, so that cargo has nothing to rebuild.
-fn write_if_changed(path: &Path, text: &str) -> Result<(), FileError> {
+fn write_if_changed(path: &Path, text: &str) -> Result<()> {
     if std::fs::read(path).is_ok_and(|present| present == text.as_bytes()) {
         return Ok(());
     }

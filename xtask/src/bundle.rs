@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::files::{self, FileError};
+use crate::files;
 
 /// What the archive may weigh, so that it can be carried to a host by whatever means.
 pub const SIZE_LIMIT: u64 = 64 << 20;
@@ -36,52 +37,6 @@ const INTEGRATIONS: [&str; 4] = ["candle", "cudarc", "c", "python"];
 
 /// The file that names the commit the bundle was made from.
 const COMMIT: &str = "commit.txt";
-
-/// Why there is no bundle.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BundleError {
-    /// A file operation failed.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// Cargo did not start.
-    #[error("cannot start cargo: {0}")]
-    Cargo(std::io::Error),
-    /// Cargo failed; its words are on standard error.
-    #[error("`cargo {0}` failed")]
-    Build(String),
-    /// The tests of an integration were not built; the reason is on standard error.
-    #[error("{} failed", .0.display())]
-    Integration(PathBuf),
-    /// Cargo printed something else than messages.
-    #[error("cannot read cargo's messages: {0}")]
-    Message(#[from] serde_json::Error),
-    /// A test executable did not start.
-    #[error("cannot list the tests of {}: {source}", .executable.display())]
-    List {
-        /// The executable.
-        executable: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// Two executables would have the same name.
-    #[error("two test executables would be called {0}; rename one of the targets")]
-    SameName(String),
-    /// The directory holds something that is not a bundle.
-    #[error("{} exists and is not a bundle (it has no run.sh); remove it or choose another --out", .0.display())]
-    NotABundle(PathBuf),
-    /// The archive was not made.
-    #[error("cannot make {} with tar and xz: {reason}", path.display())]
-    Archive {
-        /// The archive.
-        path: PathBuf,
-        /// What happened instead.
-        reason: String,
-    },
-    /// Too large.
-    #[error("the archive has {0} bytes, the limit is {SIZE_LIMIT}")]
-    TooLarge(u64),
-}
 
 /// A file of the bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,8 +69,8 @@ pub struct Bundle {
 /// directory `out` and the archive `{out}.tar.xz`. With `integrations` also their tests.
 ///
 /// # Errors
-/// [`BundleError`] if anything does not build or the bundle would be too large.
-pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle, BundleError> {
+/// If anything does not build or the bundle would be too large.
+pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle> {
     let mut artifacts = Vec::new();
     for arguments in [
         &[
@@ -152,7 +107,10 @@ pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle, Bun
                 if *other == artifact || artifact.to.ends_with(LIBRARY_SUFFIX) {
                     continue;
                 }
-                return Err(BundleError::SameName(artifact.to));
+                bail!(
+                    "two test executables would be called {}; rename one of the targets",
+                    artifact.to
+                );
             }
             artifacts.push(artifact);
         }
@@ -183,11 +141,12 @@ pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle, Bun
 
     let archive = archive(out)?;
     let archive_bytes = std::fs::metadata(&archive)
-        .map_err(FileError::new("read", &archive))?
+        .map_err(files::failed("read", &archive))?
         .len();
-    if archive_bytes > SIZE_LIMIT {
-        return Err(BundleError::TooLarge(archive_bytes));
-    }
+    ensure!(
+        archive_bytes <= SIZE_LIMIT,
+        "the archive has {archive_bytes} bytes, the limit is {SIZE_LIMIT}"
+    );
     Ok(Bundle {
         files: contents(out)?,
         archive,
@@ -196,7 +155,7 @@ pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle, Bun
 }
 
 /// Builds the GPU tests of an integration into `out`.
-fn integration(root: &Path, name: &str, out: &Path) -> Result<(), BundleError> {
+fn integration(root: &Path, name: &str, out: &Path) -> Result<()> {
     let script = root
         .join("integrations")
         .join(name)
@@ -208,7 +167,7 @@ fn integration(root: &Path, name: &str, out: &Path) -> Result<(), BundleError> {
         .status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        _ => Err(BundleError::Integration(script)),
+        _ => bail!("{} failed", script.display()),
     }
 }
 
@@ -231,16 +190,13 @@ fn commit(root: &Path) -> Option<String> {
 }
 
 /// Packs the directory `out` into `{out}.tar.xz`, whose only entry is the directory's last name.
-fn archive(out: &Path) -> Result<PathBuf, BundleError> {
-    let out = std::path::absolute(out).map_err(FileError::new("find", out))?;
+fn archive(out: &Path) -> Result<PathBuf> {
+    let out = std::path::absolute(out).map_err(files::failed("find", out))?;
     let name = out.file_name().unwrap_or_default();
     let mut file_name = name.to_owned();
     file_name.push(".tar.xz");
     let path = out.with_file_name(file_name);
-    let failed = |reason: String| BundleError::Archive {
-        path: path.clone(),
-        reason,
-    };
+    let what = || format!("cannot make {} with tar and xz", path.display());
     let status = Command::new("tar")
         .args(["--create", "--xz", "--file"])
         .arg(&path)
@@ -249,22 +205,17 @@ fn archive(out: &Path) -> Result<PathBuf, BundleError> {
         .arg(name)
         .env("XZ_OPT", XZ_OPTIONS)
         .status()
-        .map_err(|error| failed(format!("tar does not start: {error}")))?;
-    if !status.success() {
-        return Err(failed(format!("tar ended with {status}")));
-    }
+        .with_context(|| format!("{}: tar does not start", what()))?;
+    ensure!(status.success(), "{}: tar ended with {status}", what());
     Ok(path)
 }
 
 /// Whether a test executable has tests that are ignored without a GPU.
-fn has_gpu_tests(executable: &Path) -> Result<bool, BundleError> {
+fn has_gpu_tests(executable: &Path) -> Result<bool> {
     let listed = Command::new(executable)
         .args(["--list", "--ignored", "--format=terse"])
         .output()
-        .map_err(|source| BundleError::List {
-            executable: executable.to_owned(),
-            source,
-        })?;
+        .with_context(|| format!("cannot list the tests of {}", executable.display()))?;
     Ok(String::from_utf8_lossy(&listed.stdout)
         .lines()
         .any(|line| line.ends_with(": test")))
@@ -272,7 +223,7 @@ fn has_gpu_tests(executable: &Path) -> Result<bool, BundleError> {
 
 /// Runs one cargo command in a target directory of its own, because stripping changes every artifact, and returns what of
 /// its output belongs into the bundle.
-fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>, BundleError> {
+fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
@@ -290,14 +241,17 @@ fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>, BundleError> 
     if arguments[0] != "bench" {
         command.arg("--release");
     }
-    let output = command.output().map_err(BundleError::Cargo)?;
-    if !output.status.success() {
-        return Err(BundleError::Build(arguments.join(" ")));
-    }
+    let output = command.output().context("cannot start cargo")?;
+    ensure!(
+        output.status.success(),
+        "`cargo {}` failed",
+        arguments.join(" ")
+    );
     let mut artifacts = Vec::new();
     for line in output.stdout.split(|&byte| byte == b'\n') {
         if !line.is_empty() {
-            artifacts.extend(artifact(root, &serde_json::from_slice(line)?));
+            let message = serde_json::from_slice(line).context("cannot read cargo's messages")?;
+            artifacts.extend(artifact(root, &message));
         }
     }
     Ok(artifacts)
@@ -354,26 +308,28 @@ fn artifact(root: &Path, message: &Value) -> Option<Artifact> {
 }
 
 /// Makes room for a new bundle, but only where an old one lies or nothing.
-fn empty(out: &Path) -> Result<(), BundleError> {
+fn empty(out: &Path) -> Result<()> {
     if files::list(out)?.is_empty() {
-        return Ok(files::create_dir(out)?);
+        return files::create_dir(out);
     }
-    if !out.join("run.sh").exists() {
-        return Err(BundleError::NotABundle(out.to_owned()));
-    }
-    std::fs::remove_dir_all(out).map_err(FileError::new("delete", out))?;
-    Ok(files::create_dir(out)?)
+    ensure!(
+        out.join("run.sh").exists(),
+        "{} exists and is not a bundle (it has no run.sh); remove it or choose another --out",
+        out.display()
+    );
+    std::fs::remove_dir_all(out).map_err(files::failed("delete", out))?;
+    files::create_dir(out)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
+fn copy(from: &Path, to: &Path) -> Result<()> {
     if let Some(parent) = to.parent() {
         files::create_dir(parent)?;
     }
-    std::fs::copy(from, to).map_err(FileError::new("copy", from))?;
+    std::fs::copy(from, to).map_err(files::failed("copy", from))?;
     Ok(())
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<(), FileError> {
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     for path in files::list(from)? {
         let Some(name) = path.file_name() else {
             continue;
@@ -388,7 +344,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result<(), FileError> {
 }
 
 /// Every file under `out`, in order of path.
-fn contents(out: &Path) -> Result<Vec<Packed>, FileError> {
+fn contents(out: &Path) -> Result<Vec<Packed>> {
     let mut packed = Vec::new();
     let mut pending = vec![out.to_owned()];
     while let Some(directory) = pending.pop() {
@@ -397,7 +353,7 @@ fn contents(out: &Path) -> Result<Vec<Packed>, FileError> {
                 pending.push(path);
             } else {
                 let bytes = std::fs::metadata(&path)
-                    .map_err(FileError::new("read", &path))?
+                    .map_err(files::failed("read", &path))?
                     .len();
                 let path = path
                     .strip_prefix(out)
@@ -572,7 +528,8 @@ mod tests {
         let out = directory.path().join("bundle");
         std::fs::create_dir(&out).unwrap();
         std::fs::write(out.join("thesis.txt"), "years of work").unwrap();
-        assert!(matches!(empty(&out), Err(BundleError::NotABundle(_))));
+        let error = empty(&out).unwrap_err();
+        assert!(error.to_string().contains("is not a bundle"), "{error}");
         assert!(out.join("thesis.txt").exists());
 
         std::fs::write(out.join("run.sh"), "").unwrap();

@@ -5,10 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 
-use crate::build_kernels::{BuildError, Compiler, Failure, Layout, Progress, Selection, select};
-use crate::files::{self, FileError};
+use crate::build_kernels::{Compiler, Failure, Layout, Progress, Selection, select};
+use crate::files;
 use crate::folder;
 use crate::instances::{self, Expectations, Instance};
 use crate::manifest::Manifest;
@@ -101,10 +102,10 @@ fn with_assert(text: &str, assert: &Assert) -> Result<String, usize> {
 }
 
 /// Copies the sources, with asserts.
-fn copy_sources(kernels: &Path, copy: &Path) -> Result<(), BuildError> {
+fn copy_sources(kernels: &Path, copy: &Path) -> Result<()> {
     let toml = files::read_text(&kernels.join(ASSERTS))?;
     let asserts: Asserts =
-        toml::from_str(&toml).map_err(|source| BuildError::Asserts(source.to_string()))?;
+        toml::from_str(&toml).map_err(|error| anyhow!("debug/asserts.toml: {error}"))?;
     let mut used = 0;
     for folder in FOLDERS {
         for path in files::list(&kernels.join(folder))? {
@@ -112,10 +113,11 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<(), BuildError> {
                 continue;
             };
             let mut text = files::read_text(&path)?;
-            let place = |wanted: &str, found| BuildError::Place {
-                file: relative.to_owned(),
-                wanted: wanted.to_owned(),
-                found,
+            let place = |wanted: &str, found| {
+                anyhow!(
+                    "{}: {found} lines are or end in `{wanted}`: one is needed for the asserts of debug images",
+                    relative.display()
+                )
             };
             // The operations beside forward have no asserts.
             if folder == "entry" && text.contains(COMPUTES) {
@@ -134,9 +136,7 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<(), BuildError> {
     }
     match asserts.assert.len() - used {
         0 => Ok(()),
-        lost => Err(BuildError::Asserts(format!(
-            "{lost} asserts name a file that is not there"
-        ))),
+        lost => bail!("debug/asserts.toml: {lost} asserts name a file that is not there"),
     }
 }
 
@@ -164,7 +164,7 @@ pub fn build(
     selection: &Selection,
     folder: &Path,
     progress: &dyn Progress,
-) -> Result<(Manifest, Vec<Failure>), BuildError> {
+) -> Result<(Manifest, Vec<Failure>)> {
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
     let debug: Vec<Instance> = select(&listed, selection)?
         .into_iter()
@@ -175,7 +175,7 @@ pub fn build(
     let copy = folder.join("kernels");
     copy_sources(&layout.kernels, &copy)?;
     // The compiler resolves names from its own directory, not from that of the caller.
-    let copy = std::fs::canonicalize(&copy).map_err(FileError::new("find", &copy))?;
+    let copy = std::fs::canonicalize(&copy).map_err(files::failed("find", &copy))?;
     let layout = Layout {
         kernels: copy,
         ..layout.clone()

@@ -3,58 +3,63 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Error, Result, anyhow};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
-/// A file operation failed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {action} {}: {source}", path.display())]
-pub struct FileError {
-    action: &'static str,
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl FileError {
-    /// For `map_err`: names what was done to which file.
-    pub fn new(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self {
-            action,
-            path,
-            source,
-        }
-    }
+/// For `map_err`: names what was done to which file.
+pub fn failed(action: &str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    move |source| anyhow!("cannot {action} {}: {source}", path.display())
 }
 
 /// Reads a file.
 ///
 /// # Errors
-/// [`FileError`] if it cannot be read.
-pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    std::fs::read(path).map_err(FileError::new("read", path))
+/// If it cannot be read.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(failed("read", path))
 }
 
 /// Reads a UTF-8 file.
 ///
 /// # Errors
-/// [`FileError`] if it cannot be read or is not UTF-8.
-pub fn read_text(path: &Path) -> Result<String, FileError> {
-    std::fs::read_to_string(path).map_err(FileError::new("read", path))
+/// If it cannot be read or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(failed("read", path))
+}
+
+/// Reads a JSON file.
+///
+/// # Errors
+/// If it cannot be read or is not what is expected.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    serde_json::from_str(&read_text(path)?).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+/// Writes readable JSON that ends in a line break, whole as [`write`] does.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    write(
+        path,
+        (serde_json::to_string_pretty(value)? + "\n").as_bytes(),
+    )
 }
 
 /// Writes a file whole, creating its directory; a reader never sees half of it.
 ///
 /// # Errors
-/// [`FileError`] if it cannot be written.
-pub fn write(path: &Path, contents: &[u8]) -> Result<(), FileError> {
+/// If it cannot be written.
+pub fn write(path: &Path, contents: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     create_dir(directory)?;
-    let temporary =
-        tempfile::NamedTempFile::new_in(directory).map_err(FileError::new("write", path))?;
-    std::fs::write(temporary.path(), contents).map_err(FileError::new("write", path))?;
+    let temporary = tempfile::NamedTempFile::new_in(directory).map_err(failed("write", path))?;
+    std::fs::write(temporary.path(), contents).map_err(failed("write", path))?;
     temporary
         .persist(path)
-        .map_err(|error| FileError::new("write", path)(error.error))?;
+        .map_err(|error| failed("write", path)(error.error))?;
     // Temporary files are private; what is committed or bundled is not.
     set_mode(path, 0o644)
 }
@@ -62,43 +67,43 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), FileError> {
 /// Lets everyone run the file at `path`.
 ///
 /// # Errors
-/// [`FileError`] if its permissions cannot be set.
-pub fn make_executable(path: &Path) -> Result<(), FileError> {
+/// If its permissions cannot be set.
+pub fn make_executable(path: &Path) -> Result<()> {
     set_mode(path, 0o755)
 }
 
 #[cfg(unix)]
-fn set_mode(path: &Path, mode: u32) -> Result<(), FileError> {
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-        .map_err(FileError::new("set the permissions of", path))
+        .map_err(failed("set the permissions of", path))
 }
 
 #[cfg(not(unix))]
-fn set_mode(_path: &Path, _mode: u32) -> Result<(), FileError> {
+fn set_mode(_path: &Path, _mode: u32) -> Result<()> {
     Ok(())
 }
 
 /// Creates a directory and its parents.
 ///
 /// # Errors
-/// [`FileError`] if that fails.
-pub fn create_dir(path: &Path) -> Result<(), FileError> {
-    std::fs::create_dir_all(path).map_err(FileError::new("create the directory", path))
+/// If that fails.
+pub fn create_dir(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(failed("create the directory", path))
 }
 
 /// Paths in a directory, sorted; none if the directory does not exist.
 ///
 /// # Errors
-/// [`FileError`] if it exists but cannot be listed.
-pub fn list(path: &Path) -> Result<Vec<PathBuf>, FileError> {
+/// If it exists but cannot be listed.
+pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(FileError::new("list", path))?,
+        entries => entries.map_err(failed("list", path))?,
     };
     let mut paths = Vec::new();
     for entry in entries {
-        paths.push(entry.map_err(FileError::new("list", path))?.path());
+        paths.push(entry.map_err(failed("list", path))?.path());
     }
     paths.sort();
     Ok(paths)

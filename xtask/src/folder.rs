@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::build_kernels::{
-    BuildError, Compiler, Failure, Layout, Progress, manifest_text, read_sources,
-};
+use anyhow::Result;
+
+use crate::build_kernels::{Compiler, Failure, Layout, Progress, manifest_text, read_sources};
 use crate::files;
 use crate::instances::Instance;
 use crate::manifest::Manifest;
@@ -14,14 +14,14 @@ use crate::units::{Built, compile_all};
 /// is written last, so that a folder with one is whole.
 ///
 /// # Errors
-/// [`BuildError`] if the sources cannot be read or the results not be written. What failed is returned beside the manifest.
+/// If the sources cannot be read or the results not be written. What failed is returned beside the manifest.
 pub fn build(
     layout: &Layout,
     compiler: &Compiler,
     instances: &[Instance],
     folder: &Path,
     progress: &dyn Progress,
-) -> Result<(Manifest, Vec<Failure>), BuildError> {
+) -> Result<(Manifest, Vec<Failure>)> {
     let sources = read_sources(layout, instances)?;
     let (built, failures) = compile_all(layout, compiler, &sources, instances, progress)?;
     let mut manifest = Manifest::default();

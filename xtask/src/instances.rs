@@ -6,11 +6,13 @@ use std::iter;
 use std::path::Path;
 use std::str::FromStr;
 
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 
+use crate::evolve::archive::Genes;
 use crate::evolve::rules::Rule;
-use crate::files::{self, FileError};
+use crate::files;
 
 pub use crate::target::Target;
 
@@ -18,31 +20,6 @@ pub use crate::target::Target;
 const FAMILIES: [&str; 8] = [
     "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass",
 ];
-
-/// Why `instances.toml` is refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum InstancesError {
-    /// It cannot be read.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// It is not the expected TOML.
-    #[error("instances.toml: {0}")]
-    Toml(#[from] toml::de::Error),
-    /// The catalog has no such family.
-    #[error(
-        "instances.toml: unknown family `{0}`; a new one also needs a variant in the catalog's `Family`"
-    )]
-    Family(String),
-    /// Some of a tile's numbers are given, and others not.
-    #[error(
-        "instances.toml: a row of `{0}` needs all of head_dim, block_m, block_n and stages, or none if its kernel has no tiles"
-    )]
-    HalfATile(String),
-    /// Two rows describe the same image.
-    #[error("instances.toml: two rows make the image `{0}`; remove one")]
-    Duplicate(String),
-}
 
 /// Element type of the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -121,6 +98,18 @@ pub struct Knobs {
     pub rules: Vec<Rule>,
 }
 
+impl Knobs {
+    /// The values that each number may have.
+    pub(crate) fn values(&self) -> [&[u32]; 4] {
+        [&self.block_m, &self.block_n, &self.warps, &self.stages]
+    }
+
+    /// Whether the rules hold.
+    pub(crate) fn allow(&self, genes: &Genes) -> bool {
+        { self.rules.iter() }.all(|rule| rule.holds(&|name| genes.value(name)))
+    }
+}
+
 /// One row of `tilings`. A kernel without tiles has only `warps`; the other numbers are 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -159,7 +148,7 @@ pub struct TilingRow {
 impl TilingRow {
     /// The row of a tile.
     #[must_use]
-    pub fn of(head_dim: u32, block_m: u32, block_n: u32, warps: u32, stages: u32) -> Self {
+    pub fn of(head_dim: u32, [block_m, block_n, warps, stages]: [u32; 4]) -> Self {
         Self {
             head_dim,
             value_dim: None,
@@ -422,20 +411,30 @@ impl Instance {
 /// Reads `instances.toml` into images ordered by name.
 ///
 /// # Errors
-/// [`InstancesError`] if the file is missing, malformed, or describes an image twice.
-pub fn load(path: &Path) -> Result<Vec<Instance>, InstancesError> {
+/// If the file is missing, malformed, or describes an image twice.
+pub fn load(path: &Path) -> Result<Vec<Instance>> {
     parse(&files::read_text(path)?)
+}
+
+fn malformed(error: toml::de::Error) -> anyhow::Error {
+    anyhow!("instances.toml: {error}")
+}
+
+fn unknown_family(name: &str) -> String {
+    format!(
+        "instances.toml: unknown family `{name}`; a new one also needs a variant in the catalog's `Family`"
+    )
 }
 
 /// Reads the declaration of one family from `instances.toml`.
 ///
 /// # Errors
-/// [`InstancesError`] if the file is missing or malformed, or has no such family.
-pub fn declaration(path: &Path, family: &str) -> Result<FamilyDeclaration, InstancesError> {
-    let file: InstancesFile = toml::from_str(&files::read_text(path)?)?;
+/// If the file is missing or malformed, or has no such family.
+pub fn declaration(path: &Path, family: &str) -> Result<FamilyDeclaration> {
+    let file: InstancesFile = toml::from_str(&files::read_text(path)?).map_err(malformed)?;
     let mut families = file.family.into_iter();
     let found = families.find(|one| one.name == family);
-    let table = found.ok_or_else(|| InstancesError::Family(family.to_owned()))?;
+    let table = found.with_context(|| unknown_family(family))?;
     Ok(FamilyDeclaration {
         name: table.name,
         knobs: table.knobs,
@@ -452,18 +451,18 @@ pub fn declaration(path: &Path, family: &str) -> Result<FamilyDeclaration, Insta
 /// Reads the text of `instances.toml`.
 ///
 /// # Errors
-/// [`InstancesError`] if it is malformed, or describes an image twice.
-pub fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
-    let file: InstancesFile = toml::from_str(text)?;
+/// If it is malformed, or describes an image twice.
+pub fn parse(text: &str) -> Result<Vec<Instance>> {
+    let file: InstancesFile = toml::from_str(text).map_err(malformed)?;
     let mut instances = Vec::new();
     for family in file.family {
-        if !FAMILIES.contains(&family.name.as_str()) {
-            return Err(InstancesError::Family(family.name));
-        }
+        let name = &family.name;
+        ensure!(FAMILIES.contains(&name.as_str()), unknown_family(name));
         for tiling in &family.tilings {
-            if tiling.has_tiles() && tiling.of_tile().contains(&0) {
-                return Err(InstancesError::HalfATile(family.name));
-            }
+            ensure!(
+                !tiling.has_tiles() || !tiling.of_tile().contains(&0),
+                "instances.toml: a row of `{name}` needs all of head_dim, block_m, block_n and stages, or none if its kernel has no tiles"
+            );
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
                     let variants = tiling.variants.iter().copied().map(Some);
@@ -488,9 +487,11 @@ pub fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
     }
     let mut names = BTreeSet::new();
     for instance in &instances {
-        if !names.insert(instance.image()) {
-            return Err(InstancesError::Duplicate(instance.image()));
-        }
+        let image = instance.image();
+        ensure!(
+            names.insert(image.clone()),
+            "instances.toml: two rows make the image `{image}`; remove one"
+        );
     }
     instances.sort_by_cached_key(Instance::image);
     Ok(instances)
@@ -559,7 +560,12 @@ mod tests {
         assert!(one.flags().contains(&"-DWARPTILE_WARPS=4".to_owned()));
         assert!(!one.flags().iter().any(|flag| flag.contains("BLOCK_M")));
         let half = FAMILY.replace("block_m = 32, ", "");
-        assert!(matches!(parse(&half), Err(InstancesError::HalfATile(_))));
+        assert!(
+            parse(&half)
+                .unwrap_err()
+                .to_string()
+                .contains("needs all of")
+        );
     }
 
     #[test]
@@ -636,7 +642,12 @@ mod tests {
     #[test]
     fn an_image_listed_twice_is_refused() {
         let twice = format!("{FAMILY}{FAMILY}");
-        assert!(matches!(parse(&twice), Err(InstancesError::Duplicate(_))));
+        assert!(
+            parse(&twice)
+                .unwrap_err()
+                .to_string()
+                .contains("two rows make")
+        );
     }
 
     #[test]

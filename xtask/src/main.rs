@@ -1,15 +1,15 @@
 //! `cargo xtask`: maintainer tasks.
 
-use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
-use xtask::instances::{Target, Variant};
+use xtask::instances::Target;
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
 use xtask::{bundle, compile, debug, evolve, files, reference, report, resources};
@@ -138,28 +138,7 @@ enum Task {
 #[derive(Subcommand)]
 enum EvolveTask {
     /// Begin a search of a family: its shipped tilings are generation 0
-    Start {
-        /// The family, such as `wmma`; instances.toml says what may vary
-        family: String,
-        /// What to compile for
-        #[arg(long, default_value = "sm_90")]
-        target: Target,
-        /// Search among images of this variant, such as `serving`, in place of plain ones
-        #[arg(long)]
-        variant: Option<Variant>,
-        /// A problem that counts, such as "b4 q4096 k4096 h32 d64 bf16"; all of one element type
-        #[arg(long = "problem", value_name = "PROBLEM", required = true)]
-        problems: Vec<String>,
-        /// A problem that the search does not see: a winner must gain there as well
-        #[arg(long = "held-out", value_name = "PROBLEM", required = true)]
-        held_out: Vec<String>,
-        /// Multiprocessors of the GPU
-        #[arg(long, default_value_t = 132)]
-        multiprocessors: u32,
-        /// Seed of what is drawn
-        #[arg(long, default_value_t = 1)]
-        seed: u64,
-    },
+    Start(evolve::Plan),
     /// Propose a generation: hints, mutations and crossovers of the three best
     Propose {
         /// The family
@@ -250,13 +229,13 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn pinned_toolchain(root: &Path) -> Result<Toolchain, Box<dyn Error>> {
+fn pinned_toolchain(root: &Path) -> Result<Toolchain> {
     let cache = root.join(".cache");
     if !toolchain::installed_root(&cache).exists() {
         eprintln!(
@@ -264,10 +243,10 @@ fn pinned_toolchain(root: &Path) -> Result<Toolchain, Box<dyn Error>> {
             cache.display()
         );
     }
-    Ok(toolchain::pinned(&cache)?)
+    toolchain::pinned(&cache)
 }
 
-fn fetch_toolchain(root: &Path) -> Result<(), Box<dyn Error>> {
+fn fetch_toolchain(root: &Path) -> Result<()> {
     let toolchain = pinned_toolchain(root)?;
     println!("{}: {}", toolchain.version, toolchain.nvrtc.display());
     println!("disassembler: {}", toolchain.nvdisasm.display());
@@ -275,7 +254,7 @@ fn fetch_toolchain(root: &Path) -> Result<(), Box<dyn Error>> {
 }
 
 /// The hash of the commit called `name`; a hash stays what it is, whether the repository has such a commit or not.
-fn commit(root: &Path, name: String) -> Result<String, Box<dyn Error>> {
+fn commit(root: &Path, name: String) -> Result<String> {
     if name != "HEAD" {
         return Ok(name);
     }
@@ -283,18 +262,15 @@ fn commit(root: &Path, name: String) -> Result<String, Box<dyn Error>> {
         .args(["rev-parse", "HEAD"])
         .current_dir(root)
         .output()?;
-    if !output.status.success() {
-        return Err("git knows no HEAD here; give --sample a hash".into());
-    }
+    ensure!(
+        output.status.success(),
+        "git knows no HEAD here; give --sample a hash"
+    );
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 /// The pinned compiler, or the one of a CUDA toolkit, with so many processes or one for each CPU.
-fn compiler(
-    root: &Path,
-    jobs: Option<usize>,
-    toolkit: Option<&Path>,
-) -> Result<Compiler, Box<dyn Error>> {
+fn compiler(root: &Path, jobs: Option<usize>, toolkit: Option<&Path>) -> Result<Compiler> {
     Ok(Compiler {
         toolchain: match toolkit {
             Some(directory) => toolchain::toolkit(directory)?,
@@ -318,7 +294,7 @@ fn build_kernels(
     selection: &Selection,
     check: bool,
     compiler: &Compiler,
-) -> Result<(), Box<dyn Error>> {
+) -> Result<()> {
     let layout = Layout::of_repository(root);
     if !compiler.toolchain.pinned {
         eprintln!(
@@ -339,7 +315,7 @@ fn debug_images(
     selection: &Selection,
     folder: &Path,
     compiler: &Compiler,
-) -> Result<(), Box<dyn Error>> {
+) -> Result<()> {
     let layout = Layout::of_repository(root);
     let build = |bar: &Bar| debug::build(&layout, compiler, selection, folder, bar);
     let (manifest, failures) = with_bar(build)?;
@@ -349,7 +325,7 @@ fn debug_images(
     show_failures(&failures)
 }
 
-fn show_failures(failures: &[build_kernels::Failure]) -> Result<(), Box<dyn Error>> {
+fn show_failures(failures: &[build_kernels::Failure]) -> Result<()> {
     for failure in failures {
         eprintln!("\n{}", failure.image);
         for reason in &failure.reasons {
@@ -358,34 +334,14 @@ fn show_failures(failures: &[build_kernels::Failure]) -> Result<(), Box<dyn Erro
     }
     match failures.len() {
         0 => Ok(()),
-        count => Err(format!("{count} compilations failed; their images are not made").into()),
+        count => bail!("{count} compilations failed; their images are not made"),
     }
 }
 
-fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
+fn evolve(root: &Path, task: EvolveTask) -> Result<()> {
     let search = |family: &str| evolve::Search::open(root, family);
     let text = match task {
-        EvolveTask::Start {
-            family,
-            target,
-            variant,
-            problems,
-            held_out,
-            multiprocessors,
-            seed,
-        } => evolve::Search::start(
-            root,
-            evolve::Plan {
-                family,
-                target: target.to_string(),
-                variant,
-                problems,
-                held_out,
-                multiprocessors,
-                seed,
-            },
-        )?
-        .table(),
+        EvolveTask::Start(plan) => evolve::Search::start(root, plan)?.table(),
         EvolveTask::Propose { family, count } => search(&family)?.propose(count)?,
         EvolveTask::Compile { family, jobs } => {
             let (mut search, compiler) = (search(&family)?, compiler(root, Some(jobs), None)?);
@@ -404,7 +360,7 @@ fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Box<dyn Error>> {
+fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<()> {
     println!(
         "{}",
         resources::table(&outcome.manifest, &outcome.packed_bytes)
@@ -415,11 +371,12 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
     }
     show_failures(&outcome.failures)?;
     if let Some(excess) = outcome.excess() {
-        return Err(excess.into());
+        bail!(excess);
     }
-    if !differences.is_empty() {
-        return Err("images are stale or edited by hand: run `cargo xtask build-kernels` and commit the result".into());
-    }
+    ensure!(
+        differences.is_empty(),
+        "images are stale or edited by hand: run `cargo xtask build-kernels` and commit the result"
+    );
     if check {
         println!(
             "every image that was compiled is what its sources compile to, and nothing else is stale"
@@ -428,12 +385,12 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
     Ok(())
 }
 
-fn build_reference(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
+fn build_reference(root: &Path, check: bool) -> Result<()> {
     let toolchain = pinned_toolchain(root)?;
-    Ok(reference::build(root, &toolchain, check)?)
+    reference::build(root, &toolchain, check)
 }
 
-fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<(), Box<dyn Error>> {
+fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<()> {
     let bundle = bundle::bundle(root, out, integrations)?;
     for file in &bundle.files {
         println!("{:>10}  {}", file.bytes, file.path);
@@ -450,7 +407,7 @@ fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-fn report(root: &Path, check: bool, store_baseline: bool) -> Result<(), Box<dyn Error>> {
+fn report(root: &Path, check: bool, store_baseline: bool) -> Result<()> {
     if store_baseline {
         for path in report::store_baselines(root)? {
             println!("written: {}", path.display());
@@ -471,10 +428,7 @@ fn report(root: &Path, check: bool, store_baseline: bool) -> Result<(), Box<dyn 
         );
     }
     if check && !(stale.is_empty() && surplus.is_empty()) {
-        return Err(
-            "generated documentation is stale: run `cargo xtask report` and commit the result"
-                .into(),
-        );
+        bail!("generated documentation is stale: run `cargo xtask report` and commit the result");
     }
     if !check {
         stale.iter().try_for_each(|file| file.write())?;
@@ -486,14 +440,13 @@ fn report(root: &Path, check: bool, store_baseline: bool) -> Result<(), Box<dyn 
     }
     match losses.len() {
         0 => Ok(()),
-        count => Err(format!(
+        count => bail!(
             "{count} speeds relative to the best peer fell by more than 3%; if that is meant, `cargo xtask report --store-baseline`"
-        )
-        .into()),
+        ),
     }
 }
 
-fn serve(library: &Path) -> Result<(), Box<dyn Error>> {
+fn serve(library: &Path) -> Result<()> {
     let nvrtc = Nvrtc::load(library)?;
     Ok(compile::serve(
         &nvrtc,

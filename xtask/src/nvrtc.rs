@@ -1,9 +1,10 @@
 //! NVRTC, opened at run time: source text in, cubin or PTX and the compiler's log out.
 
-use std::ffi::{CString, NulError, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
 use std::ptr;
 
+use anyhow::{Context as _, Result, anyhow};
 use libloading::Library;
 
 type Program = *mut c_void;
@@ -13,33 +14,6 @@ type BytesQuery = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 /// `NVRTC_SUCCESS` and the two results compiling legitimately has.
 const SUCCESS: c_int = 0;
 const COMPILATION_ERROR: c_int = 6;
-
-/// NVRTC could not be used; a kernel that does not compile is not this error but [`Compiled::ok`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NvrtcError {
-    /// The library could not be opened or lacks a function.
-    #[error("cannot use {} as NVRTC: {source}", path.display())]
-    Load {
-        /// The library.
-        path: PathBuf,
-        /// The loader's words.
-        source: libloading::Error,
-    },
-    /// A call failed.
-    #[error("NVRTC: {call} failed with result {result}{detail}")]
-    Call {
-        /// The function.
-        call: &'static str,
-        /// `nvrtcResult`.
-        result: c_int,
-        /// The program log, after a colon, if there is one.
-        detail: String,
-    },
-    /// Source or an option has a NUL in it.
-    #[error("NVRTC takes no text with a NUL in it")]
-    Nul(#[from] NulError),
-}
 
 /// What came of a program.
 #[derive(Debug, Clone, Default)]
@@ -76,12 +50,9 @@ impl Nvrtc {
     /// Opens the library at `path`.
     ///
     /// # Errors
-    /// [`NvrtcError::Load`] if it is not there or not NVRTC.
-    pub fn load(path: &Path) -> Result<Self, NvrtcError> {
-        let error = |source| NvrtcError::Load {
-            path: path.to_owned(),
-            source,
-        };
+    /// If it is not there or not NVRTC.
+    pub fn load(path: &Path) -> Result<Self> {
+        let error = |error| anyhow!("cannot use {} as NVRTC: {error}", path.display());
         // SAFETY: the file is the toolchain's own NVRTC, whose initializers are those of an ordinary shared library; the
         // types below are those of nvrtc.h, unchanged since CUDA 11.1; the pointers do not outlive `_library`.
         unsafe {
@@ -110,19 +81,15 @@ impl Nvrtc {
     /// Compiles `source`, which messages and internal symbols call `name`.
     ///
     /// # Errors
-    /// [`NvrtcError`] if NVRTC itself fails, for example over an unknown option.
-    pub fn compile(
-        &self,
-        source: &str,
-        name: &str,
-        options: &[String],
-    ) -> Result<Compiled, NvrtcError> {
-        let source = CString::new(source)?;
-        let name = CString::new(name)?;
+    /// If NVRTC itself fails, for example over an unknown option.
+    pub fn compile(&self, source: &str, name: &str, options: &[String]) -> Result<Compiled> {
+        let c_string =
+            |text: &str| CString::new(text).context("NVRTC takes no text with a NUL in it");
+        let (source, name) = (c_string(source)?, c_string(name)?);
         let options: Vec<CString> = options
             .iter()
-            .map(|option| CString::new(option.as_str()))
-            .collect::<Result<_, _>>()?;
+            .map(|option| c_string(option))
+            .collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
 
         let mut program = ProgramHandle {
@@ -174,11 +141,7 @@ struct ProgramHandle<'a> {
 }
 
 impl ProgramHandle<'_> {
-    fn bytes(
-        &self,
-        call: &'static str,
-        (size, get): (SizeQuery, BytesQuery),
-    ) -> Result<Vec<u8>, NvrtcError> {
+    fn bytes(&self, call: &'static str, (size, get): (SizeQuery, BytesQuery)) -> Result<Vec<u8>> {
         let mut len = 0;
         // SAFETY: the program is alive and `len` is a valid place for the size.
         let result = unsafe { size(self.program, &mut len) };
@@ -206,14 +169,10 @@ impl Drop for ProgramHandle<'_> {
     }
 }
 
-fn call_failed(call: &'static str, result: c_int, log: &str) -> NvrtcError {
+fn call_failed(call: &str, result: c_int, log: &str) -> anyhow::Error {
     let detail = match log.trim() {
         "" => String::new(),
         log => format!(": {log}"),
     };
-    NvrtcError::Call {
-        call,
-        result,
-        detail,
-    }
+    anyhow!("NVRTC: {call} failed with result {result}{detail}")
 }

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use crate::files::{self, FileError};
-use crate::nvrtc::{Nvrtc, NvrtcError};
+use anyhow::{Result, bail, ensure};
+
+use crate::files;
+use crate::nvrtc::Nvrtc;
 use crate::packs;
 use crate::toolchain::Toolchain;
 
@@ -18,32 +20,11 @@ const OPTIONS: [&str; 3] = [
     "--fmad=false",
 ];
 
-/// Why the reference could not be compiled.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReferenceError {
-    /// The source is not there, or the result cannot be written.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// The compiler cannot be used.
-    #[error(transparent)]
-    Compiler(#[from] NvrtcError),
-    /// The source is wrong, or gives warnings.
-    #[error("{SOURCE} does not compile cleanly:\n{log}")]
-    Source {
-        /// What the compiler says.
-        log: String,
-    },
-    /// With `--check`: what is committed is not what the source compiles to.
-    #[error("{IMAGE} is stale: run `cargo xtask build-reference` and commit the result")]
-    Stale,
-}
-
 /// Compiles the reference to PTX, and writes it or, with `check`, compares it with what is committed.
 ///
 /// # Errors
-/// [`ReferenceError`].
-pub fn build(root: &Path, toolchain: &Toolchain, check: bool) -> Result<(), ReferenceError> {
+/// If a file is missing, the source does not compile cleanly, or the image is stale.
+pub fn build(root: &Path, toolchain: &Toolchain, check: bool) -> Result<()> {
     let source = files::read_text(&root.join(SOURCE))?;
     let includes = toolchain
         .includes
@@ -56,20 +37,21 @@ pub fn build(root: &Path, toolchain: &Toolchain, check: bool) -> Result<(), Refe
         .collect();
     let compiled = Nvrtc::load(&toolchain.nvrtc)?.compile(&source, "reference.cu", &options)?;
     if !compiled.ok || !compiled.log.trim().is_empty() {
-        return Err(ReferenceError::Source { log: compiled.log });
+        bail!("{SOURCE} does not compile cleanly:\n{}", compiled.log);
     }
     // NVRTC ends the text with a NUL, which the driver crate adds when it loads PTX.
     let text = compiled.ptx.strip_suffix(b"\0").unwrap_or(&compiled.ptx);
     let image = root.join(IMAGE);
-    let file_error = |action| FileError::new(action, &image);
+    let file_error = |action| files::failed(action, &image);
     if check {
         let committed =
             zstd::decode_all(&files::read(&image)?[..]).map_err(file_error("unpack"))?;
-        return match committed == text {
-            true => Ok(()),
-            false => Err(ReferenceError::Stale),
-        };
+        ensure!(
+            committed == text,
+            "{IMAGE} is stale: run `cargo xtask build-reference` and commit the result"
+        );
+        return Ok(());
     }
     let packed = packs::compress(text).map_err(file_error("pack"))?;
-    Ok(files::write(&image, &packed)?)
+    files::write(&image, &packed)
 }

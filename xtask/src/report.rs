@@ -29,18 +29,18 @@ mod tuned;
 
 use std::path::{Path, PathBuf};
 
-use crate::evolve::archive::Candidate;
-use crate::evolve::picture;
-use crate::files::{self, FileError};
+use anyhow::{Result, bail, ensure};
+
+use crate::evolve::Search;
+use crate::files;
 use crate::manifest::{Manifest, ManifestEntry};
 use warptile_spec::Heads;
 
 pub use baseline::Loss;
-pub(crate) use baseline::expected;
+pub(crate) use baseline::{Stored, is_loss};
 use bench::{BenchRow, ErrorRow};
 use checks::Checks;
 use parts::Summary;
-use searches::Archived;
 
 const BEGIN: &str = "<!-- generated: ";
 const BEGIN_END: &str = " -->";
@@ -97,59 +97,6 @@ const BLOCKS: [(&str, Maker); 21] = [
     ("plots", |_, gpu| plot::links(&gpu.plotted())),
 ];
 
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReportError {
-    /// A file operation failed.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A JSON file is not what it should be.
-    #[error("{}: {source}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
-    /// A document asks for a block that does not exist.
-    #[error("{}:{line}: no block is called `{name}`; there are {}", path.display(), BLOCKS.map(|(name, _)| name).join(", "))]
-    UnknownBlock {
-        /// The document.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// The name asked for.
-        name: String,
-    },
-    /// A document asks for the record of a GPU that does not exist.
-    #[error("{}:{line}: evidence/{name} has no summary.json", path.display())]
-    UnknownRecord {
-        /// The document.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// The folder asked for.
-        name: String,
-    },
-    /// A block does not end.
-    #[error("{}:{line}: the block that begins here has no `{END}`", path.display())]
-    Unterminated {
-        /// The document.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-    },
-    /// A plot cannot be drawn.
-    #[error("cannot draw {name}: {reason}")]
-    Plot {
-        /// File name.
-        name: String,
-        /// The plotter's words.
-        reason: String,
-    },
-}
-
 /// What the blocks are made from.
 struct Data {
     images: Vec<ManifestEntry>,
@@ -157,7 +104,7 @@ struct Data {
     records: Vec<(String, Record)>,
     /// The CPU path and PyTorch's.
     cpu: Vec<BenchRow>,
-    searches: Vec<Archived>,
+    searches: Vec<Search>,
 }
 
 /// What the evidence script wrote on one GPU.
@@ -209,7 +156,7 @@ impl Data {
 }
 
 impl Record {
-    fn read(folder: &Path) -> Result<Self, ReportError> {
+    fn read(folder: &Path) -> Result<Self> {
         let summary = read_optional(&folder.join("summary.json"))?;
         Ok(Self {
             others: parts::others(folder, &summary)?,
@@ -266,8 +213,8 @@ impl Generated {
     /// Writes the file.
     ///
     /// # Errors
-    /// [`FileError`] if that fails.
-    pub fn write(&self) -> Result<(), FileError> {
+    /// If that fails.
+    pub fn write(&self) -> Result<()> {
         files::write(&self.path, self.text.as_bytes())
     }
 }
@@ -275,17 +222,17 @@ impl Generated {
 /// Every document with blocks, and every plot, as they should be.
 ///
 /// # Errors
-/// [`ReportError`] if evidence cannot be read or a document asks for something that does not exist.
-pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
+/// If evidence cannot be read or a document asks for something that does not exist.
+pub fn generate(root: &Path) -> Result<Vec<Generated>> {
     let evidence = root.join("evidence");
     let records = { folders(&evidence)?.into_iter() }
         .map(|(name, folder)| Ok((name, Record::read(&folder)?)))
-        .collect::<Result<_, ReportError>>()?;
+        .collect::<Result<_>>()?;
     let data = Data {
-        images: read_json::<Manifest>(&root.join("crates/kernels/manifest.json"))?.images,
+        images: files::read_json::<Manifest>(&root.join("crates/kernels/manifest.json"))?.images,
         records,
         cpu: read_optional(&evidence.join("cpu.json"))?,
-        searches: searches::read(&evidence)?,
+        searches: Search::all(root)?,
     };
     let mut generated = Vec::new();
     let documents = files::list(&root.join("docs"))?;
@@ -312,11 +259,8 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         });
     }
     for search in &data.searches {
-        let candidates: Vec<&Candidate> = search.candidates.iter().collect();
-        generated.push(Generated {
-            path: search.picture.clone(),
-            text: picture::svg(&search.plan, &candidates),
-        });
+        let (path, text) = search.picture();
+        generated.push(Generated { path, text });
     }
     Ok(generated)
 }
@@ -324,24 +268,24 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
 /// Every speed relative to the best peer that is more than 3% below `evidence/baseline-{gpu}.json`.
 ///
 /// # Errors
-/// [`ReportError`] if evidence cannot be read.
-pub fn losses(root: &Path) -> Result<Vec<Loss>, ReportError> {
+/// If evidence cannot be read.
+pub fn losses(root: &Path) -> Result<Vec<Loss>> {
     baseline::losses(root, &all_rows(root)?)
 }
 
 /// Makes the speeds of the evidence, relative to the best peer, the baselines of their GPUs, and returns the files.
 ///
 /// # Errors
-/// [`ReportError`] if evidence cannot be read or a file not written.
-pub fn store_baselines(root: &Path) -> Result<Vec<PathBuf>, ReportError> {
+/// If evidence cannot be read or a file not written.
+pub fn store_baselines(root: &Path) -> Result<Vec<PathBuf>> {
     baseline::store(root, &all_rows(root)?)
 }
 
 /// Plots that are no longer made.
 ///
 /// # Errors
-/// [`FileError`] if the directory cannot be listed.
-pub fn surplus_plots(root: &Path, generated: &[Generated]) -> Result<Vec<PathBuf>, FileError> {
+/// If the directory cannot be listed.
+pub fn surplus_plots(root: &Path, generated: &[Generated]) -> Result<Vec<PathBuf>> {
     let mut plots = files::list(&root.join("docs/plots"))?;
     plots.retain(|path| {
         path.extension().is_some_and(|extension| extension == "svg")
@@ -350,29 +294,22 @@ pub fn surplus_plots(root: &Path, generated: &[Generated]) -> Result<Vec<PathBuf
     Ok(plots)
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ReportError> {
-    serde_json::from_str(&files::read_text(path)?).map_err(|source| ReportError::Json {
-        path: path.to_owned(),
-        source,
-    })
-}
-
 /// The empty value if there is no such file.
-fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Result<T, ReportError> {
+fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Result<T> {
     if path.exists() {
-        read_json(path)
+        files::read_json(path)
     } else {
         Ok(T::default())
     }
 }
 
 /// No rows if there is no such file.
-fn optional_rows<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
+fn optional_rows<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     Ok(read_optional::<Rows<T>>(path)?.rows)
 }
 
 /// The records of GPUs by name, beginning with `evidence/` itself, which has none.
-fn folders(evidence: &Path) -> Result<Vec<(String, PathBuf)>, ReportError> {
+fn folders(evidence: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = vec![(String::new(), evidence.to_owned())];
     for folder in files::list(evidence)? {
         if folder.join("summary.json").is_file() {
@@ -384,7 +321,7 @@ fn folders(evidence: &Path) -> Result<Vec<(String, PathBuf)>, ReportError> {
 }
 
 /// Rows of the benchmarks of all GPUs.
-fn all_rows(root: &Path) -> Result<Vec<BenchRow>, ReportError> {
+fn all_rows(root: &Path) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     for (_, folder) in folders(&root.join("evidence"))? {
         rows.extend(read_rows(&folder)?);
@@ -393,7 +330,7 @@ fn all_rows(root: &Path) -> Result<Vec<BenchRow>, ReportError> {
 }
 
 /// Rows of every `bench-*.json` of a record, in the order of the files' names.
-fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
+fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     for path in files::list(evidence)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -401,7 +338,7 @@ fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
             let Rows {
                 commit,
                 rows: of_file,
-            } = read_json::<Rows<BenchRow>>(&path)?;
+            } = files::read_json::<Rows<BenchRow>>(&path)?;
             rows.extend(of_file.into_iter().map(|row| BenchRow {
                 commit: commit.clone(),
                 ..row
@@ -411,7 +348,7 @@ fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
     Ok(rows)
 }
 
-fn fill(path: &Path, text: &str, data: &Data) -> Result<String, ReportError> {
+fn fill(path: &Path, text: &str, data: &Data) -> Result<String> {
     let mut filled = String::new();
     let mut lines = text.lines().enumerate();
     while let Some((index, line)) = lines.next() {
@@ -423,27 +360,21 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String, ReportError> {
         else {
             continue;
         };
+        let place = format!("{}:{}", path.display(), index + 1);
         let (name, folder) = name.split_once(' ').unwrap_or((name, ""));
         let Some((_, make)) = BLOCKS.iter().find(|(block, _)| *block == name) else {
-            return Err(ReportError::UnknownBlock {
-                path: path.to_owned(),
-                line: index + 1,
-                name: name.to_owned(),
-            });
+            bail!(
+                "{place}: no block is called `{name}`; there are {}",
+                BLOCKS.map(|(name, _)| name).join(", ")
+            );
         };
         let Some((_, record)) = data.records.iter().find(|record| record.0 == folder) else {
-            return Err(ReportError::UnknownRecord {
-                path: path.to_owned(),
-                line: index + 1,
-                name: folder.to_owned(),
-            });
+            bail!("{place}: evidence/{folder} has no summary.json");
         };
-        if !lines.any(|(_, line)| line == END) {
-            return Err(ReportError::Unterminated {
-                path: path.to_owned(),
-                line: index + 1,
-            });
-        }
+        ensure!(
+            lines.any(|(_, line)| line == END),
+            "{place}: the block that begins here has no `{END}`"
+        );
         filled.push_str(make(data, record).trim_end());
         filled.push('\n');
         filled.push_str(END);
@@ -482,7 +413,7 @@ fn markdown_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) 
 mod tests {
     use super::*;
 
-    fn filled(text: &str) -> Result<String, ReportError> {
+    fn filled(text: &str) -> Result<String> {
         let data = Data {
             images: Vec::new(),
             records: vec![(String::new(), Record::default())],

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use sha2::{Digest, Sha256};
 
-use crate::files::{self, FileError};
+use crate::files;
 use crate::instances::Instance;
 
 /// A family's source file and every header of `kernels/` it includes, directly or not.
@@ -23,8 +24,8 @@ impl Sources {
     /// A name that is not found is left to the compiler: it may be a toolkit header, which the toolchain version covers.
     ///
     /// # Errors
-    /// [`FileError`] if a file cannot be read.
-    pub fn read(kernels: &Path, source: &str) -> Result<Self, FileError> {
+    /// If a file cannot be read.
+    pub fn read(kernels: &Path, source: &str) -> Result<Self> {
         let mut sources = Self {
             text: files::read_text(&kernels.join(source))?,
             files: BTreeMap::new(),

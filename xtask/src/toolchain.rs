@@ -5,80 +5,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::files::{self, FileError};
+use anyhow::{Context as _, Result, bail};
 
-/// Why there is no toolchain.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ToolchainError {
-    /// A file operation failed.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// `toolchain.txt` has a line that is not `name==version --hash=sha256:...`.
-    #[error(
-        "toolchain.txt line {line}: expected `name==version --hash=sha256:<64 hex digits>`, found `{text}`"
-    )]
-    Requirement {
-        /// Line number, from 1.
-        line: usize,
-        /// The line.
-        text: String,
-    },
-    /// No pip could be started, or it failed.
-    #[error(
-        "pip could not fetch the pinned wheels: {reason}. \
-         With a CUDA toolkit installed, `--toolkit \"$CUDA_HOME\"` uses that instead"
-    )]
-    Pip {
-        /// What was tried.
-        reason: String,
-    },
-    /// A wheel is not among those pip brought.
-    #[error("the wheel of {name} {version} is missing from the download")]
-    WheelMissing {
-        /// Distribution name.
-        name: String,
-        /// Pinned version.
-        version: String,
-    },
-    /// A wheel's contents are not what was pinned.
-    #[error(
-        "{} has SHA-256 {found}, but toolchain.txt pins {expected}: \
-         the file was changed on its way or the pin is wrong; nothing was installed",
-        wheel.display()
-    )]
-    HashMismatch {
-        /// The refused file.
-        wheel: PathBuf,
-        /// Pinned hash.
-        expected: String,
-        /// Hash of the file.
-        found: String,
-    },
-    /// A wheel is not a readable zip archive.
-    #[error("cannot unpack {}: {source}", wheel.display())]
-    Unpack {
-        /// The archive.
-        wheel: PathBuf,
-        /// What zip says.
-        source: zip::result::ZipError,
-    },
-    /// A piece of the toolchain is not where it should be.
-    #[error("{} has no {what}; tried {}", root.display(), tried.join(", "))]
-    Incomplete {
-        /// Where it was looked for.
-        root: PathBuf,
-        /// The missing piece.
-        what: &'static str,
-        /// Paths tried, relative to `root`.
-        tried: Vec<String>,
-    },
-    /// The pinned wheels exist for Linux x86-64 only.
-    #[error(
-        "the pinned toolchain is for Linux x86-64; elsewhere pass `--toolkit DIR` with an installed CUDA toolkit"
-    )]
-    Platform,
-}
+use crate::files;
 
 /// A usable compiler.
 #[derive(Debug, Clone)]
@@ -111,16 +40,18 @@ const STAMP: &str = "stamp.txt";
 /// The pinned toolchain, fetched into `cache` unless it is there already.
 ///
 /// # Errors
-/// [`ToolchainError`]: no pip, no network, or a wheel that does not match its pin.
-pub fn pinned(cache: &Path) -> Result<Toolchain, ToolchainError> {
+/// no pip, no network, or a wheel that does not match its pin.
+pub fn pinned(cache: &Path) -> Result<Toolchain> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Err(ToolchainError::Platform);
+        bail!(
+            "the pinned toolchain is for Linux x86-64; elsewhere pass `--toolkit DIR` with an installed CUDA toolkit"
+        );
     }
     let root = installed_root(cache);
     if !is_installed(&root, REQUIREMENTS) {
         files::create_dir(cache)?;
         let wheels =
-            tempfile::tempdir_in(cache).map_err(FileError::new("create a directory in", cache))?;
+            tempfile::tempdir_in(cache).map_err(files::failed("create a directory in", cache))?;
         download(wheels.path())?;
         install(wheels.path(), REQUIREMENTS, &root)?;
     }
@@ -145,8 +76,8 @@ pub fn pinned(cache: &Path) -> Result<Toolchain, ToolchainError> {
 /// A CUDA toolkit installed at `root` (12 or newer). Good for trying kernels out; what it compiles is not committed.
 ///
 /// # Errors
-/// [`ToolchainError::Incomplete`] if a piece is missing.
-pub fn toolkit(root: &Path) -> Result<Toolchain, ToolchainError> {
+/// If a piece is missing.
+pub fn toolkit(root: &Path) -> Result<Toolchain> {
     let nvrtc = first_file(
         root,
         "NVRTC library",
@@ -185,19 +116,21 @@ fn toolkit_version(root: &Path) -> String {
     version().unwrap_or_else(|| "of unknown version".to_owned())
 }
 
-fn first_file(root: &Path, what: &'static str, tried: &[&str]) -> Result<PathBuf, ToolchainError> {
+fn first_file(root: &Path, what: &'static str, tried: &[&str]) -> Result<PathBuf> {
     tried
         .iter()
         .map(|relative| root.join(relative))
         .find(|path| path.is_file())
-        .ok_or_else(|| ToolchainError::Incomplete {
-            root: root.to_owned(),
-            what,
-            tried: tried.iter().map(|&path| path.to_owned()).collect(),
+        .with_context(|| {
+            format!(
+                "{} has no {what}; tried {}",
+                root.display(),
+                tried.join(", ")
+            )
         })
 }
 
-fn parse_requirements(text: &str) -> Result<Vec<Requirement>, ToolchainError> {
+fn parse_requirements(text: &str) -> Result<Vec<Requirement>> {
     let mut requirements = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -211,10 +144,10 @@ fn parse_requirements(text: &str) -> Result<Vec<Requirement>, ToolchainError> {
                 sha256.len() == 64 && sha256.bytes().all(|byte| byte.is_ascii_hexdigit())
             });
         let Some(((name, version), sha256)) = parsed else {
-            return Err(ToolchainError::Requirement {
-                line: index + 1,
-                text: line.to_owned(),
-            });
+            bail!(
+                "toolchain.txt line {}: expected `name==version --hash=sha256:<64 hex digits>`, found `{line}`",
+                index + 1
+            );
         };
         requirements.push(Requirement {
             name: name.to_owned(),
@@ -226,7 +159,7 @@ fn parse_requirements(text: &str) -> Result<Vec<Requirement>, ToolchainError> {
 }
 
 /// pip, as its ordinary client, with platform flags so that any Python 3 fetches the same files.
-fn download(directory: &Path) -> Result<(), ToolchainError> {
+fn download(directory: &Path) -> Result<()> {
     let requirements = directory.join("requirements.txt");
     files::write(&requirements, REQUIREMENTS.as_bytes())?;
     let mut tried = Vec::new();
@@ -253,9 +186,10 @@ fn download(directory: &Path) -> Result<(), ToolchainError> {
             Err(error) => tried.push(format!("`{python}` does not start: {error}")),
         }
     }
-    Err(ToolchainError::Pip {
-        reason: tried.join("; "),
-    })
+    bail!(
+        "pip could not fetch the pinned wheels: {}. With a CUDA toolkit installed, `--toolkit \"$CUDA_HOME\"` uses that instead",
+        tried.join("; ")
+    )
 }
 
 fn is_installed(root: &Path, requirements: &str) -> bool {
@@ -264,7 +198,7 @@ fn is_installed(root: &Path, requirements: &str) -> bool {
 
 /// Checks every wheel in `wheels` against `requirements`, then unpacks them into `root`. The directory appears whole or
 /// not at all, and its stamp says which pins it was made from.
-fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<(), ToolchainError> {
+fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<()> {
     let downloaded = files::list(wheels)?;
     let mut verified = Vec::new();
     for requirement in parse_requirements(requirements)? {
@@ -279,18 +213,20 @@ fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<(), Toolcha
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 name.starts_with(&prefix) && name.ends_with(".whl")
             })
-            .ok_or_else(|| ToolchainError::WheelMissing {
-                name: requirement.name.clone(),
-                version: requirement.version.clone(),
+            .with_context(|| {
+                format!(
+                    "the wheel of {} {} is missing from the download",
+                    requirement.name, requirement.version
+                )
             })?;
         let bytes = files::read(wheel)?;
         let found = files::sha256(&bytes);
         if found != requirement.sha256 {
-            return Err(ToolchainError::HashMismatch {
-                wheel: wheel.clone(),
-                expected: requirement.sha256,
-                found,
-            });
+            bail!(
+                "{} has SHA-256 {found}, but toolchain.txt pins {}: the file was changed on its way or the pin is wrong; nothing was installed",
+                wheel.display(),
+                requirement.sha256
+            );
         }
         verified.push((wheel, bytes));
     }
@@ -298,7 +234,7 @@ fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<(), Toolcha
     let parent = root.parent().unwrap_or(root);
     files::create_dir(parent)?;
     let staging =
-        tempfile::tempdir_in(parent).map_err(FileError::new("create a directory in", parent))?;
+        tempfile::tempdir_in(parent).map_err(files::failed("create a directory in", parent))?;
     for (wheel, bytes) in verified {
         unpack(wheel, &bytes, staging.path())?;
     }
@@ -306,20 +242,17 @@ fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<(), Toolcha
     match std::fs::rename(staging.path(), root) {
         // Another process was faster; its directory was made from the same verified wheels.
         Err(_) if is_installed(root, requirements) => Ok(()),
-        renamed => Ok(renamed.map_err(FileError::new("create", root))?),
+        renamed => renamed.map_err(files::failed("create", root)),
     }
 }
 
 /// Unpacks what compiling and disassembling needs; the wheels also hold a second compiler and a third of a gigabyte of
 /// libraries nothing here opens.
-fn unpack(wheel: &Path, bytes: &[u8], destination: &Path) -> Result<(), ToolchainError> {
-    let zip_error = |source| ToolchainError::Unpack {
-        wheel: wheel.to_owned(),
-        source,
-    };
-    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(bytes)).map_err(zip_error)?;
+fn unpack(wheel: &Path, bytes: &[u8], destination: &Path) -> Result<()> {
+    let what = || format!("cannot unpack {}", wheel.display());
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(bytes)).with_context(what)?;
     for index in 0..archive.len() {
-        let mut member = archive.by_index(index).map_err(zip_error)?;
+        let mut member = archive.by_index(index).with_context(what)?;
         // `enclosed_name` refuses absolute paths and `..`.
         let Some(name) = member.enclosed_name() else {
             continue;
@@ -328,9 +261,7 @@ fn unpack(wheel: &Path, bytes: &[u8], destination: &Path) -> Result<(), Toolchai
             continue;
         }
         let mut contents = Vec::new();
-        member
-            .read_to_end(&mut contents)
-            .map_err(|error| zip_error(error.into()))?;
+        member.read_to_end(&mut contents).with_context(what)?;
         let path = destination.join(&name);
         files::write(&path, &contents)?;
         if name.parent().is_some_and(|parent| parent.ends_with("bin")) {
@@ -393,10 +324,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let root = directory.path().join("toolchain/root");
         let error = install(directory.path(), &requirements, &root).unwrap_err();
-        assert!(
-            matches!(error, ToolchainError::HashMismatch { .. }),
-            "{error}"
-        );
+        assert!(error.to_string().contains("toolchain.txt pins"), "{error}");
         assert!(!root.exists());
     }
 

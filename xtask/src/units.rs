@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::build_kernels::{BuildError, Compiler, Failure, Layout, Progress};
+use anyhow::Result;
+
+use crate::build_kernels::{Compiler, Failure, Layout, Progress};
 use crate::compile::{self, Request, Worker};
-use crate::files::{self, FileError};
+use crate::files;
 use crate::gates::{self, Facts};
 use crate::inspect::{self, LogReport, SassCounts};
 use crate::instances::{Expectations, Instance, Target};
@@ -56,8 +58,8 @@ pub(crate) fn compile_all(
     sources: &BTreeMap<String, Sources>,
     stale: &[Instance],
     progress: &dyn Progress,
-) -> Result<(Vec<Built>, Vec<Failure>), BuildError> {
-    let scratch = tempfile::tempdir().map_err(FileError::new(
+) -> Result<(Vec<Built>, Vec<Failure>)> {
+    let scratch = tempfile::tempdir().map_err(files::failed(
         "create a directory in",
         &std::env::temp_dir(),
     ))?;

@@ -1,32 +1,43 @@
-//! What is known of every candidate: one JSON file each, with lineage, hash, resources and verdict.
+//! What is known of a search: its plan, and of every candidate lineage, hash, resources and verdict.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::instances::{TilingRow, Variant};
 use crate::manifest::ManifestEntry;
+use crate::target::Target;
 
 /// What is searched, decided when the search begins.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The family.
+    /// The family, such as `wmma`; instances.toml says what may vary
     pub family: String,
-    /// What candidates are compiled for.
-    pub target: String,
-    /// The variant that all candidates are; plain images without one.
+    /// What to compile for
+    #[arg(long, default_value = "sm_90")]
+    pub target: Target,
+    /// Search among images of this variant, such as `serving`, in place of plain ones
+    #[arg(long)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<Variant>,
-    /// Problems that count.
+    /// A problem that counts, such as "b4 q4096 k4096 h32 d64 bf16"; all of one element type
+    #[arg(long = "problem", value_name = "PROBLEM", required = true)]
     pub problems: Vec<String>,
-    /// Problems that the search does not see.
+    /// A problem that the search does not see: a winner must gain there as well
+    #[arg(long, value_name = "PROBLEM", required = true)]
     pub held_out: Vec<String>,
-    /// Multiprocessors of the GPU.
+    /// Multiprocessors of the GPU
+    #[arg(long, default_value_t = 132)]
     pub multiprocessors: u32,
-    /// Seed of what is drawn.
+    /// Seed of what is drawn
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
+
+/// The numbers that a search may vary, as `instances.toml` calls them.
+pub(crate) const NUMBERS: [&str; 4] = ["block_m", "block_n", "warps", "stages"];
 
 /// What makes a candidate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -34,14 +45,8 @@ pub struct Plan {
 pub struct Genes {
     /// Head size of the tile.
     pub head_dim: u32,
-    /// Query rows.
-    pub block_m: u32,
-    /// Keys.
-    pub block_n: u32,
-    /// Warps of the CTA.
-    pub warps: u32,
-    /// K/V tiles in flight.
-    pub stages: u32,
+    /// Query rows, keys, warps of the CTA, and K/V tiles in flight.
+    pub numbers: [u32; 4],
     /// Compiler flags that it has, of those that the family may have.
     pub switches: Vec<String>,
 }
@@ -52,25 +57,20 @@ impl Genes {
     pub fn value(&self, name: &str) -> Option<u64> {
         let number = match name {
             "head_dim" => self.head_dim,
-            "block_m" => self.block_m,
-            "block_n" => self.block_n,
-            "warps" => self.warps,
-            "stages" => self.stages,
-            _ => return None,
+            _ => self.numbers[NUMBERS.iter().position(|number| *number == name)?],
         };
         Some(u64::from(number))
+    }
+
+    /// Query rows of a tile.
+    pub(crate) fn block_m(&self) -> u32 {
+        self.numbers[0]
     }
 
     /// As a row of `instances.toml`.
     #[must_use]
     pub fn row(&self) -> TilingRow {
-        TilingRow::of(
-            self.head_dim,
-            self.block_m,
-            self.block_n,
-            self.warps,
-            self.stages,
-        )
+        TilingRow::of(self.head_dim, self.numbers)
     }
 
     /// End of the kernel's name: switches have no place in the tiling's.
@@ -154,64 +154,66 @@ impl From<&ManifestEntry> for Report {
     }
 }
 
-/// What became of a candidate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Verdict {
+/// Where a candidate stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
     /// Shipped when the search began.
     Shipped,
     /// Not compiled yet.
     Proposed,
     /// A gate or the compiler refused it.
-    Refused {
-        /// Why.
-        reasons: Vec<String>,
-    },
+    Refused,
     /// Compiled, not measured.
     Compiled,
     /// It computed something wrong, and was not timed.
-    Wrong {
-        /// What.
-        what: String,
-    },
+    Wrong,
     /// It gained too little, or not certainly.
-    Lost(Measured),
+    Lost,
     /// It gained, twice, and on problems that the search did not see.
-    Won(Measured),
+    Won,
     /// It is in `instances.toml`.
-    Promoted(Measured),
+    Promoted,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// What became of a candidate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verdict {
+    /// Where it stands.
+    pub state: State,
+    /// Why it was refused, is wrong or lost.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// What its times say, if it was timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
 }
 
 impl Verdict {
-    /// What was measured, if it was.
-    #[must_use]
-    pub fn measured(&self) -> Option<&Measured> {
-        match self {
-            Verdict::Lost(measured) | Verdict::Won(measured) | Verdict::Promoted(measured) => {
-                Some(measured)
-            }
-            _ => None,
+    /// Of one that was not timed.
+    pub(crate) fn of(state: State, why: impl Into<String>) -> Self {
+        Self {
+            state,
+            why: why.into(),
+            measured: None,
         }
     }
 
-    /// A word for tables.
-    #[must_use]
-    pub fn word(&self) -> &'static str {
-        match self {
-            Verdict::Shipped => "shipped",
-            Verdict::Proposed => "proposed",
-            Verdict::Refused { .. } => "refused",
-            Verdict::Compiled => "compiled, not measured",
-            Verdict::Wrong { .. } => "wrong",
-            Verdict::Lost(_) => "lost",
-            Verdict::Won(_) => "won",
-            Verdict::Promoted(_) => "promoted",
-        }
+    /// The median gain of the first trial.
+    pub(crate) fn gain(&self) -> Option<f64> {
+        Some(self.measured.as_ref()?.trials.first()?.median)
     }
 }
 
 /// What the times of a candidate say, by the rules of trials.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
     /// The GPU.
@@ -232,8 +234,6 @@ pub struct Measured {
     pub held_out: Vec<Trial>,
     /// Of each problem.
     pub problems: BTreeMap<String, OfProblem>,
-    /// Why it lost, in words; empty if it won.
-    pub why: String,
 }
 
 /// What one trial says.
@@ -272,8 +272,6 @@ pub struct Candidate {
     pub lineage: Lineage,
     /// What the compiler reports; `null` if it did not get so far.
     pub report: Option<Report>,
-    /// CTAs of each problem that counts, where that follows from the tile.
-    pub ctas: BTreeMap<String, u64>,
     /// Hardware counters by name, of what was among the fastest where the host could take them.
     #[serde(default)]
     pub counters: BTreeMap<String, f64>,

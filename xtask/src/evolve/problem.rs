@@ -1,5 +1,8 @@
 //! As much of a problem's text as a search has to know.
 
+use anyhow::{Context as _, Result, ensure};
+
+use crate::instances::Element;
 use warptile_spec::Heads;
 
 /// The numbers of `b4 q4096 k4096 h32/8 d128 bf16 mask=causal`; the program reads the rest.
@@ -11,8 +14,10 @@ pub(crate) struct Shape {
     pub(crate) q: u64,
     /// Keys.
     pub(crate) k: u64,
-    /// Heads, one if they are not given.
+    /// Heads, one if they are not given, and one size of all.
     pub(crate) heads: Heads,
+    /// Element type.
+    pub(crate) element: Element,
     /// Whether every query sees every key.
     pub(crate) unmasked: bool,
 }
@@ -22,33 +27,41 @@ impl Shape {
     ///
     /// # Errors
     /// What is missing, in words.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let number = |letter: char| {
-            text.split_whitespace()
-                .filter_map(|word| word.strip_prefix(letter))
-                .find(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        };
-        let needed = |letter: char| {
-            number(letter)
-                .and_then(|rest| rest.parse().ok())
-                .filter(|&value: &u64| value > 0)
-                .ok_or_else(|| format!("problem `{text}`: no {letter}, such as {letter}64"))
-        };
-        let mut heads = Heads::new(1, 0);
-        for (letter, rest) in [('h', number('h')), ('d', number('d'))] {
-            let word = rest.map(|rest| format!("{letter}{rest}"));
-            if word.is_some_and(|word| heads.parse_word(&word).is_none()) {
-                return Err(format!("problem `{text}`: {letter} is not like {letter}64"));
-            }
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let (mut lengths, mut heads, mut element) = ([1, 0, 0], Heads::new(1, 0), None);
+        for word in text.split_whitespace() {
+            element = element.or(word.parse().ok());
+            let numbered =
+                |(_, rest): &(&str, &str)| rest.starts_with(|c: char| c.is_ascii_digit());
+            let Some((letter, number)) = word.split_at_checked(1).filter(numbered) else {
+                continue;
+            };
+            let read = match "bqk".find(letter) {
+                Some(at) => number.parse().map(|length| lengths[at] = length).ok(),
+                None if "hd".contains(letter) => heads.parse_word(word),
+                None => Some(()),
+            };
+            ensure!(
+                read.is_some(),
+                "problem `{text}`: {letter} is not like {letter}64"
+            );
         }
-        if [heads.query, heads.key_value, heads.dim, heads.value_dim].contains(&0) {
-            return Err(format!("problem `{text}`: no heads, such as h8 d64"));
-        }
+        let [batch, q, k] = lengths;
+        let numbers = [heads.query, heads.key_value, heads.dim, heads.value_dim];
+        ensure!(
+            !lengths.contains(&0) && !numbers.contains(&0),
+            "problem `{text}` needs q, k, h and d above 0, such as q512 k512 h8 d64"
+        );
+        ensure!(
+            !heads.values_differ(),
+            "problem `{text}`: a search has one head size for keys and values"
+        );
         Ok(Self {
-            batch: number('b').map_or(Ok(1), |_| needed('b'))?,
-            q: needed('q')?,
-            k: needed('k')?,
+            batch,
+            q,
+            k,
             heads,
+            element: element.with_context(|| format!("problem `{text}` names no element type"))?,
             unmasked: !text.contains("mask="),
         })
     }
@@ -62,60 +75,38 @@ impl Shape {
     /// Tiles of rows: of a head's queries, or where heads share keys and a tile, of all of theirs.
     #[must_use]
     pub(crate) fn tiles(&self, family: &str, block_m: u32) -> u64 {
-        let block_m = u64::from(block_m.max(1));
-        match family {
-            "decode" | "mma" => {
-                let rows = self.q * self.heads.group_size() as u64;
-                self.batch * self.heads.key_value as u64 * rows.div_ceil(block_m)
-            }
-            _ => self.batch * self.heads.query as u64 * self.q.div_ceil(block_m),
-        }
+        let (heads, rows) = match family {
+            "decode" | "mma" => (
+                self.heads.key_value,
+                self.q * self.heads.group_size() as u64,
+            ),
+            _ => (self.heads.query, self.q),
+        };
+        self.batch * heads as u64 * rows.div_ceil(u64::from(block_m.max(1)))
     }
 }
 
-/// The element type that all problems have.
+/// The problems of a search. They have one element type and one head size: a candidate has to compute each of them.
 ///
 /// # Errors
 /// What is wrong, in words.
-pub(crate) fn element(problems: &[String]) -> Result<&'static str, String> {
-    let of = |text: &String| {
-        let known = ["f16", "bf16", "f32"];
-        known
-            .into_iter()
-            .find(|name| text.split_whitespace().any(|word| word == *name))
-            .ok_or_else(|| format!("problem `{text}` names no element type"))
-    };
-    let first = problems.first().ok_or("there is no problem")?;
-    let element = of(first)?;
-    match problems.iter().map(of).find(|one| *one != Ok(element)) {
-        None => Ok(element),
-        Some(other) => Err(format!(
-            "problems of {element} and {} need searches of their own",
-            other?
-        )),
-    }
-}
-
-/// The head size that all problems have: a candidate has to compute each of them.
-///
-/// # Errors
-/// What is wrong, in words.
-pub(crate) fn head_dim(problems: &[String]) -> Result<usize, String> {
-    let mut sizes = Vec::new();
-    for problem in problems {
-        let heads = Shape::parse(problem)?.heads;
-        if heads.values_differ() {
-            return Err(format!(
-                "problem `{problem}`: a search has one head size for keys and values"
-            ));
+pub(crate) fn shapes<'a>(
+    problems: impl IntoIterator<Item = &'a String>,
+) -> Result<Vec<(&'a str, Shape)>> {
+    let mut shapes: Vec<(&str, Shape)> = Vec::new();
+    for text in problems {
+        let shape = Shape::parse(text)?;
+        let setting = |shape: &Shape| (shape.element, shape.heads.dim);
+        if let Some((first, other)) = shapes.first() {
+            ensure!(
+                setting(other) == setting(&shape),
+                "`{first}` and `{text}` need searches of their own: element types or head sizes differ"
+            );
         }
-        sizes.push(heads.dim);
+        shapes.push((text, shape));
     }
-    sizes.dedup();
-    match sizes[..] {
-        [size] => Ok(size),
-        _ => Err(format!("head sizes {sizes:?} need searches of their own")),
-    }
+    ensure!(!shapes.is_empty(), "there is no problem");
+    Ok(shapes)
 }
 
 #[cfg(test)]
@@ -134,42 +125,38 @@ mod tests {
         let plain = Shape::parse("q1 k8192 d128 f16").unwrap();
         assert_eq!((plain.batch, plain.heads), (1, Heads::new(1, 128)));
         for text in [
-            "k3 d4",
-            "q3 k3",
-            "qx k3 d4",
-            "q0 k3 d4",
-            "q3 k3 d0",
-            "q3 k3 d4 h8/0",
-            "q3 k3 d4 h8/x",
+            "k3 d4 f16",
+            "q3 k3 f16",
+            "qx k3 d4 f16",
+            "q0 k3 d4 f16",
+            "q3 k3 d0 f16",
+            "q3 k3 d4 h8/0 f16",
+            "q3 k3 d4 h8/x f16",
         ] {
             assert!(Shape::parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn problems_have_one_head_size() {
+    fn problems_have_one_setting() {
         let of = |texts: &[&str]| {
             let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
-            head_dim(&texts)
+            match shapes(&texts) {
+                Ok(shapes) => format!("{} {}", shapes[0].1.element, shapes[0].1.heads.dim),
+                Err(error) => error.to_string(),
+            }
         };
-        assert_eq!(of(&["q1 k1 d8 bf16", "q2 k2 d8 bf16"]), Ok(8));
-        assert!(of(&["q1 k1 d8 bf16", "q2 k2 d16 bf16"]).is_err());
-        let error = of(&["q1 k1 d192/128 bf16"]).unwrap_err();
+        assert_eq!(of(&["q1 k1 d8 bf16", "q2 k2 d8 bf16"]), "bf16 8");
+        for other in ["q2 k2 d16 bf16", "q2 k2 d8 f16"] {
+            let error = of(&["q1 k1 d8 bf16", other]);
+            assert!(error.contains("searches of their own"), "{error}");
+        }
+        let error = of(&["q1 k1 d192/128 bf16"]);
         assert!(
             error.contains("one head size for keys and values"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn problems_have_one_element_type() {
-        let of = |texts: &[&str]| {
-            let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
-            element(&texts).map(str::to_owned)
-        };
-        assert_eq!(of(&["q1 k1 d8 bf16", "q2 k2 d8 bf16"]).unwrap(), "bf16");
-        for texts in [&["q1 bf16", "q1 f16"][..], &["q1"], &[]] {
-            assert!(of(texts).is_err());
-        }
+        assert!(of(&["q1 k1 d8"]).contains("no element type"));
+        assert!(of(&[]).contains("no problem"));
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::archive::{Candidate, Genes, How, Lineage, Verdict};
+use super::archive::{Candidate, Genes, How, Lineage, NUMBERS, State};
 use super::format::SHARED_MEMORY;
+use super::problem::Shape;
 use crate::instances::Knobs;
 
 /// Parents of a generation.
@@ -14,6 +15,9 @@ const DRAWS: usize = 2000;
 
 /// From where on shared memory is what a kernel waits for.
 const SHARED_MEMORY_BOUND: f64 = 80.0;
+
+/// Place of the warps among [`NUMBERS`].
+const WARPS: usize = 2;
 
 /// Numbers that look random and follow from a seed (SplitMix64).
 #[derive(Debug)]
@@ -40,250 +44,192 @@ impl Draw {
 /// that were measured before, over the best of those that are shipped. Nothing else that was not timed is bred from: a guess is no merit.
 #[must_use]
 pub(crate) fn parents<'a>(
-    candidates: impl Iterator<Item = &'a Candidate>,
+    candidates: impl Iterator<Item = &'a Candidate> + Clone,
     known: &BTreeMap<String, f64>,
 ) -> Vec<&'a Candidate> {
-    let candidates: Vec<&Candidate> = candidates.collect();
-    let rate = |candidate: &Candidate| match candidate.verdict {
-        Verdict::Shipped => known.get(&candidate.kernel).copied(),
-        _ => None,
+    let rate = |one: &Candidate| {
+        let is_shipped = one.verdict.state == State::Shipped;
+        known.get(&one.kernel).copied().filter(|_| is_shipped)
     };
-    let best = { candidates.iter() }
-        .filter_map(|one| rate(one))
-        .fold(0.0, f64::max);
-    let merit = |candidate: &Candidate| match candidate.verdict.measured() {
-        Some(measured) => measured.trials.first().map(|one| one.median),
-        None => rate(candidate).map(|rate| rate / best),
-    };
+    let best = candidates.clone().filter_map(rate).fold(0.0, f64::max);
+    let merit = |one: &Candidate| one.verdict.gain().or(rate(one).map(|rate| rate / best));
     let mut ranked: Vec<(f64, &Candidate)> = candidates
-        .into_iter()
-        .filter_map(|candidate| Some((merit(candidate)?, candidate)))
+        .filter_map(|one| Some((merit(one)?, one)))
         .collect();
     ranked.sort_by(|(a, one), (b, other)| b.total_cmp(a).then(one.kernel.cmp(&other.kernel)));
-    ranked
-        .into_iter()
-        .take(PARENTS)
-        .map(|(_, one)| one)
-        .collect()
+    let best = ranked.into_iter().take(PARENTS);
+    best.map(|(_, one)| one).collect()
 }
 
-/// Whether the rules of the family hold.
-fn is_allowed(genes: &Genes, knobs: &Knobs) -> bool {
-    knobs
-        .rules
-        .iter()
-        .all(|rule| rule.holds(&|name| genes.value(name)))
+/// The values among which a generation is drawn, and the grids that they make.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Space<'a> {
+    pub(crate) knobs: &'a Knobs,
+    pub(crate) family: &'a str,
+    pub(crate) shapes: &'a [(&'a str, Shape)],
+    pub(crate) multiprocessors: u32,
 }
 
-/// The value of a knob next to `now`: above it if `up`.
-fn next(values: &[u32], now: u32, up: bool) -> Option<u32> {
-    match up {
-        true => values.iter().copied().find(|&value| value > now),
-        false => values.iter().copied().rev().find(|&value| value < now),
+/// A candidate before it has a name.
+type Child = (Genes, Lineage);
+
+impl Space<'_> {
+    /// What the counters and the grid of a parent suggest: a number, its direction, and why.
+    fn hints(&self, parent: &Candidate) -> Vec<(usize, bool, String)> {
+        let mut hints = Vec::new();
+        if let Some(&percent) = parent.counters.get(SHARED_MEMORY)
+            && percent > SHARED_MEMORY_BOUND
+        {
+            let why = format!("shared memory at {percent:.0}% of its peak: more keys a block");
+            hints.push((1, true, why));
+        }
+        let multiprocessors = self.multiprocessors;
+        let ctas = |shape: &Shape| shape.ctas(self.family, parent.genes.block_m());
+        let few = { self.shapes.iter() }
+            .filter_map(|(problem, shape)| Some((problem, ctas(shape)?)))
+            .find(|&(_, ctas)| ctas < u64::from(multiprocessors));
+        if let Some((problem, ctas)) = few {
+            let why = format!(
+                "{ctas} CTAs for {multiprocessors} multiprocessors at `{problem}`: fewer rows"
+            );
+            hints.push((0, false, why));
+        }
+        hints
     }
-}
 
-/// A knob and its place in the genes.
-type Knob = (
-    &'static str,
-    fn(&Knobs) -> &[u32],
-    fn(&mut Genes) -> &mut u32,
-);
-
-const KNOBS: [Knob; 4] = [
-    (
-        "block_m",
-        |knobs| &knobs.block_m,
-        |genes| &mut genes.block_m,
-    ),
-    (
-        "block_n",
-        |knobs| &knobs.block_n,
-        |genes| &mut genes.block_n,
-    ),
-    ("warps", |knobs| &knobs.warps, |genes| &mut genes.warps),
-    ("stages", |knobs| &knobs.stages, |genes| &mut genes.stages),
-];
-
-/// What the counters and the grid of a parent suggest: a knob, its direction, and why.
-fn hints(parent: &Candidate, multiprocessors: u32) -> Vec<(usize, bool, String)> {
-    let mut hints = Vec::new();
-    if let Some(&percent) = parent.counters.get(SHARED_MEMORY)
-        && percent > SHARED_MEMORY_BOUND
-    {
-        let why = format!("shared memory at {percent:.0}% of its peak: more keys a block");
-        hints.push((1, true, why));
-    }
-    let few = parent
-        .ctas
-        .iter()
-        .find(|&(_, &ctas)| ctas < u64::from(multiprocessors));
-    if let Some((problem, ctas)) = few {
-        let why =
-            format!("{ctas} CTAs for {multiprocessors} multiprocessors at `{problem}`: fewer rows");
-        hints.push((0, false, why));
-    }
-    hints
-}
-
-/// `parent` with one knob moved to its next value. Where no rule allows that alone, the warps move along: they are dealt to rows.
-fn moved(parent: &Genes, knobs: &Knobs, knob: usize, up: bool) -> Option<(Genes, String)> {
-    let (name, values, place) = KNOBS[knob];
-    let mut genes = parent.clone();
-    let now = *place(&mut genes);
-    let value = next(values(knobs), now, up)?;
-    *place(&mut genes) = value;
-    let what = format!("{name} {now} to {value}");
-    if is_allowed(&genes, knobs) {
-        return Some((genes, what));
-    }
-    let warps = genes.warps;
-    let with = |warps| Genes {
-        warps,
-        ..genes.clone()
-    };
-    { knobs.warps.iter() }
-        .map(|&other| with(other))
-        .filter(|genes| is_allowed(genes, knobs))
-        .min_by_key(|genes| genes.warps.abs_diff(warps))
-        .map(|genes| {
-            let what = format!("{what}, warps {warps} to {}", genes.warps);
-            (genes, what)
-        })
-}
-
-fn mutated(parent: &Candidate, knobs: &Knobs, draw: &mut Draw) -> Option<(Genes, Lineage)> {
-    let lineage = |why| Lineage {
-        how: How::Mutation,
-        parents: vec![parent.kernel.clone()],
-        why,
-    };
-    let choice = draw.below(KNOBS.len() + usize::from(!knobs.switches.is_empty()));
-    if choice == KNOBS.len() {
-        let switch = draw.of(&knobs.switches)?;
-        let mut genes = parent.genes.clone();
-        let why = match genes.switches.iter().position(|one| one == switch) {
-            Some(at) => {
-                genes.switches.remove(at);
-                format!("without {switch}")
-            }
-            None => {
-                genes.switches.push(switch.clone());
-                genes.switches.sort();
-                format!("with {switch}")
-            }
+    /// `parent` with one number moved to its next value. Where no rule allows that alone, the warps move along: they are dealt to rows.
+    fn moved(&self, parent: &Genes, at: usize, up: bool) -> Option<(Genes, String)> {
+        let (now, values) = (parent.numbers[at], self.knobs.values()[at]);
+        let value = match up {
+            true => values.iter().find(|&&value| value > now),
+            false => values.iter().rev().find(|&&value| value < now),
         };
-        return Some((genes, lineage(why)));
+        let mut genes = parent.clone();
+        genes.numbers[at] = *value?;
+        let what = format!("{} {now} to {}", NUMBERS[at], value?);
+        if self.knobs.allow(&genes) {
+            return Some((genes, what));
+        }
+        let warps = genes.numbers[WARPS];
+        let with = |&other: &u32| {
+            let mut genes = genes.clone();
+            genes.numbers[WARPS] = other;
+            genes
+        };
+        let allowed = self
+            .knobs
+            .warps
+            .iter()
+            .map(with)
+            .filter(|genes| self.knobs.allow(genes));
+        let genes = allowed.min_by_key(|genes| genes.numbers[WARPS].abs_diff(warps))?;
+        let what = format!("{what}, warps {warps} to {}", genes.numbers[WARPS]);
+        Some((genes, what))
     }
-    let (genes, why) = moved(&parent.genes, knobs, choice, draw.below(2) == 1)?;
-    Some((genes, lineage(why)))
-}
 
-fn crossed(parents: &[&Candidate], knobs: &Knobs, draw: &mut Draw) -> Option<(Genes, Lineage)> {
-    let (one, other) = (draw.of(parents)?, draw.of(parents)?);
-    if one.genes.head_dim != other.genes.head_dim || one.kernel == other.kernel {
-        return None;
+    fn mutated(&self, parent: &Genes, draw: &mut Draw) -> Option<(Genes, String)> {
+        let switches = &self.knobs.switches;
+        let choice = draw.below(NUMBERS.len() + usize::from(!switches.is_empty()));
+        if choice < NUMBERS.len() {
+            return self.moved(parent, choice, draw.below(2) == 1);
+        }
+        let switch = draw.of(switches)?;
+        let mut genes = parent.clone();
+        genes.switches.retain(|one| one != switch);
+        if genes.switches.len() < parent.switches.len() {
+            return Some((genes, format!("without {switch}")));
+        }
+        genes.switches.push(switch.clone());
+        genes.switches.sort();
+        Some((genes, format!("with {switch}")))
     }
-    let mut genes = one.genes.clone();
-    let mut theirs = other.genes.clone();
-    let mut taken = Vec::new();
-    for (name, _, place) in KNOBS {
+
+    fn crossed(&self, parents: &[&Candidate], draw: &mut Draw) -> Option<Child> {
+        let (one, other) = (draw.of(parents)?, draw.of(parents)?);
+        if one.genes.head_dim != other.genes.head_dim || one.kernel == other.kernel {
+            return None;
+        }
+        let (mut genes, mut taken) = (one.genes.clone(), Vec::new());
+        for (at, name) in NUMBERS.into_iter().enumerate() {
+            if draw.below(2) == 1 {
+                genes.numbers[at] = other.genes.numbers[at];
+                taken.push(name);
+            }
+        }
         if draw.below(2) == 1 {
-            *place(&mut genes) = *place(&mut theirs);
-            taken.push(name);
+            genes.switches.clone_from(&other.genes.switches);
+            taken.push("switches");
         }
+        let why = format!("{} of the second", taken.join(", "));
+        let child = (genes, lineage(How::Crossover, &[one, other], why));
+        self.knobs.allow(&child.0).then_some(child)
     }
-    if draw.below(2) == 1 {
-        genes.switches = theirs.switches;
-        taken.push("switches");
-    }
-    is_allowed(&genes, knobs).then(|| {
-        let lineage = Lineage {
-            how: How::Crossover,
-            parents: vec![one.kernel.clone(), other.kernel.clone()],
-            why: format!("{} of the second", taken.join(", ")),
-        };
-        (genes, lineage)
-    })
-}
 
-/// So many mutations, one after the other.
-fn walked(
-    parent: &Candidate,
-    steps: usize,
-    knobs: &Knobs,
-    draw: &mut Draw,
-) -> Option<(Genes, Lineage)> {
-    let (mut genes, mut lineage) = mutated(parent, knobs, draw)?;
-    for _ in 1..steps {
-        let between = Candidate {
+    /// So many mutations, one after the other.
+    fn walked(&self, parent: &Candidate, steps: usize, draw: &mut Draw) -> Option<Child> {
+        let (mut genes, mut reasons) = (parent.genes.clone(), Vec::new());
+        for _ in 0..steps {
+            let (further, why) = self.mutated(&genes, draw)?;
+            genes = further;
+            reasons.push(why);
+        }
+        Some((
             genes,
-            ..parent.clone()
-        };
-        let (further, by) = mutated(&between, knobs, draw)?;
-        genes = further;
-        lineage.why = format!("{}, then {}", lineage.why, by.why);
+            lineage(How::Mutation, &[parent], reasons.join(", then ")),
+        ))
     }
-    Some((genes, lineage))
-}
 
-/// Up to `count` candidates that are not known yet: what the parents' counters and grids suggest, then mutations and crossovers in
-/// turn, then pairs of mutations. Fewer if the neighbourhood of the parents has no more.
-#[must_use]
-pub(crate) fn generation(
-    parents: &[&Candidate],
-    known: &BTreeSet<Genes>,
-    knobs: &Knobs,
-    multiprocessors: u32,
-    count: usize,
-    draw: &mut Draw,
-) -> Vec<(Genes, Lineage)> {
-    let mut known = known.clone();
-    let mut made = Vec::new();
-    let mut add = |(genes, lineage): (Genes, Lineage), made: &mut Vec<(Genes, Lineage)>| {
-        if made.len() < count && known.insert(genes.clone()) {
-            made.push((genes, lineage));
+    /// Up to `count` candidates that are not known yet: what the parents' counters and grids suggest, then mutations and crossovers in
+    /// turn, then pairs of mutations. Fewer if the neighbourhood of the parents has no more.
+    #[must_use]
+    pub(crate) fn generation(
+        &self,
+        parents: &[&Candidate],
+        known: &BTreeSet<Genes>,
+        count: usize,
+        draw: &mut Draw,
+    ) -> Vec<Child> {
+        let (mut known, mut made) = (known.clone(), Vec::new());
+        let mut add = |child: Option<Child>, made: &mut Vec<Child>| {
+            let is_new = |child: &Child| made.len() < count && known.insert(child.0.clone());
+            made.extend(child.filter(is_new));
+        };
+        for parent in parents {
+            for (at, up, why) in self.hints(parent) {
+                let child = self.moved(&parent.genes, at, up);
+                let named = |what| lineage(How::Hint, &[parent], format!("{why} ({what})"));
+                add(child.map(|(genes, what)| (genes, named(what))), &mut made);
+            }
         }
-    };
-    for parent in parents {
-        for (knob, up, why) in hints(parent, multiprocessors) {
-            if let Some((genes, what)) = moved(&parent.genes, knobs, knob, up) {
-                let lineage = Lineage {
-                    how: How::Hint,
-                    parents: vec![parent.kernel.clone()],
-                    why: format!("{why} ({what})"),
+        // One step first. Where that finds nothing new any more, two.
+        for steps in [1, 2] {
+            for turn in 0..DRAWS {
+                if made.len() == count {
+                    return made;
+                }
+                let child = match turn % 3 {
+                    2 if steps == 1 => self.crossed(parents, draw),
+                    _ => { draw.of(parents) }.and_then(|parent| self.walked(parent, steps, draw)),
                 };
-                add((genes, lineage), &mut made);
-            }
-        }
-    }
-    // One step first. Where that finds nothing new any more, two.
-    for steps in [1, 2] {
-        for turn in 0..DRAWS {
-            if made.len() == count {
-                return made;
-            }
-            let child = match turn % 3 {
-                2 if steps == 1 => crossed(parents, knobs, draw),
-                _ => draw
-                    .of(parents)
-                    .and_then(|parent| walked(parent, steps, knobs, draw)),
-            };
-            if let Some(child) = child {
                 add(child, &mut made);
             }
         }
+        made
     }
-    made
+}
+
+fn lineage(how: How, parents: &[&Candidate], why: String) -> Lineage {
+    let parents = parents.iter().map(|one| one.kernel.clone()).collect();
+    Lineage { how, parents, why }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::evolve::archive::{Measured, Trial};
+    use crate::evolve::archive::{Measured, Trial, Verdict};
     use crate::evolve::rules::Rule;
 
-    pub(crate) fn knobs() -> Knobs {
+    fn knobs() -> Knobs {
         let rules = ["block_m == 16 * warps", "stages * block_n <= 256"];
         Knobs {
             block_m: vec![16, 32, 64, 128],
@@ -297,17 +243,18 @@ pub(super) mod tests {
         }
     }
 
-    pub(crate) fn candidate(kernel: &str, numbers: [u32; 5], verdict: Verdict) -> Candidate {
-        let [head_dim, block_m, block_n, warps, stages] = numbers;
+    fn candidate(kernel: &str, numbers: [u32; 5], state: State) -> Candidate {
+        of_verdict(kernel, numbers, Verdict::of(state, ""))
+    }
+
+    fn of_verdict(kernel: &str, numbers: [u32; 5], verdict: Verdict) -> Candidate {
+        let [head_dim, numbers @ ..] = numbers;
         Candidate {
             kernel: kernel.to_owned(),
             generation: 0,
             genes: Genes {
                 head_dim,
-                block_m,
-                block_n,
-                warps,
-                stages,
+                numbers,
                 switches: Vec::new(),
             },
             lineage: Lineage {
@@ -316,28 +263,29 @@ pub(super) mod tests {
                 why: String::new(),
             },
             report: None,
-            ctas: BTreeMap::new(),
             counters: BTreeMap::new(),
             verdict,
         }
     }
 
     fn lost(median: f64) -> Verdict {
-        Verdict::Lost(Measured {
-            device: String::new(),
-            driver: String::new(),
-            program: String::new(),
-            date: String::new(),
-            tried: 1,
-            blocks: 20,
-            trials: vec![Trial {
-                median,
-                bound: None,
-            }],
-            held_out: Vec::new(),
-            problems: BTreeMap::new(),
-            why: String::new(),
-        })
+        let bound = None;
+        Verdict {
+            measured: Some(Measured {
+                trials: vec![Trial { median, bound }],
+                ..Measured::default()
+            }),
+            ..Verdict::of(State::Lost, "")
+        }
+    }
+
+    fn space<'a>(knobs: &'a Knobs, shapes: &'a [(&'a str, Shape)]) -> Space<'a> {
+        Space {
+            knobs,
+            family: "wmma",
+            shapes,
+            multiprocessors: 132,
+        }
     }
 
     const TILE: [u32; 5] = [64, 64, 64, 4, 2];
@@ -353,22 +301,16 @@ pub(super) mod tests {
         ];
         let known = BTreeMap::from(known.map(|(name, rate)| (name.to_owned(), rate)));
         let all = [
-            candidate("slow", TILE, Verdict::Shipped),
-            candidate("fast", TILE, Verdict::Shipped),
-            candidate("slower", TILE, Verdict::Shipped),
+            candidate("slow", TILE, State::Shipped),
+            candidate("fast", TILE, State::Shipped),
+            candidate("slower", TILE, State::Shipped),
             // Nobody knows how fast: no parent.
-            candidate("unknown", TILE, Verdict::Shipped),
-            candidate("compiled", TILE, Verdict::Compiled),
-            candidate("spills", TILE, Verdict::Refused { reasons: vec![] }),
-            candidate(
-                "wrong",
-                TILE,
-                Verdict::Wrong {
-                    what: String::new(),
-                },
-            ),
-            candidate("better", TILE, lost(1.1)),
-            candidate("near", TILE, lost(0.9)),
+            candidate("unknown", TILE, State::Shipped),
+            candidate("compiled", TILE, State::Compiled),
+            candidate("spills", TILE, State::Refused),
+            candidate("wrong", TILE, State::Wrong),
+            of_verdict("better", TILE, lost(1.1)),
+            of_verdict("near", TILE, lost(0.9)),
         ];
         let best = parents(all.iter(), &known);
         let names: Vec<_> = best.iter().map(|one| one.kernel.as_str()).collect();
@@ -378,19 +320,21 @@ pub(super) mod tests {
     #[test]
     fn candidates_keep_the_rules_and_are_new() {
         let seeds = [
-            candidate("a", TILE, Verdict::Shipped),
-            candidate("b", [64, 128, 32, 8, 3], Verdict::Shipped),
-            candidate("c", [128, 32, 32, 2, 1], Verdict::Shipped),
+            candidate("a", TILE, State::Shipped),
+            candidate("b", [64, 128, 32, 8, 3], State::Shipped),
+            candidate("c", [128, 32, 32, 2, 1], State::Shipped),
         ];
         let parents: Vec<&Candidate> = seeds.iter().collect();
         let known: BTreeSet<Genes> = seeds.iter().map(|one| one.genes.clone()).collect();
-        let made = |seed| generation(&parents, &known, &knobs(), 132, 12, &mut Draw(seed));
+        let knobs = knobs();
+        let space = space(&knobs, &[]);
+        let made = |seed| space.generation(&parents, &known, 12, &mut Draw(seed));
         let first = made(7);
         assert_eq!(first.len(), 12);
         let mut all = known.clone();
         let mut ways = BTreeSet::new();
         for (genes, lineage) in &first {
-            assert!(is_allowed(genes, &knobs()), "{genes:?}");
+            assert!(knobs.allow(genes), "{genes:?}");
             assert!(all.insert(genes.clone()), "{genes:?} is known");
             assert!(!lineage.parents.is_empty() && !lineage.why.is_empty());
             ways.insert(format!("{:?}", lineage.how));
@@ -403,21 +347,12 @@ pub(super) mod tests {
         assert_eq!(first, made(7));
         assert_ne!(first, made(8));
         // A neighbourhood has an end: what one change reaches comes first, then what two reach, and no more.
-        let all = generation(&parents[2..], &known, &knobs(), 132, 200, &mut Draw(1));
+        let all = space.generation(&parents[2..], &known, 200, &mut Draw(1));
         let changes = |genes: &Genes| {
-            let of = |genes: &Genes| {
-                [
-                    genes.block_m,
-                    genes.block_n,
-                    genes.stages,
-                    genes.switches.len() as u32,
-                ]
-            };
-            of(genes)
-                .iter()
-                .zip(of(&seeds[2].genes))
-                .filter(|(a, b)| **a != *b)
-                .count()
+            let before = seeds[2].genes.numbers.iter().enumerate();
+            // The warps go with the rows.
+            let moved = before.filter(|&(at, number)| at != WARPS && genes.numbers[at] != *number);
+            moved.count() + genes.switches.len()
         };
         let single = all
             .iter()
@@ -434,27 +369,20 @@ pub(super) mod tests {
 
     #[test]
     fn counters_and_grids_give_hints() {
-        let mut parent = candidate("a", TILE, Verdict::Shipped);
-        let hinted = |parent: &Candidate| {
+        let mut parent = candidate("a", TILE, State::Shipped);
+        let knobs = knobs();
+        let hinted = |parent: &Candidate, heads: usize| {
+            let shape = Shape::parse(&format!("q64 k64 h{heads} d64 f16")).unwrap();
+            let shapes = [("p", shape)];
             let known = BTreeSet::from([parent.genes.clone()]);
-            let made = generation(&[parent], &known, &knobs(), 132, 9, &mut Draw(1));
+            let made = space(&knobs, &shapes).generation(&[parent], &known, 9, &mut Draw(1));
             let hints = made.into_iter().filter(|(_, by)| by.how == How::Hint);
-            hints.map(|(genes, _)| genes).collect::<Vec<_>>()
+            hints.map(|(genes, _)| genes.numbers).collect::<Vec<_>>()
         };
-        assert!(hinted(&parent).is_empty());
         parent.counters.insert(SHARED_MEMORY.to_owned(), 79.0);
-        parent.ctas.insert("p".to_owned(), 132);
-        assert!(hinted(&parent).is_empty());
+        assert!(hinted(&parent, 132).is_empty());
         parent.counters.insert(SHARED_MEMORY.to_owned(), 91.0);
-        parent.ctas.insert("p".to_owned(), 131);
-        let [wider, shorter] = &hinted(&parent)[..] else {
-            panic!("two hints are expected")
-        };
-        assert_eq!((wider.block_m, wider.block_n), (64, 128));
-        // The warps go with the rows.
-        assert_eq!(
-            (shorter.block_m, shorter.block_n, shorter.warps),
-            (32, 64, 2)
-        );
+        // More keys; fewer rows, and the warps with them.
+        assert_eq!(hinted(&parent, 131), [[64, 128, 4, 2], [32, 64, 2, 2]]);
     }
 }

@@ -2,143 +2,99 @@
 
 use serde::Deserialize;
 
-/// A rule as `instances.toml` has it, parsed.
+use super::archive::NUMBERS;
+
+/// A rule as `instances.toml` has it, which is known to be one.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub struct Rule {
-    text: String,
-    left: Expression,
-    comparison: Comparison,
-    right: Expression,
-}
+pub struct Rule(String);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Comparison {
-    Equal,
-    AtMost,
-    AtLeast,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Expression {
-    Number(u64),
-    Name(String),
-    Of(Box<Expression>, char, Box<Expression>),
-}
+/// The numbers that a rule names; `None` of what has no such name.
+type Numbers<'a> = &'a dyn Fn(&str) -> Option<u64>;
 
 impl Rule {
     /// Whether it holds of the numbers that `value` gives to names. One that cannot be computed does not: it divides by 0.
     #[must_use]
-    pub fn holds(&self, value: &dyn Fn(&str) -> Option<u64>) -> bool {
-        let (Some(left), Some(right)) = (self.left.value(value), self.right.value(value)) else {
-            return false;
-        };
-        match self.comparison {
-            Comparison::Equal => left == right,
-            Comparison::AtMost => left <= right,
-            Comparison::AtLeast => left >= right,
-        }
+    pub fn holds(&self, value: Numbers<'_>) -> bool {
+        holds(&self.0, value) == Ok(true)
     }
 
     /// As it was written.
     #[must_use]
     pub fn text(&self) -> &str {
-        &self.text
+        &self.0
     }
 }
-
-impl Expression {
-    fn value(&self, of: &dyn Fn(&str) -> Option<u64>) -> Option<u64> {
-        match self {
-            Expression::Number(number) => Some(*number),
-            Expression::Name(name) => of(name),
-            Expression::Of(left, operator, right) => {
-                let (left, right) = (left.value(of)?, right.value(of)?);
-                match operator {
-                    '+' => left.checked_add(right),
-                    '*' => left.checked_mul(right),
-                    '/' => left.checked_div(right),
-                    _ => left.checked_rem(right),
-                }
-            }
-        }
-    }
-}
-
-/// What a rule may name.
-const NAMES: [&str; 5] = ["head_dim", "block_m", "block_n", "warps", "stages"];
 
 impl TryFrom<String> for Rule {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let comparisons = [
-            ("==", Comparison::Equal),
-            ("<=", Comparison::AtMost),
-            (">=", Comparison::AtLeast),
-        ];
-        let split = comparisons.into_iter().find_map(|(sign, comparison)| {
-            let (left, right) = text.split_once(sign)?;
-            Some((left, comparison, right))
-        });
-        let (left, comparison, right) =
-            split.ok_or_else(|| format!("`{text}` has none of == <= >="))?;
-        let parse = |side: &str| {
-            let mut rest = side.trim();
-            let expression = sum(&mut rest)?;
-            match rest.is_empty() {
-                true => Ok(expression),
-                false => Err(format!("`{text}`: nothing is expected at `{rest}`")),
-            }
-        };
-        Ok(Rule {
-            left: parse(left)?,
-            comparison,
-            right: parse(right)?,
-            text,
-        })
+        let is_known = |name: &str| name == "head_dim" || NUMBERS.contains(&name);
+        holds(&text, &|name| is_known(name).then_some(1))?;
+        Ok(Rule(text))
     }
 }
 
-fn sum(rest: &mut &str) -> Result<Expression, String> {
-    chain(rest, &['+'], product)
+fn holds(text: &str, numbers: Numbers<'_>) -> Result<bool, String> {
+    let side = |mut rest: &str| {
+        rest = rest.trim();
+        let value = chain(&mut rest, 0, numbers)?;
+        match rest {
+            "" => Ok(value),
+            rest => Err(format!("`{text}`: nothing is expected at `{rest}`")),
+        }
+    };
+    let signs = ["==", "<=", ">="];
+    let split = |sign| Some((sign, text.split_once(sign)?));
+    let (sign, (left, right)) = { signs.into_iter().find_map(split) }
+        .ok_or_else(|| format!("`{text}` has none of == <= >="))?;
+    let values = side(left)?.zip(side(right)?);
+    Ok(values.is_some_and(|(left, right)| match sign {
+        "==" => left == right,
+        "<=" => left <= right,
+        _ => left >= right,
+    }))
 }
 
-fn product(rest: &mut &str) -> Result<Expression, String> {
-    chain(rest, &['*', '/', '%'], operand)
-}
+/// Operators of one rank, the weaker first.
+const RANKS: [&str; 2] = ["+", "*/%"];
 
-/// Operands joined by operators of one rank, from the left.
-fn chain(
-    rest: &mut &str,
-    operators: &[char],
-    operand: fn(&mut &str) -> Result<Expression, String>,
-) -> Result<Expression, String> {
-    let mut left = operand(rest)?;
-    while let Some(operator) = rest.chars().next().filter(|c| operators.contains(c)) {
+/// Operands joined by operators of one rank, from the left. `None` if they have no value.
+fn chain(rest: &mut &str, rank: usize, numbers: Numbers<'_>) -> Result<Option<u64>, String> {
+    let Some(operators) = RANKS.get(rank) else {
+        return operand(rest, numbers);
+    };
+    let mut left = chain(rest, rank + 1, numbers)?;
+    while let Some(operator) = rest.chars().next().filter(|&c| operators.contains(c)) {
         *rest = rest[1..].trim_start();
-        left = Expression::Of(Box::new(left), operator, Box::new(operand(rest)?));
+        let right = chain(rest, rank + 1, numbers)?;
+        left = left.zip(right).and_then(|(left, right)| match operator {
+            '+' => left.checked_add(right),
+            '*' => left.checked_mul(right),
+            '/' => left.checked_div(right),
+            _ => left.checked_rem(right),
+        });
     }
     Ok(left)
 }
 
-fn operand(rest: &mut &str) -> Result<Expression, String> {
+fn operand(rest: &mut &str, numbers: Numbers<'_>) -> Result<Option<u64>, String> {
     if let Some(inner) = rest.strip_prefix('(') {
         *rest = inner.trim_start();
-        let expression = sum(rest)?;
+        let value = chain(rest, 0, numbers)?;
         let after = rest.strip_prefix(')');
         *rest = after.ok_or("a bracket is not closed")?.trim_start();
-        return Ok(expression);
+        return Ok(value);
     }
-    let end = rest
-        .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-        .unwrap_or(rest.len());
-    let (word, after) = rest.split_at(end);
+    let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let (word, after) = rest.split_at(end.unwrap_or(rest.len()));
     *rest = after.trim_start();
-    match word.parse() {
-        Ok(number) => Ok(Expression::Number(number)),
-        Err(_) if NAMES.contains(&word) => Ok(Expression::Name(word.to_owned())),
-        Err(_) => Err(format!("`{word}` is not a number or one of {NAMES:?}")),
+    match word.parse().ok().or_else(|| numbers(word)) {
+        Some(number) => Ok(Some(number)),
+        None => Err(format!(
+            "`{word}` is not a number, head_dim or one of {NUMBERS:?}"
+        )),
     }
 }
 
@@ -150,9 +106,9 @@ mod tests {
         let rule = Rule::try_from(text.to_owned()).unwrap();
         assert_eq!(rule.text(), text);
         rule.holds(&|name| {
-            let values = [64, 32, 128, 8, 2];
-            let at = NAMES.iter().position(|known| *known == name)?;
-            values.get(at).copied()
+            let values = [32, 128, 8, 2];
+            let at = NUMBERS.iter().position(|known| *known == name);
+            at.map_or((name == "head_dim").then_some(64), |at| Some(values[at]))
         })
     }
 

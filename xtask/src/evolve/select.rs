@@ -1,8 +1,10 @@
 //! What the results of a host say of its candidates, by the rules of trials and by nothing else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::archive::{Measured, OfProblem, Trial, Verdict};
+use anyhow::{Context as _, Result, ensure};
+
+use super::archive::{Measured, OfProblem, State, Trial, Verdict};
 use super::format::{CONTROL, Results, Run, ratios};
 use crate::trial::{Judged, Rules, ratio};
 
@@ -10,164 +12,130 @@ use crate::trial::{Judged, Rules, ratio};
 ///
 /// # Errors
 /// Why these results are not to be used at all, in words.
-pub(crate) fn verdicts(results: &Results) -> Result<BTreeMap<String, Verdict>, String> {
+pub(crate) fn verdicts(results: &Results) -> Result<BTreeMap<String, Verdict>> {
     check_control(results)?;
     let mut verdicts = BTreeMap::new();
     for asked in &results.task.candidates {
         let kernel = &asked.kernel;
-        let Some(check) = results.checks.get(kernel) else {
-            continue;
+        let verdict = match results.checks.get(kernel) {
+            None => None,
+            Some(check) => match &check.wrong {
+                Some(what) => Some(Verdict::of(State::Wrong, what)),
+                None if check.problems < results.task.checks => None,
+                None => of_times(results, kernel)?,
+            },
         };
-        if let Some(what) = &check.wrong {
-            let what = what.clone();
-            verdicts.insert(kernel.clone(), Verdict::Wrong { what });
-            continue;
-        }
-        if check.problems < results.task.checks {
-            continue;
-        }
-        if let Some(verdict) = of_times(results, kernel)? {
-            verdicts.insert(kernel.clone(), verdict);
-        }
+        verdicts.extend(verdict.map(|verdict| (kernel.clone(), verdict)));
     }
     Ok(verdicts)
 }
 
-/// What one trial says; `None` if it was not measured to the end.
-fn trial(
-    results: &Results,
-    kernel: &str,
-    pass: u32,
-    problems: &[String],
-    rules: Rules,
-) -> Option<Judged> {
-    let blocks = results.task.blocks;
-    let all = ratios(&results.runs, kernel, pass, problems, blocks, ratio)?;
-    Some(rules.judge(&all))
-}
-
-/// Refuses a repeat that was measured in the process of the first trial.
-fn check_processes(results: &Results, kernel: &str) -> Result<(), String> {
-    let of = |pass| -> BTreeSet<u64> {
-        let runs = results.runs.iter();
-        runs.filter(|run| run.kernel == kernel && run.pass == pass)
-            .map(|run| run.process)
-            .collect()
-    };
-    match of(1).is_disjoint(&of(2)) {
-        true => Ok(()),
-        false => Err(format!(
-            "{kernel} was repeated in the process of its first trial, which says nothing about another"
-        )),
-    }
+/// The ratios of one trial; `None` if it was not measured to the end.
+fn trial(results: &Results, kernel: &str, pass: u32, problems: &[String]) -> Option<Vec<f64>> {
+    ratios(
+        &results.runs,
+        kernel,
+        pass,
+        problems,
+        results.task.blocks,
+        ratio,
+    )
 }
 
 /// A session that does not see that a kernel is 2% slower sees no gain either.
-fn check_control(results: &Results) -> Result<(), String> {
-    let task = &results.task;
+fn check_control(results: &Results) -> Result<()> {
     let rules = Rules::of_tried(1);
     for pass in [1, 2] {
-        let slowed = ratios(
-            &results.runs,
-            CONTROL,
-            pass,
-            &task.problems,
-            task.blocks,
-            ratio,
-        )
-        .ok_or("the control was not measured to the end")?;
-        if rules.judge(&slowed).wins() {
-            return Err(format!("pass {pass}: the control, which is 2% slower, won"));
-        }
+        let slowed = trial(results, CONTROL, pass, &results.task.problems)
+            .context("the control was not measured to the end")?;
+        let won = rules.judge(&slowed).wins();
+        ensure!(!won, "pass {pass}: the control, which is 2% slower, won");
         let inverse: Vec<f64> = slowed.iter().map(|ratio| ratio.recip()).collect();
         let judged = rules.judge(&inverse);
-        if !judged.wins() {
-            return Err(format!(
-                "pass {pass}: the control is 2% slower, and the times do not show it (median {:.4}): measure on a quieter GPU, or \
-                 with more blocks",
-                judged.median.recip()
-            ));
-        }
+        ensure!(
+            judged.wins(),
+            "pass {pass}: the control is 2% slower, and the times do not show it (median {:.4}): measure on a quieter GPU, or \
+             with more blocks",
+            judged.median.recip()
+        );
     }
     Ok(())
 }
 
-fn of_times(results: &Results, kernel: &str) -> Result<Option<Verdict>, String> {
+/// What the times of a candidate say; `None` if it was not measured to the end. What lost a trial is not measured further.
+fn of_times(results: &Results, kernel: &str) -> Result<Option<Verdict>> {
     let task = &results.task;
-    let rules = Rules::of_tried(task.tried.max(task.candidates.len()));
-    check_processes(results, kernel)?;
-    let of = |pass, problems: &[String]| trial(results, kernel, pass, problems, rules);
-    let Some(first) = of(1, &task.problems) else {
-        return Ok(None);
-    };
-    let (mut seen, mut unseen) = (vec![first], Vec::new());
-    // What lost is not measured further.
-    let why = 'lost: {
-        if !first.wins() {
-            break 'lost "no certain gain";
-        }
-        let Some(repeat) = of(2, &task.problems) else {
+    let tried = task.tried.max(task.candidates.len());
+    let rules = Rules::of_tried(tried);
+    let runs =
+        |pass| { results.runs.iter() }.filter(move |run| run.kernel == kernel && run.pass == pass);
+    ensure!(
+        !runs(1).any(|first| runs(2).any(|again| again.process == first.process)),
+        "{kernel} was repeated in the process of its first trial, which says nothing about another"
+    );
+    let unseen = "no certain gain on problems that the search did not see";
+    let (mut trials, mut why) = (Vec::new(), "");
+    for (pass, problems, lost) in [
+        (1, &task.problems, "no certain gain"),
+        (
+            2,
+            &task.problems,
+            "the gain did not repeat in a fresh process",
+        ),
+        (1, &task.held_out, unseen),
+        (2, &task.held_out, unseen),
+    ] {
+        let Some(ratios) = trial(results, kernel, pass, problems) else {
             return Ok(None);
         };
-        seen.push(repeat);
-        if !repeat.wins() {
-            break 'lost "the gain did not repeat in a fresh process";
+        let judged = rules.judge(&ratios);
+        let Judged { median, bound, .. } = judged;
+        trials.push(Trial { median, bound });
+        if !judged.wins() {
+            why = lost;
+            break;
         }
-        for pass in [1, 2] {
-            let Some(held_out) = of(pass, &task.held_out) else {
-                return Ok(None);
-            };
-            unseen.push(held_out);
-            if !held_out.wins() {
-                break 'lost "no certain gain on problems that the search did not see";
-            }
-        }
-        ""
-    };
-    let of_judged = |judged: &Judged| Trial {
-        median: judged.median,
-        bound: judged.bound,
-    };
-    let measured = Measured {
-        device: results.device.clone(),
-        driver: results.driver.clone(),
-        program: results.program.clone(),
-        date: results.date.clone(),
-        tried: task.tried.max(task.candidates.len()),
-        blocks: task.blocks,
-        trials: seen.iter().map(of_judged).collect(),
-        held_out: unseen.iter().map(of_judged).collect(),
-        problems: { results.runs.iter() }
-            .filter(|run| run.kernel == kernel && run.pass == 1)
-            .map(|run| (run.problem.clone(), of_problem(run)))
-            .collect(),
+    }
+    Ok(Some(Verdict {
+        state: if why.is_empty() {
+            State::Won
+        } else {
+            State::Lost
+        },
         why: why.to_owned(),
-    };
-    Ok(Some(match why {
-        "" => Verdict::Won(measured),
-        _ => Verdict::Lost(measured),
+        measured: Some(Measured {
+            device: results.device.clone(),
+            driver: results.driver.clone(),
+            program: results.program.clone(),
+            date: results.date.clone(),
+            tried,
+            blocks: task.blocks,
+            held_out: trials.split_off(trials.len().min(2)),
+            trials,
+            problems: runs(1)
+                .map(|run| (run.problem.clone(), of_problem(run)))
+                .collect(),
+        }),
     }))
 }
 
 fn of_problem(run: &Run) -> OfProblem {
-    let mut ratios: Vec<f64> = run.blocks.iter().copied().map(ratio).collect();
-    let mut times: Vec<f64> = { run.blocks.iter() }
-        .flat_map(|&[_, b2, b3, _]| [b2, b3])
-        .collect();
+    let times = run.blocks.iter().flat_map(|&[_, b2, b3, _]| [b2, b3]);
     OfProblem {
         baseline: run.baseline.clone(),
-        ratio: median(&mut ratios),
-        microseconds: median(&mut times),
+        ratio: median(run.blocks.iter().copied().map(ratio)),
+        microseconds: median(times),
     }
 }
 
-fn median(values: &mut [f64]) -> f64 {
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values = Vec::from_iter(values);
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::evolve::CONTROL_LAUNCHES;
     use crate::evolve::format::{Asked, Check, Task};
@@ -283,13 +251,13 @@ pub(super) mod tests {
     }
 
     /// Results in which `kernel` won, for tests of what follows.
-    pub(crate) fn won(kernel: &'static str) -> Results {
+    fn won(kernel: &'static str) -> Results {
         host(&[(kernel, [1.05; 3])]).results(3)
     }
 
     fn why(verdict: Option<&Verdict>) -> &str {
         match verdict {
-            Some(Verdict::Lost(measured)) => &measured.why,
+            Some(verdict) if verdict.state == State::Lost => &verdict.why,
             other => panic!("not lost: {other:?}"),
         }
     }
@@ -305,9 +273,8 @@ pub(super) mod tests {
         ]);
         for seed in 0..20 {
             let verdicts = verdicts(&host.results(seed)).unwrap();
-            let Some(Verdict::Won(measured)) = verdicts.get("better") else {
-                panic!("{:?}", verdicts.get("better"))
-            };
+            assert_eq!(verdicts["better"].state, State::Won);
+            let measured = verdicts["better"].measured.as_ref().unwrap();
             assert_eq!((measured.trials.len(), measured.held_out.len()), (2, 2));
             assert!((measured.trials[0].median - 1.04).abs() < 0.01);
             assert_eq!(measured.problems["one"].baseline, "in use");
@@ -329,7 +296,7 @@ pub(super) mod tests {
         let host = host(&[]);
         for seed in 0..200 {
             let results = host.results(seed);
-            assert_eq!(verdicts(&results), Ok(BTreeMap::new()), "seed {seed}");
+            assert_eq!(verdicts(&results).unwrap(), BTreeMap::new(), "seed {seed}");
         }
         // As a candidate it would not win either.
         let slower = Host {
@@ -340,7 +307,7 @@ pub(super) mod tests {
         for seed in 0..200 {
             let results = slower.results(seed);
             if let Ok(verdicts) = verdicts(&results) {
-                assert!(matches!(verdicts["slower"], Verdict::Lost(_)));
+                assert_eq!(verdicts["slower"].state, State::Lost);
             }
         }
     }
@@ -352,7 +319,7 @@ pub(super) mod tests {
             noise: 1.0,
             tried: 1,
         };
-        let error = verdicts(&noisy.results(1)).unwrap_err();
+        let error = verdicts(&noisy.results(1)).unwrap_err().to_string();
         assert!(error.contains("the times do not show it"), "{error}");
         let mut results = host(&[("better", [1.04; 3])]).results(1);
         // Whoever measured took the control for something faster.
@@ -362,7 +329,7 @@ pub(super) mod tests {
                 std::mem::swap(a4, b3);
             }
         }
-        let error = verdicts(&results).unwrap_err();
+        let error = verdicts(&results).unwrap_err().to_string();
         assert!(error.contains("which is 2% slower, won"), "{error}");
         results.runs.retain(|run| run.kernel != CONTROL);
         assert!(verdicts(&results).is_err());
@@ -375,11 +342,12 @@ pub(super) mod tests {
         check.wrong = Some("b1 q3 k5: NaN at 7".to_owned());
         results.checks.get_mut("unchecked").unwrap().problems = 99;
         let found = verdicts(&results).unwrap();
-        assert!(matches!(&found["skips work"], Verdict::Wrong { what } if what.contains("NaN")));
+        let wrong = &found["skips work"];
+        assert!(wrong.state == State::Wrong && wrong.why.contains("NaN"));
         // Too few problems are no check.
         assert_eq!(found.get("unchecked"), None);
         results.checks.clear();
-        assert_eq!(verdicts(&results), Ok(BTreeMap::new()));
+        assert_eq!(verdicts(&results).unwrap(), BTreeMap::new());
     }
 
     #[test]
@@ -394,7 +362,7 @@ pub(super) mod tests {
             (0..40)
                 .filter(|&seed| {
                     let verdicts = verdicts(&host.results(seed)).unwrap();
-                    matches!(verdicts["little"], Verdict::Won(_))
+                    verdicts["little"].state == State::Won
                 })
                 .count()
         };
@@ -403,10 +371,9 @@ pub(super) mod tests {
         // A task cannot claim to have tried less than it holds.
         let mut results = host(&[("a", [1.0; 3]), ("b", [1.0; 3])]).results(1);
         results.task.tried = 0;
-        let Verdict::Lost(measured) = &verdicts(&results).unwrap()["a"] else {
-            panic!("equal speeds do not win")
-        };
-        assert_eq!(measured.tried, 2);
+        let verdict = &verdicts(&results).unwrap()["a"];
+        assert_eq!(verdict.state, State::Lost);
+        assert_eq!(verdict.measured.as_ref().unwrap().tried, 2);
     }
 
     #[test]
@@ -415,7 +382,7 @@ pub(super) mod tests {
         for run in &mut results.runs {
             run.process = 1;
         }
-        let error = verdicts(&results).unwrap_err();
+        let error = verdicts(&results).unwrap_err().to_string();
         assert!(
             error.contains("in the process of its first trial"),
             "{error}"
@@ -425,10 +392,7 @@ pub(super) mod tests {
     #[test]
     fn what_was_cut_short_is_measured_again() {
         let whole = won("better");
-        assert!(matches!(
-            verdicts(&whole).unwrap()["better"],
-            Verdict::Won(_)
-        ));
+        assert_eq!(verdicts(&whole).unwrap()["better"].state, State::Won);
         for cut in [
             |run: &Run| run.pass == 2 && run.kernel == "better",
             |run: &Run| run.problem == "two" && run.kernel == "better",
@@ -436,11 +400,11 @@ pub(super) mod tests {
         ] {
             let mut results = whole.clone();
             results.runs.retain(|run| !cut(run));
-            assert_eq!(verdicts(&results), Ok(BTreeMap::new()));
+            assert_eq!(verdicts(&results).unwrap(), BTreeMap::new());
         }
         // A block too few is none of the number that was decided.
         let mut results = whole;
         results.runs[0].blocks.pop();
-        assert_eq!(verdicts(&results), Ok(BTreeMap::new()));
+        assert_eq!(verdicts(&results).unwrap(), BTreeMap::new());
     }
 }

@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::bench::BenchRow;
-use super::{ReportError, read_json, speed};
+use super::speed;
 use crate::files;
 
 /// The share of a ratio that may be lost: what two sessions differ by.
@@ -56,45 +57,29 @@ impl std::fmt::Display for Loss {
     }
 }
 
-/// What a gain makes of a ratio.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Expected {
-    /// The problem.
-    pub(crate) problem: String,
-    /// Our speed over that of the best peer, as it is stored.
-    pub(crate) before: f64,
-    /// The same times the gain.
-    pub(crate) after: f64,
+/// Whether more is lost than two sessions differ by.
+pub(crate) fn is_loss(before: f64, now: f64) -> bool {
+    now < before * (1.0 - TOLERANCE)
 }
 
-impl Expected {
-    /// Whether more is lost than two sessions differ by.
-    pub(crate) fn is_loss(&self) -> bool {
-        self.after < self.before * (1.0 - TOLERANCE)
-    }
-}
+/// The stored ratios of a GPU.
+pub(crate) struct Stored(Ratios);
 
-/// What gains, by problem, would make of the baseline of a GPU; `None` if it has none. Problems that are not in it are left out.
-pub(crate) fn expected<'a>(
-    root: &Path,
-    device: &str,
-    gains: impl Iterator<Item = (&'a str, f64)>,
-) -> Result<Option<Vec<Expected>>, ReportError> {
-    let path = path(root, device);
-    if !path.exists() {
-        return Ok(None);
+impl Stored {
+    /// Reads them; `None` if it has none.
+    pub(crate) fn read(root: &Path, device: &str) -> Result<Option<Self>> {
+        let path = path(root, device);
+        match path.exists() {
+            true => Ok(Some(Self(files::read_json::<Baseline>(&path)?.ratios))),
+            false => Ok(None),
+        }
     }
-    let stored = read_json::<Baseline>(&path)?.ratios;
-    let of_stored = |(problem, gain): (&str, f64)| {
-        let ratios = stored.get(problem)?;
-        let before = to_the_best(ratios, ratios)?;
-        Some(Expected {
-            problem: problem.to_owned(),
-            before,
-            after: before * gain,
-        })
-    };
-    Ok(Some(gains.filter_map(of_stored).collect()))
+
+    /// Our speed over that of the best peer on a problem; `None` if it is not among them.
+    pub(crate) fn to_the_best(&self, problem: &str) -> Option<f64> {
+        let ratios = self.0.get(problem)?;
+        to_the_best(ratios, ratios)
+    }
 }
 
 fn path(root: &Path, device: &str) -> PathBuf {
@@ -126,33 +111,30 @@ fn to_the_best(ratios: &BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -
 }
 
 /// Every ratio that is more than 3% below the baseline of its GPU. A GPU without a baseline has nothing to lose.
-pub(super) fn losses(root: &Path, rows: &[BenchRow]) -> Result<Vec<Loss>, ReportError> {
+pub(super) fn losses(root: &Path, rows: &[BenchRow]) -> Result<Vec<Loss>> {
     let mut losses = Vec::new();
     for (device, ratios) in measured(rows) {
-        let baseline = path(root, device);
-        if !baseline.exists() {
+        let Some(Stored(before)) = Stored::read(root, device)? else {
             continue;
-        }
-        let before = read_json::<Baseline>(&baseline)?.ratios;
+        };
         losses.extend(before.into_iter().filter_map(|(problem, before)| {
             let none = BTreeMap::new();
             let present = ratios.get(&problem).unwrap_or(&none);
             let now = to_the_best(present, &before);
             let before = to_the_best(&before, if now.is_some() { present } else { &before })?;
-            now.is_none_or(|now| now < before * (1.0 - TOLERANCE))
-                .then(|| Loss {
-                    baseline: baseline.clone(),
-                    problem,
-                    before,
-                    now,
-                })
+            now.is_none_or(|now| is_loss(before, now)).then(|| Loss {
+                baseline: path(root, device),
+                problem,
+                before,
+                now,
+            })
         }));
     }
     Ok(losses)
 }
 
 /// Writes what the rows say as the baselines of their GPUs.
-pub(super) fn store(root: &Path, rows: &[BenchRow]) -> Result<Vec<PathBuf>, ReportError> {
+pub(super) fn store(root: &Path, rows: &[BenchRow]) -> Result<Vec<PathBuf>> {
     let mut written = Vec::new();
     for (device, ratios) in measured(rows) {
         let Some(row) = rows.iter().find(|row| row.device == device) else {
@@ -166,13 +148,7 @@ pub(super) fn store(root: &Path, rows: &[BenchRow]) -> Result<Vec<PathBuf>, Repo
             ratios,
         };
         let path = path(root, device);
-        let mut text =
-            serde_json::to_string_pretty(&baseline).map_err(|source| ReportError::Json {
-                path: path.clone(),
-                source,
-            })?;
-        text.push('\n');
-        files::write(&path, text.as_bytes())?;
+        files::write_json(&path, &baseline)?;
         written.push(path);
     }
     Ok(written)

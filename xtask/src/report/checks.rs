@@ -7,10 +7,11 @@ mod summary;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use anyhow::Result;
 use serde::Deserialize;
 
 use super::acceptance::Acceptance;
-use super::{ReportError, optional_rows, read_optional};
+use super::{optional_rows, read_optional};
 use crate::manifest::ManifestEntry;
 use counters::Profiles;
 
@@ -154,7 +155,7 @@ struct ImageFile {
 
 impl Checks {
     /// Reads what is there of it under `evidence`.
-    pub(super) fn read(evidence: &Path) -> Result<Self, ReportError> {
+    pub(super) fn read(evidence: &Path) -> Result<Self> {
         let file = |name: &str| evidence.join(name);
         Ok(Self {
             device: read_optional(&file("device.json"))?,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use anyhow::Result;
 use serde::Deserialize;
 
-use super::{ReportError, markdown_table, read_json};
+use super::markdown_table;
 use crate::files;
 
 /// `evidence/summary.json`.
@@ -43,7 +44,7 @@ pub(super) struct Other {
 
 /// Those files of the folder that say that they are of another commit than the summary, by their names. Baselines are of the
 /// run that they were stored at.
-pub(super) fn others(evidence: &Path, summary: &Summary) -> Result<Vec<Other>, ReportError> {
+pub(super) fn others(evidence: &Path, summary: &Summary) -> Result<Vec<Other>> {
     let mut found = Vec::new();
     for path in files::list(evidence)? {
         // Files of several runs are lists, and say in each row what it is of.
@@ -52,7 +53,7 @@ pub(super) fn others(evidence: &Path, summary: &Summary) -> Result<Vec<Other>, R
         if !stamped || !file.ends_with(".json") || file.starts_with("baseline-") {
             continue;
         }
-        let other: Other = read_json(&path)?;
+        let other: Other = files::read_json(&path)?;
         if !other.commit.is_empty() && other.commit != summary.commit {
             let file = file.into_owned();
             found.push(Other { file, ..other });

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::ReportError;
 use super::bench::BenchRow;
 use warptile_spec::Heads;
 
@@ -130,15 +130,12 @@ impl Picture {
 }
 
 /// File name and SVG text of every picture.
-pub(super) fn all(rows: &[BenchRow]) -> Result<Vec<(String, String)>, ReportError> {
+pub(super) fn all(rows: &[BenchRow]) -> Result<Vec<(String, String)>> {
     pictures(rows)
         .into_iter()
         .map(|picture| {
             let name = picture.setting.file_name();
-            let svg = draw(&picture).map_err(|error| ReportError::Plot {
-                name: name.clone(),
-                reason: error.to_string(),
-            })?;
+            let svg = draw(&picture).map_err(|error| anyhow!("cannot draw {name}: {error}"))?;
             Ok((name, svg))
         })
         .collect()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
-use xtask::build_kernels::{self, BuildError, Compiler, Layout, Outcome, Progress, Selection};
+use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
 use xtask::files;
 use xtask::packs;
 use xtask::toolchain::{self, Toolchain};
@@ -84,7 +84,7 @@ impl Workshop {
         self.try_build(&Selection::default()).unwrap()
     }
 
-    pub(crate) fn try_build(&self, selection: &Selection) -> Result<Outcome, BuildError> {
+    pub(crate) fn try_build(&self, selection: &Selection) -> Result<Outcome> {
         build_kernels::build(&self.layout, &self.compiler, selection, &Silent)
     }
 
