@@ -317,17 +317,19 @@ impl Attention {
         let mut bindings = Bindings::default();
         for (operand, given) in given.iter() {
             match given {
-                Given::Tensor(part) => bindings.set(operand, part.on_device(operand.name())?),
-                Given::Numbers(Numbers::Device(numbers)) => bindings.set(operand, numbers.clone()),
+                Given::Tensor(part) => bindings.set_bytes(operand, part.on_device(operand.name())?),
+                Given::Numbers(Numbers::Device(numbers)) => {
+                    bindings.set_bytes(operand, numbers.clone())
+                }
                 Given::Numbers(_) => {}
             }
         }
         for (operand, values) in &constants {
-            bindings.set(*operand, values.as_slice().into_bytes());
+            bindings.set_bytes(*operand, values.as_slice().into_bytes());
         }
-        bindings.set(Operand::Out, out);
+        bindings.set_bytes(Operand::Out, out);
         if let Some(lse) = lse {
-            bindings.set(Operand::Lse, lse);
+            bindings.set_bytes(Operand::Lse, lse);
         }
         ready.launch(gpu.stream(), &bindings)?;
         Ok(ready.prepared().plan().clone())

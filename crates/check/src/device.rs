@@ -114,14 +114,17 @@ impl DeviceInputs {
         &'a self,
         out: DeviceSliceMut<'a, T>,
     ) -> warptile::Result<Bindings<'a>> {
-        self.add_to(Bindings::default().output(Operand::Out, out))
+        let mut bindings = Bindings::default();
+        bindings.set_output(Operand::Out, out);
+        self.add_to(&mut bindings)?;
+        Ok(bindings)
     }
 
     /// Adds them to the memory of a launch.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
-    pub fn add_to<'a>(&'a self, mut bindings: Bindings<'a>) -> warptile::Result<Bindings<'a>> {
+    pub fn add_to<'a>(&'a self, bindings: &mut Bindings<'a>) -> warptile::Result<()> {
         let mut keys: Option<DeviceSlice<'a, u8>> = None;
         for (operand, place) in self.0.given() {
             let view = match (place, &keys) {
@@ -132,9 +135,9 @@ impl DeviceInputs {
             if operand == Operand::K {
                 keys = Some(view.clone());
             }
-            bindings = bindings.with(operand, view);
+            bindings.set(operand, view);
         }
-        Ok(bindings)
+        Ok(())
     }
 
     /// Bytes of queries, keys and values.

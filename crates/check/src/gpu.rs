@@ -169,9 +169,10 @@ impl<T: Element> OnGpu<T> {
     /// As [`Prepared::launch`].
     pub fn launch(&mut self) -> warptile::Result<()> {
         let out = self.out.slice_mut(self.offset..)?;
-        let mut bindings = self.lists.add_to(self.inputs.bind(out)?)?;
+        let mut bindings = self.inputs.bind(out)?;
+        self.lists.add_to(&mut bindings)?;
         if self.call.wants_lse() {
-            bindings = bindings.output(Operand::Lse, self.lse.as_slice_mut());
+            bindings.set_output(Operand::Lse, self.lse.as_slice_mut());
         }
         self.prepared.launch(&self.stream, &self.call, &bindings)
     }

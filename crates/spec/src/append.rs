@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::lengths::{KEYS, LengthsRequest, Names};
 use crate::rotary::{check_places, check_positions};
+use crate::slots::UNWANTED;
 use crate::{
     Access, Angles, Count, DIMENSIONS, ElementType, Elements, Expected, Heads, Invalid, Kind,
     Layout, Layouts, Numbers, Operand, Operations, Request, Result, Rotary, SCALES, SideLengths,
@@ -482,7 +483,7 @@ impl<'a> AppendBuilder<'a> {
             positions,
             wide_positions: self.wide_positions,
             rotary: self.rotary,
-            expected: Slots::from_fn(|operand| Expected::unwanted(operand.name())),
+            expected: UNWANTED,
         };
         for operand in Operand::of(Operations::APPEND) {
             append.expected[operand] = append.expect(operand, self.scale_counts)?;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use crate::abi::CHUNK_BYTES;
 use crate::{
-    Count, ElementType, Elements, Heads, Invalid, Kind, Layout, Mask, Numbers, Operand, Operations,
-    Pages, Result, Scoring, SideLengths, Splits, Types, check_factor, check_list, expect_presence,
+    Count, ElementType, Elements, Expected, Heads, Invalid, Kind, Layout, Mask, Numbers, Operand,
+    Operations, Pages, Result, Scoring, SideLengths, Slots, Splits, Types, check_factor,
+    check_list, expect_presence,
 };
 
 pub use builder::CallBuilder;
@@ -45,6 +46,7 @@ pub struct Call {
     pages: Option<Pages>,
     /// The operands that it has, a bit each.
     given: u32,
+    expected: Slots<Expected>,
 }
 
 const _: () = assert!(Operand::COUNT <= u32::BITS as usize);
@@ -115,6 +117,12 @@ impl Call {
     #[must_use]
     pub const fn has(&self, operand: Operand) -> bool {
         self.given & 1 << operand as u32 != 0
+    }
+
+    /// What is expected of the memory of each operand.
+    #[inline]
+    pub const fn expected(&self) -> &Slots<Expected> {
+        &self.expected
     }
 
     /// The operands that the call has, a bit each.

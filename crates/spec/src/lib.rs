@@ -32,7 +32,7 @@ mod rotary;
 mod scales;
 mod scoring;
 mod shape;
-pub mod slots;
+mod slots;
 mod splits;
 pub mod table;
 mod types;

@@ -1,6 +1,7 @@
 //! The memory that a launch reads and writes: what is expected of each place, and whether it keeps the rules.
 
-use crate::{ElementType, Invalid, Layout, Result};
+use crate::abi::CHUNK_BYTES;
+use crate::{ElementType, Invalid, Layout, MemoryType, Result};
 
 /// The use that an operation makes of an operand's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +30,7 @@ impl Access {
 }
 
 /// What a call expects of one slot.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// What errors call it.
     pub name: &'static str,
@@ -41,6 +42,8 @@ pub struct Expected {
     pub bytes: Strided,
     /// The address is a multiple of this power of two.
     pub alignment: u64,
+    /// Whether it is a multiple of [`CHUNK_BYTES`] as well where kernels move rows in chunks.
+    pub moves_rows: bool,
     /// Bytes of an element.
     pub size: u64,
     /// The type of its elements, if it is one of tensors.
@@ -64,6 +67,7 @@ impl Expected {
             access,
             bytes: Strided::rows(layout, element_bytes as u64),
             alignment,
+            moves_rows: false,
             size: element_bytes as u64,
             element: None,
             on_host: false,
@@ -82,6 +86,7 @@ impl Expected {
             access,
             bytes: Strided::list(bytes),
             alignment: size,
+            moves_rows: false,
             size,
             element: None,
             on_host: false,
@@ -96,6 +101,7 @@ impl Expected {
             access: Access::Read,
             bytes: Strided::list(0),
             alignment: 1,
+            moves_rows: false,
             size: 4,
             element: None,
             on_host: false,
@@ -106,6 +112,18 @@ impl Expected {
     pub fn needed(&self) -> Option<u64> {
         let given = self.wanted && !self.on_host;
         given.then(|| self.bytes.reach())
+    }
+
+    /// Checks the type of the memory that is given for it, and the access that is given to it.
+    ///
+    /// # Errors
+    /// As [`Call::check_types`](crate::Call::check_types).
+    pub fn check_type(&self, found: MemoryType, access: Access) -> Result<()> {
+        if self.wanted {
+            self.access.check(self.name, access)?;
+            found.check(self.name, self.element, self.size)?;
+        }
+        Ok(())
     }
 
     /// With elements of this type.
@@ -126,21 +144,23 @@ impl Expected {
 pub type Places<'a> = (&'a [Expected], &'a [u64]);
 
 /// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over anything. `inputs` are places
-/// that are only read.
+/// that are only read; with `chunks`, kernels move rows 16 bytes at a time.
 ///
 /// # Errors
 /// [`Invalid::Presence`], [`Invalid::Misaligned`], [`Invalid::LayoutTooLarge`] or [`Invalid::OutputOverlaps`].
-pub fn check(places: Places<'_>, inputs: Places<'_>) -> Result<()> {
-    check_each(places)?;
-    check_each(inputs)?;
+pub fn check(places: Places<'_>, inputs: Places<'_>, chunks: bool) -> Result<()> {
+    check_each(places, chunks)?;
+    check_each(inputs, chunks)?;
     let (expected, addresses) = places;
     for (index, (output, &at)) in expected.iter().zip(addresses).enumerate() {
         if output.access != Access::Write || !output.wanted {
             continue;
         }
-        let meets = |other: &Expected, other_at: u64| match other.wanted
-            && output.bytes.may_meet(at, &other.bytes, other_at)
-        {
+        let meets = |other: &Expected, other_at: u64| match output.bytes.may_meet(
+            at,
+            &other.bytes,
+            other_at,
+        ) {
             true => Err(Invalid::OutputOverlaps {
                 argument: output.name,
                 other: other.name.to_owned(),
@@ -149,39 +169,49 @@ pub fn check(places: Places<'_>, inputs: Places<'_>) -> Result<()> {
         };
         for (other_index, (other, &other_at)) in expected.iter().zip(addresses).enumerate() {
             // Two outputs are compared once.
-            let skip =
-                other_index == index || (other.access == Access::Write && other_index < index);
+            let skip = !other.wanted
+                || other_index == index
+                || (other.access == Access::Write && other_index < index);
             if !skip {
                 meets(other, other_at)?;
             }
         }
         for (other, &other_at) in inputs.0.iter().zip(inputs.1) {
-            meets(other, other_at)?;
+            if other.wanted {
+                meets(other, other_at)?;
+            }
         }
     }
     Ok(())
 }
 
-fn check_each((expected, addresses): Places<'_>) -> Result<()> {
+fn check_each((expected, addresses): Places<'_>, chunks: bool) -> Result<()> {
     for (slot, &address) in expected.iter().zip(addresses) {
+        if !slot.wanted {
+            if address != 0 {
+                return Err(Invalid::Presence {
+                    argument: slot.name,
+                    rule: "is given, but the call was built without it",
+                });
+            }
+            continue;
+        }
         // Nothing lies in an empty tensor, so it needs no address.
-        if slot.wanted && address == 0 && !slot.bytes.is_empty() {
+        if address == 0 && !slot.bytes.is_empty() {
             return Err(Invalid::Presence {
                 argument: slot.name,
                 rule: "is missing, but the call needs it",
             });
         }
-        if !slot.wanted && address != 0 {
-            return Err(Invalid::Presence {
-                argument: slot.name,
-                rule: "is given, but the call was built without it",
-            });
-        }
-        if address & (slot.alignment - 1) != 0 {
+        let alignment = match chunks && slot.moves_rows {
+            true => CHUNK_BYTES as u64,
+            false => slot.alignment,
+        };
+        if address & (alignment - 1) != 0 {
             return Err(Invalid::Misaligned {
                 argument: slot.name,
                 address,
-                alignment: slot.alignment,
+                alignment,
             });
         }
         if address.checked_add(slot.bytes.reach()).is_none() {
@@ -200,6 +230,8 @@ pub struct Strided {
     steps: [(u64, u64); 4],
     /// Bytes of a piece.
     piece: u64,
+    /// Bytes from the address to the end of the last piece; 0 if there is none.
+    reach: u64,
 }
 
 impl Strided {
@@ -207,22 +239,33 @@ impl Strided {
     pub fn rows(layout: &Layout, size: u64) -> Self {
         let [batch, rows, heads, head_dim] = layout.shape;
         let [batch_step, row_step, head_step, _] = layout.strides;
-        Strided {
-            steps: [
-                steps(batch, batch_step, size),
-                steps(rows, row_step, size),
-                steps(heads, head_step, size),
-                (0, 1),
-            ],
-            piece: (head_dim as u64).saturating_mul(size),
-        }
+        let steps = [
+            steps(batch, batch_step, size),
+            steps(rows, row_step, size),
+            steps(heads, head_step, size),
+            (0, 1),
+        ];
+        Self::of(steps, (head_dim as u64).saturating_mul(size))
     }
 
     /// The elements of a tensor whose last dimension may have any step.
     pub fn elements(layout: &Layout, size: u64) -> Self {
+        let steps = std::array::from_fn(|d| steps(layout.shape[d], layout.strides[d], size));
+        Self::of(steps, size)
+    }
+
+    fn of(steps: [(u64, u64); 4], piece: u64) -> Self {
+        let is_empty = piece == 0 || steps.iter().any(|&(_, count)| count == 0);
+        let reach = match is_empty {
+            true => 0,
+            false => steps.iter().fold(piece, |reach, &(step, count)| {
+                reach.saturating_add(step.saturating_mul(count - 1))
+            }),
+        };
         Strided {
-            steps: std::array::from_fn(|d| steps(layout.shape[d], layout.strides[d], size)),
-            piece: size,
+            steps,
+            piece,
+            reach,
         }
     }
 
@@ -231,22 +274,20 @@ impl Strided {
         Strided {
             steps: [(0, 1); 4],
             piece: bytes,
+            reach: bytes,
         }
     }
 
     /// Whether there is no byte.
-    pub fn is_empty(&self) -> bool {
-        self.piece == 0 || self.steps.iter().any(|&(_, count)| count == 0)
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.reach == 0
     }
 
     /// Bytes from the address to the end of the last piece. A validated layout's reach fits.
-    pub fn reach(&self) -> u64 {
-        if self.is_empty() {
-            return 0;
-        }
-        self.steps.iter().fold(self.piece, |reach, &(step, count)| {
-            reach.saturating_add(step.saturating_mul(count - 1))
-        })
+    #[inline]
+    pub const fn reach(&self) -> u64 {
+        self.reach
     }
 
     /// The same bytes in as few and as large pieces as they make: heads that lie side by side are one piece.
@@ -331,15 +372,13 @@ mod tests {
 
     fn small(numbers: [u8; 5]) -> Strided {
         let step = |n: u8| (u64::from(n % 16) * 2, u64::from(n / 16 % 4));
-        Strided {
-            steps: [
-                step(numbers[0]),
-                step(numbers[1]),
-                step(numbers[2]),
-                step(numbers[3]),
-            ],
-            piece: u64::from(numbers[4] % 9),
-        }
+        let steps = [
+            step(numbers[0]),
+            step(numbers[1]),
+            step(numbers[2]),
+            step(numbers[3]),
+        ];
+        Strided::of(steps, u64::from(numbers[4] % 9))
     }
 
     quickcheck! {

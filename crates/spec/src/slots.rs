@@ -1,6 +1,5 @@
 //! The places in memory that a forward launch reads and writes.
 
-use crate::abi::CHUNK_BYTES;
 use crate::{
     Access, Call, ElementType, Expected, HostInputs, HostOutputs, Kind, Numbers, Operand,
     Operations, Result, Slots, Strided, host,
@@ -10,8 +9,7 @@ impl Call {
     /// The operands of a raw launch, each with the bytes that its memory must have from its address on; `None` if it must not be given. For
     /// those who launch on memory whose size they know.
     pub fn memory(&self) -> impl Iterator<Item = (Operand, Option<u64>)> {
-        let expected = expected(self, false);
-        Operand::of(Operations::FORWARD).map(move |operand| (operand, expected[operand].needed()))
+        Operand::of(Operations::FORWARD).map(|operand| (operand, self.expected()[operand].needed()))
     }
 
     /// Checks the inputs of a call on the host: what is given, its length, and its values where they have a rule.
@@ -28,18 +26,44 @@ impl Call {
         inputs: &HostInputs<'_>,
         outputs: Option<&HostOutputs<'_>>,
     ) -> Result<()> {
-        host::check(
-            &expected(self, false),
-            self.types().scaled(),
-            inputs,
-            outputs,
-        )?;
+        host::check(self.expected(), self.types().scaled(), inputs, outputs)?;
         self.check_key_scales(inputs.elements(Operand::KScale)?.unwrap_or_default())
+    }
+
+    /// What is expected of the memory of an operand that the call has.
+    pub(crate) fn expect(&self, operand: Operand) -> Expected {
+        let element = self.type_of(operand);
+        let size = match operand.kind() {
+            Kind::Scores if element.is_none() => 1,
+            _ => element.map_or(4, ElementType::size) as u64,
+        };
+        let moves_rows = operand.moves_rows();
+        Expected {
+            name: operand.name(),
+            wanted: true,
+            access: match operand.is_written() {
+                true => Access::Write,
+                false => Access::Read,
+            },
+            bytes: match (self.layout(operand), operand, self.pages()) {
+                (Some(layout), ..) if moves_rows => Strided::rows(layout, size),
+                (Some(layout), ..) => Strided::elements(layout, size),
+                (None, Operand::BlockTable, Some(pages)) => {
+                    Strided::elements(&pages.layout().elements(), size)
+                }
+                _ => Strided::list((self.reach(operand) as u64).saturating_mul(size)),
+            },
+            alignment: size,
+            moves_rows,
+            size,
+            element,
+            on_host: matches!(self.numbers(operand), Some(Numbers::Host(_))),
+        }
     }
 }
 
 /// No operand is wanted.
-pub const UNWANTED: Slots<Expected> = {
+pub(crate) const UNWANTED: Slots<Expected> = {
     let mut slots = Slots::filled(Expected::unwanted(""));
     let mut index = 0;
     while index < Operand::COUNT {
@@ -48,44 +72,3 @@ pub const UNWANTED: Slots<Expected> = {
     }
     slots
 };
-
-/// The memory that a call expects of each operand. `needs_alignment`: the kernels move 16 bytes at a time.
-pub fn expected(call: &Call, needs_alignment: bool) -> Slots<Expected> {
-    let mut slots = UNWANTED;
-    for operand in Operand::ALL
-        .into_iter()
-        .filter(|operand| call.has(*operand))
-    {
-        let element = call.type_of(operand);
-        let size = match operand.kind() {
-            Kind::Scores if element.is_none() => 1,
-            _ => element.map_or(4, ElementType::size) as u64,
-        };
-        let moves_rows = operand.moves_rows();
-        slots[operand] = Expected {
-            name: operand.name(),
-            wanted: true,
-            access: match operand.is_written() {
-                true => Access::Write,
-                false => Access::Read,
-            },
-            bytes: match (call.layout(operand), operand, call.pages()) {
-                (Some(layout), ..) if moves_rows => Strided::rows(layout, size),
-                (Some(layout), ..) => Strided::elements(layout, size),
-                (None, Operand::BlockTable, Some(pages)) => {
-                    Strided::elements(&pages.layout().elements(), size)
-                }
-                _ => Strided::list((call.reach(operand) as u64).saturating_mul(size)),
-            },
-            alignment: if needs_alignment && moves_rows {
-                CHUNK_BYTES as u64
-            } else {
-                size
-            },
-            size,
-            element,
-            on_host: matches!(call.numbers(operand), Some(Numbers::Host(_))),
-        };
-    }
-    slots
-}

@@ -1,6 +1,6 @@
 //! Types of elements and accesses of the views that a launch is given.
 
-use crate::{Access, Append, Call, Expected, MemoryType, Result, Slots, slots};
+use crate::{Access, Append, Call, Expected, MemoryType, Result, Slots};
 
 /// The types of views, each with the access that the view gives: [`Access::Write`] of an exclusive one.
 pub type ViewTypes = Slots<Option<(MemoryType, Access)>>;
@@ -13,7 +13,7 @@ impl Call {
     /// [`Invalid::ElementMismatch`](crate::Invalid::ElementMismatch); [`Invalid::Presence`](crate::Invalid::Presence) where one of both types is
     /// that of whole numbers, or the operation writes what is shared, or only reads what is exclusive.
     pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
-        check_view_types(types, &slots::expected(self, false))
+        check_view_types(types, self.expected())
     }
 }
 
@@ -33,11 +33,7 @@ impl Append {
 /// As [`Call::check_types`].
 pub fn check_view_types(types: &ViewTypes, expected: &Slots<Expected>) -> Result<()> {
     for (operand, (found, access)) in types.given() {
-        let expected = &expected[operand];
-        if expected.wanted {
-            expected.access.check(operand.name(), *access)?;
-            found.check(operand.name(), expected.element, expected.size)?;
-        }
+        expected[operand].check_type(*found, *access)?;
     }
     Ok(())
 }

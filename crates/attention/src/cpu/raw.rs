@@ -6,7 +6,6 @@ use warptile_kernels::{ElementType, Operand, Slots};
 
 use crate::cpu::{append_cpu, forward_cpu, merge_cpu};
 use crate::error::Result;
-use crate::spec::slots;
 use crate::spec::{
     Access, Append, Call, Element, Expected, HostInputs, HostOutputs, Invalid, Layout, Merge,
 };
@@ -128,9 +127,8 @@ pub type Memory = Slots<Option<HostMemory>>;
 /// # Safety
 /// The memory is there. Until this returns nobody writes what is read, or touches what is written; gaps between rows count.
 pub unsafe fn forward(call: &Call, memory: &Memory) -> Result<()> {
-    let expected = slots::expected(call, false);
     // SAFETY: the caller's promise.
-    let (inputs, outputs) = unsafe { views(memory, &expected, None) }?;
+    let (inputs, outputs) = unsafe { views(memory, call.expected(), None) }?;
     forward_cpu(call, &inputs, outputs)
 }
 
@@ -139,7 +137,7 @@ pub unsafe fn forward(call: &Call, memory: &Memory) -> Result<()> {
 /// # Errors
 /// [`Invalid::SharesMemory`].
 pub fn check(call: &Call, memory: &Memory) -> Result<()> {
-    check_apart(memory, &slots::expected(call, false))
+    check_apart(memory, call.expected())
 }
 
 /// As [`append_cpu`]. The keys and values of a cache may lie in one tensor, the values after the keys.

@@ -1,14 +1,11 @@
 //! Cache writes on a GPU.
 
-use std::borrow::Cow;
-
 use bytemuck::Pod;
 use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::error::Result;
 use crate::gpu::block::{heads, scales, tensor};
-use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
@@ -77,8 +74,8 @@ impl Operation for Append {
         Ok(())
     }
 
-    fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {
-        Cow::Borrowed(self.expected())
+    fn expected(&self) -> &Slots<Expected> {
+        self.expected()
     }
 
     fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
@@ -90,7 +87,11 @@ impl Operation for Append {
         step.shape_of_rows(self.batch() * self.rows().bound(), heads * lanes(self))
     }
 
-    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
+    fn with_block(
+        &self,
+        launch: &StepLaunch<'_>,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let at = &launch.at.operands;
         let count = |n: usize| n as i32;
         let [pages, page_rows, ..] = self.k_pages().shape;
@@ -137,14 +138,11 @@ impl Operation for Append {
                 .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, at)),
         };
         match self.types().scaled() {
-            None => launch.kernel.fill(block, &append),
-            Some(_) => launch.kernel.fill(
-                block,
-                &abi::AppendE4m3 {
-                    append,
-                    scales: scales(at, |operand| self.reach(operand)),
-                },
-            ),
+            None => launch.kernel.give(&append, taker),
+            Some(_) => {
+                let scales = scales(at, |operand| self.reach(operand));
+                { launch.kernel }.give(&abi::AppendE4m3 { append, scales }, taker)
+            }
         }
     }
 }

@@ -9,8 +9,7 @@ use warptile_kernels::{Operand, Slots};
 
 use crate::error::{Error, Result};
 use crate::spec::{
-    Access, Element, Expected, Invalid, MemoryType, ViewTypes, check_view_types, expect_parts,
-    memory,
+    Access, Element, Expected, Invalid, MemoryType, ViewTypes, expect_parts, memory,
 };
 
 /// The device addresses of one launch: those of operands, 0 for each that the description does not have, and those of a merge's parts.
@@ -46,6 +45,8 @@ impl From<&Slots<u64>> for Addresses<'_> {
 pub(super) struct Places<'a> {
     pub(super) operands: &'a Slots<Expected>,
     pub(super) parts: &'a [[Expected; 2]],
+    /// Whether the kernels move rows 16 bytes at a time.
+    pub(super) chunks: bool,
 }
 
 impl<'a> Places<'a> {
@@ -58,7 +59,7 @@ impl<'a> Places<'a> {
         expect_parts(at.parts.len(), self.parts.len())?;
         let operands = (self.operands.as_slice(), at.operands.as_slice());
         let parts = (self.parts.as_flattened(), at.parts.as_flattened());
-        Ok(memory::check(operands, parts)?)
+        Ok(memory::check(operands, parts, self.chunks)?)
     }
 }
 
@@ -159,18 +160,28 @@ impl<'a> Bindings<'a> {
     /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of whatever type the
     /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: DeviceSlice<'a, T>) -> Self {
-        self.put::<T>(operand, view.into_bytes(), Access::Read);
+        self.set(operand, view);
         self
+    }
+
+    /// [`with`](Self::with) in place.
+    pub fn set<T: Pod>(&mut self, operand: Operand, view: DeviceSlice<'a, T>) {
+        self.put::<T>(operand, view.into_bytes(), Access::Read);
     }
 
     /// The memory of an operand that is written.
     pub fn output<T: Pod>(mut self, operand: Operand, view: DeviceSliceMut<'a, T>) -> Self {
-        self.put::<T>(operand, view.into_bytes(), Access::Write);
+        self.set_output(operand, view);
         self
     }
 
+    /// [`output`](Self::output) in place.
+    pub fn set_output<T: Pod>(&mut self, operand: Operand, view: DeviceSliceMut<'a, T>) {
+        self.put::<T>(operand, view.into_bytes(), Access::Write);
+    }
+
     /// Memory whose elements are those that the description has.
-    pub(crate) fn set(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {
+    pub(crate) fn set_bytes(&mut self, operand: Operand, view: DeviceSlice<'a, u8>) {
         self.views[operand] = Some(view);
     }
 
@@ -181,20 +192,33 @@ impl<'a> Bindings<'a> {
 
     /// Checks everything that can be known before a launch, and gives the addresses.
     pub(super) fn check(&self, context: &Context, expected: Places<'_>) -> Result<Addresses<'_>> {
-        check_view_types(&self.types, expected.operands)?;
-        expect_parts(self.parts.len(), expected.parts.len())?;
-        for (found, [out, _]) in self.part_types.iter().zip(expected.parts) {
-            found.check(out.name, out.element, out.size)?;
-        }
         let mut operands = Slots::filled(0);
-        let views = self.views.as_slice().iter().map(Option::as_ref);
-        let places = expected.operands.as_slice().iter().zip(views);
-        check_views(places, context, |at, address| {
-            operands.as_mut_slice()[at] = address
-        })?;
-        let views = self.parts.as_flattened().iter().map(Some);
-        let places = expected.parts.as_flattened().iter().zip(views);
-        check_views(places, context, |_, _| {})?;
+        let slots = { expected.operands.as_slice().iter() }.zip(self.types.as_slice());
+        let views = { self.views.as_slice().iter() }.zip(operands.as_mut_slice());
+        for ((slot, given), (view, address)) in slots.zip(views) {
+            if let Some(view) = view {
+                if let Some((found, access)) = *given {
+                    slot.check_type(found, access)?;
+                }
+                check_view(slot, view, context)?;
+                *address = view.pointer();
+            } else if slot.wanted && !slot.on_host {
+                return Err(Invalid::Presence {
+                    argument: slot.name,
+                    rule: "is missing, but the call needs it",
+                }
+                .into());
+            }
+        }
+        expect_parts(self.parts.len(), expected.parts.len())?;
+        for (slots, (views, found)) in
+            { expected.parts.iter() }.zip({ self.parts.iter() }.zip(&self.part_types))
+        {
+            found.check(slots[0].name, slots[0].element, slots[0].size)?;
+            for (slot, view) in slots.iter().zip(views) {
+                check_view(slot, view, context)?;
+            }
+        }
         Ok(Addresses {
             operands,
             parts: &self.part_addresses,
@@ -209,77 +233,49 @@ impl<'a> Bindings<'a> {
         capture: Option<CaptureId>,
         submit: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let operands = self.views.as_slice().iter().flatten();
-        // Two ways, so that a launch without parts does not look for them again and again.
-        match self.parts.as_flattened() {
-            [] => submit_in_order(stream, capture, operands, submit),
-            parts => submit_in_order(stream, capture, operands.chain(parts), submit),
+        let views = { self.views.as_slice().iter().flatten() }.chain(self.parts.as_flattened());
+        if let Some(capture) = capture {
+            for view in views.clone() {
+                let owner: Arc<dyn Any + Send + Sync> = view.owner();
+                stream.keep_in(capture, owner);
+            }
         }
+        // Mostly none.
+        let others: Vec<&Stream> = { views.map(DeviceSlice::stream) }
+            .filter(|home| !home.is_same(stream))
+            .collect();
+        stream.order_after(others.iter().copied())?;
+        let submitted = submit();
+        // Also after an error: an earlier launch may be queued.
+        let ordered = stream.order_before(others);
+        submitted.and(ordered.map_err(Error::from))
     }
 }
 
-fn submit_in_order<'v, 'a: 'v>(
-    stream: &Stream,
-    capture: Option<CaptureId>,
-    views: impl Iterator<Item = &'v DeviceSlice<'a, u8>> + Clone,
-    submit: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    if let Some(capture) = capture {
-        for view in views.clone() {
-            let owner: Arc<dyn Any + Send + Sync> = view.owner();
-            stream.keep_in(capture, owner);
-        }
+/// Checks everything of a view that can be known before a launch. A buffer without elements has no address; that it is there counts.
+fn check_view(slot: &Expected, view: &DeviceSlice<'_, u8>, context: &Context) -> Result<()> {
+    if !view.stream().context().is_same(context) {
+        return Err(Error::DeviceMismatch {
+            argument: slot.name,
+            expected: place(context),
+            found: place(view.stream().context()),
+        });
     }
-    let homes = || views.clone().map(DeviceSlice::stream);
-    stream.order_after(homes())?;
-    let submitted = submit();
-    // Also after an error: an earlier launch may be queued.
-    let ordered = stream.order_before(homes());
-    submitted.and(ordered.map_err(Error::from))
-}
-
-/// Checks everything of views that can be known before a launch, and gives the number of each view's place and its address.
-fn check_views<'v, 'a: 'v>(
-    places: impl Iterator<Item = (&'v Expected, Option<&'v DeviceSlice<'a, u8>>)> + Clone,
-    context: &Context,
-    mut found: impl FnMut(usize, u64),
-) -> Result<()> {
-    for (at, (slot, view)) in places.clone().enumerate() {
-        let Some(view) = view else { continue };
-        found(at, view.pointer());
-        if !view.stream().context().is_same(context) {
-            return Err(Error::DeviceMismatch {
-                argument: slot.name,
-                expected: place(context),
-                found: place(view.stream().context()),
-            });
+    if slot.on_host {
+        return Err(Invalid::Presence {
+            argument: slot.name,
+            rule: "is given on the device, but the call has it on the host",
         }
-        let (needed, available) = (slot.bytes.reach(), view.len() as u64);
-        if slot.wanted && available < needed {
-            return Err(Invalid::BufferTooSmall {
-                argument: slot.name,
-                needed: (needed / slot.size) as usize,
-                available: (available / slot.size) as usize,
-            }
-            .into());
-        }
+        .into());
     }
-    // A buffer without elements has no address; that it is there counts.
-    for (slot, view) in places {
-        if slot.wanted && view.is_none() && !slot.on_host {
-            return Err(Invalid::Presence {
-                argument: slot.name,
-                rule: "is missing, but the call needs it",
-            }
-            .into());
+    let (needed, available) = (slot.bytes.reach(), view.len() as u64);
+    if slot.wanted && available < needed {
+        return Err(Invalid::BufferTooSmall {
+            argument: slot.name,
+            needed: (needed / slot.size) as usize,
+            available: (available / slot.size) as usize,
         }
-        if slot.on_host && view.is_some() {
-            return Err(Invalid::Presence {
-                argument: slot.name,
-                rule: "is given on the device, but the call has it on the host",
-            }
-            .into());
-        }
+        .into());
     }
     Ok(())
 }

@@ -1,16 +1,13 @@
 //! Attention on a GPU.
 
-use std::borrow::Cow;
-
 use warptile_kernels::abi::{self, Declared};
 use warptile_kernels::{Operand, Slots};
 
 use crate::error::{Error, Result};
-use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{block as filled, log};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
-use crate::spec::{Call, Expected, Problem, slots};
+use crate::spec::{Call, Expected, Problem};
 
 impl Operation for Call {
     type Problem = Problem;
@@ -44,8 +41,8 @@ impl Operation for Call {
         Ok(())
     }
 
-    fn expected(&self, needs_alignment: bool) -> Cow<'_, Slots<Expected>> {
-        Cow::Owned(slots::expected(self, needs_alignment))
+    fn expected(&self) -> &Slots<Expected> {
+        self.expected()
     }
 
     fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
@@ -59,7 +56,11 @@ impl Operation for Call {
         step.shape(self)
     }
 
-    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
+    fn with_block(
+        &self,
+        launch: &StepLaunch<'_>,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let StepLaunch {
             step,
             kernel,
@@ -70,20 +71,13 @@ impl Operation for Call {
         let forward = filled::forward(self, shape, &at.operands, workspace);
         if kernel.takes::<abi::ForwardTma>() {
             let driver = kernel.context().driver();
-            kernel.fill(
-                block,
-                &filled::forward_tma(driver, self, step, shape, forward)?,
-            )
+            let block = filled::forward_tma(driver, self, step, shape, forward)?;
+            kernel.give(&block, taker)
         } else if kernel.takes::<abi::ForwardE4m3>() {
-            kernel.fill(
-                block,
-                &abi::ForwardE4m3 {
-                    forward,
-                    scales: filled::scales(&at.operands, |operand| self.reach(operand)),
-                },
-            )
+            let scales = filled::scales(&at.operands, |operand| self.reach(operand));
+            kernel.give(&abi::ForwardE4m3 { forward, scales }, taker)
         } else {
-            kernel.fill(block, &forward)
+            kernel.give(&forward, taker)
         }
     }
 }

@@ -15,10 +15,10 @@ pub(super) struct Loaded {
     kernel: Kernel<[u8]>,
 }
 
-/// The bytes of a kernel's block.
+/// The bytes of a kernel's block, kept for other launches.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
-pub struct Block {
+pub(super) struct Block {
     bytes: [u8; Block::MOST],
     len: usize,
 }
@@ -27,13 +27,17 @@ impl Block {
     /// Bytes of the largest block. A larger one does not compile.
     const MOST: usize = size_of::<abi::Merge>();
 
-    /// None yet.
-    pub(super) const EMPTY: Self = Block {
-        bytes: [0; Block::MOST],
-        len: 0,
-    };
+    /// A copy of bytes that [`Loaded::give`] gave.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let mut block = Block {
+            bytes: [0; Block::MOST],
+            len: bytes.len(),
+        };
+        block.bytes[..bytes.len()].copy_from_slice(bytes);
+        block
+    }
 
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
@@ -64,19 +68,21 @@ impl Loaded {
         self.image.abi_hash == B::HASH && self.image.param_bytes as usize == size_of::<B>()
     }
 
-    /// Gives `to` the bytes of a block that this kernel takes.
+    /// Gives `taker` the bytes of a block that this kernel takes.
     ///
     /// # Errors
     /// [`Error::OtherAbi`] if it takes another one.
-    pub(super) fn fill<B: abi::Block>(&self, to: &mut Block, block: &B) -> Result<()> {
+    pub(super) fn give<B: abi::Block>(
+        &self,
+        block: &B,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         const { assert!(size_of::<B>() <= Block::MOST, "raise Block::MOST") };
         if !self.takes::<B>() {
             let image = self.image.name;
             return Err(Error::OtherAbi { image });
         }
-        to.len = size_of::<B>();
-        to.bytes[..to.len].copy_from_slice(bytemuck::bytes_of(block));
-        Ok(())
+        taker(bytemuck::bytes_of(block))
     }
 
     /// How many CTAs the device can hold at once, of a kernel whose CTAs come in clusters.
@@ -102,16 +108,16 @@ impl Loaded {
     /// Submits the kernel to a stream of ours.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]: `block` was filled by this kernel for the grid, and the addresses in it are those of memory that
+    /// As [`Kernel::launch`]: `block` is what this kernel [gave](Self::give) of a block for the grid, and the addresses in it are those of memory that
     /// reaches as far as the call's layouts and lives until the kernel has ended.
     pub(super) unsafe fn launch(
         &self,
         at: &Launching<'_>,
         config: &LaunchConfig,
-        block: &Block,
+        block: &[u8],
     ) -> Result<()> {
         // SAFETY: the caller's promise; the block is the one whose hash the image carries. Tensor maps cover the same memory.
-        Ok(unsafe { self.kernel.launch_at(at, config, block.bytes()) }?)
+        Ok(unsafe { self.kernel.launch_at(at, config, block) }?)
     }
 
     /// Submits the kernel to anybody's stream, by one driver call.
@@ -122,11 +128,11 @@ impl Loaded {
         &self,
         stream: CUstream,
         config: &LaunchConfig,
-        block: &Block,
+        block: &[u8],
     ) -> Result<()> {
         // SAFETY: as in `launch`.
         unsafe {
-            self.kernel.launch_raw(stream, config, block.bytes())?;
+            self.kernel.launch_raw(stream, config, block)?;
             if sync::wanted() {
                 self.kernel.wait_raw(stream)?;
             }

@@ -1,13 +1,10 @@
 //! Merging results on a GPU.
 
-use std::borrow::Cow;
-
 use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::error::Result;
 use crate::gpu::block::tensor;
-use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
@@ -41,8 +38,8 @@ impl Operation for Merge {
         Ok(())
     }
 
-    fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {
-        Cow::Borrowed(self.expected())
+    fn expected(&self) -> &Slots<Expected> {
+        self.expected()
     }
 
     fn expected_parts(&self) -> &[[Expected; 2]] {
@@ -59,7 +56,11 @@ impl Operation for Merge {
         step.shape_of_rows(batch.saturating_mul(rows), heads * head_dim.div_ceil(chunk))
     }
 
-    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
+    fn with_block(
+        &self,
+        launch: &StepLaunch<'_>,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let at = launch.at;
         let [_, rows, heads, head_dim] = self.out().shape.map(|extent| extent as i32);
         let mut merge = abi::Merge {
@@ -81,6 +82,6 @@ impl Operation for Merge {
                 merge.lses[index] = tensor(addresses[1], lse);
             }
         }
-        launch.kernel.fill(block, &merge)
+        launch.kernel.give(&merge, taker)
     }
 }

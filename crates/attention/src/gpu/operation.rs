@@ -1,13 +1,12 @@
 //! The part of a launch that differs from operation to operation.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use warptile_kernels::{Operand, Slots};
 
 use crate::error::Result;
 use crate::gpu::bindings::Addresses;
-use crate::gpu::kernel::{Block, Loaded};
+use crate::gpu::kernel::Loaded;
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::Expected;
 
@@ -47,9 +46,9 @@ pub trait Operation: fmt::Debug {
     #[doc(hidden)]
     fn check_problem(&self, prepared: &Self::Problem) -> Result<()>;
 
-    /// The memory that it expects of each operand. `needs_alignment`: the kernels move 16 bytes at a time.
+    /// The memory that it expects of each operand.
     #[doc(hidden)]
-    fn expected(&self, needs_alignment: bool) -> Cow<'_, Slots<Expected>>;
+    fn expected(&self) -> &Slots<Expected>;
 
     /// The memory that it expects of each part, of an operation that has parts.
     #[doc(hidden)]
@@ -65,10 +64,14 @@ pub trait Operation: fmt::Debug {
     #[doc(hidden)]
     fn shape(&self, step: &Step) -> Result<LaunchShape>;
 
-    /// Fills the block of a step's kernel. Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::spec::MAX_LEN), and the
-    /// shape its CTAs. The context is current.
+    /// Fills the block of a step's kernel, and gives its bytes to `taker`. Counts fit 32 bits: the builder has checked them against
+    /// [`MAX_LEN`](crate::spec::MAX_LEN), and the shape its CTAs. The context is current.
     #[doc(hidden)]
-    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()>;
+    fn with_block(
+        &self,
+        launch: &StepLaunch<'_>,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()>;
 }
 
 /// One step of a launch.

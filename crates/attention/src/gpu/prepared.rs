@@ -1,6 +1,5 @@
 //! A plan with its kernels loaded, and its launches.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +15,7 @@ use crate::gpu::sync;
 use crate::gpu::workspace::workspace_of;
 use crate::plan::{LaunchShape, Plan, Scratch, Step, tile_order};
 use crate::recent::{Recent, lock};
-use crate::spec::{Call, Expected, Invalid};
+use crate::spec::{Call, Invalid};
 
 /// A planned problem of an operation, with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number
 /// of streams of its context, and in captures. A cheap handle.
@@ -128,15 +127,12 @@ impl<O: Operation> Prepared<O> {
         &self,
         stream: &Stream,
         call: &O,
-        outline: &Outline<'_>,
+        outline: &Outline,
         bindings: &Bindings<'_>,
         kept: Option<&Mutex<Blocks>>,
     ) -> Result<()> {
         check_stream(stream, self.context())?;
-        let expected = Places {
-            operands: &outline.expected,
-            parts: call.expected_parts(),
-        };
+        let expected = self.expected(call);
         let mut addresses = bindings.check(self.context(), expected)?;
         if outline.shapes.iter().all(|shape| shape.grid == 0) {
             return Ok(());
@@ -171,12 +167,14 @@ impl<O: Operation> Prepared<O> {
         let blocks = match (known, kept) {
             (None, Some(kept)) => {
                 expected.check(&addresses)?;
-                let mut blocks: Arc<[Block]> = launches().map(|_| Block::EMPTY).collect();
-                if let Some(blocks) = Arc::get_mut(&mut blocks) {
-                    for (block, launch) in blocks.iter_mut().zip(launches()) {
-                        call.fill(block, &launch)?;
-                    }
+                let mut blocks = Vec::with_capacity(outline.shapes.len());
+                for launch in launches() {
+                    call.with_block(&launch, |block| {
+                        blocks.push(Block::of(block));
+                        Ok(())
+                    })?;
                 }
+                let blocks: Arc<[Block]> = blocks.into();
                 let key = (addresses.operands, addresses.parts.to_vec(), workspace);
                 lock(kept).keep(key, blocks.clone());
                 Some(blocks)
@@ -194,20 +192,16 @@ impl<O: Operation> Prepared<O> {
                 if launch.shape.grid == 0 {
                     continue;
                 }
-                let mut filled;
-                let block = match &blocks {
-                    Some(blocks) => &blocks[index],
-                    None => {
-                        filled = Block::EMPTY;
-                        call.fill(&mut filled, &launch)?;
-                        &filled
-                    }
-                };
+                let config = config(launch.step, launch.shape);
                 // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach
                 // as far as its layout, of staged numbers, or of the stream's own workspace. Numbers that nobody has checked are
                 // clamped or ignored by the kernels. The memory outlives the kernel: it is freed in the order of its own stream,
                 // which is made to come after this launch, or kept by the graph.
-                unsafe { (launch.kernel).launch(&at, &config(launch.step, launch.shape), block) }?;
+                let run = |block: &[u8]| unsafe { launch.kernel.launch(&at, &config, block) };
+                match &blocks {
+                    Some(blocks) => run(blocks[index].bytes())?,
+                    None => call.with_block(&launch, run)?,
+                }
             }
             Ok(())
         });
@@ -273,10 +267,10 @@ impl<O: Operation> Prepared<O> {
                 at,
                 workspace,
             };
-            let mut block = Block::EMPTY;
-            call.fill(&mut block, &launch)?;
+            let config = config(step, shape);
             // SAFETY: the caller's promises.
-            unsafe { kernel.launch_raw(stream, &config(step, shape), &block) }?;
+            let run = |block: &[u8]| unsafe { kernel.launch_raw(stream, &config, block) };
+            call.with_block(&launch, run)?;
         }
         Ok(())
     }
@@ -294,13 +288,17 @@ impl<O: Operation> Prepared<O> {
         Ok(())
     }
 
+    fn expected<'a>(&self, call: &'a O) -> Places<'a> {
+        Places {
+            operands: call.expected(),
+            parts: call.expected_parts(),
+            chunks: self.plan().needs_alignment(),
+        }
+    }
+
     fn check_addresses(&self, call: &O, addresses: &Addresses<'_>) -> Result<()> {
         call.check_problem(self.plan().problem())?;
-        let expected = call.expected(self.plan().needs_alignment());
-        let expected = Places {
-            operands: &expected,
-            parts: call.expected_parts(),
-        };
+        let expected = self.expected(call);
         if let Some(slot) = expected.iter().find(|slot| slot.on_host) {
             return Err(Invalid::Presence {
                 argument: slot.name,
@@ -333,19 +331,17 @@ impl<O: Operation> Prepared<O> {
 
 /// Everything about a launch except its addresses.
 #[derive(Debug)]
-struct Outline<'a> {
-    expected: Cow<'a, Slots<Expected>>,
+struct Outline {
     /// Whether there are numbers in host memory.
     has_host_numbers: bool,
     /// Of each step of the plan.
     shapes: Vec<LaunchShape>,
 }
 
-impl<'a> Outline<'a> {
+impl Outline {
     /// `call` is one of the problem that was planned.
-    fn of<O: Operation>(plan: &Plan<O::Problem>, call: &'a O) -> Result<Self> {
+    fn of<O: Operation>(plan: &Plan<O::Problem>, call: &O) -> Result<Self> {
         Ok(Outline {
-            expected: call.expected(plan.needs_alignment()),
             has_host_numbers: call.host_numbers().any(|(_, list)| !list.is_empty()),
             shapes: { plan.steps().iter() }
                 .map(|step| call.shape(step))
@@ -364,18 +360,14 @@ type Blocks = Recent<(Slots<u64>, Vec<[u64; 2]>, DevicePointer), Arc<[Block]>>;
 pub(crate) struct Ready<O: Operation = Call> {
     call: O,
     prepared: Prepared<O>,
-    outline: Outline<'static>,
+    outline: Outline,
     blocks: Mutex<Blocks>,
 }
 
 impl<O: Operation> Ready<O> {
     pub(super) fn new(call: O, prepared: Prepared<O>) -> Result<Self> {
-        let outline = Outline::of(prepared.plan(), &call)?;
         Ok(Ready {
-            outline: Outline {
-                expected: Cow::Owned(outline.expected.into_owned()),
-                ..outline
-            },
+            outline: Outline::of(prepared.plan(), &call)?,
             call,
             prepared,
             blocks: Mutex::default(),

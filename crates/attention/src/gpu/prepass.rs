@@ -1,13 +1,10 @@
 //! The pre-pass of the backward pass on a GPU.
 
-use std::borrow::Cow;
-
 use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::error::Result;
 use crate::gpu::block::tensor;
-use crate::gpu::kernel::Block;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
@@ -52,8 +49,8 @@ impl Operation for Prepass {
         )?)
     }
 
-    fn expected(&self, _: bool) -> Cow<'_, Slots<Expected>> {
-        Cow::Borrowed(self.expected())
+    fn expected(&self) -> &Slots<Expected> {
+        self.expected()
     }
 
     fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
@@ -67,13 +64,16 @@ impl Operation for Prepass {
         step.shape_of_rows(self.len() / Prepass::TILE, 1)
     }
 
-    fn fill(&self, block: &mut Block, launch: &StepLaunch<'_>) -> Result<()> {
+    fn with_block(
+        &self,
+        launch: &StepLaunch<'_>,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let at = &launch.at.operands;
         let count = |n: usize| n as i32;
         let [_, row_count, heads, head_dim] = self.out().shape;
         let rows = self.rows();
-        launch.kernel.fill(
-            block,
+        launch.kernel.give(
             &abi::Prepass {
                 sequences: abi::Sequences {
                     batch: count(self.batch()),
@@ -99,6 +99,7 @@ impl Operation for Prepass {
                 delta: at[Operand::Delta],
                 scaled_lse: at[Operand::ScaledLse],
             },
+            taker,
         )
     }
 }

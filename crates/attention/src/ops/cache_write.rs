@@ -479,34 +479,34 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         let mut bindings = Bindings::default();
         for ((operand, given), uploaded) in self.scales().zip(uploaded) {
             match (given, uploaded) {
-                (_, Some(scales)) => bindings.set(*operand, scales.as_slice().into_bytes()),
+                (_, Some(scales)) => bindings.set_bytes(*operand, scales.as_slice().into_bytes()),
                 (Given::Numbers(Numbers::Device(scales)), None) => {
-                    bindings.set(*operand, scales.clone());
+                    bindings.set_bytes(*operand, scales.clone());
                 }
                 _ => {}
             }
         }
-        bindings.set(Operand::K, self.k.on_device("k")?.into_bytes());
-        bindings.set(Operand::V, self.v.on_device("v")?.into_bytes());
+        bindings.set_bytes(Operand::K, self.k.on_device("k")?.into_bytes());
+        bindings.set_bytes(Operand::V, self.v.on_device("v")?.into_bytes());
         let [k_pages, v_pages] = self.cache.memory.on_device(append.types().k.size())?;
-        bindings.set(Operand::KPages, k_pages);
-        bindings.set(Operand::VPages, v_pages);
+        bindings.set_bytes(Operand::KPages, k_pages);
+        bindings.set_bytes(Operand::VPages, v_pages);
         match self.queries {
             Some(QueryTensors::InPlace(q)) => {
-                bindings.set(Operand::Q, q.device_mut("q")?.into_bytes());
+                bindings.set_bytes(Operand::Q, q.device_mut("q")?.into_bytes());
             }
             Some(QueryTensors::Into(q, out)) => {
-                bindings.set(Operand::Q, q.on_device("q")?.into_bytes());
-                bindings.set(Operand::QOut, out.device_mut("q_out")?.into_bytes());
+                bindings.set_bytes(Operand::Q, q.on_device("q")?.into_bytes());
+                bindings.set_bytes(Operand::QOut, out.device_mut("q_out")?.into_bytes());
             }
             None => {}
         }
         if let Some([cos, sin]) = self.tables {
-            bindings.set(Operand::Cos, cos.on_device("cos")?);
-            bindings.set(Operand::Sin, sin.on_device("sin")?);
+            bindings.set_bytes(Operand::Cos, cos.on_device("cos")?);
+            bindings.set_bytes(Operand::Sin, sin.on_device("sin")?);
         }
         for (operand, list) in self.lists {
-            bindings.set(operand, list);
+            bindings.set_bytes(operand, list);
         }
         Ok(bindings)
     }

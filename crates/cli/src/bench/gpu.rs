@@ -115,7 +115,8 @@ impl Launch {
         stream: &Stream,
         buffers: &mut Buffers<T>,
     ) -> warptile::Result<()> {
-        let bindings = self.lists.add_to(buffers.bindings()?)?;
+        let mut bindings = buffers.bindings()?;
+        self.lists.add_to(&mut bindings)?;
         self.prepared.launch(stream, &self.call, &bindings)
     }
 }

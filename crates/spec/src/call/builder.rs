@@ -3,10 +3,11 @@
 use crate::call::Terms;
 use crate::lengths::{KEYS, LengthsRequest, QUERIES};
 use crate::pages::{BLOCK_TABLE, TableRequest};
+use crate::slots::UNWANTED;
 use crate::{
     AlibiShape, Call, DIMENSIONS, ElementType, Elements, Heads, Invalid, Kind, Layout, Layouts,
-    LengthElement, Numbers, Operand, PAGE_DIMENSIONS, Request, Result, SCALES, Scoring, Splits,
-    TableLayout, Types, check_alone, check_scale_counts, expect_countable, expect_presence,
+    LengthElement, Numbers, Operand, Operations, PAGE_DIMENSIONS, Request, Result, SCALES, Scoring,
+    Splits, TableLayout, Types, check_alone, check_scale_counts, expect_countable, expect_presence,
     expect_same,
 };
 
@@ -382,8 +383,14 @@ impl<'a> CallBuilder<'a> {
             keys,
             pages,
             given: 0,
+            expected: UNWANTED,
         };
         call.given = call.given();
+        for operand in Operand::of(Operations::FORWARD) {
+            if call.has(operand) {
+                call.expected[operand] = call.expect(operand);
+            }
+        }
         Ok(call)
     }
 }
