@@ -80,10 +80,9 @@ impl Attention {
         queries: impl Into<Queries<'a, T>>,
         keys: impl Into<Keys<'a, T>>,
     ) -> Result<Output<T>> {
-        let (queries, keys) = (queries.into(), keys.into());
-        let given = Arguments::new(self, &queries, &keys);
+        let given = Arguments::new(self, queries.into(), keys.into());
         let made = self.describe(&given, None)?;
-        let (call, backend) = (made.call(), queries.q.backend());
+        let (call, backend) = (made.call(), given.backend());
         let (plan, out, lse) = match &made {
             Described::Cpu(call) => self.forward_on_cpu(call, &given)?,
             Described::Gpu(gpu, ready) => self.forward_on_gpu(gpu, ready, &given)?,
@@ -108,14 +107,13 @@ impl Attention {
         out: &mut Tensor<T>,
         lse: Option<&mut Lse>,
     ) -> Result<Plan> {
-        let (queries, keys) = (queries.into(), keys.into());
         let attention = Attention {
             lse: lse.is_some(),
             ..self.clone()
         };
-        let given = Arguments::new(&attention, &queries, &keys);
+        let given = Arguments::new(&attention, queries.into(), keys.into());
         let made = attention.describe(&given, Some(&*out))?;
-        let (call, expected) = (made.call(), queries.q.backend());
+        let (call, expected) = (made.call(), given.backend());
         let others = [
             ("out", Some(out.backend())),
             ("lse", lse.as_deref().map(Lse::backend)),
@@ -153,8 +151,7 @@ impl Attention {
         queries: impl Into<Queries<'a, T>>,
         keys: impl Into<Keys<'a, T>>,
     ) -> Result<Plan> {
-        let (queries, keys) = (queries.into(), keys.into());
-        let given = Arguments::new(self, &queries, &keys);
+        let given = Arguments::new(self, queries.into(), keys.into());
         let call = self.request(&given, None)?.build()?;
         Self::check(&call, &given)?;
         match given.backend().place() {
@@ -197,17 +194,17 @@ impl Attention {
             .want_lse(self.lse);
         for (operand, given_for) in given.iter() {
             same_device(operand.name(), given_for.backend(), given.backend())?;
-            builder = match given_for {
+            match given_for {
                 Given::Tensor(part) => {
                     // Kernels read scores one at a time.
                     aligned &= !operand.moves_rows() || part.starts_aligned();
-                    builder.layout(operand, *part.layout())
+                    builder.set_layout(operand, *part.layout());
                 }
-                Given::Numbers(_) => builder.given(operand, given_for.request()),
-            };
+                Given::Numbers(_) => builder = builder.given(operand, given_for.request()),
+            }
         }
         if let Some(out) = out {
-            builder = builder.out(*out.layout());
+            builder.set_layout(Operand::Out, *out.layout());
         }
         Ok(match aligned {
             true => builder,

@@ -323,7 +323,9 @@ impl<'a, T: Element> Keys<'a, T> {
             (Operand::K, Given::Tensor(k)),
             (Operand::V, Given::Tensor(v)),
         ];
-        let mut given = Vec::from(tensors);
+        // With room for those of a plain call.
+        let mut given = Vec::with_capacity(4);
+        given.extend(tensors);
         let element = quantized.as_ref().map_or(T::TYPE, |by| by.element);
         if let Some(by) = quantized {
             given.extend(by.scales);

@@ -303,8 +303,13 @@ impl<T: Pod> Tensor<T> {
 impl<T: Pod> Tensor<T> {
     /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
     pub(crate) fn starts_aligned(&self) -> bool {
-        self.device_slice()
-            .is_none_or(|slice| slice.pointer().is_multiple_of(CHUNK_BYTES as u64))
+        match &self.storage {
+            Storage::Device(buffer) => {
+                let start = buffer.pointer() + (self.offset * size_of::<T>()) as u64;
+                start.is_multiple_of(CHUNK_BYTES as u64)
+            }
+            Storage::Host(_) => true,
+        }
     }
 }
 

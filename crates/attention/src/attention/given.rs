@@ -11,7 +11,7 @@ use crate::spec::{Call, CallBuilder, Element, Numbers};
 /// that calls.
 pub(super) struct Arguments<'a> {
     types: Types,
-    /// Queries, then the rest in any order.
+    /// In any order, but numbers of options last.
     given: Vec<(Operand, Given<'a>)>,
     longest: [Option<usize>; 2],
     table: Option<crate::spec::TableLayout>,
@@ -21,15 +21,12 @@ pub(super) struct Arguments<'a> {
 impl<'a> Arguments<'a> {
     pub(super) fn new<T: Element>(
         attention: &'a Attention,
-        queries: &'a Queries<'a, T>,
-        keys: &'a Keys<'a, T>,
+        queries: Queries<'a, T>,
+        keys: Keys<'a, T>,
     ) -> Self {
-        let (of_queries, of_keys) = (&queries.side.given, &keys.side.given);
-        let count = 1 + of_queries.len() + of_keys.len() + attention.numbers.len();
-        let mut given = Vec::with_capacity(count);
+        let mut given = keys.side.given;
         given.push((Operand::Q, Given::Tensor(Part::all(queries.q))));
-        given.extend_from_slice(of_queries);
-        given.extend_from_slice(of_keys);
+        given.extend(queries.side.given);
         let numbers = attention.numbers.iter().map(|(operand, numbers)| {
             let bytes = bytemuck::cast_slice(numbers);
             (*operand, Given::Numbers(Numbers::Host(bytes)))

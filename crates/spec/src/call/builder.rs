@@ -80,13 +80,18 @@ impl<'a> CallBuilder<'a> {
     /// Values of keys that a key mask hides count 0 times, so they must be finite: 0 times a NaN or an infinity is NaN. Lengths hide keys
     /// whose values may be anything.
     pub fn layout(mut self, operand: Operand, layout: Layout) -> Self {
+        self.set_layout(operand, layout);
+        self
+    }
+
+    /// [`layout`](Self::layout) in place.
+    pub fn set_layout(&mut self, operand: Operand, layout: Layout) {
         if let Some(slot) = self.terms.layouts.get_mut(operand as usize) {
             *slot = Some(layout);
         }
         if operand.kind() == Kind::Scores {
             self.terms.scoring = self.terms.scoring.with(operand);
         }
-        self
     }
 
     /// The number of values of a list that is an option, or of scales. As many slopes as q has heads are one for each head, more are one for
