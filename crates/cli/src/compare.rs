@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::chart::{self, Bar};
 use crate::failure::Failure;
 use crate::files::Tensors;
-use crate::records::{self, Comparison, Record};
+use crate::records::{self, Compared, Comparison, Record};
+use crate::text::say;
 use crate::{cases, files, json, text};
 
 /// Compare the tensors of two files (safetensors, .npz or .npy), or two records of `warptile bench --json`.
@@ -80,9 +82,6 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
             )));
         }
     }
-    if let Some(json) = &args.json {
-        json.check()?;
-    }
     match (is_record(&args.a), is_record(&args.b)) {
         (true, true) => records(args, console),
         (false, false) => tensors(args, console),
@@ -95,20 +94,6 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
 fn is_record(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "json")
-}
-
-/// A row of two records, for `--json`.
-#[derive(Debug, Serialize)]
-struct TimeDifference<'a> {
-    backend: &'a str,
-    problem: &'a str,
-    method: &'a str,
-    /// In B.
-    kernel: &'a str,
-    a_us: f64,
-    b_us: f64,
-    /// Speed of B over that of A.
-    ratio: f64,
 }
 
 fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
@@ -138,22 +123,14 @@ fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
             .collect();
         write!(console, "\n{}", chart::bars(&bars, text::columns()))?;
     }
-    if let Some(json) = &args.json {
-        let rows: Vec<_> = comparison
-            .rows
-            .iter()
-            .map(|row| TimeDifference {
-                backend: &row.now.backend,
-                problem: &row.now.problem,
-                method: &row.now.method,
-                kernel: &row.now.kernel,
-                a_us: row.before.median_us,
-                b_us: row.now.median_us,
-                ratio: row.ratio(),
-            })
-            .collect();
-        json.write(&rows)?;
-    }
+    // The kernel is that of B, and the ratio is the speed of B over that of A.
+    let row = |row: &Compared<'_>| {
+        json!({
+            "backend": row.now.backend, "problem": row.now.problem, "method": row.now.method, "kernel": row.now.kernel,
+            "a_us": row.before.median_us, "b_us": row.now.median_us, "ratio": row.ratio(),
+        })
+    };
+    json::write(&args.json, &Vec::from_iter(comparison.rows.iter().map(row)))?;
     comparison.verdict(&args.a)
 }
 
@@ -202,7 +179,8 @@ fn tensors(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
         }
         let (in_a, in_b) = (a.required(name)?, b.required(&in_b)?);
         let difference = difference(args, &shown, [(&a, &in_a), (&b, &in_b)])?;
-        let line = format!(
+        say!(
+            console,
             "compare  {shown}: {} of {} values differ, {} by more than is allowed; largest difference {:.2e} at {}, rms {:.2e}",
             difference.different,
             difference.values,
@@ -210,16 +188,13 @@ fn tensors(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
             difference.max,
             difference.index,
             difference.rms
-        );
-        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+        )?;
         if difference.beyond > 0 {
             wrong.push(name);
         }
         differences.push(difference);
     }
-    if let Some(json) = &args.json {
-        json.write(&differences)?;
-    }
+    json::write(&args.json, &differences)?;
     match wrong.len() {
         0 => Ok(()),
         _ => Err(Failure::Wrong(format!(

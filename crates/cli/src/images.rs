@@ -11,6 +11,7 @@ use warptile::plan::Choice;
 use warptile_kernels::{ElementType, External, Family, Image, Target};
 
 use crate::failure::Failure;
+use crate::json;
 use crate::text;
 
 /// The environment variable that names the folder.
@@ -82,9 +83,7 @@ pub(crate) fn chosen(choice: &Choice) -> Result<Vec<&'static Image>, Failure> {
 /// Reads a folder.
 fn read(folder: &Path) -> Result<Vec<&'static Image>, Failure> {
     let path = folder.join(MANIFEST);
-    let text = std::fs::read(&path).map_err(|source| Failure::read(&path, source))?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|source| Failure::json(&path, source))?;
+    let manifest: Manifest = json::read(&path)?;
     let refuse =
         |reason: String| Failure::Input(format!("{VARIABLE}: {}: {reason}", path.display()));
     let mut names = BTreeSet::new();

@@ -6,6 +6,7 @@ use std::io::Write;
 use clap::Args;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
+use serde_json::{Value, json};
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason};
 use warptile::spec::{Call, Scoring};
 use warptile::{ElementType, Error, Layout, Mask};
@@ -17,7 +18,7 @@ use crate::failure::Failure;
 use crate::json;
 use crate::machine;
 use crate::options::Device;
-use crate::text;
+use crate::text::{self, say};
 
 /// Show the driver, the devices, the embedded kernels, and which of them would be chosen.
 ///
@@ -64,7 +65,7 @@ struct Info {
     date: String,
     cpu_threads: usize,
     devices: Vec<DeviceInfo>,
-    images: Vec<ImageInfo>,
+    images: Vec<Value>,
 }
 
 #[derive(Debug, Serialize)]
@@ -84,22 +85,22 @@ struct DeviceInfo {
     in_force: Rates,
 }
 
-#[derive(Debug, Serialize)]
-struct ImageInfo {
-    image: &'static str,
-    kernel: &'static str,
-    family: String,
-    /// What it is for: `forward`, or an operation beside attention.
-    role: String,
-    /// How tiles come to CTAs.
-    schedule: String,
-    features: Vec<String>,
-    element: String,
-    target: String,
-    sha256: &'static str,
-    bytes: usize,
-    /// Dynamic shared memory of a CTA.
-    shared_bytes: u32,
+/// An image in the JSON that `--json` writes. `role` is what it is for: `forward`, or an operation beside attention; `schedule` is how tiles come
+/// to CTAs, and `shared_bytes` the dynamic shared memory of a CTA.
+fn image_json(image: &Image) -> Value {
+    json!({
+        "image": image.name,
+        "kernel": image.kernel,
+        "family": image.family.to_string(),
+        "role": image.role.to_string(),
+        "schedule": image.schedule.to_string(),
+        "features": Vec::from_iter(image.features.iter().map(|one| one.to_string())),
+        "element": image.element.to_string(),
+        "target": image.target.to_string(),
+        "sha256": image.sha256,
+        "bytes": image.len,
+        "shared_bytes": image.resources.dynamic_shared_bytes,
+    })
 }
 
 /// Runs the command.
@@ -109,10 +110,7 @@ pub(crate) fn run(args: &InfoArgs, console: &mut dyn Write) -> Result<(), Failur
     writeln!(console, "auto     {}", Device::Auto.open()?)?;
     print_catalog(args.kernels, console)?;
     print_choices(&info, args.explain, console)?;
-    match &args.json {
-        Some(json) => json.write(&info),
-        None => Ok(()),
-    }
+    json::write(&args.json, &info)
 }
 
 /// What a bug report needs to know of the machine.
@@ -133,20 +131,19 @@ fn print_machine(info: &Info, console: &mut dyn Write) -> Result<(), Failure> {
         }
         (None, error) => format!("driver   none: {}", error.as_deref().unwrap_or_default()),
     };
-    writeln!(console, "{}", text::wrapped(&driver, text::columns(), 9))?;
+    say!(console, "{driver}")?;
     writeln!(console, "cpu      {} threads", info.cpu_threads)?;
     for device in &info.devices {
-        let line = format!(
+        say!(
+            console,
             "cuda:{:<3} {}, compute capability {}, {} multiprocessors, {:.1} GiB",
             device.ordinal,
             device.name,
             device.compute_capability,
             device.multiprocessors,
             device.memory_bytes as f64 / f64::from(1 << 30)
-        );
-        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
-        let rates = format!("rates    {}", device.rates);
-        writeln!(console, "{}", text::wrapped(&rates, text::columns(), 9))?;
+        )?;
+        say!(console, "rates    {}", device.rates)?;
     }
     Ok(())
 }
@@ -188,22 +185,7 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
         date: machine::utc(std::time::SystemTime::now()),
         cpu_threads: machine::threads(),
         devices: Vec::new(),
-        images: catalog()
-            .iter()
-            .map(|image| ImageInfo {
-                image: image.name,
-                kernel: image.kernel,
-                family: image.family.to_string(),
-                role: image.role.to_string(),
-                schedule: image.schedule.to_string(),
-                features: image.features.iter().map(|one| one.to_string()).collect(),
-                element: image.element.to_string(),
-                target: image.target.to_string(),
-                sha256: image.sha256,
-                bytes: image.len,
-                shared_bytes: image.resources.dynamic_shared_bytes,
-            })
-            .collect(),
+        images: catalog().iter().map(image_json).collect(),
     };
     match driver {
         Err(error) => info.driver_error = Some(error.to_string()),
@@ -358,7 +340,7 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
                 Ok(plan) => {
                     if explain {
                         for line in plan.explain().lines() {
-                            writeln!(console, "{}", text::wrapped(line, text::columns(), 9))?;
+                            say!(console, "{line}")?;
                         }
                         writeln!(console)?;
                     }

@@ -2,10 +2,12 @@
 
 use std::convert::Infallible;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::console::Console;
 use crate::failure::Failure;
@@ -28,6 +30,28 @@ impl FromStr for Target {
             path => Target::File(path.into()),
         })
     }
+}
+
+/// Reads the JSON of a file.
+///
+/// # Errors
+/// [`Failure::File`] or [`Failure::Json`].
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let bytes = std::fs::read(path).map_err(|source| Failure::read(path, source))?;
+    serde_json::from_slice(&bytes).map_err(|source| Failure::json(path, source))
+}
+
+/// Writes `value` where it was asked for.
+///
+/// # Errors
+/// [`Failure::File`] or [`Failure::Output`].
+pub(crate) fn write(target: &Option<Target>, value: &impl Serialize) -> Result<(), Failure> {
+    target.as_ref().map_or(Ok(()), |target| target.write(value))
+}
+
+/// A value as JSON that can be added to.
+pub(crate) fn value(value: impl Serialize) -> Result<Value, Failure> {
+    Ok(serde_json::to_value(value).map_err(std::io::Error::from)?)
 }
 
 impl Target {

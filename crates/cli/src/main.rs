@@ -82,24 +82,23 @@ enum Command {
 }
 
 impl Command {
-    /// Whether standard output is for JSON alone.
-    fn writes_json(&self) -> bool {
-        let json = match self {
-            Command::Info(args) => &args.json,
-            Command::Verify(args) => &args.json,
-            Command::Bench(args) => &args.json,
-            Command::Compare(args) => &args.json,
-            Command::Plan(args) => &args.json,
-            Command::Tune(args) => &args.json,
+    /// Where the command writes its results as JSON, if it does.
+    fn json(&self) -> Option<&Target> {
+        match self {
+            Command::Info(args) => args.json.as_ref(),
+            Command::Verify(args) => args.json.as_ref(),
+            Command::Bench(args) => args.json.as_ref(),
+            Command::Compare(args) => args.json.as_ref(),
+            Command::Plan(args) => args.json.as_ref(),
+            Command::Tune(args) => args.json.as_ref(),
             Command::Run(_)
             | Command::Gen(_)
             | Command::Report(_)
             | Command::TuneTrials(_)
             | Command::Completions(_)
             | Command::Man(_)
-            | Command::Trial(_) => &None,
-        };
-        matches!(json, Some(Target::Stdout))
+            | Command::Trial(_) => None,
+        }
     }
 
     fn run(&self, console: &mut dyn Write) -> Result<(), Failure> {
@@ -140,11 +139,15 @@ fn main() -> ExitCode {
             };
         }
     };
-    let result = match cli.command.writes_json() {
-        true => cli.command.run(&mut Console::stderr()),
-        false => cli.command.run(&mut Console::stdout()),
-    };
-    ended(result)
+    let json = cli.command.json();
+    ended(
+        json.map_or(Ok(()), Target::check)
+            .and_then(|()| match json {
+                // Standard output is for the JSON alone.
+                Some(Target::Stdout) => cli.command.run(&mut Console::stderr()),
+                _ => cli.command.run(&mut Console::stdout()),
+            }),
+    )
 }
 
 /// The exit code, after what went wrong was told.

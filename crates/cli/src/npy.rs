@@ -35,44 +35,33 @@ struct Header {
     shape: Vec<usize>,
 }
 
-/// NumPy's name of an element type. NumPy has no bf16 and no e4m3: ml_dtypes' arrays of them are saved as two bytes or one without a
+/// NumPy's names of element types. NumPy has no bf16 and no e4m3: ml_dtypes' arrays of them are saved as two bytes or one without a
 /// meaning.
+const NAMES: [(Dtype, &str); 10] = [
+    (Dtype::BOOL, "|b1"),
+    (Dtype::U8, "|u1"),
+    (Dtype::F16, "<f2"),
+    (Dtype::BF16, "<V2"),
+    (Dtype::F8_E4M3, "|V1"),
+    (Dtype::F32, "<f4"),
+    (Dtype::F64, "<f8"),
+    (Dtype::I32, "<i4"),
+    (Dtype::U32, "<u4"),
+    (Dtype::I64, "<i8"),
+];
+
 fn name(dtype: Dtype) -> Option<&'static str> {
-    Some(match dtype {
-        Dtype::BOOL => "|b1",
-        Dtype::U8 => "|u1",
-        Dtype::F16 => "<f2",
-        Dtype::BF16 => "<V2",
-        Dtype::F8_E4M3 => "|V1",
-        Dtype::F32 => "<f4",
-        Dtype::F64 => "<f8",
-        Dtype::I32 => "<i4",
-        Dtype::U32 => "<u4",
-        Dtype::I64 => "<i8",
-        _ => return None,
-    })
+    NAMES.iter().find(|one| one.0 == dtype).map(|one| one.1)
 }
 
 fn dtype(descr: &str) -> Option<Dtype> {
-    const KNOWN: [Dtype; 10] = [
-        Dtype::BOOL,
-        Dtype::U8,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::F8_E4M3,
-        Dtype::F32,
-        Dtype::F64,
-        Dtype::I32,
-        Dtype::U32,
-        Dtype::I64,
-    ];
     // Whether bytes without a meaning have an order depends on NumPy's version.
     let descr = match descr {
         "|V2" => "<V2",
         "<V1" => "|V1",
         known => known,
     };
-    KNOWN.into_iter().find(|&one| name(one) == Some(descr))
+    NAMES.iter().find(|one| one.1 == descr).map(|one| one.0)
 }
 
 /// Finds the array in the bytes of an `.npy` file.

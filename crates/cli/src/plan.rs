@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 use warptile::Error;
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Standing};
 use warptile::spec::Call;
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::images;
 use crate::json;
 use crate::options::{self, Device};
-use crate::text;
+use crate::text::{self, say};
 
 /// Show which kernel would compute a problem on a GPU, and why no other would.
 ///
@@ -55,34 +55,8 @@ pub(crate) struct PlanArgs {
     pub(crate) json: Option<json::Target>,
 }
 
-/// The JSON that `--json` writes, one for each GPU.
-#[derive(Debug, Serialize)]
-struct Planned {
-    problem: String,
-    gpu: String,
-    compute_capability: String,
-    multiprocessors: u32,
-    /// `null` if no kernel takes the problem there.
-    kernel: Option<&'static str>,
-    image: Option<&'static str>,
-    /// Whether the choice is by rates that were measured on this GPU.
-    measured: bool,
-    /// What the choice rests on; `null` if no kernel takes the problem there.
-    rates: Option<String>,
-    considered: Vec<NotChosen>,
-}
-
-#[derive(Debug, Serialize)]
-struct NotChosen {
-    kernel: &'static str,
-    reason: String,
-}
-
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    if let Some(json) = &args.json {
-        json.check()?;
-    }
     let call = args.case.call_on_gpu()?;
     let profiles = profiles(args)?;
     let named = images::named()?;
@@ -94,31 +68,21 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
         };
         planner.plan(call.problem(), &args.kernel)
     };
-    writeln!(
-        console,
-        "{}",
-        line("problem", &cases::without_seed(&args.case))
-    )?;
+    say!(console, "problem  {}", cases::without_seed(&args.case))?;
     if profiles.is_empty() {
-        writeln!(
+        say!(
             console,
-            "{}",
-            line(
-                "kernel",
-                "cpu: there is no GPU here; name one, such as --gpu a100"
-            )
+            "kernel   cpu: there is no GPU here; name one, such as --gpu a100"
         )?;
     }
     let plans: Vec<_> = profiles
         .iter()
         .map(|one| (&one.0, planned_for(one)))
         .collect();
-    if let Some(json) = &args.json {
-        let planned = plans
-            .iter()
-            .map(|(profile, plan)| planned(args, profile, plan));
-        json.write(&planned.collect::<Vec<_>>())?;
-    }
+    let planned = plans
+        .iter()
+        .map(|(profile, plan)| planned(args, profile, plan));
+    json::write(&args.json, &Vec::from_iter(planned))?;
     match &plans[..] {
         [] => Ok(()),
         [(profile, plan)] => {
@@ -127,11 +91,6 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
         }
         _ => table(&plans, console),
     }
-}
-
-/// `text` behind a word, within the terminal.
-fn line(word: &str, text: &str) -> String {
-    text::wrapped(&format!("{word:<9}{text}"), text::columns(), 9)
 }
 
 /// No kernel, or no such name, with the reasons of all in a few lines.
@@ -184,31 +143,31 @@ fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Fail
     Ok(profiles)
 }
 
-fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Plan>) -> Planned {
+/// The JSON that `--json` writes, one for each GPU.
+fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Plan>) -> Value {
     let considered = match plan {
         Ok(plan) => plan.considered(),
         Err(Error::NoKernel { considered, .. }) => considered,
         Err(_) => &[],
     };
-    let image = plan.as_ref().ok().and_then(Plan::image);
-    let basis = plan.as_ref().ok().and_then(Plan::basis);
-    Planned {
-        problem: cases::without_seed(&args.case),
-        gpu: profile.name.clone(),
-        compute_capability: format!("{}.{}", profile.major, profile.minor),
-        multiprocessors: profile.multiprocessors,
-        kernel: image.map(|image| image.kernel),
-        image: image.map(|image| image.name),
-        measured: basis.is_some_and(|basis| basis.standing == Standing::Measured),
-        rates: basis.map(ToString::to_string),
-        considered: considered
-            .iter()
-            .map(|one| NotChosen {
-                kernel: one.kernel,
-                reason: one.reason.to_string(),
-            })
-            .collect(),
-    }
+    let plan = plan.as_ref().ok();
+    let (image, basis) = (plan.and_then(Plan::image), plan.and_then(Plan::basis));
+    let considered = considered
+        .iter()
+        .map(|one| json!({ "kernel": one.kernel, "reason": one.reason.to_string() }));
+    json!({
+        "problem": cases::without_seed(&args.case),
+        "gpu": profile.name,
+        "compute_capability": format!("{}.{}", profile.major, profile.minor),
+        "multiprocessors": profile.multiprocessors,
+        // `null`, as what the choice rests on, if no kernel takes the problem there.
+        "kernel": image.map(|image| image.kernel),
+        "image": image.map(|image| image.name),
+        "rates": basis.map(ToString::to_string),
+        // Whether the choice is by rates that were measured on this GPU.
+        "measured": basis.is_some_and(|basis| basis.standing == Standing::Measured),
+        "considered": Vec::from_iter(considered),
+    })
 }
 
 /// One plan at length.
@@ -219,33 +178,34 @@ fn one(
     plan: &Plan,
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let device = format!(
-        "{}, compute capability {}.{}, {} multiprocessors",
-        profile.name, profile.major, profile.minor, profile.multiprocessors
-    );
-    writeln!(console, "{}", line("gpu", &device))?;
+    say!(
+        console,
+        "gpu      {}, compute capability {}.{}, {} multiprocessors",
+        profile.name,
+        profile.major,
+        profile.minor,
+        profile.multiprocessors
+    )?;
     for step in plan.steps() {
         let shape = step.shape(call)?;
-        let word = step.role.to_string();
-        writeln!(console, "{}", line(&word, step.image.name))?;
-        let launch = format!(
-            "{} CTAs of {} threads with {} bytes of shared memory, {} a multiprocessor, {}",
+        say!(console, "{:<9}{}", step.role.to_string(), step.image.name)?;
+        say!(
+            console,
+            "         {} CTAs of {} threads with {} bytes of shared memory, {} a multiprocessor, {}",
             shape.grid,
             step.threads(),
             step.image.resources.dynamic_shared_bytes,
             step.ctas_per_multiprocessor,
             step.image.schedule
-        );
-        writeln!(console, "{}", line("", &launch))?;
+        )?;
     }
     if let Some(basis) = plan.basis() {
-        writeln!(console, "{}", line("rates", &basis.to_string()))?;
+        say!(console, "rates    {basis}")?;
     }
     let considered = plan.considered();
     if args.explain {
         for one in considered {
-            let reason = format!("{}: {}", one.kernel, one.reason);
-            writeln!(console, "{}", line("not", &reason))?;
+            say!(console, "not      {}: {}", one.kernel, one.reason)?;
         }
     } else {
         let considered = considered.iter().map(|one| (one.kernel, &one.reason));
@@ -302,9 +262,8 @@ fn reasons<'a>(considered: impl Iterator<Item = (&'static str, &'a Reason)>) -> 
         }
         let count = group.kernels;
         let kernels = if count == 1 { "kernel" } else { "kernels" };
-        let text = format!("{family}, {count} {kernels}: {reason}");
-        lines.push_str(&line("not", &text));
-        lines.push('\n');
+        let line = format!("not      {family}, {count} {kernels}: {reason}");
+        lines += &(text::wrapped(&line, text::columns(), 9) + "\n");
     }
     lines
 }
@@ -337,7 +296,8 @@ fn table(
         none if none.is_empty() => "none of these".to_owned(),
         some => some,
     };
-    let note = format!("measured on {measured}; modelled for all others");
-    writeln!(console, "{}", line("rates", &note))?;
-    Ok(())
+    Ok(say!(
+        console,
+        "rates    measured on {measured}; modelled for all others"
+    )?)
 }

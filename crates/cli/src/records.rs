@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::bench::row::Row;
 use crate::failure::Failure;
+use crate::json;
 use crate::machine::Machine;
 use crate::text;
 
@@ -46,7 +47,7 @@ impl Record {
             cut_short,
             commit,
             rows,
-        } = stamped(value(path)?).map_err(|source| Failure::json(path, source))?;
+        } = stamped(json::read(path)?).map_err(|source| Failure::json(path, source))?;
         let is_time = |time: f64| time > 0.0 && time.is_finite();
         if let Some(row) = rows.iter().find(|row| !is_time(row.median_us)) {
             return Err(Failure::Input(format!(
@@ -106,15 +107,6 @@ impl Record {
     }
 }
 
-/// The JSON of a file.
-///
-/// # Errors
-/// [`Failure::File`] or [`Failure::Json`].
-pub(crate) fn value(path: &Path) -> Result<Value, Failure> {
-    let bytes = std::fs::read(path).map_err(|source| Failure::read(path, source))?;
-    serde_json::from_slice(&bytes).map_err(|source| Failure::json(path, source))
-}
-
 /// The rows alone, as `bench --json` writes them, or beside what they are about.
 fn stamped(value: Value) -> serde_json::Result<Stamped> {
     match value {
@@ -161,9 +153,7 @@ impl Origin {
             if before != now {
                 let (before, now) = (words(before), words(now));
                 let line = format!("differs  {what}: {before}, then {now}");
-                let line = text::wrapped(&line, text::columns(), 9);
-                // Writing to a string can't fail.
-                let _ = writeln!(lines, "{line}");
+                lines += &(text::wrapped(&line, text::columns(), 9) + "\n");
             }
         }
         lines

@@ -19,7 +19,7 @@ use crate::options::{self, Device, LayoutKind, Window};
 use crate::output::{self, Replacement};
 use crate::progress;
 use crate::tensors::Settings;
-use crate::text;
+use crate::text::{self, say};
 
 /// Compute attention over the tensors of a safetensors or .npz file, or of several .npy files.
 ///
@@ -160,11 +160,10 @@ fn run_typed<T: Element>(
     };
     let backend = args.device.open()?;
     let answer = inputs.forward(settings, &backend, args.once)?;
-    let wrapped = |line: &str| text::wrapped(line, text::columns(), 9);
-    writeln!(console, "{}", wrapped(&format!("call     {call}")))?;
+    say!(console, "call     {call}")?;
     if args.explain {
         for line in answer.plan.explain().lines() {
-            writeln!(console, "{}", wrapped(line))?;
+            say!(console, "{line}")?;
         }
     }
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
@@ -177,7 +176,7 @@ fn run_typed<T: Element>(
         let median = milliseconds(median);
         ran.push_str(&format!(", {median:.3} ms (median of {count} more)"));
     }
-    writeln!(console, "{}", wrapped(&ran))?;
+    say!(console, "{ran}")?;
     if let (Some(file), Some(path)) = (output, &args.output) {
         write_answer(file, args.layout, &call, &answer)?;
         let what = match Format::of(path) {
@@ -347,15 +346,15 @@ impl ExpectedTensor {
         missed: &mut Vec<&'static str>,
         console: &mut dyn Write,
     ) -> Result<(), Failure> {
-        let line = format!(
+        say!(
+            console,
             "compare  {} is {}as expected: largest error {:.2e}, at most {:.2} of what is allowed, over {} values",
             self.name,
             if verdict.passed { "" } else { "NOT " },
             verdict.max_error,
             verdict.worst.ratio(),
             self.values.len()
-        );
-        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+        )?;
         if !verdict.passed {
             missed.push(self.name);
         }

@@ -1,5 +1,7 @@
 //! Text from files and command lines, made safe for a terminal.
 
+use std::io::{self, Write};
+
 use warptile::kernels::Excerpt;
 
 /// Names of a list that are shown.
@@ -40,6 +42,19 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
     }
     lines
 }
+
+/// Writes text as lines of the terminal's width, of which all but the first are set in by `indent`.
+pub(crate) fn wrap_to(console: &mut dyn Write, indent: usize, text: &str) -> io::Result<()> {
+    writeln!(console, "{}", wrapped(text, columns(), indent))
+}
+
+/// Writes a formatted line for people within the terminal: a word of at most eight letters, and behind it what it is about.
+macro_rules! say {
+    ($console:expr, $($text:tt)*) => {
+        $crate::text::wrap_to($console, 9, &format!($($text)*))
+    };
+}
+pub(crate) use say;
 
 /// A name that a file or a command line chose.
 pub(crate) fn name(text: &str) -> String {

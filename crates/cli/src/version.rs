@@ -6,8 +6,9 @@ use std::io::Write;
 use warptile_kernels::{Target, catalog};
 
 use crate::failure::Failure;
+use crate::info;
 use crate::machine::PROGRAM;
-use crate::{info, text};
+use crate::text::say;
 
 /// Prints the program's version and commit, what it was built for, and what it finds here.
 pub(crate) fn print(console: &mut dyn Write) -> Result<(), Failure> {
@@ -21,7 +22,11 @@ pub(crate) fn print(console: &mut dyn Write) -> Result<(), Failure> {
         env!("WARPTILE_TARGET"),
         env!("WARPTILE_PROFILE")
     )?;
-    let kernels = format!("kernels  {} images for {}", images.len(), targets.join(" "));
-    writeln!(console, "{}", text::wrapped(&kernels, text::columns(), 9))?;
+    say!(
+        console,
+        "kernels  {} images for {}",
+        images.len(),
+        targets.join(" ")
+    )?;
     info::print_machine_of_report(console)
 }

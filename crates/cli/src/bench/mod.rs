@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use half::{bf16, f16};
-use serde::Serialize;
+use serde_json::json;
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner};
 use warptile::spec::{Call, Heads};
@@ -181,20 +181,6 @@ fn wait_for_line(end: &str) -> bool {
     read.is_ok_and(|bytes| bytes > 0) && line.trim_end() != end
 }
 
-/// The JSON that `--json` writes.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Written<'a> {
-    Whole(&'a [Row]),
-    /// As long as problems are missing.
-    Part {
-        cut_short: bool,
-        /// Problems that were asked for.
-        problems: usize,
-        rows: &'a [Row],
-    },
-}
-
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let cases = cases_of(args)?;
@@ -204,9 +190,6 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             .map_err(|error| Failure::Input(format!("--seconds {:?}: {error}", args.seconds)))?,
         paced: args.paced,
     };
-    if let Some(json) = &args.json {
-        json.check()?;
-    }
     let earlier = args.compare.as_deref().map(Record::read).transpose()?;
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
@@ -220,12 +203,11 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     let problems: Vec<String> = cases.iter().map(cases::without_seed).collect();
     let mut table = Table::new(&problems, backend.is_gpu());
     let mut rows: Vec<Row> = Vec::new();
-    let part = |rows: &[Row]| match &args.json {
-        Some(json @ json::Target::File(_)) => json.write(&Written::Part {
-            cut_short: true,
-            problems: cases.len(),
-            rows,
-        }),
+    let part = |rows: &[Row], at_the_end: bool| match &args.json {
+        Some(target) if at_the_end == (*target == json::Target::Stdout) => {
+            // Of the problems that were asked for, some are missing.
+            target.write(&json!({ "cut_short": true, "problems": cases.len(), "rows": rows }))
+        }
         _ => Ok(()),
     };
     let bar = progress::problems(cases.len() as u64);
@@ -253,7 +235,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         };
         time(case, &call, &plans, &backend, effort, keep)?;
         // After each problem, so that little is lost if the rest never comes.
-        part(&rows)?;
+        part(&rows, false)?;
         if args.paced {
             writeln!(console, "{} rows", rows.len()).and_then(|()| console.flush())?;
         }
@@ -264,13 +246,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     }
     bar.finish_and_clear();
     if interrupt::requested() {
-        if let Some(json @ json::Target::Stdout) = &args.json {
-            json.write(&Written::Part {
-                cut_short: true,
-                problems: cases.len(),
-                rows: &rows,
-            })?;
-        }
+        part(&rows, true)?;
         let kept = match rows.len() {
             1 => "1 row was measured before".to_owned(),
             count => format!("{count} rows were measured before"),
@@ -288,9 +264,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             writeln!(console, "{}", table.row(row))?;
         }
     }
-    if let Some(json) = &args.json {
-        json.write(&Written::Whole(&rows))?;
-    }
+    json::write(&args.json, &rows)?;
     if args.chart {
         write!(console, "\n{}", chart(&rows, text::columns()))?;
     }

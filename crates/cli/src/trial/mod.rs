@@ -58,11 +58,7 @@ const MAX_LEN: &str = "512";
 
 /// Runs the command.
 pub(crate) fn run(args: &TrialArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let path = args.folder.join(TASK);
-    let text = std::fs::read(&path).map_err(|source| Failure::read(&path, source))?;
-    let task: Task =
-        serde_json::from_slice(&text).map_err(|source| Failure::json(&path, source))?;
-    let mut trial = Trial::new(args, task)?;
+    let mut trial = Trial::new(args, json::read(&args.folder.join(TASK))?)?;
     match args.pass {
         Some(pass) => trial.time(pass, console),
         None => trial.all(console),
@@ -96,16 +92,10 @@ impl<'a> Trial<'a> {
             counters: BTreeMap::new(),
             task,
         };
-        let earlier = match std::fs::read(&args.out) {
-            Ok(text) => serde_json::from_slice::<Results>(&text)
-                .map(Some)
-                .map_err(|source| Failure::json(&args.out, source))?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(source) => return Err(Failure::read(&args.out, source)),
-        };
-        let results = match earlier {
-            None => begun,
-            Some(earlier) => {
+        let results = match args.out.exists() {
+            false => begun,
+            true => {
+                let earlier: Results = json::read(&args.out)?;
                 let is_same = earlier.task == begun.task
                     && earlier.device == begun.device
                     && earlier.driver == begun.driver
@@ -156,10 +146,7 @@ impl<'a> Trial<'a> {
                 )));
             }
         }
-        let text = std::fs::read(&self.args.out)
-            .map_err(|source| Failure::read(&self.args.out, source))?;
-        self.results = serde_json::from_slice(&text)
-            .map_err(|source| Failure::json(&self.args.out, source))?;
+        self.results = json::read(&self.args.out)?;
         self.count(console)?;
         self.results.cut_short = false;
         self.write()?;

@@ -33,7 +33,8 @@ use crate::lock::Lock;
 use crate::machine::{self, Machine};
 use crate::options::Device;
 use crate::output::Replacement;
-use crate::{bench, cases, interrupt, json, progress, text};
+use crate::text::say;
+use crate::{bench, cases, interrupt, json, progress};
 
 /// Find the fastest kernels for your problems on this GPU, and let the planner choose them from now on.
 ///
@@ -123,9 +124,6 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         return reset(args, console);
     }
     let problems = problems_of(args)?;
-    if let Some(json) = &args.json {
-        json.check()?;
-    }
     if let Some(svg) = &args.svg {
         Replacement::begin(svg).map(drop)?;
     }
@@ -201,13 +199,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         .map(|entry| Outcome::of(entry, rules, search.verify))
         .collect();
     report::print(&outcomes, rules, console)?;
-    if let Some(json) = &args.json {
-        json.write(&report::Written::new(
-            &machine,
-            &search.state.entries,
-            &outcomes,
-        ))?;
-    }
+    json::write(&args.json, &report::json(&machine, &outcomes)?)?;
     if let Some(svg) = &args.svg {
         Replacement::begin(svg)?.finish(report::svg(&outcomes, &machine).as_bytes())?;
     }
@@ -222,10 +214,10 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         }
     }
     if missing > 0 {
-        let note = format!(
+        say!(
+            console,
             "budget   spent before {missing} problems were done; the same command goes on from there"
-        );
-        writeln!(console, "{}", text::wrapped(&note, text::columns(), 9))?;
+        )?;
     }
     Ok(())
 }
@@ -272,8 +264,10 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
                 (entry.problem.clone(), entry.old.clone())
             };
             for Lost { kernel, .. } in self.lost.iter().filter(|one| one.problem == problem) {
-                let note = format!("lost     {kernel} gave no answer on {problem}: it is left out");
-                writeln!(console, "{}", text::wrapped(&note, text::columns(), 9))?;
+                say!(
+                    console,
+                    "lost     {kernel} gave no answer on {problem}: it is left out"
+                )?;
             }
             let mut screened = std::mem::take(&mut self.state.entries[index].screened);
             let before = screened.len();

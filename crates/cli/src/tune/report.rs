@@ -3,13 +3,15 @@
 use std::io::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 use warptile_check::trial::{Judged, Rules};
 
 use super::state::{Candidate, Entry};
 use crate::chart::{self, Bar};
 use crate::failure::Failure;
+use crate::json;
 use crate::machine::Machine;
-use crate::text;
+use crate::text::{self, say};
 
 /// What became of a problem.
 #[derive(Debug)]
@@ -155,14 +157,13 @@ pub(super) fn print(
     rules: Rules,
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let width = text::columns();
     writeln!(console, "\nbefore and after")?;
     for outcome in outcomes {
         let entry = outcome.entry;
-        writeln!(console, "{}", text::wrapped(&entry.problem, width, 4))?;
+        text::wrap_to(console, 4, &entry.problem)?;
         let mut row = |word: &str, microseconds: f64, candidate: &Candidate| {
             let line = format!("  {word:<7}{microseconds:>10.1} us  {candidate}");
-            writeln!(console, "{}", text::wrapped(&line, width, 4))
+            text::wrap_to(console, 4, &line)
         };
         if let Some(old) = entry.old_us() {
             row("before", old, &entry.old)?;
@@ -170,8 +171,7 @@ pub(super) fn print(
                 row("after", old / outcome.gain(), outcome.decided())?;
             }
         }
-        let reason = format!("  {}", outcome.reason());
-        writeln!(console, "{}", text::wrapped(&reason, width, 4))?;
+        text::wrap_to(console, 4, &format!("  {}", outcome.reason()))?;
     }
     let won: Vec<f64> = outcomes
         .iter()
@@ -187,54 +187,33 @@ pub(super) fn print(
         ),
     };
     let level = 100.0 * (1.0 - rules.level());
-    let result = format!(
+    Ok(say!(
+        console,
         "result   {} of {} problems have another kernel or other settings{mean}; each bound holds with {level:.4}% confidence",
         won.len(),
         outcomes.len()
-    );
-    Ok(writeln!(console, "{}", text::wrapped(&result, width, 9))?)
+    )?)
 }
 
 /// The JSON that `--json` writes.
-#[derive(Debug, Serialize)]
-pub(super) struct Written<'a> {
-    #[serde(flatten)]
-    machine: &'a Machine,
-    problems: Vec<Row<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row<'a> {
-    verdict: Verdict,
-    chosen: &'a Candidate,
-    /// Old over new time; 1 where the choice stays.
-    gain: f64,
-    /// Bounds of the two trials.
-    first_bound: Option<f64>,
-    repeat_bound: Option<f64>,
-    #[serde(flatten)]
-    entry: &'a Entry,
-}
-
-impl<'a> Written<'a> {
-    pub(super) fn new(
-        machine: &'a Machine,
-        entries: &'a [Entry],
-        outcomes: &'a [Outcome<'a>],
-    ) -> Self {
-        let rows = entries.iter().zip(outcomes).map(|(entry, outcome)| Row {
-            verdict: outcome.verdict,
-            chosen: outcome.decided(),
-            gain: outcome.gain(),
-            first_bound: outcome.first.and_then(|judged| judged.bound),
-            repeat_bound: outcome.repeat.and_then(|judged| judged.bound),
-            entry,
-        });
-        Written {
-            machine,
-            problems: rows.collect(),
-        }
-    }
+pub(super) fn json(machine: &Machine, outcomes: &[Outcome<'_>]) -> Result<Value, Failure> {
+    let row = |outcome: &Outcome<'_>| {
+        let mut row = json::value(outcome.entry)?;
+        row["verdict"] = json::value(outcome.verdict)?;
+        row["chosen"] = json::value(outcome.decided())?;
+        // Old over new time; 1 where the choice stays.
+        row["gain"] = outcome.gain().into();
+        row["first_bound"] = outcome.first.and_then(|judged| judged.bound).into();
+        row["repeat_bound"] = outcome.repeat.and_then(|judged| judged.bound).into();
+        Ok(row)
+    };
+    let mut json = json::value(machine)?;
+    json["problems"] = outcomes
+        .iter()
+        .map(row)
+        .collect::<Result<Vec<_>, Failure>>()?
+        .into();
+    Ok(json)
 }
 
 /// The gains as a picture.

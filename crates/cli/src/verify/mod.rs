@@ -11,7 +11,6 @@ mod tile;
 mod totals;
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -146,9 +145,6 @@ const DRAWS_PER_PROBLEM: u64 = 50;
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    if let Some(json) = &args.json {
-        json.check()?;
-    }
     let backend = limited(args, args.device.open()?)?;
     let images = images(args, &backend)?;
     let verify = Verify {
@@ -198,9 +194,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         None => None,
     };
     totals.repeat.clone_from(&repeat);
-    if let Some(json) = &args.json {
-        json.write(&totals)?;
-    }
+    json::write(&args.json, &totals)?;
     match repeat {
         None if totals.cut_short => Err(Failure::Interrupted(
             "cut short: Ctrl-C came before the last problem".into(),
@@ -331,10 +325,7 @@ impl Verify<'_> {
                 bar.inc(1);
                 bar.set_message(format!("({} failed),", totals.failed));
                 self.keep(totals, &mut written)?;
-                Ok(match interrupt::requested() {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                })
+                Ok(!interrupt::requested())
             },
         )?;
         bar.finish_and_clear();
@@ -384,12 +375,7 @@ impl Verify<'_> {
             bar.set_position(totals.count - before);
             bar.set_message(format!("({} failed),", totals.failed));
             self.keep(totals, &mut written)?;
-            Ok(
-                match totals.count - before < count && !interrupt::requested() {
-                    true => ControlFlow::Continue(()),
-                    false => ControlFlow::Break(()),
-                },
-            )
+            Ok(totals.count - before < count && !interrupt::requested())
         })?;
         bar.finish_and_clear();
         Ok(())

@@ -1,13 +1,12 @@
 //! Work on several threads, whose results are taken in the order of the work.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
 /// Has the items worked on by a thread for each of the `lanes`, of which there is at least one, and gives the results to
-/// `take` in the order of the items, until it breaks off, something fails, or there are no more items. What is under way by
+/// `take` in the order of the items, until it returns `false`, something fails, or there are no more items. What is under way by
 /// then is finished and dropped, so `take` sees the same whatever the number of lanes.
 ///
 /// A system that starts no more threads gets fewer; if it starts none, the calling thread works.
@@ -18,7 +17,7 @@ pub(super) fn in_order<I: Send, L: Sync, R: Send, E: Send>(
     lanes: &[L],
     items: impl Iterator<Item = I> + Send,
     work: impl Fn(&L, &I) -> Result<R, E> + Sync,
-    mut take: impl FnMut(I, R) -> Result<ControlFlow<()>, E>,
+    mut take: impl FnMut(I, R) -> Result<bool, E>,
 ) -> Result<(), E> {
     let items = Mutex::new(items.enumerate());
     let stop = AtomicBool::new(false);
@@ -52,7 +51,7 @@ pub(super) fn in_order<I: Send, L: Sync, R: Send, E: Send>(
         if alone {
             while let Some((_, item)) = pull() {
                 let result = work(&lanes[0], &item)?;
-                if take(item, result)?.is_break() {
+                if !take(item, result)? {
                     break;
                 }
             }
@@ -63,7 +62,7 @@ pub(super) fn in_order<I: Send, L: Sync, R: Send, E: Send>(
             early.insert(index, (item, result));
             while let Some((item, result)) = early.remove(&next) {
                 next += 1;
-                if take(item, result?)?.is_break() {
+                if !take(item, result?)? {
                     return Ok(());
                 }
             }
@@ -105,10 +104,7 @@ mod tests {
             let Ok(()) = in_order(lanes, 0..50, work, |item, result| {
                 assert_eq!(result, 10 * item);
                 taken.push(item);
-                Ok(match taken.len() == most {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                })
+                Ok(taken.len() < most)
             });
             let expected: Vec<u64> = (0..50.min(most as u64)).collect();
             assert_eq!(taken, expected);
@@ -125,7 +121,7 @@ mod tests {
             };
             let ended = in_order(lanes, 0.., work, |_, ()| {
                 taken += 1;
-                Ok(ControlFlow::Continue(()))
+                Ok(true)
             });
             assert_eq!((ended, taken), (Err(23), 23));
             let ended = in_order(
@@ -134,7 +130,7 @@ mod tests {
                 |_, _| Ok(()),
                 |item: u64, ()| match item {
                     5 => Err("enough"),
-                    _ => Ok(ControlFlow::Continue(())),
+                    _ => Ok(true),
                 },
             );
             assert_eq!(ended, Err("enough"));
@@ -148,7 +144,7 @@ mod tests {
                 9 => panic!("on purpose"),
                 _ => Ok::<_, Infallible>(()),
             };
-            let endless = || in_order(lanes, 0.., work, |_, ()| Ok(ControlFlow::Continue(())));
+            let endless = || in_order(lanes, 0.., work, |_, ()| Ok(true));
             assert!(std::panic::catch_unwind(endless).is_err());
         }
     }

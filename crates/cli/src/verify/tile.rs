@@ -1,10 +1,9 @@
 //! `warptile verify --tile`: the scores and weights of one tile of every image.
 
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 
 use half::{bf16, f16};
-use serde::Serialize;
+use serde_json::{Value, json};
 use warptile::spec::MAX_HEAD_DIM;
 use warptile::{Element, ElementType, Error};
 use warptile_check::{Tile, TileFault, TileReport, TileValue};
@@ -15,7 +14,8 @@ use super::side_by_side::in_order;
 use super::{MaybeLane, Verify};
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::machine::{self, Machine};
+use crate::json;
+use crate::machine;
 use crate::progress;
 use crate::text;
 
@@ -23,84 +23,71 @@ use crate::text;
 /// the elements of a head.
 const CPU_TILE: (usize, usize, usize) = (52, 76, 64);
 
-/// The JSON that `--tile --json` writes.
-#[derive(Debug, Serialize)]
-struct Record {
-    #[serde(flatten)]
-    machine: Machine,
-    seed: u64,
-    cut_short: bool,
-    passed: usize,
-    failed: usize,
-    not_applicable: usize,
-    tiles: Vec<Row>,
-}
-
-/// One tile.
-#[derive(Debug, Serialize)]
+/// A tile that was computed, or could not be.
 struct Row {
-    /// `None`: the CPU path.
-    image: Option<&'static str>,
-    kernel: Option<&'static str>,
-    sha256: Option<&'static str>,
-    element: String,
-    rows: usize,
-    keys: usize,
-    head_dim: usize,
-    calls: usize,
-    passed: bool,
-    /// Those nearest to their bounds.
-    score: Option<Value>,
-    weight: Option<Value>,
-    /// The first that is wrong.
-    fault: Option<Fault>,
-    /// Why no kernel takes the tile.
-    reason: Option<String>,
+    job: Job,
+    tile: Tile,
+    came: Came,
 }
 
-#[derive(Debug, Serialize)]
-struct Value {
-    row: usize,
-    column: usize,
-    /// Not a number: `null`.
-    found: f64,
-    expected: f64,
-    bound: f64,
-    ratio: f64,
+/// Row and column of a value, and how near it came to its bound. One that is not a number is `null`.
+fn value(value: &TileValue) -> Value {
+    json!({
+        "row": value.row, "column": value.column, "found": value.found, "expected": value.expected, "bound": value.bound,
+        "ratio": value.ratio(),
+    })
 }
 
-#[derive(Debug, Serialize)]
-struct Fault {
-    quantity: String,
-    #[serde(flatten)]
-    first: Value,
-    wrong: usize,
-    /// Row and column of the tile whose value it has.
-    has: Option<(usize, usize)>,
-    message: String,
+/// A fault: its first value, how many are wrong, and row and column of the tile whose value it `has`.
+fn fault(fault: &TileFault) -> Value {
+    let mut json = value(&fault.first);
+    json["quantity"] = fault.quantity.to_string().into();
+    json["wrong"] = fault.wrong.into();
+    json["has"] = json!(fault.has);
+    json["message"] = fault.to_string().into();
+    json
 }
 
-impl From<TileValue> for Value {
-    fn from(value: TileValue) -> Self {
-        Value {
-            row: value.row,
-            column: value.column,
-            found: value.found,
-            expected: value.expected,
-            bound: value.bound,
-            ratio: value.ratio(),
+impl Row {
+    /// The tile in the JSON that `--json` writes: no image is the CPU path, `score` and `weight` are those nearest to their bounds, `fault` is the
+    /// first that is wrong, and `reason` says why no kernel takes the tile.
+    fn json(&self) -> Value {
+        let (image, report) = (self.job.image, self.report());
+        json!({
+            "image": image.map(|image| image.name),
+            "kernel": image.map(|image| image.kernel),
+            "sha256": image.map(|image| image.sha256),
+            "element": self.job.element.to_string(),
+            "rows": self.tile.rows(),
+            "keys": self.tile.keys(),
+            "head_dim": self.tile.case().heads.dim,
+            "calls": self.tile.calls(),
+            "passed": report.is_some(),
+            "score": report.map(|report| value(&report.score)),
+            "weight": report.map(|report| value(&report.weight)),
+            "fault": self.fault().map(fault),
+            "reason": self.reason(),
+        })
+    }
+
+    fn report(&self) -> Option<&TileReport> {
+        match &self.came {
+            Came::Judged(judged) => judged.as_ref().ok(),
+            Came::NotApplicable(_) => None,
         }
     }
-}
 
-impl From<TileFault> for Fault {
-    fn from(fault: TileFault) -> Self {
-        Fault {
-            quantity: fault.quantity.to_string(),
-            first: fault.first.into(),
-            wrong: fault.wrong,
-            has: fault.has,
-            message: fault.to_string(),
+    fn fault(&self) -> Option<&TileFault> {
+        match &self.came {
+            Came::Judged(judged) => judged.as_ref().err(),
+            Came::NotApplicable(_) => None,
+        }
+    }
+
+    fn reason(&self) -> Option<&str> {
+        match &self.came {
+            Came::Judged(_) => None,
+            Came::NotApplicable(reason) => Some(reason),
         }
     }
 }
@@ -130,29 +117,6 @@ impl Job {
             }
         };
         Tile::new(rows, keys, head_dim, self.element, seed)
-    }
-
-    fn row(self, tile: &Tile, came: Came) -> Row {
-        let (report, fault, reason) = match came {
-            Came::Judged(Ok(report)) => (Some(report), None, None),
-            Came::Judged(Err(fault)) => (None, Some(fault), None),
-            Came::NotApplicable(reason) => (None, None, Some(reason)),
-        };
-        Row {
-            image: self.image.map(|image| image.name),
-            kernel: self.image.map(|image| image.kernel),
-            sha256: self.image.map(|image| image.sha256),
-            element: self.element.to_string(),
-            rows: tile.rows(),
-            keys: tile.keys(),
-            head_dim: tile.case().heads.dim,
-            calls: tile.calls(),
-            passed: report.is_some(),
-            score: report.map(|report| report.score.into()),
-            weight: report.map(|report| report.weight.into()),
-            fault: fault.map(Fault::from),
-            reason,
-        }
     }
 }
 
@@ -185,28 +149,42 @@ pub(super) fn run(verify: &Verify<'_>, console: &mut dyn Write) -> Result<(), Fa
         |_, row| {
             tiles.push(row);
             bar.inc(1);
-            Ok(match interrupt::requested() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            })
+            Ok(!interrupt::requested())
         },
     )?;
     bar.finish_and_clear();
     let count = |is: fn(&Row) -> bool| tiles.iter().filter(|row| is(row)).count();
-    let record = Record {
-        machine: machine::describe(verify.backend),
-        seed: args.seed,
-        cut_short: interrupt::requested(),
-        passed: count(|row| row.passed),
-        failed: count(|row| row.fault.is_some()),
-        not_applicable: count(|row| row.reason.is_some()),
-        tiles,
-    };
-    record.print(&verify.backend.to_string(), console)?;
-    if let Some(json) = &args.json {
-        json.write(&record)?;
+    let passed = count(|row| row.report().is_some());
+    let failed = count(|row| row.fault().is_some());
+    print(&tiles, passed, failed, &verify.backend.to_string(), console)?;
+    let mut json = json::value(machine::describe(verify.backend))?;
+    json["seed"] = args.seed.into();
+    json["cut_short"] = interrupt::requested().into();
+    json["passed"] = passed.into();
+    json["failed"] = failed.into();
+    json["not_applicable"] = (tiles.len() - passed - failed).into();
+    json["tiles"] = tiles.iter().map(Row::json).collect();
+    json::write(&args.json, &json)?;
+    if let Some(row) = tiles.iter().find(|row| row.fault().is_some()) {
+        let which = match row.job.image {
+            Some(image) => format!("--kernel {}", image.name),
+            None => "--device cpu".to_owned(),
+        };
+        return Err(Failure::Wrong(format!(
+            "{failed} of {} tiles failed; the first: warptile verify --tile {which} --seed {}",
+            passed + failed,
+            args.seed
+        )));
     }
-    record.outcome()
+    if interrupt::requested() {
+        return Err(Failure::Interrupted(
+            "cut short: Ctrl-C came before the last tile".into(),
+        ));
+    }
+    match (passed, tiles.iter().find_map(Row::reason)) {
+        (0, Some(reason)) => Err(Failure::Input(reason.to_owned())),
+        _ => Ok(()),
+    }
 }
 
 /// Computes a job's tile.
@@ -218,7 +196,7 @@ fn read(verify: &Verify<'_>, lane: &MaybeLane<'_>, job: Job) -> Result<Row, Fail
         ElementType::Bf16 => judge::<bf16>(&tile, place),
         _ => judge::<f32>(&tile, place),
     }?;
-    Ok(job.row(&tile, came))
+    Ok(Row { job, tile, came })
 }
 
 fn judge<T: Element>(tile: &Tile, place: Place<'_>) -> warptile_check::Result<Came> {
@@ -238,83 +216,50 @@ fn judge<T: Element>(tile: &Tile, place: Place<'_>) -> warptile_check::Result<Ca
     Ok(Came::Judged(tile.judge(&reading)))
 }
 
-impl Record {
-    /// A line for each tile, what is wrong under it, and a line with the totals.
-    fn print(&self, backend: &str, console: &mut dyn Write) -> io::Result<()> {
-        let name = |row: &Row| match row.image {
-            Some(image) => image.to_owned(),
-            None => format!("cpu {}", row.element),
+/// A line for each tile, what is wrong under it, and a line with the totals.
+fn print(
+    tiles: &[Row],
+    passed: usize,
+    failed: usize,
+    backend: &str,
+    console: &mut dyn Write,
+) -> io::Result<()> {
+    let name = |row: &Row| match row.job.image {
+        Some(image) => image.name.to_owned(),
+        None => format!("cpu {}", row.job.element),
+    };
+    let names = tiles.iter().map(|row| name(row).len());
+    let width = names.max().unwrap_or(0).max("tile of".len());
+    writeln!(console, "{:width$}  rows keys  score weight", "tile of")?;
+    for row in tiles {
+        let ratio = |of: fn(&TileReport) -> &TileValue| match row.report() {
+            Some(report) => format!("{:.2}", of(report).ratio()),
+            None => "-".to_owned(),
         };
-        let names = self.tiles.iter().map(|row| name(row).len());
-        let width = names.max().unwrap_or(0).max("tile of".len());
-        writeln!(console, "{:width$}  rows keys  score weight", "tile of")?;
-        for row in &self.tiles {
-            let ratio = |value: &Option<Value>| match value {
-                Some(value) => format!("{:.2}", value.ratio),
-                None => "-".to_owned(),
-            };
-            let (score, weight) = (ratio(&row.score), ratio(&row.weight));
-            let result = match (row.passed, &row.fault) {
-                (true, _) => "passed",
-                (false, Some(_)) => "FAILED",
-                (false, None) => "-",
-            };
-            writeln!(
-                console,
-                "{:width$}  {:4} {:4} {score:>6} {weight:>6}  {result}",
-                name(row),
-                row.rows,
-                row.keys,
-            )?;
-            let fault = row.fault.as_ref().map(|fault| &fault.message);
-            if let Some(why) = fault.or(row.reason.as_ref()) {
-                writeln!(
-                    console,
-                    "{}",
-                    text::wrapped(&format!("  {why}"), text::columns(), 4)
-                )?;
-            }
-        }
-        let line = format!(
-            "read {} tile{} on {backend}: {} passed, {} failed; score and weight: the worst, in parts of its bound",
-            self.tiles.len() - self.not_applicable,
-            if self.tiles.len() - self.not_applicable == 1 {
-                ""
-            } else {
-                "s"
-            },
-            self.passed,
-            self.failed
+        let (score, weight) = (
+            ratio(|report| &report.score),
+            ratio(|report| &report.weight),
         );
-        writeln!(console, "{}", text::wrapped(&line, text::columns(), 2))
-    }
-
-    fn outcome(&self) -> Result<(), Failure> {
-        if let Some(row) = self.tiles.iter().find(|row| row.fault.is_some()) {
-            let which = match row.image {
-                Some(image) => format!(
-                    "warptile verify --tile --kernel {image} --seed {}",
-                    self.seed
-                ),
-                None => format!("warptile verify --tile --device cpu --seed {}", self.seed),
-            };
-            return Err(Failure::Wrong(format!(
-                "{} of {} tiles failed; the first: {which}",
-                self.failed,
-                self.passed + self.failed
-            )));
-        }
-        if self.cut_short {
-            return Err(Failure::Interrupted(
-                "cut short: Ctrl-C came before the last tile".into(),
-            ));
-        }
-        match (
-            self.passed,
-            self.tiles.iter().find_map(|row| row.reason.as_ref()),
-        ) {
-            (0, Some(reason)) => Err(Failure::Input(reason.clone())),
-            _ => Ok(()),
+        let (result, why) = match &row.came {
+            Came::Judged(Ok(_)) => ("passed", None),
+            Came::Judged(Err(fault)) => ("FAILED", Some(fault.to_string())),
+            Came::NotApplicable(reason) => ("-", Some(reason.clone())),
+        };
+        writeln!(
+            console,
+            "{:width$}  {:4} {:4} {score:>6} {weight:>6}  {result}",
+            name(row),
+            row.tile.rows(),
+            row.tile.keys(),
+        )?;
+        if let Some(why) = why {
+            text::wrap_to(console, 4, &format!("  {why}"))?;
         }
     }
+    let count = passed + failed;
+    let tiles = if count == 1 { "tile" } else { "tiles" };
+    let line = format!(
+        "read {count} {tiles} on {backend}: {passed} passed, {failed} failed; score and weight: the worst, in parts of its bound"
+    );
+    text::wrap_to(console, 2, &line)
 }

@@ -12,7 +12,7 @@ use super::check::{Checked, Error64, Errors, Ran, Repeat};
 use super::coverage::Coverage;
 use super::phases::Phases;
 use crate::machine::Machine;
-use crate::text;
+use crate::text::say;
 
 /// Failures described one by one; the rest are only counted.
 const FAILURES_SHOWN: usize = 10;
@@ -212,15 +212,13 @@ impl Totals {
 
     pub(super) fn print(&self, backend: &str, console: &mut dyn Write) -> io::Result<()> {
         for failure in self.failures.iter().take(FAILURES_SHOWN) {
-            let line = format!(
+            say!(
+                console,
                 "failed   {}: {}",
                 failure.image.unwrap_or("cpu"),
                 failure.problem
-            );
-            let reason = format!("         {}", failure.reason);
-            for line in [line, reason] {
-                writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
-            }
+            )?;
+            say!(console, "         {}", failure.reason)?;
         }
         if let Some(more @ 1..) = self.failures.len().checked_sub(FAILURES_SHOWN) {
             writeln!(console, "         and {more} more")?;
@@ -238,19 +236,19 @@ impl Totals {
         }
         for (what, worst) in [("out", &self.worst_out), ("lse", &self.worst_lse)] {
             if let Some(worst) = worst {
-                let line = format!(
+                say!(
+                    console,
                     "worst    {what}: {:.2} of its bound ({:.1e} of {:.1e}), {}: {}",
                     worst.ratio,
                     worst.error.error,
                     worst.error.bound,
                     worst.image.unwrap_or("cpu"),
                     worst.problem
-                );
-                writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+                )?;
             }
         }
         for line in self.coverage.lines() {
-            writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+            say!(console, "{line}")?;
         }
         if self.runnable > 0 {
             let persistent = || self.images.values().filter(|image| image.persistent);
@@ -263,21 +261,19 @@ impl Totals {
                 persistent().count(),
             )?;
         }
-        let mut line = format!(
-            "verified {} problem{} on {backend} in {:.1} s: {} passed, {} failed",
+        let more = match self.not_applicable {
+            0 => String::new(),
+            more => format!(" ({more} more drawn that no kernel takes)"),
+        };
+        say!(
+            console,
+            "verified {} problem{} on {backend} in {:.1} s: {} passed, {} failed{more}",
             self.count,
             if self.count == 1 { "" } else { "s" },
             self.seconds,
             self.passed,
             self.failed
-        );
-        if self.not_applicable > 0 {
-            line.push_str(&format!(
-                " ({} more drawn that no kernel takes)",
-                self.not_applicable
-            ));
-        }
-        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))
+        )
     }
 }
 
