@@ -6,10 +6,11 @@ use bytemuck::cast_slice;
 use warptile::spec::{Call, HostInputs};
 use warptile::{Element, ElementType};
 
-use crate::compiled::{Compiled, with_element, with_type};
+use crate::compiled::{Compiled, with_type};
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References};
 use crate::rounding::{round, ulp};
+use crate::with_element;
 
 /// Absolute and relative tolerance of the lse on top of the natural error: it is computed in `f32` whatever the element
 /// type, and 1e-5 is what sums of a few hundred `f32` products leave of it.

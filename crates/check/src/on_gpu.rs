@@ -12,12 +12,12 @@ use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module,
 
 use crate::accept::{Expectation, NaturalErrors, factor};
 use crate::case::Case;
-use crate::compiled::with_element;
 use crate::data::Inputs;
 use crate::error::Result;
 use crate::ferry::Ferry;
 use crate::gpu::rest;
 use crate::reference::{ReferenceOutput, by_head, check_size, in_order};
+use crate::with_element;
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
 const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");

@@ -10,9 +10,10 @@ mod tests;
 use warptile::Layout;
 use warptile::spec::{Call, HostInputs, Operand, View};
 
-use crate::compiled::{Compiled, with_element};
+use crate::compiled::Compiled;
 use crate::error::{Error, Result, limited};
 use crate::parallel;
+use crate::with_element;
 use matrix::Dense;
 use row::{Computation, Options, Row, RowRest};
 

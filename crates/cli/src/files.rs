@@ -17,7 +17,7 @@ use warptile::spec::{Operand, Slots, Types};
 use warptile::{Element, ElementType, Layout};
 
 use crate::failure::Failure;
-use crate::inputs::{AnyInputs, Inputs};
+use crate::inputs::Inputs;
 use crate::npy;
 use crate::options::LayoutKind;
 use crate::tensors::Numbers;
@@ -295,26 +295,35 @@ fn refuse_unknown(file: &Tensors) -> Result<(), Failure> {
     }
 }
 
-/// Reads `q`, `k` and `v`, or `q`, `k_pages` and `v_pages`, and, where they exist, the tensors of the other operands.
+/// Opens files of inputs; what there is in them, and the element type of `q`.
 ///
 /// # Errors
-/// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
-pub(crate) fn read_inputs(paths: &[PathBuf], layout: LayoutKind) -> Result<AnyInputs, Failure> {
+/// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for unknown tensors and a type that attention does not take.
+pub(crate) fn open_inputs(paths: &[PathBuf]) -> Result<(Tensors, ElementType), Failure> {
     let mut file = Tensors::open(paths)?;
     refuse_unknown(&file)?;
     file.load(|_, _| true)?;
-    let q = file.required("q")?;
-    match q.dtype() {
-        Dtype::F16 => typed_inputs(&file, layout).map(AnyInputs::F16),
-        Dtype::BF16 => typed_inputs(&file, layout).map(AnyInputs::Bf16),
-        Dtype::F32 => typed_inputs(&file, layout).map(AnyInputs::F32),
-        other => Err(file.wrong(&format!(
-            "q has elements of type {other}; attention takes F16, BF16 and F32"
-        ))),
-    }
+    let element = match file.required("q")?.dtype() {
+        Dtype::F16 => ElementType::F16,
+        Dtype::BF16 => ElementType::Bf16,
+        Dtype::F32 => ElementType::F32,
+        other => {
+            return Err(file.wrong(&format!(
+                "q has elements of type {other}; attention takes F16, BF16 and F32"
+            )));
+        }
+    };
+    Ok((file, element))
 }
 
-fn typed_inputs<T: Element>(file: &Tensors, layout: LayoutKind) -> Result<Inputs<T>, Failure> {
+/// Reads `q`, `k` and `v`, or `q`, `k_pages` and `v_pages`, and, where they exist, the tensors of the other operands.
+///
+/// # Errors
+/// [`Failure::Input`] for what is in the file.
+pub(crate) fn read_inputs<T: Element>(
+    file: &Tensors,
+    layout: LayoutKind,
+) -> Result<Inputs<T>, Failure> {
     let dtype = dtype_of(T::TYPE);
     let wrong = |what: &str| file.wrong(what);
     let has = |name: &str| file.optional(name).is_some();

@@ -6,18 +6,17 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use half::{bf16, f16};
 use safetensors::Dtype;
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::plan::Choice;
 use warptile::spec::Operand;
-use warptile::{Element, ElementType, Layout, Splits};
-use warptile_check::{Buffer, Case, Data, LayoutKind, quantize};
+use warptile::{Element, Layout, Splits};
+use warptile_check::{Buffer, Case, Data, LayoutKind, quantize, with_element};
 
 use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor};
-use crate::inputs::{to_reference_order, with_inputs};
+use crate::inputs::to_reference_order;
 use crate::options;
 use crate::output::Replacement;
 use crate::progress;
@@ -156,11 +155,7 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
         Some(path) => Some(Replacement::begin(path)?),
         None => None,
     };
-    let inputs = match case.element {
-        ElementType::F16 => write::<f16>(args, file),
-        ElementType::Bf16 => write::<bf16>(args, file),
-        _ => write::<f32>(args, file),
-    }?;
+    let inputs = with_element!(case.element, T => write::<T>(args, file))?;
     writeln!(
         console,
         "wrote    {} to {}",
@@ -192,8 +187,9 @@ fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Resu
         splits: Splits::Even,
         choice: Choice::Best,
     };
-    let inputs = files::read_inputs(inputs, layout)?;
-    with_inputs!(&inputs, inputs => {
+    let (inputs, element) = files::open_inputs(inputs)?;
+    with_element!(element, T => {
+        let inputs = files::read_inputs::<T>(&inputs, layout)?;
         let call = inputs.call(&settings)?;
         let spinner = progress::spinner("computing the float64 reference");
         let expectation = inputs.expectation(&call)?;

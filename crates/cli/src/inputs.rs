@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use either::{Either, for_both, map_both};
-use half::{bf16, f16};
 use warptile::kernels::Operations;
 use warptile::plan::Plan;
 use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slots, Types};
@@ -28,26 +27,6 @@ pub(crate) struct Inputs<T> {
 
 /// A tensor of the queries' type or of bytes, and how it lies.
 type LaidOut<T> = (Either<Vec<T>, Vec<u8>>, Layout);
-
-/// [`Inputs`] of any element type.
-#[derive(Debug, Clone)]
-pub(crate) enum AnyInputs {
-    F16(Inputs<f16>),
-    Bf16(Inputs<bf16>),
-    F32(Inputs<f32>),
-}
-
-/// Runs `$body` with `$inputs` bound to the typed [`Inputs`] inside an [`AnyInputs`].
-macro_rules! with_inputs {
-    ($any:expr, $inputs:ident => $body:expr) => {
-        match $any {
-            $crate::inputs::AnyInputs::F16($inputs) => $body,
-            $crate::inputs::AnyInputs::Bf16($inputs) => $body,
-            $crate::inputs::AnyInputs::F32($inputs) => $body,
-        }
-    };
-}
-pub(crate) use with_inputs;
 
 /// What a call gave, in host memory.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use crate::json;
 use crate::machine::{self, PROGRAM};
 use crate::output::Replacement;
 use crate::records::Record;
+use crate::verify::totals::{FailedProblem, ImageTotals, Worst};
 
 /// Make one HTML page of records that `bench --json` and `verify --json` wrote.
 ///
@@ -51,40 +52,11 @@ struct Verification {
     failed: u64,
     seconds: f64,
     #[serde(default)]
-    coverage: Option<Coverage>,
+    coverage: BTreeMap<String, BTreeMap<String, u64>>,
     worst_out: Option<Worst>,
     worst_lse: Option<Worst>,
-    images: BTreeMap<String, Image>,
-    failures: Vec<Failed>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Coverage {
-    families: BTreeMap<String, u64>,
-    elements: BTreeMap<String, u64>,
-    features: BTreeMap<String, u64>,
-    head_dims: BTreeMap<String, u64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Worst {
-    ratio: f64,
-    error: f64,
-    bound: f64,
-    problem: String,
-    image: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Image {
-    passed: u64,
-    failed: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Failed {
-    problem: String,
-    reason: String,
+    images: BTreeMap<String, ImageTotals>,
+    failures: Vec<FailedProblem>,
 }
 
 /// Either kind of record.
@@ -306,8 +278,8 @@ fn verified(path: &Path, of: &Verification) -> String {
             escaped(&worst.problem),
             escaped(worst.image.as_deref().unwrap_or("cpu")),
             what.to_owned(),
-            format!("{:.1e}", worst.error),
-            format!("{:.1e}", worst.bound),
+            format!("{:.1e}", worst.error.error),
+            format!("{:.1e}", worst.error.bound),
             format!("{:.2}", worst.ratio),
             bar(worst.ratio, 1.0, ""),
         ])
@@ -329,14 +301,17 @@ fn verified(path: &Path, of: &Verification) -> String {
         html.push_str("<h3>Failures</h3>\n");
         html.push_str(&html_table(&["problem", "reason"], failures));
     }
-    if let Some(coverage) = &of.coverage {
+    if !of.coverage.is_empty() {
         html.push_str("<h3>What was drawn</h3>\n");
         for (what, counts) in [
-            ("family", &coverage.families),
-            ("element type", &coverage.elements),
-            ("feature", &coverage.features),
-            ("head size", &coverage.head_dims),
+            ("family", "families"),
+            ("element type", "elements"),
+            ("feature", "features"),
+            ("head size", "head_dims"),
         ] {
+            let Some(counts) = of.coverage.get(counts) else {
+                continue;
+            };
             let largest = counts.values().copied().max().unwrap_or(0) as f64;
             let mut counts: Vec<_> = counts.iter().collect();
             // Head sizes by number, not as text.

@@ -9,12 +9,12 @@ use safetensors::Dtype;
 use warptile::plan::Choice;
 use warptile::spec::{Call, Scoring};
 use warptile::{Diagonal, Element, ElementType, Splits};
-use warptile_check::Verdict;
+use warptile_check::{Verdict, with_element};
 
 use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor, Tensors};
-use crate::inputs::{Answer, Inputs, to_reference_order, with_inputs};
+use crate::inputs::{Answer, Inputs, to_reference_order};
 use crate::options::{self, Device, LayoutKind, Window};
 use crate::output::{self, Replacement};
 use crate::progress;
@@ -124,8 +124,12 @@ pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure
         Some(path) => Some(output_file(args, path)?),
         None => None,
     };
-    let inputs = files::read_inputs(&args.inputs, args.layout)?;
-    with_inputs!(&inputs, inputs => run_typed(args, &settings, inputs, output, console))
+    let (file, element) = files::open_inputs(&args.inputs)?;
+    with_element!(element, T => {
+        let inputs = files::read_inputs::<T>(&file, args.layout)?;
+        drop(file);
+        run_typed(args, &settings, &inputs, output, console)
+    })
 }
 
 /// Opens the output before the work that fills it.

@@ -2,13 +2,12 @@
 
 use std::ops::RangeInclusive;
 
-use half::{bf16, f16};
+use warptile::Element;
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::plan::{Choice, Plan, Planner};
 use warptile::spec::{Call, Features, Numbers, Operand};
-use warptile::{Element, ElementType};
-use warptile_check::{Case, DeviceInputs, Ferry, Lists};
+use warptile_check::{Case, DeviceInputs, Ferry, Lists, with_element};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::Effort;
@@ -227,11 +226,7 @@ pub(crate) fn with_bench<R>(
     gpu: &Gpu,
     work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
 ) -> warptile_check::Result<R> {
-    match case.element {
-        ElementType::F16 => typed::<f16, R>(case, gpu, work),
-        ElementType::Bf16 => typed::<bf16, R>(case, gpu, work),
-        _ => typed::<f32, R>(case, gpu, work),
-    }
+    with_element!(case.element, T => typed::<T, R>(case, gpu, work))
 }
 
 fn typed<T: Element, R>(

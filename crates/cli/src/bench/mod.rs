@@ -13,13 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use half::{bf16, f16};
 use serde_json::json;
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner};
 use warptile::spec::{Call, Heads};
-use warptile::{Backend, Element, ElementType, Error};
-use warptile_check::Case;
+use warptile::{Backend, Element, Error};
+use warptile_check::{Case, with_element};
 use warptile_kernels::{Role, images_for};
 
 use self::data::Data;
@@ -233,7 +232,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             rows.push(row);
             Ok(())
         };
-        time(case, &call, &plans, &backend, effort, keep)?;
+        with_element!(case.element, T => time::<T>(case, &call, &plans, &backend, effort, keep))?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows, false)?;
         if args.paced {
@@ -428,22 +427,7 @@ fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
 }
 
 /// Times the plans of a problem, one after the other in the same memory, and has those of each method kept.
-fn time(
-    case: &Case,
-    call: &Call,
-    plans: &[Plan],
-    backend: &Backend,
-    effort: Effort,
-    keep: impl FnMut(&Plan, Method, Vec<f64>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    match case.element {
-        ElementType::F16 => time_typed::<f16>(case, call, plans, backend, effort, keep),
-        ElementType::Bf16 => time_typed::<bf16>(case, call, plans, backend, effort, keep),
-        _ => time_typed::<f32>(case, call, plans, backend, effort, keep),
-    }
-}
-
-fn time_typed<T: Element>(
+fn time<T: Element>(
     case: &Case,
     call: &Call,
     plans: &[Plan],

@@ -4,16 +4,15 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use clap::ValueEnum;
-use half::{bf16, f16};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use warptile::cpu::forward_cpu;
 use warptile::gpu::Gpu;
 use warptile::plan::{Choice, Plan, Planner, Settings};
 use warptile::spec::Call;
-use warptile::{Element, ElementType, Error};
+use warptile::{Element, Error};
 use warptile_check::{
     Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
-    Verdict, rest,
+    Verdict, rest, with_element,
 };
 use warptile_driver::Stream;
 use warptile_kernels::Image;
@@ -153,7 +152,7 @@ pub(crate) struct Errors {
 }
 
 /// An error against float64.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Error64 {
     pub(crate) error: f64,
     /// The largest that counts as right.
@@ -355,11 +354,7 @@ pub(crate) fn check(
     known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
-    match case.element {
-        ElementType::F16 => check_typed::<f16>(case, place, runs, known, seconds),
-        ElementType::Bf16 => check_typed::<bf16>(case, place, runs, known, seconds),
-        _ => check_typed::<f32>(case, place, runs, known, seconds),
-    }
+    with_element!(case.element, T => check_typed::<T>(case, place, runs, known, seconds))
 }
 
 fn check_typed<T: Element>(

@@ -8,7 +8,7 @@ mod known;
 mod phases;
 mod side_by_side;
 mod tile;
-mod totals;
+pub(crate) mod totals;
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};

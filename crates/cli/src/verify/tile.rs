@@ -2,11 +2,10 @@
 
 use std::io::{self, Write};
 
-use half::{bf16, f16};
 use serde_json::{Value, json};
 use warptile::spec::MAX_HEAD_DIM;
 use warptile::{Element, ElementType, Error};
-use warptile_check::{Tile, TileFault, TileReport, TileValue};
+use warptile_check::{Tile, TileFault, TileReport, TileValue, with_element};
 use warptile_kernels::Image;
 
 use super::check::Place;
@@ -191,11 +190,7 @@ pub(super) fn run(verify: &Verify<'_>, console: &mut dyn Write) -> Result<(), Fa
 fn read(verify: &Verify<'_>, lane: &MaybeLane<'_>, job: Job) -> Result<Row, Failure> {
     let tile = job.tile(verify.args.seed);
     let place = verify.place(lane, job.image, 0);
-    let came = match job.element {
-        ElementType::F16 => judge::<f16>(&tile, place),
-        ElementType::Bf16 => judge::<bf16>(&tile, place),
-        _ => judge::<f32>(&tile, place),
-    }?;
+    let came = with_element!(job.element, T => judge::<T>(&tile, place))?;
     Ok(Row { job, tile, came })
 }
 

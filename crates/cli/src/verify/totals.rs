@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use warptile_check::Case;
 use warptile_kernels::Image;
 
@@ -62,24 +62,25 @@ pub(super) struct Totals {
 }
 
 /// How one image did.
-#[derive(Debug, Serialize)]
-struct ImageTotals {
-    sha256: &'static str,
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ImageTotals {
+    sha256: String,
     /// Whether its CTAs stay and draw tiles. Then `drew_tiles` must not be 0 if its record is to prove anything.
     persistent: bool,
-    passed: u64,
-    failed: u64,
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
     /// Passed problems in which it drew tiles from the counter.
     drew_tiles: u64,
 }
 
-#[derive(Debug, Clone, Serialize)]
-struct Worst {
-    ratio: f64,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Worst {
+    pub(crate) ratio: f64,
     #[serde(flatten)]
-    error: Error64,
-    problem: String,
-    image: Option<&'static str>,
+    pub(crate) error: Error64,
+    pub(crate) problem: String,
+    pub(crate) image: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -100,11 +101,11 @@ struct Row {
     reason: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct FailedProblem {
-    problem: String,
-    image: Option<&'static str>,
-    reason: String,
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct FailedProblem {
+    pub(crate) problem: String,
+    image: Option<String>,
+    pub(crate) reason: String,
 }
 
 impl Totals {
@@ -152,7 +153,7 @@ impl Totals {
         self.gpu_references += u64::from(gpu_reference);
         if let Some(image) = image {
             let totals = self.images.entry(image.name).or_insert(ImageTotals {
-                sha256: image.sha256,
+                sha256: image.sha256.to_owned(),
                 persistent: image.schedule.is_persistent(),
                 passed: 0,
                 failed: 0,
@@ -162,11 +163,11 @@ impl Totals {
             totals.failed += u64::from(!passed);
             totals.drew_tiles += u64::from(passed && drew_tiles);
         }
-        let image = image.map(|image| image.name);
+        let image = image.map(|image| image.name.to_owned());
         match outcome {
             Ok(errors) => {
                 self.passed += 1;
-                worse(&mut self.worst_out, errors.out, case, image);
+                worse(&mut self.worst_out, errors.out, case, image.clone());
                 worse(&mut self.worst_lse, errors.lse, case, image);
             }
             Err(reason) => {
@@ -215,7 +216,7 @@ impl Totals {
             say!(
                 console,
                 "failed   {}: {}",
-                failure.image.unwrap_or("cpu"),
+                failure.image.as_deref().unwrap_or("cpu"),
                 failure.problem
             )?;
             say!(console, "         {}", failure.reason)?;
@@ -242,7 +243,7 @@ impl Totals {
                     worst.ratio,
                     worst.error.error,
                     worst.error.bound,
-                    worst.image.unwrap_or("cpu"),
+                    worst.image.as_deref().unwrap_or("cpu"),
                     worst.problem
                 )?;
             }
@@ -278,7 +279,7 @@ impl Totals {
 }
 
 /// Keeps the result that is nearer to its bound.
-fn worse(worst: &mut Option<Worst>, error: Error64, case: &Case, image: Option<&'static str>) {
+fn worse(worst: &mut Option<Worst>, error: Error64, case: &Case, image: Option<String>) {
     let ratio = error.ratio();
     if worst.as_ref().is_none_or(|worst| worst.ratio < ratio) {
         *worst = Some(Worst {
