@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::abi::CHUNK_BYTES;
 use crate::{
     Count, ElementType, Elements, Expected, Heads, Invalid, Kind, Layout, Mask, Numbers, Operand,
-    Operations, Pages, Result, Scoring, SideLengths, Slots, Splits, Types, check_factor,
-    check_list, expect_presence,
+    Pages, Result, Scoring, SideLengths, Slots, Splits, Types, check_factor, check_list,
+    expect_presence,
 };
 
 pub use builder::CallBuilder;
@@ -46,7 +46,8 @@ pub struct Call {
     pages: Option<Pages>,
     /// The operands that it has, a bit each.
     given: u32,
-    expected: Slots<Expected>,
+    /// In a box, as it has three quarters of the bytes and calls are moved.
+    expected: Box<Slots<Expected>>,
 }
 
 const _: () = assert!(Operand::COUNT <= u32::BITS as usize);
@@ -125,9 +126,9 @@ impl Call {
         &self.expected
     }
 
-    /// The operands that the call has, a bit each.
-    fn given(&self) -> u32 {
-        let has = |operand: Operand| match operand {
+    /// Whether what the call was described with has an operand.
+    fn describes(&self, operand: Operand) -> bool {
+        match operand {
             Operand::Lse => self.terms.want_lse,
             Operand::KScale | Operand::VScale => self.terms.types.scaled().is_some(),
             _ => match operand.kind() {
@@ -137,10 +138,7 @@ impl Call {
                 Kind::List(_) => self.terms.scoring.has(operand),
                 _ => self.layout(operand).is_some(),
             },
-        };
-        { Operand::of(Operations::FORWARD) }
-            .filter(|operand| has(*operand))
-            .fold(0, |all, operand| all | 1 << operand as u32)
+        }
     }
 
     /// The layout of a tensor, if the call has it. A bias and a key mask are `[batch, queries, heads, keys]`, broadcast by steps of 0.

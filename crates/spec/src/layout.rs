@@ -197,15 +197,10 @@ impl Layout {
         if self.shape.contains(&0) {
             return true;
         }
-        let mut dimensions: Vec<(usize, usize)> = self
-            .strides
-            .into_iter()
-            .zip(self.shape)
-            .filter(|&(_, extent)| extent > 1)
-            .collect();
+        let mut dimensions = [0, 1, 2, 3].map(|d| (self.strides[d], self.shape[d]));
         dimensions.sort_unstable();
         let mut reach = 1_usize;
-        for (stride, extent) in dimensions {
+        for (stride, extent) in dimensions.into_iter().filter(|&(_, extent)| extent > 1) {
             if stride < reach {
                 return false;
             }

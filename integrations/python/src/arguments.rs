@@ -1,6 +1,7 @@
 //! The arguments that Python's functions take, read: options, and operands that must be on one device.
 
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use warptile::kernels::{Count, Elements, Kind, Operations};
@@ -112,7 +113,7 @@ impl<'py> Options<'py> {
         keywords: Option<&Bound<'py, PyDict>>,
     ) -> Result<Self> {
         let caller = keywords
-            .map(|keywords| keywords.get_item(CALLER))
+            .map(|keywords| keywords.get_item(intern!(keywords.py(), CALLER)))
             .transpose()?;
         let names = match caller.flatten() {
             Some(caller) => Names::of_function(&value::<String>(CALLER, &caller)?),

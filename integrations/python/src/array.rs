@@ -135,7 +135,7 @@ pub(crate) fn numbers(object: &Bound<'_, PyAny>) -> Result<([i64; MAX_RANK], usi
     let tuple = object.cast::<PyTuple>().map_err(PyErr::from)?;
     let mut list = [0; MAX_RANK];
     let rank = tuple.len();
-    for (to, item) in list.iter_mut().zip(tuple.iter()) {
+    for (to, item) in list.iter_mut().zip(tuple.iter_borrowed()) {
         *to = item.extract()?;
     }
     Ok((list, rank))

@@ -54,23 +54,28 @@ impl<'py> Request<'py> {
             .want_lse(options.return_lse || given.has(Operand::Lse));
         let mut aligned = true;
         for (operand, argument) in given.iter() {
-            builder = match operand.kind() {
-                Kind::Queries => builder.layout(operand, given.tensor(operand, order, packed_q)?),
+            let layout = match operand.kind() {
+                Kind::Queries => given.tensor(operand, order, packed_q)?,
                 // Pages have their rows second, unless the order of heads and rows is the other one.
-                Kind::Keys => builder.layout(
-                    operand,
-                    given.tensor(operand, order, packed_k && !given.has(Operand::BlockTable))?,
-                ),
-                Kind::Scores => builder.layout(operand, argument.array()?.is.scores(operand)),
-                Kind::List(Count::Table) => {
-                    { builder.numbers(operand, argument.request()) }.table_layout(argument.table()?)
+                Kind::Keys => {
+                    given.tensor(operand, order, packed_k && !given.has(Operand::BlockTable))?
                 }
-                _ if operand.is_written() => builder,
-                _ => match operand.elements() {
-                    Elements::I32 => builder.numbers(operand, argument.request()),
-                    _ => builder.count(operand, argument.len()),
-                },
+                Kind::Scores => argument.array()?.is.scores(operand),
+                Kind::List(Count::Table) => {
+                    builder = { builder.numbers(operand, argument.request()) }
+                        .table_layout(argument.table()?);
+                    continue;
+                }
+                _ if operand.is_written() => continue,
+                _ => {
+                    builder = match operand.elements() {
+                        Elements::I32 => builder.numbers(operand, argument.request()),
+                        _ => builder.count(operand, argument.len()),
+                    };
+                    continue;
+                }
             };
+            builder.set_layout(operand, layout);
             aligned &= !operand.moves_rows() || argument.array()?.is.address.is_multiple_of(16);
         }
         if !aligned {

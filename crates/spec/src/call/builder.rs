@@ -296,7 +296,7 @@ impl<'a> CallBuilder<'a> {
     /// # Errors
     /// An [`Invalid`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Call> {
-        let layouts = self.terms.layouts;
+        let layouts = &self.terms.layouts;
         let of = |operand: Operand| layouts[operand as usize].unwrap_or(Layout::EMPTY);
         let (q, k, v) = (of(Operand::Q), of(Operand::K), of(Operand::V));
         let heads = Heads::of(&q, &k, &v);
@@ -388,11 +388,11 @@ impl<'a> CallBuilder<'a> {
             keys,
             pages,
             given: 0,
-            expected: UNWANTED,
+            expected: Box::new(UNWANTED),
         };
-        call.given = call.given();
         for operand in Operand::of(Operations::FORWARD) {
-            if call.has(operand) {
+            if call.describes(operand) {
+                call.given |= 1 << operand as u32;
                 call.expected[operand] = call.expect(operand);
             }
         }
