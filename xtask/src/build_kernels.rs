@@ -101,16 +101,20 @@ impl Layout {
 }
 
 /// Which images to look at, and how.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct Selection {
-    /// Only this family.
+    /// Only this family, such as `scalar`
+    #[arg(long)]
     pub family: Option<String>,
-    /// Only this target.
+    /// Only this target, such as `sm_90a` or `compute_80`
+    #[arg(long = "arch")]
     pub target: Option<Target>,
-    /// Only this kernel.
+    /// With --debug: only this kernel, such as wmma_d64_64x64_w4_s2
+    #[arg(long, requires = "debug")]
     pub kernel: Option<String>,
-    /// For `check`: compile only one image of each family and target and about a fortieth of the others. Which ones
-    /// follows from this text, such as a commit's hash.
+    /// With --check: compile only the smallest image of each family and target, and a fortieth of the others, which
+    /// the hash of the commit chooses; of the rest compare sources and bytes
+    #[arg(long, value_name = "HASH", requires = "check", num_args = 0..=1, default_missing_value = "HEAD")]
     pub sample: Option<String>,
 }
 

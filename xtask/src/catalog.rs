@@ -125,61 +125,47 @@ fn value_dim(entry: &ManifestEntry) -> u32 {
 }
 
 fn image(entry: &ManifestEntry) -> Result<String, String> {
-    let ManifestEntry {
-        name,
-        kernel,
-        entry: function,
-        family,
-        role,
-        schedule,
-        features,
-        block_m,
-        block_n,
-        head_dim,
-        stages,
-        warps,
-        k_stride,
-        v_stride,
-        registers,
-        stack_bytes,
-        spill_bytes,
-        static_shared_bytes,
-        dynamic_shared_bytes,
-        tensor_instructions,
-        abi_hash,
-        param_bytes,
-        toolchain,
-        source_hash,
-        sha256,
-        pack,
-        offset,
-        len,
-        ..
-    } = entry;
-    let value_dim = value_dim(entry);
     let target = target(entry)?;
     let kind = match (target.ptx, target.exact) {
         (true, _) => "Ptx",
         (false, true) => "CubinExact",
         (false, false) => "Cubin",
     };
+    let entry = &ManifestEntry {
+        value_dim: value_dim(entry),
+        ..entry.clone()
+    };
+    let json = serde_json::to_value(entry).map_err(|error| error.to_string())?;
+    // What is a number or a string in JSON is the same in Rust.
+    let fields = |names: &str| {
+        let names = names.split(' ');
+        let fields: Vec<String> = names
+            .map(|name| format!("{name}: {}", json[name]))
+            .collect();
+        fields.join(", ")
+    };
     Ok(format!(
         "    #[cfg(feature = {:?})]\n    \
-         Image {{ name: {name:?}, kernel: {kernel:?}, entry: {function:?}, family: Family::{}, \
-         role: Role::from_number({role}).unwrap(), schedule: Schedule::from_number({schedule}).unwrap(), \
-         features: Features::from_bits({features:#x}).unwrap(), target: Target::{kind}({}), element: ElementType::{}, \
-         tiling: TileShape {{ block_m: {block_m}, block_n: {block_n}, head_dim: {head_dim}, value_dim: {value_dim}, stages: {stages}, \
-         warps: {warps}, k_stride: {k_stride}, v_stride: {v_stride} }}, \
-         resources: Resources {{ registers: {registers}, stack_bytes: {stack_bytes}, spill_bytes: {spill_bytes}, \
-         static_shared_bytes: {static_shared_bytes}, dynamic_shared_bytes: {dynamic_shared_bytes}, \
-         tensor_instructions: {tensor_instructions} }}, \
-         abi_hash: 0x{abi_hash}, param_bytes: {param_bytes}, toolchain: {toolchain:?}, source_hash: {source_hash:?}, \
-         sha256: {sha256:?}, pack: {}, offset: {offset}, len: {len} }},\n",
+         Image {{ {}, family: Family::{}, \
+         role: Role::from_number({}).unwrap(), schedule: Schedule::from_number({}).unwrap(), \
+         features: Features::from_bits({:#x}).unwrap(), target: Target::{kind}({}), element: ElementType::{}, \
+         tiling: TileShape {{ {} }}, resources: Resources {{ {} }}, abi_hash: 0x{}, {}, pack: {}, {} }},\n",
         target.feature(),
-        variant(family),
+        fields("name kernel entry"),
+        variant(&entry.family),
+        entry.role,
+        entry.schedule,
+        entry.features,
         target.number,
         variant(&entry.element),
-        pack_static(pack),
+        fields("block_m block_n head_dim value_dim stages warps k_stride v_stride"),
+        fields(
+            "registers stack_bytes spill_bytes static_shared_bytes dynamic_shared_bytes tensor_instructions"
+        ),
+        entry.abi_hash,
+        fields("param_bytes toolchain source_hash sha256"),
+        pack_static(&entry.pack),
+        fields("offset len"),
     ))
 }
 
@@ -205,11 +191,24 @@ fn pack_static(pack: &str) -> String {
 
 /// `f16` is the variant `F16`, `wgmma` is `Wgmma`.
 fn variant(name: &str) -> String {
-    let mut letters = name.chars();
-    letters
-        .next()
-        .map(|first| first.to_ascii_uppercase())
-        .into_iter()
-        .chain(letters)
-        .collect()
+    name[..1].to_ascii_uppercase() + &name[1..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files;
+
+    #[test]
+    fn the_committed_catalog_is_what_the_manifest_generates() {
+        let layout = crate::build_kernels::Layout::of_repository(&files::repository_root());
+        let manifest: Manifest = files::read_json(&layout.manifest()).unwrap();
+        for (name, text) in [
+            ("catalog.rs", catalog(&manifest)),
+            ("tilings.rs", tilings(&manifest)),
+        ] {
+            let committed = files::read_text(&layout.generated(name)).unwrap();
+            assert!(text.unwrap() == committed, "{name}");
+        }
+    }
 }

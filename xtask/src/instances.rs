@@ -235,13 +235,15 @@ text_as_in_file!(Element, Cache, Variant);
 #[serde(deny_unknown_fields)]
 struct InstancesFile {
     #[serde(default)]
-    family: Vec<FamilyTable>,
+    family: Vec<FamilyDeclaration>,
 }
 
-#[derive(Deserialize)]
+/// A family's declaration, for tools that make instances which no row lists.
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FamilyTable {
-    name: String,
+pub struct FamilyDeclaration {
+    /// Name of the family.
+    pub name: String,
     source: String,
     elements: Vec<Element>,
     targets: Vec<Target>,
@@ -252,23 +254,12 @@ struct FamilyTable {
     #[serde(default)]
     flags: Vec<String>,
     tilings: Vec<TilingRow>,
-    knobs: Option<Knobs>,
-}
-
-/// A family's declaration, for tools that make instances which no row lists.
-#[derive(Debug, Clone)]
-pub struct FamilyDeclaration {
-    /// Name of the family.
-    pub name: String,
     /// What may vary of it; `None` if nothing.
     pub knobs: Option<Knobs>,
-    source: String,
-    flags: Vec<String>,
-    expectations: Expectations,
 }
 
 impl FamilyDeclaration {
-    /// An instance that no row lists. Its kernel's name ends in `suffix`, if there is one.
+    /// An instance with the flags of its row. Its kernel's name ends in `suffix`, if there is one.
     #[must_use]
     pub fn instance(
         &self,
@@ -277,7 +268,7 @@ impl FamilyDeclaration {
         variant: Option<Variant>,
         target: Target,
         suffix: Option<String>,
-        switches: &[String],
+        flags: &[String],
     ) -> Instance {
         Instance {
             family: self.name.clone(),
@@ -287,8 +278,12 @@ impl FamilyDeclaration {
             variant,
             target,
             suffix,
-            extra_flags: [&self.flags[..], switches].concat(),
-            expectations: self.expectations,
+            extra_flags: [&self.flags[..], flags].concat(),
+            expectations: Expectations {
+                tensor_instruction: self.tensor_instruction,
+                setmaxnreg: self.setmaxnreg,
+                may_spill: false,
+            },
         }
     }
 }
@@ -321,24 +316,20 @@ impl Instance {
     /// the head size for values of another one.
     #[must_use]
     pub fn kernel(&self) -> String {
-        let TilingRow {
-            head_dim,
-            block_m,
-            block_n,
-            warps,
-            stages,
-            ..
-        } = self.tiling;
+        let tiling = &self.tiling;
         // So that the images of a kernel follow each other in the order of their names.
-        let cache = self.tiling.cache.map(|cache| format!("_{cache}"));
-        let cache = cache.unwrap_or_default();
-        let values = self.tiling.value_dim.map(|size| format!("v{size}"));
-        let values = values.unwrap_or_default();
-        let mut name = match self.tiling.has_tiles() {
-            false => format!("{}{cache}_w{warps}", self.family),
+        let cache = { tiling.cache.map(|cache| format!("_{cache}")) }.unwrap_or_default();
+        let values = { tiling.value_dim.map(|size| format!("v{size}")) }.unwrap_or_default();
+        let mut name = match tiling.has_tiles() {
+            false => format!("{}{cache}_w{}", self.family, tiling.warps),
             true => format!(
-                "{}_d{head_dim}{values}_{block_m}x{block_n}_w{warps}_s{stages}{cache}",
-                self.family
+                "{}_d{}{values}_{}x{}_w{}_s{}{cache}",
+                self.family,
+                tiling.head_dim,
+                tiling.block_m,
+                tiling.block_n,
+                tiling.warps,
+                tiling.stages
             ),
         };
         if let Some(suffix) = &self.suffix {
@@ -370,14 +361,7 @@ impl Instance {
     /// Compiler flags apart from include paths.
     #[must_use]
     pub fn flags(&self) -> Vec<String> {
-        let TilingRow {
-            head_dim,
-            block_m,
-            block_n,
-            warps,
-            stages,
-            ..
-        } = self.tiling;
+        let tiling = &self.tiling;
         let mut flags = vec![
             "-std=c++17".to_owned(),
             format!("--gpu-architecture={}", self.target),
@@ -385,12 +369,12 @@ impl Instance {
             format!("-DWARPTILE_ELEMENT={}", self.element.cpp_name()),
         ];
         let tile = [
-            ("HEAD_DIM", head_dim),
-            ("VALUE_DIM", self.tiling.value_dim.unwrap_or_default()),
-            ("BLOCK_M", block_m),
-            ("BLOCK_N", block_n),
-            ("WARPS", warps),
-            ("STAGES", stages),
+            ("HEAD_DIM", tiling.head_dim),
+            ("VALUE_DIM", tiling.value_dim.unwrap_or_default()),
+            ("BLOCK_M", tiling.block_m),
+            ("BLOCK_N", tiling.block_n),
+            ("WARPS", tiling.warps),
+            ("STAGES", tiling.stages),
         ];
         let given = tile.into_iter().filter(|&(_, number)| number > 0);
         flags.extend(given.map(|(name, number)| format!("-DWARPTILE_{name}={number}")));
@@ -434,18 +418,7 @@ pub fn declaration(path: &Path, family: &str) -> Result<FamilyDeclaration> {
     let file: InstancesFile = toml::from_str(&files::read_text(path)?).map_err(malformed)?;
     let mut families = file.family.into_iter();
     let found = families.find(|one| one.name == family);
-    let table = found.with_context(|| unknown_family(family))?;
-    Ok(FamilyDeclaration {
-        name: table.name,
-        knobs: table.knobs,
-        source: table.source,
-        flags: table.flags,
-        expectations: Expectations {
-            tensor_instruction: table.tensor_instruction,
-            setmaxnreg: table.setmaxnreg,
-            may_spill: false,
-        },
-    })
+    found.with_context(|| unknown_family(family))
 }
 
 /// Reads the text of `instances.toml`.
@@ -466,20 +439,9 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
                     let variants = tiling.variants.iter().copied().map(Some);
-                    instances.extend(iter::once(None).chain(variants).map(|variant| Instance {
-                        family: family.name.clone(),
-                        source: family.source.clone(),
-                        tiling: tiling.clone(),
-                        element,
-                        variant,
-                        target,
-                        suffix: None,
-                        extra_flags: [&family.flags[..], &tiling.flags[..]].concat(),
-                        expectations: Expectations {
-                            tensor_instruction: family.tensor_instruction,
-                            setmaxnreg: family.setmaxnreg,
-                            may_spill: false,
-                        },
+                    instances.extend(iter::once(None).chain(variants).map(|variant| {
+                        let (tiling, flags) = (tiling.clone(), &tiling.flags);
+                        family.instance(tiling, element, variant, target, None, flags)
                     }));
                 }
             }

@@ -9,7 +9,6 @@ use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
-use xtask::instances::Target;
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
 use xtask::{bundle, compile, debug, evolve, files, reference, report, resources};
@@ -46,25 +45,11 @@ enum Task {
     /// the family promises them, a record that agrees with its parameter block), and writes crates/images-*, crates/kernels and
     /// docs/resources.md. Images no longer listed are dropped.
     BuildKernels {
-        /// Only this family, such as `scalar`
-        #[arg(long)]
-        family: Option<String>,
-        /// Only this target, such as `sm_90a` or `compute_80`
-        #[arg(long)]
-        arch: Option<Target>,
+        #[command(flatten)]
+        selection: Selection,
         /// Rebuild from scratch, write nothing, and fail if what is committed differs
         #[arg(long)]
         check: bool,
-        /// With --check: compile only the smallest image of each family and target, and a fortieth of the others, which
-        /// the hash of the commit chooses; of the rest compare sources and bytes
-        #[arg(
-            long,
-            value_name = "HASH",
-            requires = "check",
-            num_args = 0..=1,
-            default_missing_value = "HEAD"
-        )]
-        sample: Option<String>,
         /// Compile debug images into the folder of --out instead: with line information, and with the asserts that the sources have in
         /// such images. Each kernel's name ends in _debug there, and WARPTILE_KERNELS_DIR=FOLDER makes the program know it
         #[arg(long, requires = "out", conflicts_with = "check")]
@@ -72,9 +57,6 @@ enum Task {
         /// Where debug images go
         #[arg(long, value_name = "FOLDER", requires = "debug")]
         out: Option<PathBuf>,
-        /// With --debug: only this kernel, such as wmma_d64_64x64_w4_s2
-        #[arg(long, requires = "debug")]
-        kernel: Option<String>,
         /// Compiler processes to run at once [default: one per CPU]
         #[arg(long)]
         jobs: Option<usize>,
@@ -192,31 +174,16 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Toolchain => fetch_toolchain(&root),
         Task::BuildKernels {
-            family,
-            arch,
+            selection,
             check,
-            sample,
             debug: _,
             out,
-            kernel,
             jobs,
             toolkit,
-        } => sample
-            .map(|hash| commit(&root, hash))
-            .transpose()
-            .and_then(|sample| {
-                let selection = Selection {
-                    family,
-                    target: arch,
-                    kernel,
-                    sample,
-                };
-                let compiler = compiler(&root, jobs, toolkit.as_deref())?;
-                match out {
-                    Some(folder) => debug_images(&root, &selection, &folder, &compiler),
-                    None => build_kernels(&root, &selection, check, &compiler),
-                }
-            }),
+        } => compiler(&root, jobs, toolkit.as_deref()).and_then(|compiler| match out {
+            Some(folder) => debug_images(&root, &selection, &folder, &compiler),
+            None => build_kernels(&root, selection, check, &compiler),
+        }),
         Task::Evolve { task } => evolve(&root, task),
         Task::BuildReference { check } => build_reference(&root, check),
         Task::Bundle { out, integrations } => bundle(&root, &out, integrations),
@@ -291,11 +258,14 @@ fn with_bar<T>(work: impl FnOnce(&Bar) -> T) -> T {
 
 fn build_kernels(
     root: &Path,
-    selection: &Selection,
+    mut selection: Selection,
     check: bool,
     compiler: &Compiler,
 ) -> Result<()> {
     let layout = Layout::of_repository(root);
+    if let Some(name) = selection.sample {
+        selection.sample = Some(commit(root, name)?);
+    }
     if !compiler.toolchain.pinned {
         eprintln!(
             "note: images of {} are for trying out: --check, which CI runs, compares with the pinned compiler's",
@@ -303,8 +273,8 @@ fn build_kernels(
         );
     }
     let (outcome, differences) = with_bar(|bar| match check {
-        true => build_kernels::check(&layout, compiler, selection, bar),
-        false => { build_kernels::build(&layout, compiler, selection, bar) }
+        true => build_kernels::check(&layout, compiler, &selection, bar),
+        false => { build_kernels::build(&layout, compiler, &selection, bar) }
             .map(|outcome| (outcome, Vec::new())),
     })?;
     show(&outcome, &differences, check)
