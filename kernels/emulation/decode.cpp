@@ -71,6 +71,8 @@ template <class Traits> struct Problem {
     Memory<float> lse, parts;
     Memory<int> key_lengths, query_lengths; // as the device has them, also out of range
     Memory<int> table;
+    Memory<Element> bias;
+    Memory<unsigned char> key_mask;
     Memory<unsigned> semaphores, counter;
     typename Keys::Block whole_block = {};
     Forward& block = const_cast<Forward&>(Keys::forward(whole_block));
@@ -210,6 +212,35 @@ template <class Traits> struct Problem {
             for (int head = 0; head < heads; head++) slopes.push_back(0.1f * fabsf(random.normal()));
             scoring.slopes = slopes.data();
         }
+        if (has<Traits>(FEATURE_BIAS) && random.one_in(2)) {
+            bias = guarded(random.normals<Element>(
+                reach_of_scores(random, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)));
+            scoring.bias = bias->data();
+        }
+        if (has<Traits>(FEATURE_KEY_MASK) && random.one_in(2)) {
+            std::vector<unsigned char> mask(reach_of_scores(random, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
+            const int shown = random.one_in(3) ? key_len / 2 : random.between(1, 4); // padding behind so many keys, or one of so many keys hidden
+            for (size_t i = 0; i < mask.size(); i++) mask[i] = shown > 4 ? (int)i < shown : !random.one_in(shown);
+            key_mask = guarded(mask);
+            scoring.key_mask = key_mask->data();
+        }
+    }
+
+    // Strides of a tensor over scores, which may be one number for all batches, heads or queries; and how many elements it has up to its last.
+    size_t reach_of_scores(Random& random, long long& of_batch, long long& of_head, long long& of_row, long long& of_key)
+    {
+        of_key = random.one_in(4) ? 2 : 1;
+        long long all = std::max(key_len, 1) * of_key, reach = all - of_key + 1;
+        const auto along = [&](int extent, long long& stride) {
+            stride = random.one_in(3) ? 0 : all;
+            if (stride == 0) return;
+            reach += (extent - 1) * stride;
+            all *= std::max(extent, 1);
+        };
+        along(query_len, of_row);
+        along(heads, of_head);
+        along(batch, of_batch);
+        return reach;
     }
 
     // Scores of equal keys near the lowest number there is, also below it; those of the keys before a random one are 0.
@@ -224,6 +255,8 @@ template <class Traits> struct Problem {
         scoring.softcap = 0;
         scoring.slopes = nullptr;
         scoring.sinks = nullptr;
+        scoring.bias = nullptr;
+        scoring.key_mask = nullptr;
         if (random.one_in(2)) scoring.window_left = scoring.window_right = WINDOW_UNLIMITED;
         scoring.scale = MAX_FLOAT / head_dim * 0.1f * random.between(7, 10);
         are_hugely_negative = true;
@@ -453,6 +486,11 @@ template <class Traits> struct Problem {
             score *= (double)scoring.scale * scales[0][head / group];
             if (scoring.softcap > 0) score = scoring.softcap * tanh(score / scoring.softcap);
             if (scoring.slopes) score -= slopes[head] * fabs((double)(query + keys[b] - queries[b] - key));
+            if (scoring.bias)
+                score += widen((*bias)[b * scoring.bias_batch + head * scoring.bias_head + query * scoring.bias_row + key * scoring.bias_key]);
+            if (scoring.key_mask &&
+                !(*key_mask)[b * scoring.mask_batch + head * scoring.mask_head + query * scoring.mask_row + key * scoring.mask_key])
+                continue;
             scores.push_back(score);
             rows.push_back(row);
         }
@@ -660,6 +698,9 @@ int main(int count, char** arguments)
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
         check(TileTraits<__half, 64, 128, 64, 4, 2>(), seed);
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
+        check(TensorTileTraits<__half, 64, 64, 64, 4, 2>(), seed);
+        if (seed % 4 == 2) check(TensorTileTraits<__nv_bfloat16, 256, 64, 64, 4, 1>(), seed);
+        if (seed % 6 == 3) check(TensorTileTraits<__half, 512, 32, 32, 4, 1>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 3) check(MmaTraits<__half, 512, 16, 32, 8, 2, ClusterTile>(), seed);

@@ -1,9 +1,15 @@
-// One image of the mma family; the build names the element type, the tiling and the entry.
+// One image of the mma family; the build names the element type, the tiling, the entry and, for a variant, its name.
 #include "forward/mma_tile.cuh"
+
+#if defined(WARPTILE_VARIANT_TENSORS)
+#define WARPTILE_TRAITS TensorTileTraits
+#else
+#define WARPTILE_TRAITS TileTraits
+#endif
 
 using Params = warptile::Forward;
 using Instance =
-    warptile::TileTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
+    warptile::WARPTILE_TRAITS<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

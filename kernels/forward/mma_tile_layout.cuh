@@ -80,7 +80,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int FOR_PARTS = column_parts_of(HEAD_DIM) > 1 ? 8 : 0;
     static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : 216) - (WEIGHS_FIRST ? FOR_WEIGHTS + FOR_PARTS : 0) - ACCUMULATORS;
     static constexpr int MOST_HELD = WEIGHS_FIRST && HEAD_DIM == 192 ? DEPTH_STEPS / 2 : DEPTH_STEPS;
-    static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(MOST_HELD, ROOM / (4 * ROW_TILES));
+    __device__ static constexpr int held_in(int room) { return MIN_CTAS * WARPS > 8 || room < 0 ? 0 : min_of(MOST_HELD, room / (4 * ROW_TILES)); }
+    static constexpr int HELD_STEPS = held_in(ROOM);
     // Shared memory is asked for words of keys and values some turns ahead of the products with them. How many is measured (docs/notebook-mma.md):
     // ptxas moves the loads as it likes, and how it then orders everything decides.
     static constexpr int LOADS_AHEAD = ROW_TILES == 1 || HEAD_DIM >= 128 ? 3 : HEAD_DIM == 96 ? 1 : 2;
@@ -98,6 +99,15 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     {
         return (place ^ (unsigned)(chunks % SPAN * CHUNK_BYTES)) + chunks / SPAN * SPAN * CHUNK_BYTES;
     }
+};
+
+// The same for scores with a bias and a key mask, whose addresses take registers.
+template <class Element, int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS, int STAGES>
+struct TensorTileTraits : TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES> {
+    using Plain = TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES>;
+    static constexpr unsigned FEATURES = Plain::FEATURES | FEATURE_BIAS | FEATURE_KEY_MASK;
+    static constexpr int FOR_TENSORS = 28;
+    static constexpr int HELD_STEPS = Plain::held_in(Plain::ROOM - FOR_TENSORS);
 };
 
 // Rows of the tile that exist.

@@ -8,12 +8,20 @@
 #include "forward/mma_tile_layout.cuh"
 #include "rule/mask.cuh"
 #include "rule/partial.cuh"
+#include "rule/tensors.cuh"
 
 namespace warptile {
 
-template <class Traits> class TileRows {
+// What rows remember besides where scores have tensors: the first block that is not a plain one, as the masks have it.
+template <bool HAS_TENSORS> struct TensorRows {};
+template <> struct TensorRows<true> {
+    int first_careful;
+};
+
+template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK))> {
   public:
     using Element = typename Traits::Element;
+    __device__ static constexpr bool has_tensors() { return Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK); }
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
     __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
@@ -24,8 +32,9 @@ template <class Traits> class TileRows {
         place = kept(Traits::place(lane % 16, lane / 16));
         const Scoring& scoring = params.scoring;
         scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
+        const bool hides_rows = has_tensors() && scoring.key_mask && !masks_keys_alone(scoring);
         // Hidden scores are -inf, also when they are scaled.
-        const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
+        const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0) || hides_rows;
         const Mask mask(scoring, tile.q.len, tile.k.len);
         const int first_query = Row(tile, group, first_row()).query;
         const int last_query = min(Row(tile, group, first_row() + Traits::WARP_ROWS - 1).query, tile.q.len - 1);
@@ -41,6 +50,7 @@ template <class Traits> class TileRows {
         // Blocks go from the last one to the first: where the rows' first blocks are different ones, a row has no maximum in those before its own.
         const int begun_at = all_to < tile.first_key ? 0 : (all_to - tile.first_key) / Traits::BLOCK_N;
         careful_from = uniform_of(takes_care ? 0 : begun_at < see_to ? begun_at : NO_BLOCK);
+        if constexpr (has_tensors()) this->first_careful = careful_from;
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             max_[row] = negative_infinity();
@@ -114,8 +124,9 @@ template <class Traits> class TileRows {
     // The weights of 16 keys beside the products with the values of those before. A block that begins again multiplies its keys again.
     template <class Wait> __device__ void add_weighing_beside(int block, unsigned keys, Wait wait_for_values)
     {
-        const bool sees = block >= see_from && block <= see_to;
+        bool sees = block >= see_from && block <= see_to;
         bool careful = block >= careful_from;
+        if constexpr (has_tensors()) ask_key_mask(block, sees, careful);
         int done = 0; // keys of the block
         Scores scores;
 #pragma unroll 1
@@ -124,6 +135,8 @@ template <class Traits> class TileRows {
             float sums[2][ROWS];
             // Also where the warp sees nothing: from what would be left unset there, registers would be kept all the time.
             clear(scores);
+            if constexpr (has_tensors())
+                if (!careful) begin_with_bias(block, scores);
             if (SPLITS_KEYS) {
                 clear(weights[0]);
                 clear(sums[0]);
@@ -153,12 +166,15 @@ template <class Traits> class TileRows {
     // All weights before the values, so that nothing is asked again once the keys have made way. They take the place of the scores.
     template <class Wait> __device__ void add_weighed_first(int block, unsigned keys, Wait wait_for_values)
     {
-        const bool sees = block >= see_from && block <= see_to;
+        bool sees = block >= see_from && block <= see_to;
         bool careful = block >= careful_from;
+        if constexpr (has_tensors()) ask_key_mask(block, sees, careful);
         Scores scores;
 #pragma unroll 1
         for (;;) {
             clear(scores);
+            if constexpr (has_tensors())
+                if (!careful) begin_with_bias(block, scores);
             if (!sees) break;
             multiply_keys(keys, scores, [](int, int) {});
             if (careful) break;
@@ -174,6 +190,30 @@ template <class Traits> class TileRows {
             return;
         }
         multiply_all_values(values, [&](int step, int pair) { return __float_as_uint(place_of_weights(scores, step, pair)); });
+    }
+
+    // The products of a block that is added without care come on top of its bias, in their units.
+    __device__ void begin_with_bias(int block, Scores& scores) const
+    {
+        if (!params.scoring.bias) return;
+        const float unit = LOG2_E / scale;
+        each_bias(tile.first_key + block * Traits::BLOCK_N, scores, [&](float& score, float bias) { score = bias * unit; });
+    }
+
+    // Whether a mask of keys alone shows some of a block's, and with care if not all.
+    __device__ void ask_key_mask(int block, bool& sees, bool& careful) const
+    {
+        if (!sees || !masks_keys_alone(params.scoring)) return;
+        const unsigned char* const row = mask_row(params.scoring, tile.batch, 0, 0);
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
+        bool some = false, all = true;
+        for (int i = threadIdx.x % 32; i < Traits::BLOCK_N; i += 32) {
+            const bool shown = first_key + i < tile.k.len && row[(first_key + i) * params.scoring.mask_key];
+            some = some || shown;
+            all = all && shown;
+        }
+        sees = __any_sync(0xffffffff, some);
+        careful = careful || __any_sync(0xffffffff, !all);
     }
 
     // Weights in place of a block's scores, and the rows' sums with them; false, and no sum is changed, if one is too large or not a number.
@@ -380,6 +420,47 @@ template <class Traits> class TileRows {
         }
     }
 
+    // Calls `change` with each score and its bias.
+    template <class Change> __device__ void each_bias(int first_key, Scores& scores, Change change) const
+    {
+        each_tensor_row([&](int one, int head, int query, int lane_key) {
+            each_of_row<KEY_TILES>(bias_row<Element>(params.scoring, tile.batch, head, query), params.scoring.bias_key, first_key + lane_key,
+                                   tile.k.len, [&](int i, Element bias) { change(score_of(scores, one, i), widen(bias)); });
+        });
+    }
+
+    // Adds the bias, and hides what the key mask does.
+    __device__ void apply_tensors(int first_key, Scores& scores) const
+    {
+        if (params.scoring.bias)
+            each_bias(first_key, scores, [](float& score, float bias) {
+                // Not below the range where it is finite, as masks are that are added: rows of nothing else have equal weights.
+                constexpr float LEAST = -MAX_FLOAT / 2;
+                const float exponent = (bias < LEAST ? LEAST : bias) * LOG2_E;
+                score = bias == negative_infinity() ? bias : min_keeping_nan(score + exponent, MAX_FLOAT);
+            });
+        if (params.scoring.key_mask)
+            each_tensor_row([&](int one, int head, int query, int lane_key) {
+                each_of_row<KEY_TILES>(mask_row(params.scoring, tile.batch, head, query), params.scoring.mask_key, first_key + lane_key,
+                                       tile.k.len, [&](int i, unsigned char shown) {
+                                           if (!shown) score_of(scores, one, i) = negative_infinity();
+                                       });
+            });
+    }
+
+    // Calls `use` for each row of this lane, with its head, its query and the first of this lane's keys in a block.
+    template <class Use> __device__ void each_tensor_row(Use use) const
+    {
+        const int lane = anew(threadIdx.x) % 32;
+#pragma unroll
+        for (int one = 0; one < ROWS; one++) {
+            const Row row(tile, group, row_of_tile(one, lane));
+            use(one, min(row.head, params.heads - 1), min(row.query, tile.q.len - 1), lane % 4 * 2);
+        }
+    }
+    // Of the row `one` of this lane the score of its key i.
+    __device__ static float& score_of(Scores& scores, int one, int i) { return scores[one / 2][i / 2][one % 2 * 2 + i % 2]; }
+
     // The largest score of each row, or `largest` if that is larger.
     __device__ static void find_largest(const Scores& scores, float (&largest)[ROWS])
     {
@@ -433,6 +514,7 @@ template <class Traits> class TileRows {
                 });
             }
         }
+        if constexpr (has_tensors()) apply_tensors(first_key, scores);
         hide(block, done, scores);
         float largest[ROWS];
 #pragma unroll
@@ -450,7 +532,10 @@ template <class Traits> class TileRows {
 #pragma unroll
                 for (int j = 0; j < 2; j++) output[row / 2][i][row % 2 * 2 + j] *= factor;
         }
-        if (__any_sync(0xffffffff, coarse)) careful_from = 0;
+        if (__any_sync(0xffffffff, coarse))
+            careful_from = 0;
+        else if constexpr (has_tensors())
+            careful_from = this->first_careful; // rows whose first keys are all but hidden by the bias have others now
         each(scores, first_key, [&](float& score, int row, int) {
             score = rescale(score, max_[row]);
             sum_[row] += score;

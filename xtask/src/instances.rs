@@ -209,6 +209,8 @@ pub enum Variant {
     Dense,
     /// Keys in pages, and lengths on the device; no options.
     Paged,
+    /// Scores with a bias and a key mask.
+    Tensors,
 }
 
 /// Prints and parses a type as `instances.toml` has it.

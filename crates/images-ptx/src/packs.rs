@@ -46,31 +46,31 @@ pub static MERGE_W4_PTX: [u8; 6640] = *include_bytes!("../images/merge_w4_ptx.zs
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 24400] = *include_bytes!("../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 52710] = *include_bytes!("../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 28155] = *include_bytes!("../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 61315] = *include_bytes!("../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 42140] = *include_bytes!("../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 91766] = *include_bytes!("../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
-pub static MMA_D32_128X64_W4_S2_PTX: [u8; 28376] = *include_bytes!("../images/mma_d32_128x64_w4_s2_ptx.zst");
+pub static MMA_D32_128X64_W4_S2_PTX: [u8; 70748] = *include_bytes!("../images/mma_d32_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_ptx.zst`.
-pub static MMA_D512_32X32_W4_S1_PTX: [u8; 36988] = *include_bytes!("../images/mma_d512_32x32_w4_s1_ptx.zst");
+pub static MMA_D512_32X32_W4_S1_PTX: [u8; 77086] = *include_bytes!("../images/mma_d512_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_ptx.zst`.
 pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../images/mma_d64_128x32_w4_s4_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
-pub static MMA_D64_128X64_W4_S2_PTX: [u8; 30145] = *include_bytes!("../images/mma_d64_128x64_w4_s2_ptx.zst");
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 73484] = *include_bytes!("../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 21088] = *include_bytes!("../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 46819] = *include_bytes!("../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
-pub static MMA_D96_128X32_W4_S3_PTX: [u8; 27491] = *include_bytes!("../images/mma_d96_128x32_w4_s3_ptx.zst");
+pub static MMA_D96_128X32_W4_S3_PTX: [u8; 60897] = *include_bytes!("../images/mma_d96_128x32_w4_s3_ptx.zst");
 
 /// The images of a kernel: `prepass_w4_ptx.zst`.
 pub static PREPASS_W4_PTX: [u8; 4927] = *include_bytes!("../images/prepass_w4_ptx.zst");

@@ -58,22 +58,22 @@ pub static MERGE_W4_SM_100: [u8; 10498] = *include_bytes!("../images/merge_w4_sm
 pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25412] = *include_bytes!("../images/mma_d128_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 25908] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_100.zst");
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 53357] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28842] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 30107] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_100.zst");
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 58812] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 30536] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_100.zst");
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 67782] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 29064] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_100.zst");
+pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 75404] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_100.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 27150] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_100.zst");
+pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 49150] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d512_64x64_w8_s1_sm_100.zst`.
 pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32162] = *include_bytes!("../images/mma_d512_64x64_w8_s1_sm_100.zst");
@@ -82,13 +82,13 @@ pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32162] = *include_bytes!("../images
 pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28239] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 32259] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_100.zst");
+pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 79616] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 23815] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_100.zst");
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 52003] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 28782] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_100.zst");
+pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 60534] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
 pub static PREPASS_W4_SM_100: [u8; 8965] = *include_bytes!("../images/prepass_w4_sm_100.zst");

@@ -37,31 +37,31 @@ pub static MERGE_W4_SM_120: [u8; 10245] = *include_bytes!("../images/merge_w4_sm
 pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 25877] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_120.zst");
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 52219] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 29707] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_120.zst");
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 50885] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 29436] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_120.zst");
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 61993] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 28742] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_120.zst");
+pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 67392] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_120.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 27129] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_120.zst");
+pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 48245] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_120.zst`.
 pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28388] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 31564] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_120.zst");
+pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 72642] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 23527] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_120.zst");
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 47517] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 29085] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_120.zst");
+pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 60012] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
 pub static PREPASS_W4_SM_120: [u8; 9076] = *include_bytes!("../images/prepass_w4_sm_120.zst");

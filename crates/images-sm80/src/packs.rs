@@ -46,34 +46,34 @@ pub static MERGE_W4_SM_80: [u8; 8453] = *include_bytes!("../images/merge_w4_sm_8
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 21682] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 49925] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 24017] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 53103] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 24307] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 52683] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 25322] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_80.zst");
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 71836] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 20675] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_80.zst");
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 43068] = *include_bytes!("../images/mma_d512_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
 pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 27764] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 77489] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 19576] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 47879] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 24350] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 52866] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
 pub static PREPASS_W4_SM_80: [u8; 6548] = *include_bytes!("../images/prepass_w4_sm_80.zst");

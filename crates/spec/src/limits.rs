@@ -6,7 +6,7 @@ use crate::abi;
 /// bits, with room for a mask's window on top.
 pub const MAX_LEN: usize = abi::WINDOW_UNLIMITED as usize;
 
-/// Largest head size. Above 256 the GPU has kernels for f16 and bf16 only, and none with a bias, a key mask or rows that are not aligned to 16
+/// Largest head size. Above 256 the GPU has kernels for f16 and bf16 only, and none for rows that are not aligned to 16
 /// bytes.
 pub const MAX_HEAD_DIM: usize = 512;
 

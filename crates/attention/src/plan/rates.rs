@@ -100,8 +100,12 @@ struct FeatureCost {
 }
 
 /// Features that a table of rates may have a cost of, in the words of problems.
-const PRICED_FEATURES: [(&str, Features); 2] =
-    [("softcap", Features::SOFTCAP), ("alibi", Features::ALIBI)];
+const PRICED_FEATURES: [(&str, Features); 4] = [
+    ("softcap", Features::SOFTCAP),
+    ("alibi", Features::ALIBI),
+    ("bias", Features::BIAS),
+    ("keymask", Features::KEY_MASK),
+];
 
 /// What trials chose for a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -161,9 +161,11 @@ fn what_wgmma_lacks_an_option_for_goes_to_mma() {
         ("alibi=head", Family::Mma),
         ("scale=-0.5", Family::Mma),
         ("alibi=head pages=16", Family::Mma),
+        ("bias", Family::Mma),
+        ("keymask softcap=30", Family::Mma),
         // Which `mma` lacks itself.
         ("unaligned", Family::Wmma),
-        ("bias", Family::Scalar),
+        ("unaligned bias", Family::Scalar),
     ] {
         for head_dim in [32, 64, 96, 128, 160, 192, 256] {
             let case = case(&format!(

@@ -379,7 +379,7 @@ fn nothing_to_compute_is_an_empty_grid() {
 }
 
 #[test]
-fn sinks_run_on_every_family_and_a_bias_on_the_scalar_one() {
+fn sinks_run_on_every_family_and_a_bias_on_those_that_have_it() {
     let problem = |words: &str| {
         case(&format!("b2 h8 q512 k512 d64 f16 {words}"))
             .call()
@@ -391,6 +391,8 @@ fn sinks_run_on_every_family_and_a_bias_on_the_scalar_one() {
     }
     for words in ["bias", "keymask"] {
         let plan = Plan::gpu(problem(words), &h200, &Choice::Best).unwrap();
-        assert_eq!(plan.image().unwrap().family, Family::Scalar, "{plan}");
+        assert_eq!(plan.image().unwrap().family, Family::Mma, "{plan}");
+        Plan::gpu(problem(words), &h200, &Choice::Family(Family::Scalar)).unwrap();
+        Plan::gpu(problem(words), &h200, &Choice::Family(Family::Wgmma)).unwrap_err();
     }
 }

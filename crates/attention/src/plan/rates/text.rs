@@ -204,7 +204,7 @@ impl std::str::FromStr for Rates {
                         _ => None,
                     };
                     let ((family, (word, feature)), times) = found.ok_or_else(|| {
-                        broken("`feature FAMILY softcap|alibi TIMES` is expected")
+                        broken("`feature FAMILY softcap|alibi|bias|keymask TIMES` is expected")
                     })?;
                     let cost = FeatureCost {
                         family,

@@ -1,0 +1,52 @@
+// Tensors over scores, the bias and the key mask, as a lane of mma.sync's accumulators needs them: of a row, two neighbouring keys in each 8.
+//
+// Nothing is read outside of the sequence: what lies behind the last key is hidden by whoever masks, and gets what that key has.
+#pragma once
+
+#include "base/abi.cuh"
+#include "base/element.cuh"
+#include "base/math.cuh"
+
+namespace warptile {
+
+// Both numbers at once where a row's keys are neighbours and the first of the two lies at a multiple of both.
+template <class T> struct alignas(2 * sizeof(T)) Two {
+    T first, second;
+};
+
+// Calls `use(i, number)` for 2 * PAIRS keys: those of pair p are `key` + 8 * p and the one behind it, of `keys` keys. `row` is where the row
+// begins, and keys are `step` apart.
+template <int PAIRS, class T, class Use>
+__device__ inline void each_of_row(const T* row, long long step, int key, int keys, Use use)
+{
+    const T* const first = row + key;
+    if (step == 1 && key + 8 * (PAIRS - 1) + 1 < keys && reinterpret_cast<unsigned long long>(first) % sizeof(Two<T>) == 0) {
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; pair++) {
+            const Two<T> two = *reinterpret_cast<const Two<T>*>(first + 8 * pair);
+            use(2 * pair, two.first);
+            use(2 * pair + 1, two.second);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2 * PAIRS; i++) use(i, row[min(key + i / 2 * 8 + i % 2, keys - 1) * step]);
+    }
+}
+
+// Where a row of the bias begins, and one of the key mask.
+template <class Element> __device__ inline const Element* bias_row(const Scoring& scoring, int batch, int head, int query)
+{
+    return static_cast<const Element*>(scoring.bias) + batch * scoring.bias_batch + head * scoring.bias_head + query * scoring.bias_row;
+}
+__device__ inline const unsigned char* mask_row(const Scoring& scoring, int batch, int head, int query)
+{
+    return scoring.key_mask + batch * scoring.mask_batch + head * scoring.mask_head + query * scoring.mask_row;
+}
+
+// Whether the key mask is that of keys alone, as of padding: the same for all heads and queries.
+__device__ inline bool masks_keys_alone(const Scoring& scoring)
+{
+    return scoring.key_mask && scoring.mask_head == 0 && scoring.mask_row == 0;
+}
+
+} // namespace warptile
