@@ -29,6 +29,29 @@ pub enum LayoutKind {
     Interleaved,
 }
 
+impl LayoutKind {
+    const NAMES: [(Self, &str); 4] = [
+        (LayoutKind::Bshd, "bshd"),
+        (LayoutKind::Bhsd, "bhsd"),
+        (LayoutKind::Gaps, "gaps"),
+        (LayoutKind::Interleaved, "interleaved"),
+    ];
+
+    /// Its word in the text of a case.
+    pub(crate) fn name(self) -> &'static str {
+        { Self::NAMES.iter() }
+            .find(|one| one.0 == self)
+            .map_or("", |one| one.1)
+    }
+
+    /// The one with this word.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        { Self::NAMES.iter() }
+            .find(|one| one.1 == name)
+            .map(|one| one.0)
+    }
+}
+
 /// Sequence lengths of a [`Case`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]

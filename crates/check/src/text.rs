@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use warptile::ElementType;
+use warptile::kernels::Excerpt;
 use warptile::plan::DeviceProfile;
 use warptile::spec::Heads;
 
@@ -45,11 +46,8 @@ impl fmt::Display for Case {
         if let Some(keys) = self.splits.keys() {
             write!(f, " splits={keys}")?;
         }
-        match self.layout {
-            LayoutKind::Bshd => {}
-            LayoutKind::Bhsd => f.write_str(" layout=bhsd")?,
-            LayoutKind::Gaps => f.write_str(" layout=gaps")?,
-            LayoutKind::Interleaved => f.write_str(" layout=interleaved")?,
+        if self.layout != LayoutKind::Bshd {
+            write!(f, " layout={}", self.layout.name())?;
         }
         if self.unaligned {
             f.write_str(" unaligned")?;
@@ -160,19 +158,7 @@ fn excludes(one: &str, other: &str) -> bool {
 
 /// A word as an error message may show it: what a terminal would obey is escaped, and what would fill it is cut off.
 fn printable(word: &str) -> String {
-    const LONGEST: usize = 40;
-    let mut text = String::new();
-    for (index, symbol) in word.chars().enumerate() {
-        match symbol {
-            _ if index == LONGEST => {
-                text.push('…');
-                break;
-            }
-            '\'' | '"' | '\\' => text.push(symbol),
-            _ => text.extend(symbol.escape_debug()),
-        }
-    }
-    text
+    Excerpt::up_to(40, word).to_string()
 }
 
 impl Case {
@@ -243,15 +229,7 @@ impl Parser {
                 }
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "runs" => case.runs = value.parse().ok()?,
-                "layout" => {
-                    case.layout = match value {
-                        "bshd" => LayoutKind::Bshd,
-                        "bhsd" => LayoutKind::Bhsd,
-                        "gaps" => LayoutKind::Gaps,
-                        "interleaved" => LayoutKind::Interleaved,
-                        _ => return None,
-                    };
-                }
+                "layout" => case.layout = LayoutKind::named(value)?,
                 "sms" => case.multiprocessors = Some(value.parse().ok()?),
                 "seed" => case.seed = value.parse().ok()?,
                 _ => return None,
@@ -433,7 +411,7 @@ mod tests {
         assert!(error("\u{1b}[31mred\u{7}").starts_with("`\\u{1b}[31mred\\u{7}` is not"));
         assert!(error("a\u{202e}b").starts_with("`a\\u{202e}b` is not"));
         let long = error(&"x".repeat(1_000_000));
-        assert!(long.starts_with(&format!("`{}…` is not", "x".repeat(40))));
+        assert!(long.starts_with(&format!("`{}...` is not", "x".repeat(40))));
         let long = error(&"\u{1b}".repeat(1_000_000));
         assert!(long.len() < 600, "{long}");
     }

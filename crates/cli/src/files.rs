@@ -24,7 +24,7 @@ use crate::tensors::Numbers;
 use crate::text;
 
 pub(crate) use options::help;
-pub(crate) use write::{OutTensor, dtype_of, write};
+pub(crate) use write::{OutTensor, dtype_of, element_of, write};
 
 /// What a file is, by the end of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -303,16 +303,12 @@ pub(crate) fn open_inputs(paths: &[PathBuf]) -> Result<(Tensors, ElementType), F
     let mut file = Tensors::open(paths)?;
     refuse_unknown(&file)?;
     file.load(|_, _| true)?;
-    let element = match file.required("q")?.dtype() {
-        Dtype::F16 => ElementType::F16,
-        Dtype::BF16 => ElementType::Bf16,
-        Dtype::F32 => ElementType::F32,
-        other => {
-            return Err(file.wrong(&format!(
-                "q has elements of type {other}; attention takes F16, BF16 and F32"
-            )));
-        }
-    };
+    let dtype = file.required("q")?.dtype();
+    let element = element_of(dtype).ok_or_else(|| {
+        file.wrong(&format!(
+            "q has elements of type {dtype}; attention takes F16, BF16 and F32"
+        ))
+    })?;
     Ok((file, element))
 }
 
@@ -522,6 +518,12 @@ impl Dimensions {
     }
 }
 
+/// The elements of a tensor, each as another number.
+fn elements<T: bytemuck::Pod, N>(view: &TensorView<'_>, number: fn(T) -> N) -> Vec<N> {
+    let elements = bytemuck::pod_collect_to_vec::<u8, T>(view.data());
+    elements.into_iter().map(number).collect()
+}
+
 /// The values of a tensor of any floating-point type, as f64.
 ///
 /// # Errors
@@ -531,17 +533,11 @@ pub(crate) fn floats(
     name: &str,
     view: &TensorView<'_>,
 ) -> Result<Vec<f64>, Failure> {
-    fn widen<T: Element>(data: &[u8]) -> Vec<f64> {
-        bytemuck::pod_collect_to_vec::<u8, T>(data)
-            .into_iter()
-            .map(T::to_f64)
-            .collect()
-    }
     match view.dtype() {
-        Dtype::F16 => Ok(widen::<f16>(view.data())),
-        Dtype::BF16 => Ok(widen::<bf16>(view.data())),
-        Dtype::F32 => Ok(widen::<f32>(view.data())),
-        Dtype::F64 => Ok(bytemuck::pod_collect_to_vec(view.data())),
+        Dtype::F16 => Ok(elements(view, f16::to_f64)),
+        Dtype::BF16 => Ok(elements(view, bf16::to_f64)),
+        Dtype::F32 => Ok(elements(view, |value: f32| value.into())),
+        Dtype::F64 => Ok(elements(view, |value: f64| value)),
         other => Err(file.wrong(&format!(
             "{name} has elements of type {other}; F16, BF16, F32 or F64 is needed"
         ))),
@@ -557,17 +553,11 @@ pub(crate) fn numbers(
     name: &str,
     view: &TensorView<'_>,
 ) -> Result<Vec<f64>, Failure> {
-    fn widen<T: bytemuck::Pod>(data: &[u8], number: fn(T) -> f64) -> Vec<f64> {
-        bytemuck::pod_collect_to_vec::<u8, T>(data)
-            .into_iter()
-            .map(number)
-            .collect()
-    }
     match view.dtype() {
-        Dtype::I32 => Ok(widen::<i32>(view.data(), f64::from)),
-        Dtype::U32 => Ok(widen::<u32>(view.data(), f64::from)),
+        Dtype::I32 => Ok(elements(view, |value: i32| value.into())),
+        Dtype::U32 => Ok(elements(view, |value: u32| value.into())),
         // Beyond 2^53 neighbours become one: no offset is that large.
-        Dtype::I64 => Ok(widen::<i64>(view.data(), |value| value as f64)),
+        Dtype::I64 => Ok(elements(view, |value: i64| value as f64)),
         _ => floats(file, name, view),
     }
 }

@@ -274,12 +274,7 @@ impl Expected {
             let Some(view) = file.optional(name) else {
                 return Ok(None);
             };
-            let stored_as = match view.dtype() {
-                Dtype::F16 => Some(ElementType::F16),
-                Dtype::BF16 => Some(ElementType::Bf16),
-                Dtype::F32 => Some(ElementType::F32),
-                _ => None,
-            };
+            let stored_as = files::element_of(view.dtype());
             let values = files::floats(&file, name, &view)?;
             Ok::<_, Failure>(Some(ExpectedTensor {
                 name,

@@ -226,20 +226,14 @@ pub(crate) fn with_bench<R>(
     gpu: &Gpu,
     work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
 ) -> warptile_check::Result<R> {
-    with_element!(case.element, T => typed::<T, R>(case, gpu, work))
-}
-
-fn typed<T: Element, R>(
-    case: &Case,
-    gpu: &Gpu,
-    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
-) -> warptile_check::Result<R> {
     let call = case.try_call()?;
     let lists = case.lists();
-    let data = Data::<T>::new(&call, &lists, case.seed);
-    let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
-    drop(data);
-    work(&mut rotation)
+    with_element!(case.element, T => {
+        let data = Data::<T>::new(&call, &lists, case.seed);
+        let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
+        drop(data);
+        work(&mut rotation)
+    })
 }
 
 impl<'a, T: Element> Rotation<'a, T> {

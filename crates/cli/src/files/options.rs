@@ -7,7 +7,7 @@ use warptile::kernels::{Count, Elements, Kind, Operations};
 use warptile::spec::{Operand, TableLayout};
 use warptile::{Element, Layout};
 
-use super::{Tensors, dtype_of, name_of, quantized_names};
+use super::{Tensors, dtype_of, elements, name_of, quantized_names};
 use crate::failure::Failure;
 use crate::inputs::Inputs;
 use crate::text;
@@ -141,14 +141,10 @@ pub(super) fn read<T: Element>(
 
 /// The elements of a tensor of integers.
 fn integers(view: &TensorView<'_>) -> impl Iterator<Item = i64> {
-    fn widen<T: bytemuck::Pod + Into<i64>>(data: &[u8]) -> Vec<i64> {
-        let values = bytemuck::pod_collect_to_vec::<u8, T>(data);
-        values.into_iter().map(T::into).collect()
-    }
     match view.dtype() {
-        Dtype::I32 => widen::<i32>(view.data()),
-        Dtype::U32 => widen::<u32>(view.data()),
-        _ => widen::<i64>(view.data()),
+        Dtype::I32 => elements(view, |value: i32| value.into()),
+        Dtype::U32 => elements(view, |value: u32| value.into()),
+        _ => elements(view, |value: i64| value),
     }
     .into_iter()
 }

@@ -73,6 +73,12 @@ pub(crate) const fn dtype_of(element: ElementType) -> Dtype {
     }
 }
 
+/// The type of queries that files have another name for.
+pub(crate) fn element_of(dtype: Dtype) -> Option<ElementType> {
+    let all = [ElementType::F16, ElementType::Bf16, ElementType::F32];
+    all.into_iter().find(|element| dtype_of(*element) == dtype)
+}
+
 /// Writes `tensors` as a whole file of the format that its name asks for. An `.npy` file gets the first one.
 ///
 /// # Errors

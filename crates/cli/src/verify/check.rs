@@ -12,7 +12,7 @@ use warptile::spec::Call;
 use warptile::{Element, Error};
 use warptile_check::{
     Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
-    Verdict, rest, with_element,
+    Verdict, rest,
 };
 use warptile_driver::Stream;
 use warptile_kernels::Image;
@@ -347,17 +347,7 @@ impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
 ///
 /// # Errors
 /// When the device fails, or the problem is too large for a reference.
-pub(crate) fn check(
-    case: &Case,
-    place: Place<'_>,
-    runs: Runs,
-    known: Option<&KnownProblems>,
-    seconds: &mut Phases,
-) -> warptile_check::Result<Checked> {
-    with_element!(case.element, T => check_typed::<T>(case, place, runs, known, seconds))
-}
-
-fn check_typed<T: Element>(
+pub(crate) fn check<T: Element>(
     case: &Case,
     place: Place<'_>,
     runs: Runs,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use warptile::Backend;
 use warptile::plan::{Choice, Settings};
-use warptile_check::Case;
+use warptile_check::{Case, with_element};
 use warptile_kernels::Image;
 
 use self::check::{Checked, Lane, Place, Repeat, Runs, SharedReference, Sync, check};
@@ -265,7 +265,8 @@ impl Verify<'_> {
     ) -> Result<(Checked, Phases), Failure> {
         let place = self.place(lane, trial.image, trial.host_work);
         let mut seconds = Phases::default();
-        match check(&trial.case, place, self.runs, known, &mut seconds) {
+        let (case, runs) = (&trial.case, self.runs);
+        match with_element!(case.element, T => check::<T>(case, place, runs, known, &mut seconds)) {
             Ok(checked) => Ok((checked, seconds)),
             Err(error) => {
                 let failure = Failure::from(error);
