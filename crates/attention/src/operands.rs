@@ -23,7 +23,7 @@ pub(crate) enum Given<'a> {
     Numbers(Numbers<&'a [u8], DeviceSlice<'a, u8>>),
 }
 
-/// The operands of one side of a call, and bounds of its lengths.
+/// The operands of one side of a call besides q, k and v, and bounds of its lengths.
 #[derive(Debug, Clone)]
 pub(crate) struct Side<'a> {
     pub(crate) given: Vec<(Operand, Given<'a>)>,
@@ -275,6 +275,7 @@ impl<'a> Part<'a> {
 pub struct Keys<'a, T: Element> {
     /// The type of keys and values.
     pub(crate) element: ElementType,
+    pub(crate) tensors: [Part<'a>; 2],
     pub(crate) side: Side<'a>,
     queries: PhantomData<T>,
 }
@@ -319,20 +320,12 @@ impl<'a, T: Element> Keys<'a, T> {
 
     /// Of elements `T`, unless `quantized` says otherwise.
     pub(crate) fn of([k, v]: [Part<'a>; 2], quantized: Option<ScaledBy<'a>>) -> Self {
-        let tensors = [
-            (Operand::K, Given::Tensor(k)),
-            (Operand::V, Given::Tensor(v)),
-        ];
-        // With room for those of a plain call.
-        let mut given = Vec::with_capacity(4);
-        given.extend(tensors);
         let element = quantized.as_ref().map_or(T::TYPE, |by| by.element);
-        if let Some(by) = quantized {
-            given.extend(by.scales);
-        }
+        let scales = quantized.map_or_else(Vec::new, |by| Vec::from(by.scales));
         Keys {
             element,
-            side: Side::new(given),
+            tensors: [k, v],
+            side: Side::new(scales),
             queries: PhantomData,
         }
     }

@@ -11,8 +11,10 @@ use crate::spec::{Call, CallBuilder, Element, Numbers};
 /// that calls.
 pub(super) struct Arguments<'a> {
     types: Types,
-    /// In any order, but numbers of options last.
-    given: Vec<(Operand, Given<'a>)>,
+    /// Queries, keys and values.
+    tensors: [(Operand, Given<'a>); 3],
+    /// The rest in any order; mostly there is none.
+    others: Vec<(Operand, Given<'a>)>,
     longest: [Option<usize>; 2],
     table: Option<crate::spec::TableLayout>,
     backend: &'a Backend,
@@ -24,17 +26,22 @@ impl<'a> Arguments<'a> {
         queries: Queries<'a, T>,
         keys: Keys<'a, T>,
     ) -> Self {
-        let mut given = keys.side.given;
-        given.push((Operand::Q, Given::Tensor(Part::all(queries.q))));
-        given.extend(queries.side.given);
+        let [k, v] = keys.tensors;
+        let mut others = keys.side.given;
+        others.extend(queries.side.given);
         let numbers = attention.numbers.iter().map(|(operand, numbers)| {
             let bytes = bytemuck::cast_slice(numbers);
             (*operand, Given::Numbers(Numbers::Host(bytes)))
         });
-        given.extend(numbers);
+        others.extend(numbers);
         Arguments {
             types: Types::of(T::TYPE).keys(keys.element),
-            given,
+            tensors: [
+                (Operand::Q, Given::Tensor(Part::all(queries.q))),
+                (Operand::K, Given::Tensor(k)),
+                (Operand::V, Given::Tensor(v)),
+            ],
+            others,
             longest: [queries.side.longest, keys.side.longest],
             table: keys.side.table,
             backend: queries.q.backend(),
@@ -47,7 +54,8 @@ impl<'a> Arguments<'a> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Operand, &Given<'a>)> {
-        self.given.iter().map(|(operand, given)| (*operand, given))
+        let given = self.tensors.iter().chain(&self.others);
+        given.map(|(operand, given)| (*operand, given))
     }
 
     /// A description of the call that has the types and bounds, and no operand yet but q, k and v.
