@@ -127,7 +127,7 @@ fn build_unit(
     let facts = facts(compiler, instance, &request, &log).map_err(|reason| vec![reason])?;
     let violations = gates::violations(instance, &facts);
     if !violations.is_empty() {
-        return Err(violations.iter().map(ToString::to_string).collect());
+        return Err(violations);
     }
     let record = facts
         .record

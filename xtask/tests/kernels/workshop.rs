@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use anyhow::Result;
 use tempfile::TempDir;
 use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
 use xtask::files;
