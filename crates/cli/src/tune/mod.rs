@@ -160,7 +160,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         file: file(State::path(&machine.device)),
         lost,
         patience: args.patience,
-        deadline: |share: f64| Duration::from_secs_f64(f64::from(args.budget) * share),
+        budget: Duration::from_secs(args.budget.into()),
         start,
         verify: !args.no_verify,
     };
@@ -223,14 +223,14 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
 }
 
 /// A search under way.
-struct Search<'a, D: Fn(f64) -> Duration> {
+struct Search<'a> {
     gpu: &'a Gpu,
     problems: &'a [(Case, Problem)],
     state: State,
     /// Where the state is kept; nowhere in a dry run.
     file: Option<PathBuf>,
-    /// How long after the start a share of the budget is spent.
-    deadline: D,
+    /// What all this may take, from the start on.
+    budget: Duration,
     start: Instant,
     verify: bool,
     /// Kernels that gave no answer in earlier searches.
@@ -239,9 +239,9 @@ struct Search<'a, D: Fn(f64) -> Duration> {
     patience: u32,
 }
 
-impl<D: Fn(f64) -> Duration> Search<'_, D> {
+impl Search<'_> {
     fn is_over(&self, share: f64) -> bool {
-        interrupt::requested() || self.start.elapsed() >= (self.deadline)(share)
+        interrupt::requested() || self.start.elapsed() >= self.budget.mul_f64(share)
     }
 
     fn keep(&self) -> Result<(), Failure> {
@@ -258,28 +258,30 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
 
     /// Forgets what was measured of kernels that gave no answer later. A problem whose own kernel is among them stays open.
     fn leave_out(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
-        for index in 0..self.state.entries.len() {
-            let (problem, old) = {
-                let entry = &self.state.entries[index];
-                (entry.problem.clone(), entry.old.clone())
-            };
-            for Lost { kernel, .. } in self.lost.iter().filter(|one| one.problem == problem) {
+        for Entry {
+            problem,
+            old,
+            screened,
+            first,
+            repeat,
+            verified,
+            ..
+        } in &mut self.state.entries
+        {
+            let of_problem = self.lost.iter().filter(|one| one.problem == *problem);
+            let lost: Vec<&str> = of_problem.map(|one| &one.kernel[..]).collect();
+            for kernel in &lost {
                 say!(
                     console,
                     "lost     {kernel} gave no answer on {problem}: it is left out"
                 )?;
             }
-            let mut screened = std::mem::take(&mut self.state.entries[index].screened);
+            let is_lost = |candidate: &Candidate| lost.contains(&&candidate.kernel[..]);
             let before = screened.len();
-            screened.retain(|one| !self.is_lost(&problem, &one.candidate));
-            if self.is_lost(&problem, &old) {
-                screened.clear();
-            }
-            let entry = &mut self.state.entries[index];
+            screened.retain(|one| !is_lost(&one.candidate) && !is_lost(old));
             if screened.len() < before {
-                (entry.first, entry.repeat, entry.verified) = (None, None, None);
+                (*first, *repeat, *verified) = (None, None, None);
             }
-            entry.screened = screened;
         }
         Ok(())
     }
@@ -399,11 +401,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         let blocks = BLOCKS * self.rules().fewest_blocks();
         for (index, new) in self.promising() {
             let entry = &self.state.entries[index];
-            let done = entry
-                .first
-                .as_ref()
-                .is_some_and(|ratios| ratios.len() >= blocks);
-            if done || self.is_over(TRIALS) {
+            if has(&entry.first, blocks) || self.is_over(TRIALS) {
                 continue;
             }
             let (case, problem) = &self.problems[index];
@@ -429,12 +427,8 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         let mut places = Vec::new();
         for (index, new) in self.promising() {
             let entry = &self.state.entries[index];
-            let won = { entry.first.as_ref() }.is_some_and(|ratios| rules.judge(ratios).wins());
-            let done = entry
-                .repeat
-                .as_ref()
-                .is_some_and(|ratios| ratios.len() >= blocks);
-            if won && !done && !self.is_over(1.0) {
+            let won = wins(&entry.first, rules);
+            if won && !has(&entry.repeat, blocks) && !self.is_over(1.0) {
                 places.push(index);
                 requests.push(Request {
                     case: entry.case.clone(),
@@ -465,10 +459,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         let mut passed: Vec<(Candidate, bool)> = Vec::new();
         for (index, new) in self.promising() {
             let entry = &self.state.entries[index];
-            let won = [&entry.first, &entry.repeat].iter().all(|ratios| {
-                let ratios = ratios.as_ref();
-                ratios.is_some_and(|ratios| rules.judge(ratios).wins())
-            });
+            let won = wins(&entry.first, rules) && wins(&entry.repeat, rules);
             if !won || entry.verified.is_some() || interrupt::requested() {
                 continue;
             }
@@ -555,6 +546,16 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         }
         Ok(rates)
     }
+}
+
+/// Whether a trial was made of so many blocks.
+fn has(ratios: &Option<Vec<f64>>, blocks: usize) -> bool {
+    { ratios.as_ref() }.is_some_and(|ratios| ratios.len() >= blocks)
+}
+
+/// Whether a trial was made and won.
+fn wins(ratios: &Option<Vec<f64>>, rules: Rules) -> bool {
+    { ratios.as_ref() }.is_some_and(|ratios| rules.judge(ratios).wins())
 }
 
 /// What a plan runs.
