@@ -2,7 +2,6 @@
 
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
-use warptile_spec::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, Prepass};
 use warptile_spec::record::{ImageRecord, RecordError};
 
 /// Everything the gates look at.
@@ -100,15 +99,8 @@ fn check_record(instance: &Instance, facts: &Facts, record: &ImageRecord, found:
             ));
         }
     }
-    let known = record.takes::<Forward>()
-        || record.takes::<ForwardE4m3>()
-        || record.takes::<ForwardTma>()
-        || record.takes::<Merge>()
-        || record.takes::<Append>()
-        || record.takes::<AppendE4m3>()
-        || record.takes::<Prepass>();
     let (hash, bytes) = (record.abi_hash, record.param_bytes);
-    if !known {
+    if !record.takes_a_block() {
         found.push(format!(
             "takes no parameter block that this program declares: the record has {hash:#018x} and {bytes} bytes; \
              kernels/base/abi.cuh was changed by hand"

@@ -618,13 +618,23 @@ impl Scoring {
     }
 }
 
-impl Block for Forward {}
-impl Block for ForwardE4m3 {}
-impl Block for ForwardTma {}
-impl Block for Merge {}
-impl Block for Append {}
-impl Block for AppendE4m3 {}
-impl Block for Prepass {}
+macro_rules! blocks {
+    ($($name:ident),*) => {
+        $(impl Block for $name {})*
+
+        /// The hash and the size of every [`Block`].
+        pub const BLOCKS: &[(u64, usize)] = &[$(($name::HASH, size_of::<$name>())),*];
+    };
+}
+blocks!(
+    Forward,
+    ForwardE4m3,
+    ForwardTma,
+    Merge,
+    Append,
+    AppendE4m3,
+    Prepass
+);
 
 #[cfg(test)]
 mod tests {

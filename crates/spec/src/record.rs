@@ -1,7 +1,7 @@
 //! The record every image carries: its tile shape, what it can do, and which parameter block it takes, as the C++ compiler saw
 //! them.
 
-use crate::abi::{Declared, RECORD_MAGIC, RecordWords};
+use crate::abi::{BLOCKS, Declared, RECORD_MAGIC, RecordWords};
 use crate::capability::{Features, Role, Schedule};
 use crate::elf::{Elf, ElfError};
 use crate::shape::TileShape;
@@ -84,6 +84,12 @@ impl ImageRecord {
             param_bytes: words.param_bytes,
             min_ctas: words.min_ctas,
         })
+    }
+
+    /// Whether it takes a block that this program declares.
+    #[must_use]
+    pub fn takes_a_block(&self) -> bool {
+        BLOCKS.contains(&(self.abi_hash, self.param_bytes as usize))
     }
 
     /// Whether it takes the block `B` as this program declares it.
