@@ -37,7 +37,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_str(&read_text(path)?).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
-/// Writes readable JSON that ends in a line break, whole as [`write`] does.
+/// Writes readable JSON that ends in a line break, whole as [`write()`] does.
 ///
 /// # Errors
 /// If it cannot be written.
