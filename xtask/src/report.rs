@@ -158,18 +158,19 @@ impl Data {
 impl Record {
     fn read(folder: &Path) -> Result<Self> {
         let summary = read_optional(&folder.join("summary.json"))?;
+        let rows = |name| optional_rows(&folder.join(format!("{name}.json")));
         Ok(Self {
             others: parts::others(folder, &summary)?,
             summary,
             checks: Checks::read(folder)?,
             rows: read_rows(folder)?,
-            other: optional_rows(&folder.join("other.json"))?,
-            families: optional_rows(&folder.join("families.json"))?,
-            kernels: optional_rows(&folder.join("kernels.json"))?,
-            default: optional_rows(&folder.join("default.json"))?,
-            uneven: optional_rows(&folder.join("uneven.json"))?,
+            other: rows("other")?,
+            families: rows("families")?,
+            kernels: rows("kernels")?,
+            default: rows("default")?,
+            uneven: rows("uneven")?,
+            decode: rows("decode")?,
             starts: optional_rows(&folder.join("start.json"))?,
-            decode: optional_rows(&folder.join("decode.json"))?,
             errors: optional_rows(&folder.join("errors.json"))?,
             tuning: read_optional(&folder.join("tune.json"))?,
         })

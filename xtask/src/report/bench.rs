@@ -73,6 +73,11 @@ impl BenchRow {
         format!("({}, {heads}, {len}, {sizes})", self.batch)
     }
 
+    /// The problem as tables name it.
+    pub(super) fn name(&self) -> String {
+        format!("{}, {}, {}", self.shape(), self.element, self.mask)
+    }
+
     /// The problem as `warptile bench` takes it.
     pub(super) fn problem(&self) -> String {
         let Self {

@@ -18,12 +18,12 @@ fn problem(row: &BenchRow) -> Problem {
     )
 }
 
+/// Rows by problem and contestant.
+type Problems<'a> = BTreeMap<Problem, BTreeMap<String, &'a BenchRow>>;
+
 /// The rows measured as GPU time, by problem, the later of two measurements of the same contestant in place of the earlier.
-fn by_problem(
-    rows: &[BenchRow],
-    contestant: impl Fn(&BenchRow) -> String,
-) -> BTreeMap<Problem, BTreeMap<String, &BenchRow>> {
-    let mut problems: BTreeMap<Problem, BTreeMap<String, &BenchRow>> = BTreeMap::new();
+fn by_problem(rows: &[BenchRow], contestant: impl Fn(&BenchRow) -> String) -> Problems<'_> {
+    let mut problems = Problems::new();
     for row in rows.iter().filter(|row| row.method == "graph") {
         problems
             .entry(problem(row))
@@ -43,7 +43,6 @@ const OTHER_PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa4", "efficient"];
 
 /// What one problem's row says.
 struct Line<'a> {
-    problem: &'a Problem,
     ours: &'a BenchRow,
     peers: Vec<Option<&'a BenchRow>>,
 }
@@ -69,15 +68,10 @@ impl Line<'_> {
         })
     }
 
-    fn name(&self) -> String {
-        let (element, mask, _, _, shape) = self.problem;
-        format!("{shape}, {element}, {mask}")
-    }
-
     /// Speeds and the ratio.
     fn cells(&self) -> Vec<String> {
         let speed = |row: Option<&BenchRow>| number(row.map(|row| row.tflops), 0);
-        let mut cells = vec![self.name()];
+        let mut cells = vec![self.ours.name()];
         cells.extend(self.peers.iter().map(|row| speed(*row)));
         cells.extend([speed(Some(self.ours)), ratio(self.ratio())]);
         cells
@@ -93,7 +87,7 @@ impl Line<'_> {
             self.error(errors, measure)
                 .unwrap_or_else(|| "-".to_owned())
         };
-        let mut cells = vec![self.name()];
+        let mut cells = vec![self.ours.name()];
         cells.extend(measures.map(of));
         cells.push(format!("`{}`", self.ours.kernel));
         cells
@@ -101,20 +95,15 @@ impl Line<'_> {
 }
 
 /// The problems that this project was measured on.
-fn lines<'a>(
-    problems: &'a BTreeMap<Problem, BTreeMap<String, &'a BenchRow>>,
-    peers: &[&str],
-) -> Vec<Line<'a>> {
-    let line = |(problem, cells): (&'a Problem, &'a BTreeMap<String, &'a BenchRow>)| {
+fn lines<'a>(problems: &Problems<'a>, peers: &[&str]) -> Vec<Line<'a>> {
+    let line = |cells: &BTreeMap<String, &'a BenchRow>| {
+        let peers = peers.iter().map(|peer| cells.get(*peer).copied());
         Some(Line {
-            problem,
             ours: cells.get(OURS)?,
-            peers: { peers.iter() }
-                .map(|peer| cells.get(*peer).copied())
-                .collect(),
+            peers: peers.collect(),
         })
     };
-    problems.iter().filter_map(line).collect()
+    problems.values().filter_map(line).collect()
 }
 
 /// Our speed over that of each peer, by problem and peer. Three digits: more would be noise.
@@ -217,22 +206,14 @@ fn summary(
 }
 
 /// How f16 compares with bf16 where both were measured.
-fn halves(problems: &BTreeMap<Problem, BTreeMap<String, &BenchRow>>) -> String {
-    let ratios: Vec<f64> = problems
-        .iter()
-        .filter(|((element, ..), _)| element == "f16")
-        .filter_map(|((_, mask, head_dim, key_len, shape), cells)| {
-            let bf16 = (
-                "bf16".to_owned(),
-                mask.clone(),
-                *head_dim,
-                *key_len,
-                shape.clone(),
-            );
-            let bf16 = problems.get(&bf16)?.get(OURS)?;
-            Some(cells.get(OURS)?.tflops / bf16.tflops)
-        })
-        .collect();
+fn halves(problems: &Problems<'_>) -> String {
+    let ratio = |(problem, cells): (&Problem, &BTreeMap<String, &BenchRow>)| {
+        let mut problem = problem.clone();
+        let element = std::mem::replace(&mut problem.0, "bf16".to_owned());
+        let bf16 = problems.get(&problem).filter(|_| element == "f16")?;
+        Some(cells.get(OURS)?.tflops / bf16.get(OURS)?.tflops)
+    };
+    let ratios: Vec<f64> = problems.iter().filter_map(ratio).collect();
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     match ratios.len() {
@@ -265,8 +246,7 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
             .min_by(|a, b| a.median_us.total_cmp(&b.median_us))
             .map_or("-", |row| &row.family);
         right += usize::from(fastest == choice.family);
-        let (element, mask, _, _, shape) = &key;
-        let mut line = vec![format!("{shape}, {element}, {mask}")];
+        let mut line = vec![choice.name()];
         line.extend(FAMILIES.iter().map(|&family| {
             let time = cells.get(family).map(|row| format!("{:.1}", row.median_us));
             match time {
@@ -353,7 +333,7 @@ fn on_one_cpu(rows: &[&BenchRow]) -> String {
     let ratios: Vec<f64> = ours.iter().filter_map(|(.., ratio)| *ratio).collect();
     let lines = ours.iter().map(|(ours, peer, ratio)| {
         vec![
-            format!("{}, {}, {}", ours.shape(), ours.element, ours.mask),
+            ours.name(),
             milliseconds(Some(ours)),
             milliseconds(*peer),
             number(*ratio, 2),
