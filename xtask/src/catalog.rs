@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::instances::{Element, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs;
-use warptile_spec::Features;
+use warptile_spec::{Features, TileShape};
 
 const HEADER: &str = "// Written by `cargo xtask build-kernels` from manifest.json. Do not edit.\n";
 
@@ -66,23 +66,24 @@ pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     // keeps, may take more.
     let of_tiles = |entry: &&ManifestEntry| {
         let plain = format!("{}_{}_{}", entry.kernel, entry.element, entry.target);
-        entry.block_m > 0 && entry.features & Features::E4M3.bits() == 0 && entry.name == plain
+        entry.tiling.has_tiles()
+            && entry.features & Features::E4M3.bits() == 0
+            && entry.name == plain
     };
     for entry in manifest.images.iter().filter(of_tiles) {
-        let ManifestEntry {
-            head_dim,
+        let TileShape {
             block_m,
             block_n,
             warps,
             stages,
             k_stride,
             v_stride,
-            dynamic_shared_bytes,
             ..
-        } = entry;
-        let (in_name, in_line) = match value_dim(entry) {
-            same if same == *head_dim => (String::new(), String::new()),
-            other => (format!("V{other}"), format!(" value_dim {other}")),
+        } = entry.tiling;
+        let [head_dim, of_values] = entry.tiling.dims();
+        let (in_name, in_line) = match of_values == head_dim {
+            true => (String::new(), String::new()),
+            false => (format!("V{of_values}"), format!(" value_dim {of_values}")),
         };
         let name = format!("D{head_dim}{in_name}M{block_m}N{block_n}W{warps}S{stages}");
         tilings.insert(
@@ -101,7 +102,8 @@ pub fn tilings(manifest: &Manifest) -> Result<String, String> {
             .or_insert_with(|| (entry.kernel.clone(), BTreeSet::new()))
             .1
             .insert(format!(
-                "        {bytes}: shared {dynamic_shared_bytes}{strides};\n"
+                "        {bytes}: shared {}{strides};\n",
+                entry.dynamic_shared_bytes
             ));
     }
     let mut text = format!("{HEADER}\ntilings! {{\n");
@@ -116,24 +118,12 @@ pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     Ok(text)
 }
 
-/// Head size of the tile's values.
-fn value_dim(entry: &ManifestEntry) -> u32 {
-    match entry.value_dim {
-        0 => entry.head_dim,
-        size => size,
-    }
-}
-
 fn image(entry: &ManifestEntry) -> Result<String, String> {
     let target = target(entry)?;
     let kind = match (target.ptx, target.exact) {
         (true, _) => "Ptx",
         (false, true) => "CubinExact",
         (false, false) => "Cubin",
-    };
-    let entry = &ManifestEntry {
-        value_dim: value_dim(entry),
-        ..entry.clone()
     };
     let json = serde_json::to_value(entry).map_err(|error| error.to_string())?;
     // What is a number or a string in JSON is the same in Rust.
@@ -158,7 +148,7 @@ fn image(entry: &ManifestEntry) -> Result<String, String> {
         entry.features,
         target.number,
         variant(&entry.element),
-        fields("block_m block_n head_dim value_dim stages warps k_stride v_stride"),
+        fields(&entry.tiling.fields().map(|(name, _)| name).join(" ")),
         fields(
             "registers stack_bytes spill_bytes static_shared_bytes dynamic_shared_bytes tensor_instructions"
         ),

@@ -78,21 +78,12 @@ pub fn violations(instance: &Instance, facts: &Facts) -> Vec<String> {
 /// The gates of what the record says: it must agree with the instance, with a parameter block that the host declares, and with the
 /// machine code.
 fn check_record(instance: &Instance, facts: &Facts, record: &ImageRecord, found: &mut Vec<String>) {
-    let row = &instance.tiling;
-    let tiling = &record.tiling;
-    for (field, in_record, in_instance) in [
-        ("head_dim", tiling.head_dim, row.head_dim),
-        ("value_dim", tiling.value_dim, row.value_dim()),
-        ("block_m", tiling.block_m, row.block_m),
-        ("block_n", tiling.block_n, row.block_n),
-        ("stages", tiling.stages, row.stages),
-        ("warps", tiling.warps, row.warps),
-        (
-            "element_bytes",
-            record.element_bytes,
-            instance.element.size(),
-        ),
-    ] {
+    let tile = instance.tiling.in_record(&record.tiling);
+    let in_records =
+        { record.tiling.fields().into_iter() }.chain([("element_bytes", record.element_bytes)]);
+    let in_instances = tile.fields().map(|(_, number)| number);
+    let in_instances = in_instances.into_iter().chain([instance.element.size()]);
+    for ((field, in_record), in_instance) in in_records.zip(in_instances) {
         if in_record != in_instance {
             found.push(format!(
                 "the record says {field} = {in_record}, instances.toml says {in_instance}"

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
+use warptile_spec::TileShape;
 
 use crate::evolve::archive::Genes;
 use crate::evolve::rules::Rule;
@@ -168,6 +169,24 @@ impl TilingRow {
     #[must_use]
     pub fn value_dim(&self) -> u32 {
         self.value_dim.unwrap_or(self.head_dim)
+    }
+
+    /// The tile that a record should have: the numbers of the row, and the others as the record has them.
+    pub(crate) fn in_record(&self, record: &TileShape) -> TileShape {
+        TileShape {
+            block_m: self.block_m,
+            block_n: self.block_n,
+            head_dim: self.head_dim,
+            value_dim: self.value_dim(),
+            stages: self.stages,
+            warps: self.warps,
+            ..*record
+        }
+    }
+
+    /// Whether keys and values have one head size.
+    pub(crate) fn has_one_size(&self) -> bool {
+        self.value_dim() == self.head_dim
     }
 
     fn of_tile(&self) -> [u32; 4] {

@@ -1,10 +1,26 @@
 //! The manifest beside the images, for tools: what the catalog says, as JSON.
 
+use warptile_spec::TileShape;
+
 /// Everything known of the committed images, ordered by name.
 #[derive(Debug, Default, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Manifest {
     /// One entry per image.
     pub images: Vec<ManifestEntry>,
+}
+
+/// The numbers of a tile, each a field of an entry.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(remote = "TileShape")]
+struct Tile {
+    block_m: u32,
+    block_n: u32,
+    head_dim: u32,
+    value_dim: u32,
+    stages: u32,
+    warps: u32,
+    k_stride: u32,
+    v_stride: u32,
 }
 
 /// What the manifest says of an image; the catalog's `Image` documents the fields.
@@ -29,23 +45,9 @@ pub struct ManifestEntry {
     pub target: String,
     /// `f16`, `bf16` or `f32`.
     pub element: String,
-    /// Query rows of a tile.
-    pub block_m: u32,
-    /// Keys of a tile.
-    pub block_n: u32,
-    /// Head size of the tile, for queries and keys.
-    pub head_dim: u32,
-    /// Likewise for values; 0 in entries from before it could be another.
-    #[serde(default)]
-    pub value_dim: u32,
-    /// K/V tiles in flight.
-    pub stages: u32,
-    /// Warps of a CTA.
-    pub warps: u32,
-    /// Elements between rows of K in shared memory; 0 where rows are not padded.
-    pub k_stride: u32,
-    /// Elements between rows of V in shared memory; 0 where rows are not padded.
-    pub v_stride: u32,
+    /// The tile's numbers.
+    #[serde(flatten, with = "Tile")]
+    pub tiling: TileShape,
     /// Registers per thread; 0 for PTX.
     pub registers: u32,
     /// Stack frame in bytes; 0 for PTX.

@@ -202,7 +202,6 @@ fn finish(
     let image = files::read(&path).map_err(|error| error.to_string())?;
     // What the driver makes of a PTX image is not known here.
     let machine = |value: u32| if instance.target.ptx { 0 } else { value };
-    let tiling = &record.tiling;
     Ok(Built {
         entry: ManifestEntry {
             name: instance.image(),
@@ -214,14 +213,7 @@ fn finish(
             features: record.features.bits(),
             target: instance.target.to_string(),
             element: instance.element.to_string(),
-            block_m: tiling.block_m,
-            block_n: tiling.block_n,
-            head_dim: tiling.head_dim,
-            value_dim: tiling.value_dim,
-            stages: tiling.stages,
-            warps: tiling.warps,
-            k_stride: tiling.k_stride,
-            v_stride: tiling.v_stride,
+            tiling: record.tiling,
             registers: machine(facts.log.registers),
             stack_bytes: machine(facts.log.stack_bytes),
             spill_bytes: machine(facts.log.spill_store_bytes + facts.log.spill_load_bytes),

@@ -125,7 +125,7 @@ fn compute<T: Element>(
             let start = out_layout.offset(sequence.q_entry, sequence.q_start + position, head);
             // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the call has checked both),
             // and each row belongs to exactly one task.
-            let to = unsafe { out.slice(start, call.heads().value_dim) };
+            let to = unsafe { out.slice(start, call.out().head_dim()) };
             for (to, &value) in to.iter_mut().zip(results.out(index)) {
                 // Whether a sum of nothing is 0 or -0 depends on how many there were.
                 *to = T::from_f32(value + 0.0);

@@ -130,8 +130,7 @@ struct Parameters {
     q_rows: i32,
     heads: i32,
     group: i32,
-    head_dim: i32,
-    value_dim: i32,
+    head_dims: [i32; 2],
     key_bound: i32,
     scale: f32,
     softcap: f32,
@@ -209,7 +208,7 @@ impl ReferenceOnGpu {
         let stream = &self.stream;
         let rows = rows_of(call);
         let places = call.lse_len();
-        let elements = places * call.heads().value_dim;
+        let elements = places * call.out().head_dim();
         let key_bound = rows.iter().map(|row| row.end_key - row.first_key).max();
         let key_bound = key_bound.unwrap_or(0).max(1) as usize;
         let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
@@ -274,8 +273,7 @@ impl ReferenceOnGpu {
             q_rows: call.q().rows() as i32,
             heads: heads.query as i32,
             group: heads.group_size() as i32,
-            head_dim: heads.dim as i32,
-            value_dim: heads.value_dim as i32,
+            head_dims: heads.dims().map(|size| size as i32),
             key_bound: key_bound as i32,
             scale: call.scale(),
             softcap: call.scoring().softcap.unwrap_or(0.0),

@@ -1,7 +1,7 @@
 //! Images from a folder that `WARPTILE_KERNELS_DIR` names, beside the embedded ones: debug images, and candidates of the
 //! maintainers' search. They run only if `--kernel` names them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -33,17 +33,8 @@ struct Entry {
     kernel: String,
     entry: String,
     family: String,
-    features: u32,
     target: String,
     element: String,
-    block_m: u32,
-    block_n: u32,
-    head_dim: u32,
-    /// 0 of images from before it could be another.
-    #[serde(default)]
-    value_dim: u32,
-    stages: u32,
-    warps: u32,
     registers: u32,
     static_shared_bytes: u32,
     abi_hash: String,
@@ -52,6 +43,9 @@ struct Entry {
     sha256: String,
     /// The file, beside the manifest.
     pack: String,
+    /// Among them the numbers of the tile; older manifests don't have all.
+    #[serde(flatten)]
+    others: BTreeMap<String, serde_json::Value>,
 }
 
 /// The images of the folder that the environment names, ordered by name; none if it names none. They are read once.
@@ -145,24 +139,15 @@ fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
     // what its manifest, the hashes and the record of each image say; that it was built for this program, the ABI hash.
     let image =
         unsafe { external.into_image() }.map_err(|error| text::message(&error.to_string()))?;
-    let tiling = image.tiling;
-    let value_dim = match entry.value_dim {
-        0 => entry.head_dim,
-        size => size,
-    };
-    for (what, said, found) in [
-        ("block_m", entry.block_m, tiling.block_m),
-        ("block_n", entry.block_n, tiling.block_n),
-        ("head_dim", entry.head_dim, tiling.head_dim),
-        ("value_dim", value_dim, tiling.value_dim),
-        ("stages", entry.stages, tiling.stages),
-        ("warps", entry.warps, tiling.warps),
-        ("features", entry.features, image.features.bits()),
-    ] {
-        if said != found {
-            return Err(format!(
-                "{name}: the manifest says {what} = {said}, its record {found}"
-            ));
+    let features = ("features", image.features.bits());
+    for (what, found) in image.tiling.fields().into_iter().chain([features]) {
+        match entry.others.get(what) {
+            Some(said) if *said != found => {
+                return Err(format!(
+                    "{name}: the manifest says {what} = {said}, its record {found}"
+                ));
+            }
+            _ => {}
         }
     }
     let recorded = format!("{:016x}", image.abi_hash);

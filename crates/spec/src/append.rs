@@ -542,16 +542,17 @@ impl Append {
         let [pages, page_rows, ..] = self.k_pages().shape;
         let [entries, row_count, ..] = self.k().shape;
         let of_pages = |size| [pages, page_rows, heads.key_value, size];
+        let [key_size, value_size] = heads.dims();
         let shape = match operand {
-            Operand::KPages => of_pages(heads.dim),
+            Operand::KPages => of_pages(key_size),
             Operand::VPages => {
-                let (found, expected) = ([layout.head_dim()], [heads.value_dim]);
+                let (found, expected) = ([layout.head_dim()], [value_size]);
                 expect_same(argument, found, ("v", expected), ["head size"])?;
-                of_pages(heads.value_dim)
+                of_pages(value_size)
             }
-            Operand::V => [entries, row_count, heads.key_value, heads.value_dim],
+            Operand::V => [entries, row_count, heads.key_value, value_size],
             Operand::K => self.k().shape,
-            _ => [entries, row_count, heads.query, heads.dim],
+            _ => [entries, row_count, heads.query, key_size],
         };
         let other = match operand {
             Operand::VPages => "k_pages",

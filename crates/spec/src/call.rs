@@ -472,9 +472,10 @@ impl fmt::Display for Call {
         if let Some(pages) = &self.pages {
             write!(f, " in pages of {}", pages.rows())?;
         }
-        write!(f, ", head size {}", heads.dim)?;
+        let [size, of_values] = heads.dims();
+        write!(f, ", head size {size}")?;
         if heads.values_differ() {
-            write!(f, " ({} of values)", heads.value_dim)?;
+            write!(f, " ({of_values} of values)")?;
         }
         let scoring = self.terms.scoring.to_string();
         if !scoring.is_empty() {

@@ -55,6 +55,22 @@ impl Heads {
         Heads { value_dim, ..self }
     }
 
+    /// With these head sizes, as [`dims`](Self::dims) has them.
+    #[must_use]
+    pub const fn with_dims(self, [dim, value_dim]: [usize; 2]) -> Self {
+        Heads {
+            dim,
+            value_dim,
+            ..self
+        }
+    }
+
+    /// The head size of queries and keys, and that of values and the output.
+    #[must_use]
+    pub const fn dims(&self) -> [usize; 2] {
+        [self.dim, self.value_dim]
+    }
+
     /// Those of tensors. What two of them share is that of the first.
     pub const fn of(q: &Layout, k: &Layout, v: &Layout) -> Self {
         Heads {

@@ -27,4 +27,31 @@ impl TileShape {
     pub const fn has_tiles(&self) -> bool {
         self.block_m > 0
     }
+
+    /// The head size of queries and keys, and that of values and the output, that the tile is laid out for.
+    #[must_use]
+    pub const fn dims(&self) -> [usize; 2] {
+        [self.head_dim as usize, self.value_dim as usize]
+    }
+
+    /// The numbers, by their names in a manifest of images.
+    #[must_use]
+    pub const fn fields(&self) -> [(&'static str, u32); 8] {
+        [
+            ("block_m", self.block_m),
+            ("block_n", self.block_n),
+            ("head_dim", self.head_dim),
+            ("value_dim", self.value_dim),
+            ("stages", self.stages),
+            ("warps", self.warps),
+            ("k_stride", self.k_stride),
+            ("v_stride", self.v_stride),
+        ]
+    }
+
+    /// Bytes of a tile's unfinished result: rows of values in fp32, with so many sums each.
+    #[must_use]
+    pub const fn part_bytes(&self, sums: usize) -> usize {
+        self.block_m as usize * (self.value_dim as usize + sums) * size_of::<f32>()
+    }
 }

@@ -85,7 +85,7 @@ impl Search {
                 && instance.variant == plan.variant
                 && tiling.head_dim as usize == heads.dim
                 // Genes have one head size.
-                && tiling.value_dim() == tiling.head_dim;
+                && tiling.has_one_size();
             let image = instance.image();
             let entry = manifest
                 .images

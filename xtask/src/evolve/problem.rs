@@ -47,9 +47,9 @@ impl Shape {
             );
         }
         let [batch, q, k] = lengths;
-        let numbers = [heads.query, heads.key_value, heads.dim, heads.value_dim];
+        let of_heads = [heads.query, heads.key_value, heads.dim];
         ensure!(
-            !lengths.contains(&0) && !numbers.contains(&0),
+            !lengths.contains(&0) && !of_heads.contains(&0),
             "problem `{text}` needs q, k, h and d above 0, such as q512 k512 h8 d64"
         );
         ensure!(

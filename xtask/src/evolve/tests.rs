@@ -49,7 +49,7 @@ fn entry(instance: &Instance) -> crate::manifest::ManifestEntry {
     let json = serde_json::json!({
         "name": instance.image(), "kernel": instance.kernel(), "entry": instance.entry(),
         "family": "wmma", "role": 1, "schedule": 1, "features": 0, "target": "sm_90", "element": "f16",
-        "block_m": 0, "block_n": 0, "head_dim": 0, "stages": 0, "warps": 0, "k_stride": 0, "v_stride": 0,
+        "block_m": 0, "block_n": 0, "head_dim": 0, "value_dim": 0, "stages": 0, "warps": 0, "k_stride": 0, "v_stride": 0,
         "registers": 100, "stack_bytes": 0, "spill_bytes": 0, "static_shared_bytes": 16,
         "dynamic_shared_bytes": 1024, "tensor_instructions": 8, "abi_hash": "0", "param_bytes": 432,
         "toolchain": "NVRTC", "flags": "", "source_hash": "s",

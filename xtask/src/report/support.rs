@@ -28,7 +28,7 @@ pub(super) fn table(images: &[ManifestEntry], checks: &[&Checks]) -> String {
     for ((target, family, element), images) in of_element {
         let kernels: Kernels<'_> = images
             .iter()
-            .map(|image| (image.head_dim, image.kernel.as_str()))
+            .map(|image| (image.tiling.head_dim, image.kernel.as_str()))
             .collect();
         let row = rows
             .entry((order(target), target, family, kernels))

@@ -23,7 +23,8 @@ pub(super) struct PageLayout {
 impl PageLayout {
     /// Nothing is checked here: numbers that are too large give layouts that no call takes.
     pub(super) fn new(pages: usize, page_rows: usize, heads: &Heads, element_bytes: usize) -> Self {
-        let [mut keys, mut values] = [heads.dim, heads.value_dim]
+        let [mut keys, mut values] = heads
+            .dims()
             .map(|size| Layout::bshd([pages, page_rows, heads.key_value, size]));
         // Kernels read 16 bytes at a time, so the keys and the values of every page begin at multiples of that. A row of a head has
         // at least 8 elements, so only pages in 8 bits may need a gap.

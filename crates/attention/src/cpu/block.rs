@@ -19,7 +19,7 @@ use crate::cpu::state::{AddPart, RowState, with_sink};
 use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
-use crate::spec::{Call, E4m3, Element, ElementType, Heads, Sequence, View, scale_of};
+use crate::spec::{Call, E4m3, Element, ElementType, Sequence, View, scale_of};
 
 /// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
@@ -82,13 +82,13 @@ pub(super) struct Results<'a> {
     scratch: &'a Scratch,
     /// Of each row.
     sinks: Option<Vec<f32>>,
-    value_dim: usize,
+    depth: usize,
 }
 
 impl Results<'_> {
     /// The output of a row of the block.
     pub(super) fn out(&self, row: usize) -> &[f32] {
-        &self.scratch.rows[row * self.value_dim..][..self.value_dim]
+        &self.scratch.rows[row * self.depth..][..self.depth]
     }
 
     /// The lse of a row of the block.
@@ -159,7 +159,7 @@ impl<'a, T: Element> Block<'a, T> {
             to: total,
             part,
             panels: panels.iter().map(|panel| panel.lanes.clone()),
-            depth: self.call.heads().value_dim,
+            depth: self.call.v().head_dim(),
         });
     }
 
@@ -180,11 +180,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Calls `done` with what each part of the keys that has some of the task's gave, or what none gives.
     fn walk(&self, scratch: &mut Scratch, mut done: impl FnMut(&[Panel], &mut RowState)) {
-        let Heads {
-            dim: depth,
-            value_dim: value_depth,
-            ..
-        } = self.call.heads();
+        let [depth, value_depth] = self.call.heads().dims();
         let rows = self.task.rows();
         let (engine, few, panels) = self.shape();
         let lanes = panels.last().map_or(0, |panel| panel.lanes.end);
@@ -434,11 +430,7 @@ impl<'a, T: Element> Block<'a, T> {
         if keys.is_empty() {
             return;
         }
-        let Heads {
-            dim: depth,
-            value_dim: value_depth,
-            ..
-        } = self.call.heads();
+        let [depth, value_depth] = self.call.heads().dims();
         let lanes = panel.lanes.len();
         // From one multiple of a group to another; keys that do not count are hidden.
         let first = keys.start / GROUP * GROUP;
@@ -589,7 +581,7 @@ impl<'a, T: Element> Block<'a, T> {
                 weights: &halves[before - odd..],
                 stride,
                 out: &mut state.out,
-                depth: self.call.heads().value_dim,
+                depth: self.call.v().head_dim(),
                 factors: &state.factors,
             });
         }
@@ -599,7 +591,7 @@ impl<'a, T: Element> Block<'a, T> {
             weights: &scores[before..],
             stride,
             out: &mut state.out,
-            depth: self.call.heads().value_dim,
+            depth: self.call.v().head_dim(),
             factors: &state.factors,
         });
     }
@@ -612,7 +604,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Divides by the sums, and puts the results of each row together.
     fn finish<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
-        let depth = self.call.heads().value_dim;
+        let depth = self.call.v().head_dim();
         let (_, few, panels) = self.shape();
         let (state, to) = (&mut scratch.total, &mut scratch.rows);
         for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
@@ -650,7 +642,7 @@ impl<'a, T: Element> Block<'a, T> {
         Results {
             scratch,
             sinks: self.sinks().map(Iterator::collect),
-            value_dim: depth,
+            depth,
         }
     }
 }

@@ -42,7 +42,7 @@ const AHEAD: usize = 4;
 impl Pairs {
     /// Loads queries into panels of [`BLOCK`] lanes, of a call with these heads.
     pub(super) fn load_queries<T: Element>(&mut self, isa: Isa, rows: &[&[T]], heads: Heads) {
-        (self.depth, self.value_depth) = (heads.dim, heads.value_dim);
+        [self.depth, self.value_depth] = heads.dims();
         let pairs = self.depth / 2;
         self.words.resize(BLOCK * pairs);
         self.queries

@@ -54,8 +54,8 @@ impl Gpu {
 /// Threads that a head of a row takes.
 fn lanes(append: &Append) -> usize {
     let chunk = CHUNK_BYTES / append.element().size();
-    let heads = append.heads();
-    heads.dim.max(heads.value_dim).div_ceil(chunk)
+    let [keys, values] = append.heads().dims();
+    keys.max(values).div_ceil(chunk)
 }
 
 impl Operation for Append {

@@ -271,15 +271,16 @@ impl<'a> Planner<'a> {
         {
             return Err(Reason::OnlyKeys(keys));
         }
-        let (head_dim, value_dim) = (any.tiling.head_dim, any.tiling.value_dim);
-        if (head_dim as usize) < problem.heads().dim {
+        let ([keys, values], room) = (problem.heads().dims(), any.tiling.dims());
+        let [for_keys, for_values] = room.map(|laid_out_for| laid_out_for as u32);
+        if room[0] < keys {
             return Err(Reason::HeadDim {
-                laid_out_for: head_dim,
+                laid_out_for: for_keys,
             });
         }
-        if (value_dim as usize) < problem.heads().value_dim {
+        if room[1] < values {
             return Err(Reason::ValueDim {
-                laid_out_for: value_dim,
+                laid_out_for: for_values,
             });
         }
         let needs = match problem.splits() {

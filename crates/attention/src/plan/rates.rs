@@ -287,8 +287,8 @@ impl Rates {
             f64::from(image.tiling.block_m),
             f64::from(image.tiling.block_n),
         );
-        let columns = image.tiling.head_dim + image.tiling.value_dim;
-        let block_flops = 2.0 * block_m * block_n * f64::from(columns);
+        let columns: usize = image.tiling.dims().iter().sum();
+        let block_flops = 2.0 * block_m * block_n * columns as f64;
         // FLOP per microsecond.
         let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
         let needs = problem.needs();

@@ -99,8 +99,7 @@ impl Scratch {
     /// tiling's head size of values and `PART_SUMS` numbers a row, in fp32.
     pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * SEMAPHORES;
 
-    const fn with_parts(parts: usize, rows: usize, value_dim: usize) -> Self {
-        let part = rows * (value_dim + PART_SUMS) * size_of::<f32>();
+    const fn with_parts(parts: usize, part: usize) -> Self {
         Scratch {
             bytes: Self::PARTS_AT.saturating_add(parts.saturating_mul(part)),
         }
@@ -135,16 +134,13 @@ impl Scratch {
 
     /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size of values, and `SPLIT_PART_SUMS` numbers a row.
     fn with_split_tiles(parts: usize, image: &Image) -> Self {
-        let (rows, value_dim) = (image.tiling.block_m, image.tiling.value_dim);
-        let part = rows as usize * (value_dim as usize + SPLIT_PART_SUMS) * size_of::<f32>();
-        Scratch {
-            bytes: Self::PARTS_AT + parts * part,
-        }
+        Self::with_parts(parts, image.tiling.part_bytes(SPLIT_PART_SUMS))
     }
 
     /// What serves every plan for kernels that share keys evenly; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
-        Self::with_parts(CTA_PARTS * Self::SHARING_CTAS, 64, 128)
+        let part = 64 * (128 + PART_SUMS) * size_of::<f32>();
+        Self::with_parts(CTA_PARTS * Self::SHARING_CTAS, part)
     }
 
     /// What serves every plan for the device that does not cut keys at fixed places.
@@ -239,8 +235,7 @@ impl Step {
             Splits::Even => CTA_PARTS * self.resident() as usize,
             Splits::EveryKeys(_) => sides.units(self.image) as usize,
         };
-        let tiling = self.image.tiling;
-        Scratch::with_parts(parts, tiling.block_m as usize, tiling.value_dim as usize)
+        Scratch::with_parts(parts, self.image.tiling.part_bytes(PART_SUMS))
     }
 
     /// Clusters that the device can hold at once, of kernels whose tiles clusters compute.
@@ -272,8 +267,7 @@ impl Step {
         {
             true => Scratch::with_parts(
                 self.clusters_at_once() as usize * Schedule::CLUSTER as usize,
-                tiling.block_m as usize,
-                tiling.value_dim as usize,
+                tiling.part_bytes(PART_SUMS),
             ),
             false => Scratch::default(),
         }

@@ -38,13 +38,14 @@ impl Case {
         let of_queries = |size| self.tensor_layout([batch, query, heads.query, size], 8);
         // Elements that keep 16-byte alignment in every type that a tensor can have.
         let gap = if self.quantized.is_some() { 16 } else { 8 };
-        let [mut k, mut v] = [heads.dim, heads.value_dim]
+        let [mut k, mut v] = heads
+            .dims()
             .map(|size| self.tensor_layout([entries, rows, heads.key_value, size], gap));
         if self.layout == LayoutKind::Interleaved {
             let both = k.strides[0].saturating_add(v.strides[0]);
             (k.strides[0], v.strides[0]) = (both, both);
         }
-        [of_queries(heads.dim), k, v, of_queries(heads.value_dim)]
+        [of_queries(heads.dim), k, v, of_queries(v.head_dim())]
     }
 
     fn tensor_layout(&self, shape: [usize; 4], aligned_gap: usize) -> Layout {

@@ -225,16 +225,17 @@ impl Case {
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
         self.quantized = image.types().scaled();
-        let fitted = |size: usize, widest: u32| {
-            let widest = (widest as usize).min(MAX_HEAD_DIM);
+        let fitted = |size: usize, widest: usize| {
+            let widest = widest.min(MAX_HEAD_DIM);
             match self.quantized {
                 // Others are not aligned, whatever their strides.
                 Some(_) => size.next_multiple_of(16).min(widest),
                 None => size.min(widest),
             }
         };
-        self.heads.dim = fitted(self.heads.dim, image.tiling.head_dim);
-        self.heads.value_dim = fitted(self.heads.value_dim, image.tiling.value_dim);
+        let ([keys, values], [room, value_room]) = (self.heads.dims(), image.tiling.dims());
+        let fitting = [fitted(keys, room), fitted(values, value_room)];
+        self.heads = self.heads.with_dims(fitting);
         self
     }
 

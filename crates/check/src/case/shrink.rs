@@ -38,20 +38,16 @@ impl Case {
         push(&|case| case.layout = LayoutKind::Bshd);
         push(&|case| (case.heads.query, case.heads.key_value) = (1, 1));
         push(&|case| case.heads.key_value = case.heads.query);
-        push(&|case| case.heads.value_dim = case.heads.dim);
+        let [dim, values] = self.heads.dims();
+        push(&|case| case.heads = case.heads.with_dims([dim; 2]));
         let smaller_sizes = |size: usize| [8.max(size / 2 / 8 * 8), 8.max(size - 8)];
-        for dim in smaller_sizes(self.heads.dim) {
-            push(&|case| {
-                case.heads.dim = dim;
-                if !self.heads.values_differ() {
-                    case.heads.value_dim = dim;
-                }
-            });
+        let differ = self.heads.values_differ();
+        for size in smaller_sizes(dim) {
+            let both = [size, if differ { values } else { size }];
+            push(&|case| case.heads = case.heads.with_dims(both));
         }
-        if self.heads.values_differ() {
-            for dim in smaller_sizes(self.heads.value_dim) {
-                push(&|case| case.heads.value_dim = dim);
-            }
+        for size in smaller_sizes(values).into_iter().filter(|_| differ) {
+            push(&|case| case.heads = case.heads.with_dims([dim, size]));
         }
         for lengths in self.lengths.shrink() {
             push(&|case| case.set_lengths(lengths.clone()));

@@ -214,10 +214,8 @@ pub(super) fn images(
 fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let tiling = &image.tiling;
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
-    let fits = |size: u32| (size as usize).min(MAX_HEAD_DIM);
-    let heads = Heads::new(2, fits(tiling.head_dim))
-        .key_value(1)
-        .value_dim(fits(tiling.value_dim));
+    let dims = tiling.dims().map(|size| size.min(MAX_HEAD_DIM));
+    let heads = Heads::new(2, dims[0]).key_value(1).with_dims(dims);
     // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
     let persistent = image.schedule.is_persistent();
     let serving = persistent && image.features.contains(Features::PAGED);
@@ -229,9 +227,7 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     // Of quantized keys, so many are aligned, too.
     let narrower = if quantized.is_some() { 16 } else { 8 };
     let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
-    let mut narrow = heads;
-    narrow.dim = less(heads.dim, narrower);
-    narrow.value_dim = less(heads.value_dim, 2 * narrower);
+    let narrow = heads.with_dims([less(dims[0], narrower), less(dims[1], 2 * narrower)]);
     let case = |query, key, heads, mask| Case {
         element: image.element,
         quantized,

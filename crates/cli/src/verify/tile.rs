@@ -110,8 +110,7 @@ impl Job {
             None => CPU_TILE,
             Some(image) => {
                 let shape = &image.tiling;
-                let both = shape.head_dim.min(shape.value_dim);
-                let head_dim = (both as usize).min(MAX_HEAD_DIM);
+                let head_dim = shape.dims().into_iter().fold(MAX_HEAD_DIM, usize::min);
                 (shape.block_m as usize, shape.block_n as usize, head_dim)
             }
         };

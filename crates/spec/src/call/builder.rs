@@ -300,7 +300,7 @@ impl<'a> CallBuilder<'a> {
         let of = |operand: Operand| layouts[operand as usize].unwrap_or(Layout::EMPTY);
         let (q, k, v) = (of(Operand::Q), of(Operand::K), of(Operand::V));
         let heads = Heads::of(&q, &k, &v);
-        let out = layouts[Operand::Out as usize].unwrap_or_else(|| q.dense_with(heads.value_dim));
+        let out = layouts[Operand::Out as usize].unwrap_or_else(|| q.dense_with(v.head_dim()));
         let tensors = [("q", &q), ("k", &k), ("v", &v), ("out", &out)];
         heads.validate()?;
         check_types(self.terms.types)?;
@@ -312,7 +312,7 @@ impl<'a> CallBuilder<'a> {
             None => DIMENSIONS,
         };
         expect_same("k", k.shape, ("q", like_keys(heads.dim)), key_names)?;
-        expect_same("v", v.shape, ("k", like_keys(heads.value_dim)), key_names)?;
+        expect_same("v", v.shape, ("k", like_keys(v.head_dim())), key_names)?;
         let like_queries = |size| [entries, query_rows, heads.query, size];
         expect_same(
             "out",
@@ -323,7 +323,7 @@ impl<'a> CallBuilder<'a> {
         expect_same(
             "out",
             out.shape,
-            ("v", like_queries(heads.value_dim)),
+            ("v", like_queries(v.head_dim())),
             DIMENSIONS,
         )?;
         for (argument, layout) in tensors {

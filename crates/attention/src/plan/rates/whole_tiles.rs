@@ -45,9 +45,7 @@ const SLOW: [Features; 2] = [Features::SOFTCAP, Features::ALIBI];
 
 /// Whether rows of keys and of values have as many columns as the image's tiles.
 pub(super) fn has_its_columns(problem: &Problem, image: &Image) -> bool {
-    let (heads, tiling) = (problem.heads(), &image.tiling);
-    let columns = (tiling.head_dim as usize, tiling.value_dim as usize);
-    (heads.dim, heads.value_dim) == columns
+    problem.heads().dims() == image.tiling.dims()
 }
 
 impl Rates {
