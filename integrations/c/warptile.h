@@ -857,4 +857,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 7efade45928d27f66f0433e23f97465efd6f7861973fe98edd4be9b008d33791 */
+/* Seal of header.sh: 4042bbafd2cf6527d898da0ad26a1bb5876c5d626a7cd3d52567870eeea3bee7 */

@@ -13,8 +13,8 @@ use crate::error::Result;
 use crate::operands::{Keys, Queries, Scales};
 use crate::ops::{CacheTensors, CacheWrite};
 use crate::spec::{
-    Call, Element, ElementType, Heads, Invalid, Layout, SCALES, check_list, check_scale_counts,
-    expect_countable, scale_of,
+    Call, Element, ElementType, Heads, Invalid, Layout, SCALES, check_list, expect_countable,
+    expect_scales, scale_of,
 };
 use crate::tensor::Tensor;
 
@@ -291,7 +291,10 @@ impl<T: Element> KvCache<T> {
     /// finite and above 0; if the device fails.
     pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
         self.check_layer(layer)?;
-        let Layer::Quantized { scales, .. } = &mut self.layers[layer] else {
+        let Layer::Quantized {
+            scales, element, ..
+        } = &mut self.layers[layer]
+        else {
             return Err(Invalid::Scales {
                 argument: SCALES[0].name(),
                 keys: None,
@@ -299,7 +302,7 @@ impl<T: Element> KvCache<T> {
             .into());
         };
         let kv_heads = scales[0].layout().head_dim();
-        check_scale_counts([k.len(), v.len()], kv_heads)?;
+        expect_scales(Some(*element), [k.len(), v.len()], kv_heads)?;
         for ((operand, scales), to) in SCALES.into_iter().zip([k, v]).zip(scales) {
             check_list(operand, scales)?;
             let each: Vec<f32> = (0..kv_heads).map(|head| scale_of(scales, head)).collect();

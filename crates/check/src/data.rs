@@ -4,7 +4,7 @@ use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
 use warptile::kernels::{Elements, Kind, Values};
 use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Sequence, Slots, View};
-use warptile::{E4m3, Element, Layout};
+use warptile::{Element, ElementType, Layout};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::Case;
@@ -145,8 +145,12 @@ impl<T: Element> Data<T> {
 
 /// The bits of keys or values, which become the numbers that are left of them, without the scale. `scales` are one number, or one for each
 /// key/value head.
-pub fn quantize<T: Element>(buffer: &mut Buffer<T>, scales: &[f32]) -> Buffer<u8> {
-    let mut data = vec![E4m3::NAN.to_bits(); buffer.data.len()];
+pub fn quantize<T: Element>(
+    element: ElementType,
+    buffer: &mut Buffer<T>,
+    scales: &[f32],
+) -> Buffer<u8> {
+    let mut data = vec![element.quantize(f32::NAN, 1.0); buffer.data.len()];
     let [entries, rows, heads, head_dim] = buffer.layout.shape;
     for (entry, row, head) in (0..entries)
         .flat_map(|entry| (0..rows).map(move |row| (entry, row)))
@@ -156,12 +160,8 @@ pub fn quantize<T: Element>(buffer: &mut Buffer<T>, scales: &[f32]) -> Buffer<u8
         let start = buffer.offset + buffer.layout.offset(entry, row, head);
         let row = start..start + head_dim;
         for (number, to) in buffer.data[row.clone()].iter_mut().zip(&mut data[row]) {
-            let stored = E4m3::quantize(number.to_f32(), scale);
-            *to = stored.to_bits();
-            *number = match stored.is_nan() {
-                true => T::from_f64(f64::NAN),
-                false => T::from_f32(stored.to_f32()),
-            };
+            *to = element.quantize(number.to_f32(), scale);
+            *number = T::from_f32(element.dequantize(*to));
         }
     }
     Buffer {
@@ -172,8 +172,8 @@ pub fn quantize<T: Element>(buffer: &mut Buffer<T>, scales: &[f32]) -> Buffer<u8
 }
 
 /// The numbers of quantized keys or values without their scale.
-pub(crate) fn without_scale<T: Element>(bits: &[u8]) -> Vec<T> {
-    let number = |&bits: &u8| T::from_f32(E4m3::from_bits(bits).to_f32());
+pub(crate) fn without_scale<T: Element>(element: ElementType, bits: &[u8]) -> Vec<T> {
+    let number = |&bits: &u8| T::from_f32(element.dequantize(bits));
     bits.iter().map(number).collect()
 }
 
@@ -289,7 +289,7 @@ impl Case {
                 // From where some numbers are beyond 448 times the scale to where many are below the least step.
                 let scale = |_| 0.004 * 1000.0_f64.powf(random.uniform()) as f32;
                 let scales: Vec<f32> = (0..call.reach(operand)).map(scale).collect();
-                others[bits_of] = Some(Data::Bytes(quantize(tensor, &scales)));
+                others[bits_of] = Some(Data::Bytes(quantize(call.types().k, tensor, &scales)));
                 others[operand] = Some(Data::Floats(scales));
             }
         }

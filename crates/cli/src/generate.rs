@@ -241,8 +241,9 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
         (Operand::K, Operand::KScale, &mut inputs.k),
         (Operand::V, Operand::VScale, &mut inputs.v),
     ] {
-        if let Some(scales) = inputs.others[scale].as_ref().and_then(Data::floats) {
-            let bits = quantize(tensor, scales);
+        let scales = inputs.others[scale].as_ref().and_then(Data::floats);
+        if let Some((element, scales)) = case.quantized.zip(scales) {
+            let bits = quantize(element, tensor, scales);
             inputs.others[operand] = Some(Data::Bytes(bits));
         }
     }

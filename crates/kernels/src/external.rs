@@ -1,6 +1,6 @@
 //! Images that the program does not embed: debug images, and candidates of the maintainers' search.
 
-use warptile_spec::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
+use warptile_spec::abi::FORWARD_BLOCKS;
 use warptile_spec::record::{ImageRecord, RecordError};
 use warptile_spec::{ElementType, Role};
 
@@ -56,10 +56,7 @@ impl External {
                 role: record.role,
             });
         }
-        if !(record.takes::<Forward>()
-            || record.takes::<ForwardE4m3>()
-            || record.takes::<ForwardTma>())
-        {
+        if !record.takes_a_block() || !FORWARD_BLOCKS.contains(&record.abi_hash) {
             return Err(ExternalError::OtherAbi {
                 image: self.name,
                 found: record.abi_hash,
@@ -135,10 +132,8 @@ pub enum ExternalError {
     },
     /// It reads another parameter block than this program fills.
     #[error(
-        "{image}: it takes a parameter block with the ABI hash {found:016x}, but this program fills {:016x} or, with tensor \
-         maps, {:016x}: build image and program from the same commit",
-        Forward::HASH,
-        ForwardTma::HASH
+        "{image}: it takes a parameter block with the ABI hash {found:016x}, but this program fills {FORWARD_BLOCKS:016x?}: \
+         build image and program from the same commit"
     )]
     OtherAbi {
         /// The image.
@@ -171,12 +166,11 @@ pub enum ExternalError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Features;
 
     /// A copy of an embedded image under another name.
     fn copy() -> Option<(&'static Image, External)> {
-        let image = crate::images_for(Role::Forward)
-            .find(|image| !image.features.contains(Features::E4M3))?;
+        let image =
+            crate::images_for(Role::Forward).find(|image| image.types().scaled().is_none())?;
         let external = External {
             name: format!("x_{}", image.name),
             kernel: format!("x_{}", image.kernel),

@@ -636,6 +636,9 @@ blocks!(
     Prepass
 );
 
+/// The hashes of the blocks of attention's kernels.
+pub const FORWARD_BLOCKS: &[u64] = &[Forward::HASH, ForwardE4m3::HASH, ForwardTma::HASH];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,8 +7,8 @@ use crate::rotary::{check_places, check_positions};
 use crate::slots::UNWANTED;
 use crate::{
     Access, Angles, Count, DIMENSIONS, ElementType, Elements, Expected, Heads, Invalid, Kind,
-    Layout, Layouts, Numbers, Operand, Operations, Request, Result, Rotary, SCALES, SideLengths,
-    Slots, Types, check_alone, check_scale_counts, check_types, expect_countable, expect_same,
+    Layout, Layouts, Numbers, Operand, Operations, Request, Result, Rotary, SideLengths, Slots,
+    Types, check_alone, check_types, expect_countable, expect_same, expect_scales,
 };
 
 /// The operands that have the lengths of the new rows.
@@ -444,18 +444,7 @@ impl<'a> AppendBuilder<'a> {
         }
 
         check_types(self.types)?;
-        match self.types.scaled() {
-            Some(_) => check_scale_counts(self.scale_counts, heads.key_value)?,
-            None => {
-                if let Some(side) = self.scale_counts.iter().position(|count| *count != 1) {
-                    let argument = SCALES[side].name();
-                    return Err(Invalid::Scales {
-                        argument,
-                        keys: None,
-                    });
-                }
-            }
-        }
+        expect_scales(self.types.scaled(), self.scale_counts, heads.key_value)?;
         let token_count = entries.saturating_mul(row_count);
         let entry_count = batch.saturating_mul(self.columns);
         let slots = kept(self.slots, Operand::NewSlots, token_count)?;

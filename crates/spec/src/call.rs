@@ -19,10 +19,8 @@ pub use builder::check_types;
 /// One attention computation over tensors of known layout and with known lengths: validated when built, immutable after.
 ///
 /// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`:
-/// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
-/// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the bias, then the masks;
-/// `out = softmax(score) v` and `lse = ln(sum(exp(score)))`. With sinks, the denominator has one more term, `exp(sink)` of the
-/// head. A query that sees no key has `out = 0` and `lse = -inf`; with a sink, `lse` is the sink.
+/// scores as [`Scoring`] has them, `out = softmax(score) v` and `lse = ln(sum(exp(score)))`. A query that sees no key has `out = 0` and
+/// `lse = -inf`.
 ///
 /// ```
 /// use warptile::{ElementType, Layout, Mask};

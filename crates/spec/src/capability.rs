@@ -23,9 +23,9 @@ pub(crate) use features;
 ///
 /// ```
 /// use warptile_spec::Features;
-/// let needs = Features::SOFTCAP | Features::SINKS;
-/// let missing = needs - Features::SOFTCAP;
-/// assert_eq!(missing.to_string(), "attention sinks");
+/// let needs = Features::ALIBI | Features::BIAS;
+/// let missing = needs - Features::ALIBI;
+/// assert_eq!(missing.to_string(), "an additive bias");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features(u32);

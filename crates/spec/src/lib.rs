@@ -60,7 +60,7 @@ pub use pages::{Pages, TableLayout};
 pub use prepass::{Prepass, PrepassBuilder};
 pub use problem::Problem;
 pub use rotary::{Angles, Pairing, Rotary};
-pub use scales::{Quantized, SCALES, check_list, check_scale_counts, scale_of};
+pub use scales::{Quantized, SCALES, check_list, expect_scales, scale_of};
 pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring, check_factor};
 pub use shape::TileShape;
 pub use splits::{ParseSplitsError, Splits};

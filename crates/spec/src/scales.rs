@@ -21,15 +21,30 @@ impl Quantized for E4m3 {
     const TYPE: ElementType = ElementType::E4m3;
 }
 
-/// Checks the number of scales: 1 or that of the key/value heads.
-pub fn check_scale_counts(counts: [usize; 2], kv_heads: usize) -> Result<()> {
+/// Checks the numbers of scales of keys and of values: 1 or that of the key/value heads, and 1 of keys and values that have none.
+pub fn expect_scales(
+    scaled: Option<ElementType>,
+    counts: [usize; 2],
+    kv_heads: usize,
+) -> Result<()> {
     for (operand, found) in SCALES.into_iter().zip(counts) {
-        if found != 1 && found != kv_heads {
-            return Err(Invalid::ScaleCount {
-                argument: operand.name(),
-                found,
-                kv_heads,
-            });
+        let argument = operand.name();
+        match scaled {
+            _ if found == 1 => {}
+            Some(_) if found == kv_heads => {}
+            None => {
+                return Err(Invalid::Scales {
+                    argument,
+                    keys: None,
+                });
+            }
+            Some(_) => {
+                return Err(Invalid::ScaleCount {
+                    argument,
+                    found,
+                    kv_heads,
+                });
+            }
         }
     }
     Ok(())

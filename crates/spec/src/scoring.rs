@@ -18,6 +18,10 @@ pub enum AlibiShape {
 
 /// Every option of attention, in one list: what a call, a plan, a test case and a command line hold.
 ///
+/// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
+/// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the bias, then the masks. With sinks, the denominator of the
+/// softmax has one more term, `exp(sink)` of the head; the lse of a query that sees no key is the sink.
+///
 /// The values of slopes, sinks, bias and key mask belong to a call; here stands only whether there are any. Prints and parses
 /// as words: `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`, nothing for an option that is not used.
 ///
@@ -333,6 +337,19 @@ impl Scoring {
         { ["mask", "diagonal"].into_iter() }
             .chain(Self::NUMBERS.map(|(word, _)| word))
             .chain(Operand::of_scores().filter_map(Operand::word))
+    }
+
+    /// The words of options that a kernel computes with, and the feature that an image needs for each.
+    pub fn features() -> impl Iterator<Item = (&'static str, Features)> {
+        [("softcap", Features::SOFTCAP)].into_iter().chain(
+            Operand::of_scores().filter_map(|operand| Some((operand.word()?, operand.feature()))),
+        )
+    }
+
+    /// Whether numbers of the call bend or shift every score: a softcap, or ALiBi.
+    #[must_use]
+    pub const fn changes_scores(&self) -> bool {
+        self.softcap.is_some() || self.alibi.is_some()
     }
 
     /// The options without the one that has this word.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::E4m3;
+
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -39,6 +41,32 @@ impl ElementType {
     #[must_use]
     pub const fn is_scaled(self) -> bool {
         matches!(self, ElementType::E4m3)
+    }
+
+    /// The byte of a scaled type that is nearest to a number divided by its scale.
+    ///
+    /// # Panics
+    /// Of a type that is not scaled.
+    #[inline]
+    #[must_use]
+    pub fn quantize(self, number: f32, scale: f32) -> u8 {
+        match self {
+            ElementType::E4m3 => E4m3::quantize(number, scale).to_bits(),
+            _ => panic!("{self} is not scaled"),
+        }
+    }
+
+    /// The number that a byte of a scaled type stands for, without its scale.
+    ///
+    /// # Panics
+    /// Of a type that is not scaled.
+    #[inline]
+    #[must_use]
+    pub const fn dequantize(self, bits: u8) -> f32 {
+        match self {
+            ElementType::E4m3 => E4m3::from_bits(bits).to_f32(),
+            _ => panic!("not a scaled type"),
+        }
     }
 
     /// The types that queries can have.

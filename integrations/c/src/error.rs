@@ -187,12 +187,12 @@ mod tests {
             problem: String::new(),
             considered: Vec::new(),
         };
-        let softcap = Invalid::InvalidSoftcap { value: -1.0 };
+        let invalid = Invalid::RotarySize { size: 3 };
         let no_device = Error::from(DriverError::NoDevice);
         for (error, code) in [
             (Error::from(out_of_memory), WARPTILE_OUT_OF_MEMORY),
             (no_kernel, WARPTILE_NO_KERNEL),
-            (softcap.into(), WARPTILE_INVALID),
+            (invalid.into(), WARPTILE_INVALID),
             (no_device, WARPTILE_NO_DEVICE),
         ] {
             assert_eq!(Failure::from(error).code(), code);

@@ -8,9 +8,7 @@ use warptile_kernels::Operand;
 use crate::cpu::SharedMut;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
-use crate::spec::{
-    Append, E4m3, Element, ElementType, HostInputs, HostOutputs, Invalid, host, scale_of,
-};
+use crate::spec::{Append, Element, ElementType, HostInputs, HostOutputs, Invalid, host, scale_of};
 
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
 ///
@@ -41,7 +39,7 @@ fn typed<T: Element>(
     }
     match scaled {
         None => write::<T, T>(append, inputs, outputs, &|x, _| x),
-        Some(_) => {
+        Some(element) => {
             let scales = |operand| {
                 inputs
                     .elements::<f32>(operand)
@@ -50,7 +48,7 @@ fn typed<T: Element>(
             let scales = [scales(Operand::KScale)?, scales(Operand::VScale)?];
             let stored = |x: T, place: Place| {
                 let scales = scales[usize::from(!place.is_key)];
-                E4m3::quantize(x.to_f32(), scale_of(scales, place.head)).to_bits()
+                element.quantize(x.to_f32(), scale_of(scales, place.head))
             };
             write::<T, u8>(append, inputs, outputs, &stored)
         }

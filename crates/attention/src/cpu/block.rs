@@ -19,7 +19,7 @@ use crate::cpu::state::{AddPart, RowState, with_sink};
 use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
-use crate::spec::{Call, E4m3, Element, ElementType, Sequence, View, scale_of};
+use crate::spec::{Call, Element, ElementType, Sequence, View, scale_of};
 
 /// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
@@ -252,8 +252,9 @@ impl<'a, T: Element> Block<'a, T> {
                 }
             }
             KeyViews::Scaled([of_k, of_v]) => {
+                let stored = self.call.types().k;
                 let table: [T; 256] =
-                    std::array::from_fn(|bits| T::from_f32(E4m3::from_bits(bits as u8).to_f32()));
+                    std::array::from_fn(|bits| T::from_f32(stored.dequantize(bits as u8)));
                 let [mut k, mut v] = [const { Vec::new() }; 2];
                 tiles.for_each(|keys| {
                     self.widened(&of_k, keys.clone(), &table, &mut k);
@@ -311,9 +312,8 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Whether products only have to be multiplied to be scores in units of ln 2.
     pub(super) fn plain(&self) -> bool {
-        let scoring = self.call.scoring();
         let tensors = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
-        scoring.softcap.is_none() && scoring.alibi.is_none() && !tensors
+        !self.call.scoring().changes_scores() && !tensors
     }
 
     /// What products are multiplied by.

@@ -1,6 +1,6 @@
 //! Attention on a GPU.
 
-use warptile_kernels::abi::{self, Declared};
+use warptile_kernels::abi;
 use warptile_kernels::{Operand, Slots};
 
 use crate::error::{Error, Result};
@@ -12,11 +12,7 @@ use crate::spec::{Call, Expected, Problem};
 impl Operation for Call {
     type Problem = Problem;
 
-    const BLOCKS: &'static [u64] = &[
-        abi::Forward::HASH,
-        abi::ForwardE4m3::HASH,
-        abi::ForwardTma::HASH,
-    ];
+    const BLOCKS: &'static [u64] = abi::FORWARD_BLOCKS;
 
     fn plan(planner: &Planner<'_>, problem: Problem, choice: &Choice) -> Result<Plan> {
         planner.plan(problem, choice)

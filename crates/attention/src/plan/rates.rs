@@ -93,19 +93,11 @@ struct Speed {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct FeatureCost {
     family: Family,
-    /// One of [`PRICED_FEATURES`].
+    /// One of `Scoring::features`.
     word: &'static str,
     feature: Features,
     times: f64,
 }
-
-/// Features that a table of rates may have a cost of, in the words of problems.
-const PRICED_FEATURES: [(&str, Features); 4] = [
-    ("softcap", Features::SOFTCAP),
-    ("alibi", Features::ALIBI),
-    ("bias", Features::BIAS),
-    ("keymask", Features::KEY_MASK),
-];
 
 /// What trials chose for a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]

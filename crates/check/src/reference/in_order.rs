@@ -31,15 +31,15 @@ pub(crate) fn in_order<'a, T: Element>(
         .layout(operand)
         .copied()
         .unwrap_or(Layout::bshd([0; 4]));
-    if call.types().scaled().is_none() {
+    let Some(element) = call.types().scaled() else {
         let view = View::new(inputs.elements(operand)?.unwrap_or_default(), layout);
         return Ok(match call.pages() {
             None => InOrder::Dense(view),
             Some(_) => put_together(call, view),
         });
-    }
+    };
     let bits: &[u8] = inputs.elements(operand)?.unwrap_or_default();
-    let data = without_scale(bits);
+    let data = without_scale(element, bits);
     Ok(match call.pages() {
         None => InOrder::Copied(data, layout),
         Some(_) => put_together(call, View::new(&data, layout)),

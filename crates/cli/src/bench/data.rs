@@ -213,8 +213,8 @@ impl<T: Element> Data<T> {
         let skips = [random.len() / 3, random.len() / 2];
         let kv = match call.types().scaled() {
             None => Either::Left(Pair::new(&random, [call.k(), call.v()], skips)),
-            Some(_) => {
-                let bits = quantize(&mut inputs.q.clone(), &[SCALE]);
+            Some(element) => {
+                let bits = quantize(element, &mut inputs.q.clone(), &[SCALE]);
                 let quantized: Arc<[u8]> = bits.elements()[..random.len()].into();
                 Either::Right(Pair::new(&quantized, [call.k(), call.v()], skips))
             }

@@ -7,8 +7,8 @@ use crate::slots::UNWANTED;
 use crate::{
     AlibiShape, Call, DIMENSIONS, ElementType, Elements, Heads, Invalid, Kind, Layout, Layouts,
     LengthElement, Numbers, Operand, Operations, PAGE_DIMENSIONS, Request, Result, SCALES, Scoring,
-    Splits, TableLayout, Types, check_alone, check_scale_counts, expect_countable, expect_presence,
-    expect_same,
+    Splits, TableLayout, Types, check_alone, expect_countable, expect_presence, expect_same,
+    expect_scales,
 };
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -329,14 +329,8 @@ impl<'a> CallBuilder<'a> {
         for (argument, layout) in tensors {
             check_alone(argument, layout, argument == "out")?;
         }
-        if self.terms.types.scaled().is_some() {
-            check_scale_counts(self.terms.scale_counts, heads.key_value)?;
-        } else if let Some(side) = self.terms.scale_counts.iter().position(|count| *count != 1) {
-            return Err(Invalid::Scales {
-                argument: SCALES[side].name(),
-                keys: None,
-            });
-        }
+        let scaled = self.terms.types.scaled();
+        expect_scales(scaled, self.terms.scale_counts, heads.key_value)?;
         self.terms.scoring.validate()?;
         self.terms.splits.validate()?;
         let (queries, batch) = self.lengths.queries.check(QUERIES, entries, query_rows)?;

@@ -5,11 +5,10 @@ use std::fmt;
 
 use warptile_kernels::Family;
 
-use super::{
-    Chosen, FeatureCost, PRICED_FEATURES, PRICED_VARIANTS, Rate, Rates, Speed, TABLES, VariantSpeed,
-};
+use super::{Chosen, FeatureCost, PRICED_VARIANTS, Rate, Rates, Speed, TABLES, VariantSpeed};
 use crate::error::{Error, Result};
 use crate::plan::Settings;
+use crate::spec::Scoring;
 
 impl fmt::Display for Rates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -198,13 +197,17 @@ impl std::str::FromStr for Rates {
                         [family, word, times] => {
                             let family =
                                 { Family::ALL.into_iter() }.find(|one| one.to_string() == family);
-                            let priced = PRICED_FEATURES.into_iter().find(|one| one.0 == word);
+                            let priced = Scoring::features().find(|one| one.0 == word);
                             family.zip(priced).zip(Some(times))
                         }
                         _ => None,
                     };
                     let ((family, (word, feature)), times) = found.ok_or_else(|| {
-                        broken("`feature FAMILY softcap|alibi|bias|keymask TIMES` is expected")
+                        let words: Vec<&str> = Scoring::features().map(|(word, _)| word).collect();
+                        broken(&format!(
+                            "`feature FAMILY {} TIMES` is expected",
+                            words.join("|")
+                        ))
                     })?;
                     let cost = FeatureCost {
                         family,
@@ -270,7 +273,7 @@ mod tests {
             ("modelled a", "rates, line 1: `modelled NAME"),
             ("pairs a", "rates, line 1: `pairs NAME"),
             ("pairs a -1", "rates, line 1: a number greater"),
-            ("feature wmma sinks 2", "rates, line 1: `feature FAMILY"),
+            ("feature wmma scale 2", "rates, line 1: `feature FAMILY"),
             ("feature wmma alibi 0", "rates, line 1: a number greater"),
             ("kernel a 1 0 -1", "rates, line 1: the start of a kernel"),
         ] {

@@ -2,7 +2,7 @@
 //! take whole tiles read keys faster than CTAs that share them evenly. An even share waits for the slowest multiprocessor; of tiles a slow one
 //! takes fewer (docs/notebook-decode.md, "Whole tiles, drawn").
 
-use warptile_kernels::{Family, Features, Image, Schedule};
+use warptile_kernels::{Family, Image, Schedule};
 
 use super::Rates;
 use crate::plan::DeviceProfile;
@@ -40,8 +40,6 @@ pub(super) const ROWS: usize = 64;
 const IDLE: f64 = 0.65;
 /// Keys from which on it was measured: with fewer what a tile costs besides being read is no longer hidden.
 const KEYS: usize = 512;
-/// Options with which computing takes the time.
-const SLOW: [Features; 2] = [Features::SOFTCAP, Features::ALIBI];
 
 /// Whether rows of keys and of values have as many columns as the image's tiles.
 pub(super) fn has_its_columns(problem: &Problem, image: &Image) -> bool {
@@ -71,9 +69,8 @@ impl Rates {
             && one_tile_a_head
             && !problem.is_uneven()
             && problem.splits().keys().is_none()
-            && !SLOW
-                .iter()
-                .any(|&feature| problem.needs().contains(feature));
+            // Computing takes the time.
+            && !problem.scoring().changes_scores();
         let (reading, of_bandwidth) = match (image.family, image.schedule) {
             (Family::Mma, Schedule::OneGroupTile) if tiling.block_m as usize == ROWS => {
                 (MMA, if fills { 1.0 } else { OF_SHORT_ROWS })
