@@ -6,7 +6,7 @@ use std::ops::Range;
 /// The free pages, as runs of neighbours that are as long as they can be: no run begins where another one ends.
 ///
 /// A GPU translates addresses in units of 2 MB. With 8 key/value heads of size 128 in 16 bits, that is 32 pages of 16 rows. Decoding takes
-/// longer if the pages of a sequence are scattered over many such units (docs/notebook-decode.md, "What pages cost"). If the page that came
+/// longer if the pages of a sequence are scattered over many such units (docs/notebook/decode.md, "What pages cost"). If the page that came
 /// back last is given out first, the pages of a sequence are soon as good as in random order. So a sequence gets neighbours here, where it can:
 ///
 /// - It goes on with the page right behind its last one if that is free.

@@ -192,7 +192,7 @@ impl Order {
     /// while others have none. So if there are as many multiprocessors as CTAs, each has room for one; and where they do not fill all the
     /// room there is, they come in turn. So do those that read most of the time, for long, and leave some multiprocessors idle: CTAs that begin
     /// early sit there first, and a launch of 96 then took a seventh longer, of 128 a hundredth. Short ones gain more by beginning
-    /// early than they lose (docs/notebook-wgmma.md, 2026-11-23).
+    /// early than they lose (docs/notebook/wgmma.md, 2026-11-23).
     fn of(step: &Step, grid: u32) -> Order {
         const LONG_US: f64 = 80.0;
         let image = step.image;

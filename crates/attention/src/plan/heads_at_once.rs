@@ -10,12 +10,12 @@ use crate::spec::Call;
 /// Under a mask the tiles of a head differ in length, so a group has as many heads as keep their keys and values within half of the L2. It has
 /// more where multiprocessors would wait for the last group's longest tiles (see [`waits_at_the_end`]), as long as 8 tiles of a head are computed at
 /// the same time, which share what they read: 10% at 192/128 and 16,384 keys, 1% at head size 128 and 8,192, but with 4 tiles nothing, and with
-/// 2 a loss (docs/notebook-wgmma.md, 2026-11-23).
+/// 2 a loss (docs/notebook/wgmma.md, 2026-11-23).
 /// Of persistent kernels, whose CTAs draw tiles, half as many heads are better where a head has few tiles: by 8% and 3% on an H100, whose memory is
-/// slower, at 512 keys and head sizes of 128 and 64, and within 1% as good on an H200 (docs/notebook-wgmma.md, 2026-11-25).
+/// slower, at 512 keys and head sizes of 128 and 64, and within 1% as good on an H200 (docs/notebook/wgmma.md, 2026-11-25).
 ///
 /// Without a mask only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
-/// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook-wgmma.md). Otherwise head after head is as good. It is
+/// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook/wgmma.md). Otherwise head after head is as good. It is
 /// better where each tile has a multiprocessor of its own, under a mask too.
 ///
 /// Heads are those that `numbered` has: query heads, pairs of them, or key/value heads where the rows of a tile are those of all heads that
@@ -102,7 +102,7 @@ mod tests {
     use crate::plan::step::tests::{dense, step};
     use crate::spec::Mask;
 
-    /// A simulation of the schedule (docs/notebook-wgmma.md) finds 0.0, 3.4, 11.9 and 1.5 hundredths more than the best for these.
+    /// A simulation of the schedule (docs/notebook/wgmma.md) finds 0.0, 3.4, 11.9 and 1.5 hundredths more than the best for these.
     #[test]
     fn launches_wait_for_the_longest_tiles_of_an_odd_round() {
         let waits = |at_once| waits_at_the_end(16, at_once, 16 * 86, 132);

@@ -379,7 +379,7 @@ impl<'a> Planner<'a> {
 ///
 /// At most half of the multiprocessors: of an H200, which has 132, 16 clusters of 8 do not fit at once. Keys: with up to four blocks a CTA
 /// clusters are faster, with eight slower, as they leave some multiprocessors without work; but not where there are up to three tiles,
-/// which CTAs without clusters would leave 44 parts of. A tile of one block has nothing to share (docs/notebook-decode.md).
+/// which CTAs without clusters would leave 44 parts of. A tile of one block has nothing to share (docs/notebook/decode.md).
 fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) -> bool {
     const MOST_BLOCKS: u64 = 4 * Schedule::CLUSTER as u64;
     const FEW_TILES: u64 = 3;

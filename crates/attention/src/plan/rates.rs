@@ -384,7 +384,7 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
 }
 
 /// The share of the memory's speed at which each key is read once, by the copy engine: where the rows of a group are one tile, whose keys can be split
-/// (docs/notebook-wgmma.md, 2026-11-23). Where sequences may differ in length, CTAs with short ones have nothing to do for a while, but the others
+/// (docs/notebook/wgmma.md, 2026-11-23). Where sequences may differ in length, CTAs with short ones have nothing to do for a while, but the others
 /// then read faster: what that costs is an estimate.
 fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
     let one_length = problem.batch() == 1 || !problem.is_uneven();

@@ -62,11 +62,11 @@ impl TileKeys {
 }
 
 /// What a part of a tile costs beside its keys, in keys: what a tile's end costs, leaving it in the workspace without the next tile's
-/// scores under way, and adding up each of a tile's parts (docs/notebook-wgmma.md).
+/// scores under way, and adding up each of a tile's parts (docs/notebook/wgmma.md).
 pub(super) const TILE_END_KEYS: f64 = 200.0;
 const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
-/// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook-wgmma.md, 2026-11-23).
+/// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook/wgmma.md, 2026-11-23).
 const GROUP_SUM_KEYS: f64 = 70.0;
 /// What another part counts besides when their number is chosen, as few CTAs read a key faster than many: 1 x 8192 takes 20.7 us with 8 parts
 /// and 22.8 with 12 (the same place).
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// 8 parts of 8192 keys take 20.7 us, and 12 take 22.8 (docs/notebook-wgmma.md).
+    /// 8 parts of 8192 keys take 20.7 us, and 12 take 22.8 (docs/notebook/wgmma.md).
     #[test]
     fn few_ctas_read_a_key_faster_than_many() {
         let image = { catalog().iter() }

@@ -247,7 +247,7 @@ impl Step {
     }
 
     /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them. Two instead of
-    /// one cost more than they save (docs/notebook-decode.md).
+    /// one cost more than they save (docs/notebook/decode.md).
     fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
         let blocks = sides.tile_units(self.image.tiling.block_n);
         // With a block of keys for each CTA, and no more than the kernel can share out.

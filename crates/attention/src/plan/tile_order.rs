@@ -2,7 +2,7 @@
 //!
 //! Longest first leaves the last round uneven: of 1 x 2048 with 32 heads, whose 352 tiles are 2.7 rounds of an H200, the multiprocessor that
 //! ends last has 6% more than the average. So tiles are packed first, and then drawn in the order in which the packing begins them. Who is free
-//! first draws first, as before: a CTA that is late for whatever reason draws less (docs/notebook-wgmma.md, 2026-11-23).
+//! first draws first, as before: a CTA that is late for whatever reason draws less (docs/notebook/wgmma.md, 2026-11-23).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

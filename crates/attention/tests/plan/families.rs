@@ -38,7 +38,7 @@ fn others() -> [DeviceProfile; 5] {
 }
 
 /// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them, but on Hopper where the copy engine
-/// brings each key once for the rows of a whole group (docs/notebook-wgmma.md, "Few queries"), and where there are enough whole tiles.
+/// brings each key once for the rows of a whole group (docs/notebook/wgmma.md, "Few queries"), and where there are enough whole tiles.
 #[test]
 fn few_queries_on_many_keys_are_for_decode() {
     let exceptions = [
@@ -65,7 +65,7 @@ fn few_queries_on_many_keys_are_for_decode() {
     }
 }
 
-/// Each of more sequences of one length than run at once (docs/notebook-decode.md, "Whole tiles, drawn").
+/// Each of more sequences of one length than run at once (docs/notebook/decode.md, "Whole tiles, drawn").
 #[test]
 fn many_whole_tiles_of_one_length_are_drawn() {
     let plan = |line: &str| plan(&case(line), &DeviceProfile::h200());

@@ -26,7 +26,7 @@ const READING_SETS: RangeInclusive<usize> = 2..=256;
 const PART_OF_MEMORY: usize = 4;
 
 /// What the launches of a graph read there, about 2 ms on an H200: what surrounds them takes 2 to 3.5 us of a replay, by measurement
-/// (docs/notebook-decode.md), which is not to show in the time of one. More launches than this say nothing more.
+/// (docs/notebook/decode.md), which is not to show in the time of one. More launches than this say nothing more.
 const REPLAYED_BYTES: usize = 8 << 30;
 const MOST_LAUNCHES: usize = 256;
 

@@ -1,6 +1,6 @@
 //! Few queries on many sequences of one length: where every key/value head of a sequence is one tile, and tiles fill all multiprocessors, CTAs that
 //! take whole tiles read keys faster than CTAs that share them evenly. An even share waits for the slowest multiprocessor; of tiles a slow one
-//! takes fewer (docs/notebook-decode.md, "Whole tiles, drawn").
+//! takes fewer (docs/notebook/decode.md, "Whole tiles, drawn").
 
 use warptile_kernels::{Family, Image, Schedule};
 
