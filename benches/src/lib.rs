@@ -26,7 +26,6 @@ pub fn gpu_backend() -> Option<Backend> {
 ///
 /// # Panics
 /// If the text is no case.
-#[must_use]
 pub fn case(text: &str) -> Case {
     match text.parse() {
         Ok(case) => case,

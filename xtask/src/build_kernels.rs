@@ -38,7 +38,6 @@ pub struct Layout {
 
 impl Layout {
     /// As the repository at `root` has it.
-    #[must_use]
     pub fn of_repository(root: &Path) -> Self {
         Self {
             kernels: root.join("kernels"),
@@ -48,13 +47,11 @@ impl Layout {
     }
 
     /// What is known of all images.
-    #[must_use]
     pub fn manifest(&self) -> PathBuf {
         self.crates.join("kernels/manifest.json")
     }
 
     /// A file of the generated Rust of `warptile-kernels`.
-    #[must_use]
     pub fn generated(&self, name: &str) -> PathBuf {
         self.crates.join("kernels/src/generated").join(name)
     }
@@ -65,7 +62,6 @@ impl Layout {
     }
 
     /// The file of a pack.
-    #[must_use]
     pub fn pack(&self, pack: &str) -> PathBuf {
         self.image_crate(&packs::architecture(pack))
             .join("images")
@@ -162,7 +158,6 @@ pub struct Outcome {
 
 impl Outcome {
     /// What of the images' sizes is too much, in words.
-    #[must_use]
     pub fn excess(&self) -> Option<String> {
         let of_crates = packs::ARCHITECTURES.map(|architecture| {
             let bytes = packs::bytes_of(architecture, &self.packed_bytes);

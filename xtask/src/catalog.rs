@@ -41,7 +41,6 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
 /// The text of `packs.rs` in the crate with the images of one of [`packs::ARCHITECTURES`].
 ///
 /// Each static is an array, not a reference to one, so that the catalog refers to it and no other crate has a copy of it.
-#[must_use]
 pub fn packs(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> String {
     let mut text = "// Written by `cargo xtask build-kernels`. Do not edit.\n".to_owned();
     for (pack, bytes) in packs::of(architecture, packed_bytes) {

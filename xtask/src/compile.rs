@@ -30,13 +30,11 @@ pub struct Request {
 
 impl Request {
     /// Where the machine code goes.
-    #[must_use]
     pub fn cubin(&self) -> PathBuf {
         self.output.with_extension("cubin")
     }
 
     /// Where the PTX goes.
-    #[must_use]
     pub fn ptx(&self) -> PathBuf {
         self.output.with_extension("ptx")
     }

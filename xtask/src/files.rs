@@ -110,20 +110,17 @@ pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// SHA-256 in lower-case hexadecimal.
-#[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
 /// Bytes in lower-case hexadecimal.
-#[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The repository's root. Cargo says at run time where the running xtask's manifest lies, which is right even when
 /// several checkouts share a target directory.
-#[must_use]
 pub fn repository_root() -> PathBuf {
     let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

@@ -29,7 +29,6 @@ pub struct LogReport {
 
 impl LogReport {
     /// Reads a log made with `--ptxas-options=-v`.
-    #[must_use]
     pub fn parse(log: &str) -> Self {
         let mut report = Self::default();
         for line in log.lines() {

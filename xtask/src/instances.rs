@@ -44,7 +44,6 @@ impl Element {
     }
 
     /// Size in bytes.
-    #[must_use]
     pub fn size(self) -> u32 {
         match self {
             Element::F16 | Element::Bf16 => 2,
@@ -148,7 +147,6 @@ pub struct TilingRow {
 
 impl TilingRow {
     /// The row of a tile.
-    #[must_use]
     pub fn of(head_dim: u32, [block_m, block_n, warps, stages]: [u32; 4]) -> Self {
         Self {
             head_dim,
@@ -166,7 +164,6 @@ impl TilingRow {
     }
 
     /// Head size of values.
-    #[must_use]
     pub fn value_dim(&self) -> u32 {
         self.value_dim.unwrap_or(self.head_dim)
     }
@@ -281,7 +278,6 @@ pub struct FamilyDeclaration {
 
 impl FamilyDeclaration {
     /// An instance with the flags of its row. Its kernel's name ends in `suffix`, if there is one.
-    #[must_use]
     pub fn instance(
         &self,
         tiling: TilingRow,
@@ -335,7 +331,6 @@ pub struct Instance {
 impl Instance {
     /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_e4m3` behind it for keys and values of that type, and `v{size}` behind
     /// the head size for values of another one.
-    #[must_use]
     pub fn kernel(&self) -> String {
         let tiling = &self.tiling;
         // So that the images of a kernel follow each other in the order of their names.
@@ -360,13 +355,11 @@ impl Instance {
     }
 
     /// `{kernel}_{element}_{target}`, of a variant `{kernel}_{element}_{variant}_{target}`.
-    #[must_use]
     pub fn image(&self) -> String {
         format!("{}_{}", self.function(), self.target)
     }
 
     /// Name of the entry function.
-    #[must_use]
     pub fn entry(&self) -> String {
         format!("warptile_{}", self.function())
     }
@@ -380,7 +373,6 @@ impl Instance {
     }
 
     /// Compiler flags apart from include paths.
-    #[must_use]
     pub fn flags(&self) -> Vec<String> {
         let tiling = &self.tiling;
         let mut flags = vec![

@@ -16,7 +16,6 @@ const COMPRESSION_LEVEL: i32 = 19;
 pub const ARCHITECTURES: [&str; 5] = ["sm80", "sm90", "sm100", "sm120", "ptx"];
 
 /// The one of [`ARCHITECTURES`] that a pack belongs to. The pack's name ends in the cargo feature.
-#[must_use]
 pub fn architecture(pack: &str) -> String {
     match pack.rsplit_once("_sm_") {
         Some((_, number)) => format!("sm{number}"),
@@ -25,7 +24,6 @@ pub fn architecture(pack: &str) -> String {
 }
 
 /// Bytes of all packs of one of [`ARCHITECTURES`], given those of each.
-#[must_use]
 pub fn bytes_of(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> u64 {
     of(architecture, packed_bytes).map(|(_, bytes)| bytes).sum()
 }
@@ -39,13 +37,11 @@ pub(crate) fn of<'a>(
 }
 
 /// File name of a pack.
-#[must_use]
 pub fn file_name(pack: &str) -> String {
     format!("{pack}.zst")
 }
 
 /// Name of the pack that a kernel's images for `target` go into: a feature that is off then leaves out whole packs.
-#[must_use]
 pub fn name(kernel: &str, target: Target) -> String {
     format!("{kernel}_{}", target.feature())
 }
@@ -82,7 +78,6 @@ pub struct Packs {
 
 impl Packs {
     /// Reads the packs that `manifest` names from where `layout` has them.
-    #[must_use]
     pub fn read(layout: &Layout, manifest: &Manifest) -> Self {
         let mut unpacked = BTreeMap::new();
         for entry in &manifest.images {
@@ -94,7 +89,6 @@ impl Packs {
     }
 
     /// Everything in a pack.
-    #[must_use]
     pub fn contents(&self, pack: &str) -> Option<&[u8]> {
         self.unpacked.get(pack)?.as_deref().ok()
     }

@@ -206,7 +206,6 @@ pub struct Generated {
 
 impl Generated {
     /// Whether the file on disk is the same.
-    #[must_use]
     pub fn is_fresh(&self) -> bool {
         std::fs::read(&self.path).is_ok_and(|present| present == self.text.as_bytes())
     }

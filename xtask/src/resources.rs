@@ -83,7 +83,6 @@ fn totals(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
 }
 
 /// For a terminal.
-#[must_use]
 pub fn table(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
@@ -96,7 +95,6 @@ pub fn table(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> Strin
 }
 
 /// For the documentation.
-#[must_use]
 pub fn markdown(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
     let mut text = String::from(
         "# Resources of every image\n\n\

@@ -54,7 +54,6 @@ impl Sources {
     }
 
     /// SHA-256 over the files, the instance's flags, what its gates expect, and the toolchain.
-    #[must_use]
     pub fn hash(&self, instance: &Instance, toolchain: &str) -> String {
         let mut hasher = Sha256::new();
         let mut field = |bytes: &[u8]| {

@@ -19,13 +19,11 @@ pub struct Target {
 
 impl Target {
     /// The real architecture behind the target: a PTX image is taken from, and gated by, the cubin of the same number.
-    #[must_use]
     pub fn real(self) -> Self {
         Self { ptx: false, ..self }
     }
 
     /// The cargo feature of `warptile-kernels` that the target's images come with.
-    #[must_use]
     pub fn feature(self) -> String {
         if self.ptx {
             "ptx".to_owned()
@@ -36,7 +34,6 @@ impl Target {
 
     /// Shared memory one CTA can have, in bytes: "Technical specifications per compute capability" in the CUDA C++
     /// Programming Guide.
-    #[must_use]
     pub fn shared_memory_limit(self) -> u32 {
         match self.number {
             80 | 87 => 163 * 1024,

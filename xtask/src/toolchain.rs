@@ -99,7 +99,6 @@ pub fn toolkit(root: &Path) -> Result<Toolchain> {
 }
 
 /// Where the pinned toolchain lies once installed; other pins, another directory.
-#[must_use]
 pub fn installed_root(cache: &Path) -> PathBuf {
     cache
         .join("toolchain")

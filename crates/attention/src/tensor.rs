@@ -122,7 +122,6 @@ impl<T: Pod> Tensor<T> {
     }
 
     /// Shape and strides.
-    #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }

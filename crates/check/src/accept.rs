@@ -57,6 +57,7 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[must_use]
 pub struct Expectation {
     exact: ReferenceOutput,
     out: Tolerance,
@@ -149,7 +150,6 @@ pub struct Worst {
 
 impl Worst {
     /// Error over bound: at most 1 if the result is right. 0 where there is no error, even if none is allowed.
-    #[must_use]
     pub fn ratio(&self) -> f64 {
         match self.error {
             0.0 => 0.0,
@@ -230,13 +230,11 @@ impl Expectation {
 
     /// The expected output, dense `[batch, length, heads, head size]`; packed: `[rows, heads, head size]`. Rows that belong
     /// to no sequence are 0.
-    #[must_use]
     pub fn out(&self) -> &[f64] {
         &self.exact.out
     }
 
     /// The expected lse, `[batch, heads, length]`; packed: `[heads, rows]`. Rows that belong to no sequence are 0.
-    #[must_use]
     pub fn lse(&self) -> &[f64] {
         &self.exact.lse
     }
@@ -256,7 +254,6 @@ impl Expectation {
     /// Expects an output that somebody else computed. If it was stored in a narrower type than `f64`, `stored_as`, each
     /// number may be half of that type's spacing away from what was computed. The tolerance is otherwise unchanged: the
     /// natural error belongs to the inputs.
-    #[must_use]
     pub fn with_out(mut self, out: Vec<f64>, stored_as: Option<ElementType>) -> Self {
         self.exact.out = out;
         self.out.stored_as = stored_as;
@@ -264,7 +261,6 @@ impl Expectation {
     }
 
     /// As [`with_out`](Self::with_out), for the lse.
-    #[must_use]
     pub fn with_lse(mut self, lse: Vec<f64>, stored_as: Option<ElementType>) -> Self {
         self.exact.lse = lse;
         self.lse.stored_as = stored_as;
@@ -272,7 +268,6 @@ impl Expectation {
     }
 
     /// Judges an output given in the order of [`Expectation::out`].
-    #[must_use]
     pub fn judge_out<T: Element>(&self, out: &[T]) -> Verdict {
         with_type!(U = T, U::judge(self, cast_slice(out)))
     }
@@ -282,7 +277,6 @@ impl Expectation {
     }
 
     /// Judges an lse given in the order of [`Expectation::lse`].
-    #[must_use]
     pub fn judge_lse(&self, lse: &[f32]) -> Verdict {
         judge(lse, &self.exact.lse, &self.lse)
     }

@@ -93,6 +93,7 @@ pub enum Used {
 
 /// A problem without data: prints on a line and parses back.
 #[derive(Debug, Clone, PartialEq)]
+#[must_use]
 pub struct Case {
     /// Sequence lengths.
     pub lengths: Lengths,
@@ -129,7 +130,6 @@ pub struct Case {
 
 impl Case {
     /// A plain case: one sequence, full attention in `f32`, BSHD.
-    #[must_use]
     pub fn new(query: usize, key: usize, heads: Heads) -> Self {
         Case {
             lengths: Lengths::Dense {
@@ -154,7 +154,6 @@ impl Case {
     }
 
     /// Sequences.
-    #[must_use]
     pub fn batch(&self) -> usize {
         match &self.lengths {
             Lengths::Dense { batch, .. } => *batch,
@@ -163,7 +162,6 @@ impl Case {
     }
 
     /// Queries and keys of each sequence that are used.
-    #[must_use]
     pub fn used_lengths(&self) -> Vec<(usize, usize)> {
         match &self.used {
             Used::All => self.lengths.each(),
@@ -194,7 +192,6 @@ impl Case {
     }
 
     /// The device that the case is planned for, on a GPU with this profile.
-    #[must_use]
     pub fn profile(&self, gpu: &DeviceProfile) -> DeviceProfile {
         match self.multiprocessors {
             Some(count) => gpu.clone().with_multiprocessors(count),

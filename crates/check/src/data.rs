@@ -83,7 +83,6 @@ pub struct Buffer<T> {
 
 impl<T> Buffer<T> {
     /// The elements from the tensor's first on.
-    #[must_use]
     pub fn elements(&self) -> &[T] {
         &self.data[self.offset..]
     }
@@ -91,7 +90,6 @@ impl<T> Buffer<T> {
 
 impl<T: Copy> Buffer<T> {
     /// The tensor.
-    #[must_use]
     pub fn view(&self) -> View<'_, T> {
         View::new(self.elements(), self.layout)
     }
@@ -124,7 +122,6 @@ pub enum Data<T> {
 
 impl<T: Element> Data<T> {
     /// The bytes of all elements, poison included, and those before the first one.
-    #[must_use]
     pub fn bytes(&self) -> (&[u8], usize) {
         match self {
             Data::Elements(buffer) => (cast_slice(&buffer.data), buffer.offset * size_of::<T>()),
@@ -134,7 +131,6 @@ impl<T: Element> Data<T> {
     }
 
     /// The numbers of a list.
-    #[must_use]
     pub fn floats(&self) -> Option<&[f32]> {
         match self {
             Data::Floats(values) => Some(values),
@@ -179,7 +175,6 @@ pub(crate) fn without_scale<T: Element>(element: ElementType, bits: &[u8]) -> Ve
 
 impl<T: Element> Inputs<T> {
     /// The inputs as the call has them.
-    #[must_use]
     pub fn host(&self) -> HostInputs<'_> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Buffer::elements);
         let mut inputs = HostInputs::new(q, k, v);
@@ -249,7 +244,6 @@ pub enum Failure {
 
 impl Case {
     /// The data that follows from the seed: standard normal, NaN wherever no row of a sequence lies.
-    #[must_use]
     pub fn inputs<T: Element>(&self) -> Inputs<T> {
         with_type!(U = T, cast_inputs(U::inputs(self)))
     }
@@ -354,7 +348,6 @@ impl Case {
     }
 
     /// Poisoned buffers for the result.
-    #[must_use]
     pub fn result<T: Element>(&self) -> ResultBuffers<T> {
         with_type!(U = T, {
             let result = U::result(self);

@@ -24,7 +24,6 @@ pub enum Place {
 
 impl DeviceInputs {
     /// Inputs that lie in these places.
-    #[must_use]
     pub fn new(places: Slots<Option<Place>>) -> Self {
         DeviceInputs(places)
     }
@@ -141,7 +140,6 @@ impl DeviceInputs {
     }
 
     /// Bytes of queries, keys and values.
-    #[must_use]
     pub fn byte_len(&self) -> usize {
         [Operand::Q, Operand::K, Operand::V]
             .into_iter()
@@ -155,7 +153,6 @@ impl DeviceInputs {
 
 /// The elements from the first key to the first value, if keys and values of these layouts are of one tensor without gaps: in each batch entry
 /// or page the keys, then the values. [`LayoutKind::Interleaved`](crate::LayoutKind::Interleaved) makes such layouts.
-#[must_use]
 pub fn values_behind_keys(k: &Layout, v: &Layout) -> Option<usize> {
     let [keys, values] = [k, v].map(|layout| Layout::bshd(layout.shape));
     let entry = keys.strides[0].saturating_add(values.strides[0]);

@@ -178,7 +178,6 @@ impl<T: Element> OnGpu<T> {
     }
 
     /// The stream of the launches.
-    #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }

@@ -58,7 +58,6 @@ pub use tile::{Reading, Tile, TileFault, TileQuantity, TileReport, TileValue};
 
 /// A file of the repository, for tests: below `WARPTILE_ROOT` if that is set (a bundle run away from the sources), else
 /// below the sources this crate was built from.
-#[must_use]
 pub fn repository_file(path: &str) -> std::path::PathBuf {
     std::env::var_os("WARPTILE_ROOT")
         .map_or_else(

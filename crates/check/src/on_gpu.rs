@@ -176,7 +176,6 @@ impl ReferenceOnGpu {
 
     /// The same kernels on another stream of their context, with its pinned memory, so that several threads compute references side by
     /// side.
-    #[must_use]
     pub fn on_stream(&self, stream: &Stream, ferry: &Arc<Ferry>) -> Self {
         ReferenceOnGpu {
             stream: stream.clone(),

@@ -38,6 +38,7 @@ const ROUNDINGS: f64 = 4.0;
 ///
 /// where `u` is the unit roundoff of the element type: 2^-11 for f16, 2^-8 for bf16, 2^-24 for f32.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Tile {
     case: Case,
     /// `rows * head_dim` and `keys * head_dim`, without the first element.
@@ -87,13 +88,11 @@ pub struct TileValue {
 
 impl TileValue {
     /// How far apart they are.
-    #[must_use]
     pub fn error(&self) -> f64 {
         (self.found - self.expected).abs()
     }
 
     /// The share of the bound that is used; infinite for NaN.
-    #[must_use]
     pub fn ratio(&self) -> f64 {
         let ratio = self.error() / self.bound;
         if ratio.is_nan() { f64::INFINITY } else { ratio }
@@ -166,7 +165,6 @@ impl Tile {
     ///
     /// # Panics
     /// If `head_dim` is not a multiple of 8 from 8 to 512.
-    #[must_use]
     pub fn new(rows: usize, keys: usize, head_dim: usize, element: ElementType, seed: u64) -> Self {
         let case = Case {
             element,
@@ -206,25 +204,21 @@ impl Tile {
     }
 
     /// The problem of every call, but for its data.
-    #[must_use]
     pub fn case(&self) -> &Case {
         &self.case
     }
 
     /// Its queries.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.q.len() / self.case.heads.dim
     }
 
     /// Its keys.
-    #[must_use]
     pub fn keys(&self) -> usize {
         self.k.len() / self.case.heads.dim
     }
 
     /// How many calls [`read`](Self::read) makes.
-    #[must_use]
     pub fn calls(&self) -> usize {
         self.keys() + self.keys().div_ceil(self.case.heads.dim)
     }

@@ -41,7 +41,6 @@ pub const LEAST_GAIN: f64 = 1.005;
 /// Old over new time of a block that was measured in the order A B B A: above 1 where the new one is faster.
 ///
 /// Times that are not all finite and above 0 measured nothing. Their ratio is 0: they speak against the new one.
-#[must_use]
 pub fn ratio([a1, b2, b3, a4]: [f64; 4]) -> f64 {
     let measured = [a1, b2, b3, a4]
         .iter()
@@ -57,7 +56,6 @@ pub struct Rules {
 
 impl Rules {
     /// The rules where so many candidates are tried, each that was timed to be compared counted once. None counts as one.
-    #[must_use]
     pub fn of_tried(tried: usize) -> Self {
         Rules {
             tried: tried.max(1),
@@ -65,13 +63,11 @@ impl Rules {
     }
 
     /// How often a bound may be wrong: 0.01 divided by the number tried.
-    #[must_use]
     pub fn level(&self) -> f64 {
         MISTAKES / self.tried as f64
     }
 
     /// The fewest blocks that can win: with fewer not even the smallest ratio is a bound.
-    #[must_use]
     pub fn fewest_blocks(&self) -> usize {
         // The smallest of n is wrong with a probability of 2^-n.
         (1..)
@@ -80,7 +76,6 @@ impl Rules {
     }
 
     /// What the ratios of a trial's blocks say.
-    #[must_use]
     pub fn judge(&self, ratios: &[f64]) -> Judged {
         let mut sorted: Vec<f64> = ratios
             .iter()
@@ -117,7 +112,6 @@ pub struct Judged {
 
 impl Judged {
     /// Whether the new one won this trial. A choice changes only if its repeat in a fresh process is won as well.
-    #[must_use]
     pub fn wins(&self) -> bool {
         self.bound.is_some_and(|bound| bound > LEAST_GAIN)
     }

@@ -71,7 +71,6 @@ pub enum Target {
 
 impl Target {
     /// Whether a device of compute capability `major.minor` can run the image.
-    #[must_use]
     pub const fn runs_on(self, major: u32, minor: u32) -> bool {
         let device = major * 10 + minor;
         match self {
@@ -183,7 +182,6 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 impl Image {
     /// The element types of the tensors that the image takes.
-    #[must_use]
     pub const fn types(&self) -> Types {
         let types = Types::of(self.element);
         match self.features.contains(Features::E4M3) {

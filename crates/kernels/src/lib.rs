@@ -35,7 +35,6 @@ pub use warptile_spec::{
 use generated::{CATALOG, PACKS};
 
 /// Every embedded image, ordered by name.
-#[must_use]
 pub fn catalog() -> &'static [Image] {
     CATALOG
 }
@@ -51,7 +50,6 @@ pub fn packs() -> impl Iterator<Item = &'static [u8]> {
 }
 
 /// The image called `name`, if the catalog has it.
-#[must_use]
 pub fn image(name: &str) -> Option<&'static Image> {
     CATALOG
         .binary_search_by_key(&name, |image| image.name)

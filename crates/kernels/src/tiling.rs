@@ -93,7 +93,6 @@ pub trait PaddedIn<F: FamilyType, const ELEMENT_BYTES: usize>:
 }
 
 /// Name of the kernel that the family `F` has for the tiling `T`.
-#[must_use]
 pub const fn kernel_name<F: FamilyType, T: ShippedIn<F>>() -> &'static str {
     T::KERNEL
 }

@@ -559,7 +559,6 @@ impl Pages {
     /// (T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2.)
     ///
     /// Without rows there is no page to be looked up, and the inverse is that of 1.
-    #[must_use]
     pub const fn of(table: u64, table_row: i64, rows: i32, count: i32) -> Self {
         let divisor = if rows > 0 { rows as u64 } else { 1 };
         let rows_log = divisor.next_power_of_two().trailing_zeros();
@@ -576,7 +575,6 @@ impl Pages {
 
 impl Sequences {
     /// With `ragged` as the pointers have it.
-    #[must_use]
     pub const fn with_ragged(self, pages: &Pages) -> Self {
         let keys = self.key_offsets | self.key_lengths;
         let others = self.key_offsets | self.query_offsets | self.query_lengths;
@@ -596,7 +594,6 @@ impl Sequences {
 
 impl Scoring {
     /// With the operands of options: their addresses, and the steps of tensors between batch entries, queries, heads and keys.
-    #[must_use]
     pub fn with_operands(self, at: &Slots<u64>, steps: impl Fn(Operand) -> [i64; 4]) -> Self {
         let [bias_batch, bias_row, bias_head, bias_key] = steps(Operand::Bias);
         let [mask_batch, mask_row, mask_head, mask_key] = steps(Operand::KeyMask);

@@ -119,19 +119,16 @@ impl Append {
     }
 
     /// The type of the cache, as that of keys and values, and of all other tensors.
-    #[must_use]
     pub const fn types(&self) -> Types {
         self.types
     }
 
     /// Element type of all tensors, except those of a quantized cache.
-    #[must_use]
     pub const fn element(&self) -> ElementType {
         self.types.q
     }
 
     /// The layout of a tensor, if the write has it.
-    #[must_use]
     pub fn layout(&self, operand: Operand) -> Option<&Layout> {
         self.layouts.get(operand as usize)?.as_ref()
     }
@@ -145,7 +142,6 @@ impl Append {
     }
 
     /// The heads and their sizes; without queries there are no query heads.
-    #[must_use]
     pub const fn heads(&self) -> Heads {
         heads(
             self.layouts[Operand::Q as usize].as_ref(),
@@ -155,43 +151,36 @@ impl Append {
     }
 
     /// Layout of the new keys.
-    #[must_use]
     pub const fn k(&self) -> &Layout {
         self.required(Operand::K)
     }
 
     /// Layout of the new values.
-    #[must_use]
     pub const fn v(&self) -> &Layout {
         self.required(Operand::V)
     }
 
     /// Layout of the cache's keys.
-    #[must_use]
     pub const fn k_pages(&self) -> &Layout {
         self.required(Operand::KPages)
     }
 
     /// Layout of the cache's values.
-    #[must_use]
     pub const fn v_pages(&self) -> &Layout {
         self.required(Operand::VPages)
     }
 
     /// The rotation, if there is one.
-    #[must_use]
     pub const fn rotary(&self) -> Option<&Rotary> {
         self.rotary.as_ref()
     }
 
     /// Sequences.
-    #[must_use]
     pub const fn batch(&self) -> usize {
         self.batch
     }
 
     /// Columns of the block table: the most pages of a sequence; 0 without a table.
-    #[must_use]
     pub const fn columns(&self) -> usize {
         self.columns
     }
@@ -253,7 +242,6 @@ impl Append {
     }
 
     /// The number of elements of an operand from its first to its last, gaps included; 0 if the write does not have it.
-    #[must_use]
     pub fn reach(&self, operand: Operand) -> usize {
         let expected = &self.expected[operand];
         (expected.bytes.reach() / expected.size) as usize
@@ -556,7 +544,6 @@ impl Append {
     }
 
     /// The type of an operand's elements; `None` if they are no elements of tensors, such as whole numbers.
-    #[must_use]
     pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
         match (operand, operand.elements()) {
             (Operand::KPages | Operand::VPages, _) => Some(self.types.k),

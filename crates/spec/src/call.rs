@@ -89,19 +89,16 @@ pub struct Sequence {
 
 impl Call {
     /// The element types of the tensors.
-    #[must_use]
     pub const fn types(&self) -> Types {
         self.terms.types
     }
 
     /// Element type of q and out, and of k and v unless they are quantized.
-    #[must_use]
     pub const fn element(&self) -> ElementType {
         self.terms.types.q
     }
 
     /// The type of an operand's elements; `None` if they are no elements of tensors, such as whole numbers.
-    #[must_use]
     pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
         match operand.elements() {
             Elements::Queries => Some(self.terms.types.q),
@@ -113,7 +110,6 @@ impl Call {
     }
 
     /// Whether the call has an operand.
-    #[must_use]
     pub const fn has(&self, operand: Operand) -> bool {
         self.given & 1 << operand as u32 != 0
     }
@@ -140,7 +136,6 @@ impl Call {
     }
 
     /// The layout of a tensor, if the call has it. A bias and a key mask are `[batch, queries, heads, keys]`, broadcast by steps of 0.
-    #[must_use]
     pub fn layout(&self, operand: Operand) -> Option<&Layout> {
         self.terms.layouts.get(operand as usize)?.as_ref()
     }
@@ -154,7 +149,6 @@ impl Call {
     }
 
     /// The lengths, offsets or pages that an operand has; `None` of an operand that has none of these.
-    #[must_use]
     pub fn numbers(&self, operand: Operand) -> Option<&Numbers<Arc<[i32]>>> {
         match operand {
             Operand::QueryOffsets => Some(self.queries.offsets()),
@@ -167,7 +161,6 @@ impl Call {
     }
 
     /// The number of elements of an operand from its first to its last, gaps included; 0 if the call does not have it.
-    #[must_use]
     pub fn reach(&self, operand: Operand) -> usize {
         let Kind::List(count) = operand.kind() else {
             return self.layout(operand).map_or(0, Layout::reach);
@@ -194,86 +187,72 @@ impl Call {
     }
 
     /// Sequences.
-    #[must_use]
     pub const fn batch(&self) -> usize {
         self.batch
     }
 
     /// Queries of a sequence; of the longest where they differ.
-    #[must_use]
     pub const fn query_len(&self) -> usize {
         self.queries.bound
     }
 
     /// Keys of a sequence; of the longest where they differ.
-    #[must_use]
     pub const fn key_len(&self) -> usize {
         self.keys.bound
     }
 
     /// The lengths of the queries.
-    #[must_use]
     pub const fn queries(&self) -> &SideLengths {
         &self.queries
     }
 
     /// The lengths of the keys and values.
-    #[must_use]
     pub const fn keys(&self) -> &SideLengths {
         &self.keys
     }
 
     /// The pages of keys and values; `None` if k and v are not paged.
-    #[must_use]
     pub const fn pages(&self) -> Option<&Pages> {
         self.pages.as_ref()
     }
 
     /// Whether only the device knows some length.
-    #[must_use]
     pub const fn lengths_on_device(&self) -> bool {
         self.queries.on_device() || self.keys.on_device()
     }
 
     /// The heads and their sizes.
-    #[must_use]
     pub const fn heads(&self) -> Heads {
         Heads::of(self.q(), self.k(), self.v())
     }
 
     /// The options.
-    #[must_use]
     pub const fn scoring(&self) -> &Scoring {
         &self.terms.scoring
     }
 
     /// Where keys are cut.
-    #[must_use]
     pub const fn splits(&self) -> Splits {
         self.terms.splits
     }
 
     /// Which keys a query sees.
-    #[must_use]
     pub const fn mask(&self) -> Mask {
         self.terms.scoring.mask
     }
 
     /// Factor of `q.k`: finite, 0 and negative allowed.
-    #[must_use]
     pub fn scale(&self) -> f32 {
         self.terms.scoring.scale_of(self.heads().dim)
     }
 
     /// Whether the lse is wanted.
-    #[must_use]
     pub const fn wants_lse(&self) -> bool {
         self.terms.want_lse
     }
 
     /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose address
     /// is taken to be one unless the call was built with [`CallBuilder::unaligned_addresses`].
-    #[must_use]
     pub fn is_aligned(&self) -> bool {
         let types = self.terms.types;
         let tensors = [
@@ -289,25 +268,21 @@ impl Call {
     }
 
     /// Layout of q.
-    #[must_use]
     pub const fn q(&self) -> &Layout {
         self.required(Operand::Q)
     }
 
     /// Layout of k; paged: pages, rows of a page, heads, head size.
-    #[must_use]
     pub const fn k(&self) -> &Layout {
         self.required(Operand::K)
     }
 
     /// Layout of v, as that of k; its head size may be another one.
-    #[must_use]
     pub const fn v(&self) -> &Layout {
         self.required(Operand::V)
     }
 
     /// Layout of the output.
-    #[must_use]
     pub const fn out(&self) -> &Layout {
         self.required(Operand::Out)
     }
@@ -349,26 +324,22 @@ impl Call {
     }
 
     /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
-    #[must_use]
     pub const fn lse_shape(&self) -> [usize; 3] {
         [self.q().batch(), self.q().heads(), self.q().rows()]
     }
 
     /// Elements of the lse.
-    #[must_use]
     pub fn lse_len(&self) -> usize {
         // Below the number of elements of q, which is validated.
         self.lse_shape().iter().product()
     }
 
     /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
-    #[must_use]
     pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
         (sequence.q_entry * self.q().heads() + head) * self.q().rows() + sequence.q_start
     }
 
     /// Whether some row of the output belongs to no sequence, or could: then nothing writes it.
-    #[must_use]
     pub fn leaves_gaps(&self) -> bool {
         let queries = self.queries();
         match queries.offsets().on_host() {
@@ -426,7 +397,6 @@ impl Call {
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
-    #[must_use]
     pub fn visible_pairs(&self) -> u128 {
         let pairs = |queries, keys| self.mask().visible_pairs(queries, keys);
         match self.queries.used.is_given()
@@ -444,7 +414,6 @@ impl Call {
 
     /// Arithmetic of the forward pass by the usual count: for each visible pair and head two operations for each element of a key, and
     /// two for each of a value.
-    #[must_use]
     pub fn flops(&self) -> u128 {
         let heads = self.heads();
         2 * self.visible_pairs() * heads.query as u128 * heads.key_value_elements() as u128

@@ -28,17 +28,16 @@ pub(crate) use features;
 /// assert_eq!(missing.to_string(), "an additive bias");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[must_use]
 pub struct Features(u32);
 
 impl Features {
     /// No feature.
-    #[must_use]
     pub const fn empty() -> Self {
         Features(0)
     }
 
     /// Every feature there is.
-    #[must_use]
     pub const fn all() -> Self {
         Features((1 << Self::TABLE.len()) - 1)
     }
@@ -49,7 +48,6 @@ impl Features {
     }
 
     /// The set with these bits; `None` if one of them is no feature.
-    #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
         match bits & !Self::all().0 {
             0 => Some(Features(bits)),
@@ -58,31 +56,26 @@ impl Features {
     }
 
     /// One bit a feature.
-    #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
     /// Whether there is none.
-    #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Whether every feature of `other` is in this set.
-    #[must_use]
     pub const fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// The features of both sets together.
-    #[must_use]
     pub const fn union(self, other: Features) -> Self {
         Features(self.0 | other.0)
     }
 
     /// The features of this set that are not in `other`.
-    #[must_use]
     pub const fn difference(self, other: Features) -> Self {
         Features(self.0 & !other.0)
     }
@@ -144,7 +137,6 @@ macro_rules! numbered {
 
             impl $name {
                 /// The one with this number in an image's record.
-                #[must_use]
                 pub const fn from_number(number: u32) -> Option<Self> {
                     match number {
                         $($number => Some($name::$variant),)*
@@ -153,7 +145,6 @@ macro_rules! numbered {
                 }
 
                 /// Its number in an image's record.
-                #[must_use]
                 pub const fn number(self) -> u32 {
                     self as u32
                 }
@@ -213,7 +204,6 @@ impl Schedule {
     pub const CLUSTER: u32 = CLUSTER_CTAS;
 
     /// CTAs of a cluster; 1 where there are none.
-    #[must_use]
     pub const fn ctas_of_cluster(self) -> u32 {
         match self {
             Schedule::Pairs => PAIR_CTAS,
@@ -223,7 +213,6 @@ impl Schedule {
     }
 
     /// Whether the rows of a tile are queries with each of the heads that share a key/value head, where CTAs do not share keys evenly.
-    #[must_use]
     pub const fn has_group_tiles(self) -> bool {
         matches!(
             self,
@@ -233,13 +222,11 @@ impl Schedule {
 
     /// Whether a kernel waits itself for the launch before it, in machine code for compute capability 9.0 and newer, so that its launches may
     /// begin before that one has ended.
-    #[must_use]
     pub const fn begins_early(self) -> bool {
         !matches!(self, Schedule::OneTile)
     }
 
     /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
-    #[must_use]
     pub const fn is_persistent(self) -> bool {
         matches!(
             self,

@@ -16,6 +16,7 @@ use bytemuck::{Pod, Zeroable};
 /// ```
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(transparent)]
+#[must_use]
 pub struct E4m3(u8);
 
 impl E4m3 {
@@ -26,31 +27,26 @@ impl E4m3 {
     pub const NAN: E4m3 = E4m3(0x7f);
 
     /// The number with these bits.
-    #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         E4m3(bits)
     }
 
     /// Its bits.
-    #[must_use]
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
     /// Whether it is not a number.
-    #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f == 0x7f
     }
 
     /// The same number as an `f32`; exact.
-    #[must_use]
     pub const fn to_f32(self) -> f32 {
         WIDENED[self.0 as usize]
     }
 
     /// The nearest number, ties to even. What is beyond the largest one, infinities included, becomes that; NaN stays NaN.
-    #[must_use]
     pub const fn from_f32(value: f32) -> Self {
         if value.is_nan() {
             return Self::NAN;
@@ -73,7 +69,6 @@ impl E4m3 {
     }
 
     /// What a cache with this scale holds of a number: the nearest to `value / scale`, which is divided in `f32`.
-    #[must_use]
     pub const fn quantize(value: f32, scale: f32) -> Self {
         Self::from_f32(value / scale)
     }

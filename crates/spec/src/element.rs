@@ -41,6 +41,7 @@ mod sealed {
 
 /// The type of the elements of a piece of memory, as far as Rust's types tell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct MemoryType {
     size: usize,
     element: Option<ElementType>,
@@ -48,7 +49,6 @@ pub struct MemoryType {
 
 impl MemoryType {
     /// The type `T`. Bytes (`u8`) are elements of whatever type the description has.
-    #[must_use]
     pub fn of<T: Pod>() -> Self {
         MemoryType {
             size: size_of::<T>(),
@@ -57,7 +57,6 @@ impl MemoryType {
     }
 
     /// Bytes of an element.
-    #[must_use]
     pub const fn size(&self) -> usize {
         self.size
     }

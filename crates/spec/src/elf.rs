@@ -114,7 +114,6 @@ impl<'a> Elf<'a> {
     }
 
     /// `e_machine`: [`EM_CUDA`] for a cubin.
-    #[must_use]
     pub fn machine(&self) -> u16 {
         self.machine
     }
@@ -123,7 +122,6 @@ impl<'a> Elf<'a> {
     ///
     /// Read off cubins of NVRTC 12.8: up to ABI version 7 (sm_90 and older) `e_flags` has the number in bits 0 to 7 and
     /// "architecture-specific" in bit 11; in ABI version 8 (sm_100 and newer), bits 8 to 15 and bit 3.
-    #[must_use]
     pub fn target(&self) -> Option<String> {
         let (number, exact) = match self.abi_version {
             7 => (self.flags & 0xff, self.flags & 0x800 != 0),
@@ -139,7 +137,6 @@ impl<'a> Elf<'a> {
     }
 
     /// The section called `name`.
-    #[must_use]
     pub fn section(&self, name: &str) -> Option<&Section<'a>> {
         self.sections.iter().find(|section| section.name == name)
     }

@@ -22,13 +22,11 @@ impl<'a> Excerpt<'a> {
     pub const NAME: usize = 60;
 
     /// At most the first [`NAME`](Self::NAME) characters.
-    #[must_use]
     pub const fn new(text: &'a str) -> Self {
         Excerpt::up_to(Self::NAME, text)
     }
 
     /// At most the first `limit` characters.
-    #[must_use]
     pub const fn up_to(limit: usize, text: &'a str) -> Self {
         Excerpt { text, limit }
     }

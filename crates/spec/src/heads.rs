@@ -20,6 +20,7 @@ use crate::{Invalid, Layout, MAX_HEAD_DIM, Result};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
+#[must_use]
 pub struct Heads {
     /// Head size of queries and keys.
     pub dim: usize,
@@ -33,7 +34,6 @@ pub struct Heads {
 
 impl Heads {
     /// As many key/value heads as query heads, and one size for all.
-    #[must_use]
     pub const fn new(heads: usize, dim: usize) -> Self {
         Heads {
             dim,
@@ -44,19 +44,16 @@ impl Heads {
     }
 
     /// With so many key/value heads.
-    #[must_use]
     pub const fn key_value(self, key_value: usize) -> Self {
         Heads { key_value, ..self }
     }
 
     /// With this head size of values.
-    #[must_use]
     pub const fn value_dim(self, value_dim: usize) -> Self {
         Heads { value_dim, ..self }
     }
 
     /// With these head sizes, as [`dims`](Self::dims) has them.
-    #[must_use]
     pub const fn with_dims(self, [dim, value_dim]: [usize; 2]) -> Self {
         Heads {
             dim,
@@ -66,7 +63,6 @@ impl Heads {
     }
 
     /// The head size of queries and keys, and that of values and the output.
-    #[must_use]
     pub const fn dims(&self) -> [usize; 2] {
         [self.dim, self.value_dim]
     }
@@ -109,7 +105,6 @@ impl Heads {
     }
 
     /// Query heads that share a key/value head.
-    #[must_use]
     pub const fn group_size(&self) -> usize {
         match self.key_value {
             0 => self.query,
@@ -118,25 +113,21 @@ impl Heads {
     }
 
     /// Whether values have another head size than keys.
-    #[must_use]
     pub const fn values_differ(&self) -> bool {
         self.value_dim != self.dim
     }
 
     /// Elements of a key and its value.
-    #[must_use]
     pub const fn key_value_elements(&self) -> usize {
         self.dim + self.value_dim
     }
 
     /// The numbers of heads: `32/8`, or `32` if there are as many of keys and values.
-    #[must_use]
     pub fn counts(&self) -> String {
         pair(self.query, self.key_value)
     }
 
     /// The head sizes: `192/128`, or `64` if that of values is the same.
-    #[must_use]
     pub fn sizes(&self) -> String {
         pair(self.dim, self.value_dim)
     }

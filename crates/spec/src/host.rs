@@ -35,7 +35,6 @@ impl<'a> HostInputs<'a> {
     }
 
     /// The memory of an operand. Bytes (`u8`) are elements of whatever type the description has.
-    #[must_use]
     pub fn with<T: Pod>(mut self, operand: Operand, memory: &'a [T]) -> Self {
         self.set(operand, memory);
         self
@@ -110,13 +109,11 @@ impl<'a> HostOutputs<'a> {
     }
 
     /// Where the lse goes.
-    #[must_use]
     pub fn lse(self, lse: &'a mut [f32]) -> Self {
         self.with(Operand::Lse, lse)
     }
 
     /// The memory of an operand. Bytes (`u8`) are elements of whatever type the description has.
-    #[must_use]
     pub fn with<T: Pod>(mut self, operand: Operand, memory: &'a mut [T]) -> Self {
         if operand == Operand::VPages {
             // In a memory of their own, not in that of the keys.

@@ -20,6 +20,7 @@ use crate::{DIMENSIONS, Invalid, Result, expect_countable, expect_room};
 /// assert_eq!(bhsd.strides, [8 * 512 * 64, 64, 512 * 64, 1]);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Layout {
     /// Extents: batch, length, heads, head size.
     pub shape: [usize; 4],
@@ -32,38 +33,32 @@ impl Layout {
     pub const EMPTY: Layout = Layout::new([0; 4], [0; 4]);
 
     /// A layout with the given strides. Nothing is checked here; a [`Call`](crate::Call) checks.
-    #[must_use]
     pub const fn new(shape: [usize; 4], strides: [usize; 4]) -> Self {
         Layout { shape, strides }
     }
 
     /// Dense, stored as `[batch, length, heads, head size]`, which is the order of `shape`.
-    #[must_use]
     pub fn bshd(shape: [usize; 4]) -> Self {
         Layout::dense(shape, [0, 1, 2, 3])
     }
 
     /// Dense, stored as `[batch, heads, length, head size]`, which is the order of the argument. [`Layout::shape`] is batch,
     /// length, heads, head size all the same.
-    #[must_use]
     pub fn bhsd([batch, heads, length, head_dim]: [usize; 4]) -> Self {
         Layout::dense([batch, length, heads, head_dim], [0, 2, 1, 3])
     }
 
     /// Packed sequences without padding: `total` rows, stored as `[total, heads, head size]`.
-    #[must_use]
     pub fn packed(total: usize, heads: usize, head_dim: usize) -> Self {
         Layout::bshd([1, total, heads, head_dim])
     }
 
     /// Dense, in the same storage order as `self`.
-    #[must_use]
     pub fn dense_like(&self) -> Self {
         self.dense_with(self.head_dim())
     }
 
     /// Dense, in the same storage order as `self`, with another head size.
-    #[must_use]
     pub fn dense_with(&self, head_dim: usize) -> Self {
         let [batch, rows, heads, _] = self.shape;
         let mut order = [0, 1, 2];
@@ -86,31 +81,26 @@ impl Layout {
     }
 
     /// Batch entries.
-    #[must_use]
     pub const fn batch(&self) -> usize {
         self.shape[0]
     }
 
     /// Rows: positions in the sequence.
-    #[must_use]
     pub const fn rows(&self) -> usize {
         self.shape[1]
     }
 
     /// Heads.
-    #[must_use]
     pub const fn heads(&self) -> usize {
         self.shape[2]
     }
 
     /// Head size.
-    #[must_use]
     pub const fn head_dim(&self) -> usize {
         self.shape[3]
     }
 
     /// Number of elements, not counting gaps; `None` if it overflows.
-    #[must_use]
     pub fn element_count(&self) -> Option<usize> {
         if self.shape.contains(&0) {
             return Some(0);
@@ -122,7 +112,6 @@ impl Layout {
 
     /// Elements a buffer must have to hold the tensor, gaps included: 1 + the largest offset, or 0 for an empty tensor.
     /// `None` if no buffer can be that large.
-    #[must_use]
     pub fn required_len(&self) -> Option<usize> {
         /// No allocation of any element type can have more elements than fit an `isize`, in bytes.
         const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
@@ -138,7 +127,6 @@ impl Layout {
 
     /// Offset in elements of the first element of a row of a head. In range for a validated layout and indices below the
     /// extents; what a layout that no memory can hold gives means nothing.
-    #[must_use]
     pub const fn offset(&self, batch: usize, row: usize, head: usize) -> usize {
         let [b, r, h, _] = self.strides;
         batch
@@ -192,7 +180,6 @@ impl Layout {
     ///
     /// Sufficient rather than exact: walking from the smallest stride to the largest, each must step over everything the
     /// smaller ones reach. Exotic interleavings that happen not to collide are turned down.
-    #[must_use]
     pub fn is_overlap_free(&self) -> bool {
         if self.shape.contains(&0) {
             return true;
@@ -231,6 +218,7 @@ impl Layout {
 
 /// A tensor in host memory, borrowed.
 #[derive(Debug, Clone, Copy)]
+#[must_use]
 pub struct View<'a, T> {
     /// The elements; may be longer than the layout reaches.
     pub data: &'a [T],
@@ -240,7 +228,6 @@ pub struct View<'a, T> {
 
 impl<'a, T: Copy> View<'a, T> {
     /// A view of `data`. Whether the two fit is checked where the view is used, by the argument's name there.
-    #[must_use]
     pub const fn new(data: &'a [T], layout: Layout) -> Self {
         View { data, layout }
     }

@@ -25,43 +25,36 @@ pub struct SideLengths {
 
 impl SideLengths {
     /// Rows of the tensor: of each batch entry, or of the one packed entry; of paged keys the bound.
-    #[must_use]
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
     /// The longest a sequence is, or can be where its length is on the device.
-    #[must_use]
     pub const fn bound(&self) -> usize {
         self.bound
     }
 
     /// Row offsets of packed sequences, one more than there are sequences.
-    #[must_use]
     pub const fn offsets(&self) -> &Kept {
         &self.offsets
     }
 
     /// Used rows of each sequence.
-    #[must_use]
     pub const fn used(&self) -> &Kept {
         &self.used
     }
 
     /// Whether the sequences lie one after the other in a tensor whose batch extent is 1.
-    #[must_use]
     pub const fn is_packed(&self) -> bool {
         self.offsets.is_given()
     }
 
     /// Whether the host does not know every length.
-    #[must_use]
     pub const fn on_device(&self) -> bool {
         self.offsets.on_device() || self.used.on_device()
     }
 
     /// First row and number of rows of a sequence. Where the device knows better, the first row is 0 and the number the bound.
-    #[must_use]
     pub fn sequence(&self, batch: usize) -> (usize, usize) {
         let (start, mut rows) = match &self.offsets {
             // Checked offsets are 0 or more and do not decrease.

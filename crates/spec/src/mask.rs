@@ -88,6 +88,7 @@ impl FromStr for Diagonal {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[must_use]
 pub struct Mask {
     /// How many keys before the diagonal are visible.
     pub left: Option<u32>,
@@ -99,7 +100,6 @@ pub struct Mask {
 
 impl Mask {
     /// No mask: every query sees every key.
-    #[must_use]
     pub const fn none() -> Self {
         Mask {
             left: None,
@@ -109,7 +109,6 @@ impl Mask {
     }
 
     /// A query sees no key after the diagonal, which is bottom-right aligned.
-    #[must_use]
     pub const fn causal() -> Self {
         Mask {
             right: Some(0),
@@ -119,7 +118,6 @@ impl Mask {
 
     /// A sliding window around the bottom-right aligned diagonal. A side takes a number of keys or, for no limit, `None`.
     /// `Mask::window(None, 0)` is [`Mask::causal`].
-    #[must_use]
     pub fn window(left: impl Into<Option<u32>>, right: impl Into<Option<u32>>) -> Self {
         Mask {
             left: left.into(),
@@ -129,19 +127,16 @@ impl Mask {
     }
 
     /// The same sides of another diagonal.
-    #[must_use]
     pub const fn diagonal(self, diagonal: Diagonal) -> Self {
         Mask { diagonal, ..self }
     }
 
     /// Whether every query sees every key, wherever the diagonal runs.
-    #[must_use]
     pub const fn hides_nothing(&self) -> bool {
         self.left.is_none() && self.right.is_none()
     }
 
     /// Whether a query sees all keys up to its diagonal and no other.
-    #[must_use]
     pub const fn is_causal(&self) -> bool {
         self.left.is_none() && matches!(self.right, Some(0))
     }
@@ -149,7 +144,6 @@ impl Mask {
     /// The keys that query `row` of a sequence with `query_len` queries sees among `key_len` keys; possibly none.
     ///
     /// Every path of this crate is checked against this definition.
-    #[must_use]
     pub fn visible(&self, row: usize, query_len: usize, key_len: usize) -> Range<usize> {
         // Wide enough that no length a caller can name overflows.
         let keys = key_len as i128;
@@ -163,7 +157,6 @@ impl Mask {
 
     /// About the most keys that a row sees. Under a mask with one edge it is the first or the last, under a window any that has the
     /// whole of it.
-    #[must_use]
     pub fn widest(&self, query_len: usize, key_len: usize) -> usize {
         [0, query_len / 2, query_len.saturating_sub(1)]
             .map(|row| self.visible(row, query_len, key_len).len())
@@ -173,7 +166,6 @@ impl Mask {
     }
 
     /// How many (query, key) pairs are visible in a sequence, without walking over its rows.
-    #[must_use]
     pub fn visible_pairs(&self, query_len: usize, key_len: usize) -> u128 {
         let offset = self.diagonal.offset(query_len, key_len);
         let ends = self

@@ -127,49 +127,41 @@ impl Merge {
 
     /// Where an lse lies that is contiguous as `Lse` has it, `[batch, heads, rows]`, for an output of this shape: batch, rows,
     /// heads, head size. The head size of an lse's own layout is 1.
-    #[must_use]
     pub fn lse_layout([batch, rows, heads, _]: [usize; 4]) -> Layout {
         Layout::bhsd([batch, heads, rows, 1])
     }
 
     /// Element type of the outputs.
-    #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
     }
 
     /// What each lse is a logarithm to.
-    #[must_use]
     pub const fn base(&self) -> LseBase {
         self.base
     }
 
     /// Layouts of a part's output and lse.
-    #[must_use]
     pub fn part(&self, index: usize) -> Option<(&Layout, &Layout)> {
         self.parts.get(index).map(|part| (&part.out, &part.lse))
     }
 
     /// The results that are merged.
-    #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
     /// How many results are merged.
-    #[must_use]
     pub fn part_count(&self) -> usize {
         self.parts.len()
     }
 
     /// Layout of the merged output.
-    #[must_use]
     pub const fn out(&self) -> &Layout {
         &self.out
     }
 
     /// Layout of the merged lse, if it is wanted.
-    #[must_use]
     pub const fn lse(&self) -> Option<&Layout> {
         self.lse.as_ref()
     }

@@ -21,7 +21,6 @@ pub enum Numbers<H, D = ()> {
 
 impl<H, D> Numbers<H, D> {
     /// The numbers, if they are in host memory.
-    #[must_use]
     pub fn on_host(&self) -> Option<&H::Target>
     where
         H: Deref,
@@ -33,13 +32,11 @@ impl<H, D> Numbers<H, D> {
     }
 
     /// Whether they are in device memory.
-    #[must_use]
     pub const fn on_device(&self) -> bool {
         matches!(self, Numbers::Device(_))
     }
 
     /// Whether there are any.
-    #[must_use]
     pub const fn is_given(&self) -> bool {
         !matches!(self, Numbers::None)
     }

@@ -85,7 +85,6 @@ pub enum Values {
 impl Values {
     /// Whether a list may have this number.
     #[inline]
-    #[must_use]
     pub const fn allow(self, value: f32) -> bool {
         match self {
             Values::Finite => value.is_finite(),
@@ -97,7 +96,6 @@ impl Values {
 
     /// The rule in words.
     #[inline]
-    #[must_use]
     pub const fn rule(self) -> &'static str {
         match self {
             Values::Finite => "a finite number",
@@ -124,7 +122,6 @@ impl Operations {
 
     /// Whether any operation is in both sets.
     #[inline]
-    #[must_use]
     pub const fn meet(self, other: Operations) -> bool {
         self.0 & other.0 != 0
     }
@@ -230,56 +227,48 @@ impl Operand {
 
     /// The name in errors, in C and in Rust.
     #[inline]
-    #[must_use]
     pub const fn name(self) -> &'static str {
         self.row().name
     }
 
     /// The lines of its documentation.
     #[inline]
-    #[must_use]
     pub const fn docs(self) -> &'static [&'static str] {
         self.row().docs
     }
 
     /// The arrangement of its elements.
     #[inline]
-    #[must_use]
     pub const fn kind(self) -> Kind {
         self.row().kind
     }
 
     /// The operations that have it.
     #[inline]
-    #[must_use]
     pub const fn operations(self) -> Operations {
         self.row().operations
     }
 
     /// The type of its elements.
     #[inline]
-    #[must_use]
     pub const fn elements(self) -> Elements {
         self.row().elements
     }
 
     /// The numbers that a list of `f32` may have.
     #[inline]
-    #[must_use]
     pub const fn values(self) -> Values {
         self.row().values
     }
 
     /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
     #[inline]
-    #[must_use]
     pub const fn moves_rows(self) -> bool {
         matches!(self.kind(), Kind::Queries | Kind::Keys)
     }
 
     /// Whether an operation writes it.
     #[inline]
-    #[must_use]
     pub const fn is_written(self) -> bool {
         self.row().written
     }
@@ -287,35 +276,30 @@ impl Operand {
     /// The feature that an image needs to take it; empty if every image takes it, or if the feature depends on more than its presence.
     /// An operand with a feature is given if and only if the call needs the feature.
     #[inline]
-    #[must_use]
     pub const fn feature(self) -> Features {
         self.row().feature
     }
 
     /// The word of a problem that asks for it, for operands that belong to an option of scores.
     #[inline]
-    #[must_use]
     pub const fn word(self) -> Option<&'static str> {
         self.row().word
     }
 
     /// The meaning of its word, for the help of programs.
     #[inline]
-    #[must_use]
     pub const fn help(self) -> &'static str {
         self.row().help
     }
 
     /// The name of its tensor in a file of inputs.
     #[inline]
-    #[must_use]
     pub const fn file_name(self) -> Option<&'static str> {
         self.row().file
     }
 
     /// The name of its argument in Python.
     #[inline]
-    #[must_use]
     pub const fn python_name(self) -> Option<&'static str> {
         self.row().python
     }
@@ -342,7 +326,6 @@ impl<P: Default> Default for Slots<P> {
 impl<P: Copy> Slots<P> {
     /// The same value for each operand.
     #[inline]
-    #[must_use]
     pub const fn filled(value: P) -> Self {
         Slots([value; Operand::COUNT])
     }
@@ -356,14 +339,12 @@ impl<P> Slots<P> {
 
     /// The values in the order of [`Operand::ALL`].
     #[inline]
-    #[must_use]
     pub const fn as_slice(&self) -> &[P] {
         &self.0
     }
 
     /// The values in the order of [`Operand::ALL`], for changing them.
     #[inline]
-    #[must_use]
     pub const fn as_mut_slice(&mut self) -> &mut [P] {
         &mut self.0
     }
@@ -382,7 +363,6 @@ impl<P> Slots<P> {
 impl<P> Slots<Option<P>> {
     /// No value for any operand.
     #[inline]
-    #[must_use]
     pub const fn none() -> Self {
         Slots([const { None }; Operand::COUNT])
     }

@@ -24,6 +24,7 @@ pub(crate) const BLOCK_TABLE: &str = Operand::BlockTable.name();
 /// # assert_ne!(dense, part);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct TableLayout {
     /// Sequences, and entries that each may use.
     pub shape: [usize; 2],
@@ -33,7 +34,6 @@ pub struct TableLayout {
 
 impl TableLayout {
     /// A table whose rows begin `row_stride` entries apart. Nothing is checked here; a [`Call`](crate::Call) checks.
-    #[must_use]
     pub const fn new(shape: [usize; 2], row_stride: usize) -> Self {
         TableLayout { shape, row_stride }
     }
@@ -56,6 +56,7 @@ impl From<[usize; 2]> for TableLayout {
 ///
 /// Key `j` of sequence `b` is row `j % rows` of page `table[b][j / rows]`, in k and in v.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct Pages {
     table: Numbers<Arc<[i32]>>,
     layout: TableLayout,
@@ -65,32 +66,27 @@ pub struct Pages {
 
 impl Pages {
     /// The block table.
-    #[must_use]
     pub const fn table(&self) -> &Numbers<Arc<[i32]>> {
         &self.table
     }
 
     /// How the block table lies. Of one on the host, a call keeps only the columns that its longest sequence needs.
-    #[must_use]
     pub const fn layout(&self) -> &TableLayout {
         &self.layout
     }
 
     /// Keys of a page.
-    #[must_use]
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
     /// Pages there are.
-    #[must_use]
     pub const fn count(&self) -> usize {
         self.count
     }
 
     /// The page that holds the keys from `column * rows` on of a sequence; `None` if only the device knows, or if the table has
     /// no such entry.
-    #[must_use]
     pub fn page(&self, sequence: usize, column: usize) -> Option<usize> {
         let [sequences, columns] = self.layout.shape;
         if sequence >= sequences || column >= columns {

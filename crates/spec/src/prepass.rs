@@ -59,37 +59,31 @@ impl Prepass {
     }
 
     /// Element type of the output and its gradient.
-    #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
     }
 
     /// Layout of the output.
-    #[must_use]
     pub const fn out(&self) -> &Layout {
         &self.out
     }
 
     /// Layout of the output's gradient.
-    #[must_use]
     pub const fn d_out(&self) -> &Layout {
         &self.d_out
     }
 
     /// Lengths of the queries.
-    #[must_use]
     pub const fn rows(&self) -> &SideLengths {
         &self.rows
     }
 
     /// Sequences.
-    #[must_use]
     pub const fn batch(&self) -> usize {
         self.batch
     }
 
     /// Tiles of a head: of one batch entry, or of all packed queries.
-    #[must_use]
     pub const fn tiles(&self) -> usize {
         match self.rows.is_packed() {
             true if self.batch == 0 => 0,
@@ -99,7 +93,6 @@ impl Prepass {
     }
 
     /// Numbers of each result.
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.out
             .batch()
@@ -108,13 +101,11 @@ impl Prepass {
     }
 
     /// Whether there are no numbers.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Place in the results of the first row of a sequence and head.
-    #[must_use]
     pub fn start(&self, batch: usize, head: usize) -> usize {
         let (first, _) = self.rows.sequence(batch);
         let of_head = self.tiles() * Self::TILE;
@@ -125,7 +116,6 @@ impl Prepass {
     }
 
     /// The numbers of a list of lengths.
-    #[must_use]
     pub fn numbers(&self, operand: Operand) -> &Numbers<Arc<[i32]>> {
         match operand {
             Operand::QueryOffsets => self.rows.offsets(),
@@ -135,7 +125,6 @@ impl Prepass {
     }
 
     /// What is expected of the memory of each operand.
-    #[must_use]
     pub const fn expected(&self) -> &Slots<Expected> {
         &self.expected
     }

@@ -41,7 +41,6 @@ pub struct Problem {
 
 impl Call {
     /// What is fixed of the call, bounds rounded up: what a plan is made for and found again by.
-    #[must_use]
     pub fn problem(&self) -> Problem {
         Problem::of(self)
     }
@@ -82,13 +81,11 @@ impl Problem {
     }
 
     /// The element types of the tensors.
-    #[must_use]
     pub const fn types(&self) -> Types {
         self.types
     }
 
     /// Element type of q and out, and of k and v unless they are quantized.
-    #[must_use]
     pub const fn element(&self) -> ElementType {
         self.types.q
     }
@@ -99,13 +96,11 @@ impl Problem {
     }
 
     /// Sequences, rounded up.
-    #[must_use]
     pub const fn batch(&self) -> usize {
         self.batch
     }
 
     /// The heads and their sizes.
-    #[must_use]
     pub const fn heads(&self) -> Heads {
         self.heads
     }
@@ -116,32 +111,27 @@ impl Problem {
     }
 
     /// Queries of the longest sequence, rounded up.
-    #[must_use]
     pub const fn query_len(&self) -> usize {
         self.query_len
     }
 
     /// Keys of the longest sequence, rounded up.
-    #[must_use]
     pub const fn key_len(&self) -> usize {
         self.key_len
     }
 
     /// Rows of all sequences' queries, rounded up.
-    #[must_use]
     pub const fn query_rows(&self) -> usize {
         self.query_rows
     }
 
     /// Whether the queries are packed.
-    #[must_use]
     pub const fn packed_queries(&self) -> bool {
         self.packed_queries
     }
 
     /// Of paged keys and values, the largest power of two that divides the rows of a page: a tile of so many keys lies in one
     /// page. `None` if they are not paged.
-    #[must_use]
     pub const fn page_rows(&self) -> Option<usize> {
         match self.page_rows {
             0 => None,
@@ -150,43 +140,36 @@ impl Problem {
     }
 
     /// Whether sequences may differ in length.
-    #[must_use]
     pub const fn is_uneven(&self) -> bool {
         self.packed_queries || self.packed_keys || self.device_lengths
     }
 
     /// Whether used lengths are given, or only the device knows lengths.
-    #[must_use]
     pub const fn device_lengths(&self) -> bool {
         self.device_lengths
     }
 
     /// The options.
-    #[must_use]
     pub const fn scoring(&self) -> &Scoring {
         &self.scoring
     }
 
     /// Where keys are cut.
-    #[must_use]
     pub const fn splits(&self) -> Splits {
         self.splits
     }
 
     /// Which keys a query sees.
-    #[must_use]
     pub const fn mask(&self) -> Mask {
         self.scoring.mask
     }
 
     /// Whether all rows of all tensors start at multiples of 16 bytes.
-    #[must_use]
     pub const fn is_aligned(&self) -> bool {
         self.aligned
     }
 
     /// What an image must be able to do to compute this.
-    #[must_use]
     pub fn needs(&self) -> Features {
         let wanted = [
             (self.packed_queries || self.packed_keys, Features::PACKED),
@@ -210,7 +193,6 @@ impl Problem {
     /// The longest packed sequence is taken to have the bound's length, and the others to share the rest evenly. Neighbors with the same
     /// lengths are written once, with their number: the line is short for any number of sequences. The line leaves out what takes no time:
     /// the scale, unless it is negative, and whether the logarithm of the sums is wanted.
-    #[must_use]
     pub fn line(&self) -> String {
         use fmt::Write as _;
         let mut line = String::new();
@@ -282,7 +264,6 @@ impl Problem {
     /// Lengths of the sequence that a typical row belongs to. Dense sequences all have the bound's. In a packed batch the longest
     /// is taken to have the bound's and the others to share the rest evenly, so that one long sequence among short ones counts by
     /// its rows. A bound as large as all rows says nothing of the longest; then it is the average.
-    #[must_use]
     pub fn typical_lengths(&self) -> (usize, usize) {
         let each = |packed: bool, rows: usize, bound: usize| {
             let others = match (packed, self.batch) {

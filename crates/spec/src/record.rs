@@ -87,13 +87,11 @@ impl ImageRecord {
     }
 
     /// Whether it takes a block that this program declares.
-    #[must_use]
     pub fn takes_a_block(&self) -> bool {
         BLOCKS.contains(&(self.abi_hash, self.param_bytes as usize))
     }
 
     /// Whether it takes the block `B` as this program declares it.
-    #[must_use]
     pub fn takes<B: Declared>(&self) -> bool {
         self.abi_hash == B::HASH && self.param_bytes as usize == size_of::<B>()
     }

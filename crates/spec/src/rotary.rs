@@ -110,13 +110,11 @@ impl Rotary {
     }
 
     /// Which elements are pairs.
-    #[must_use]
     pub const fn pairing(&self) -> Pairing {
         self.pairing
     }
 
     /// Elements of a head that are turned.
-    #[must_use]
     pub const fn size(&self) -> usize {
         self.size
     }

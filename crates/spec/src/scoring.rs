@@ -36,6 +36,7 @@ pub enum AlibiShape {
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
+#[must_use]
 pub struct Scoring {
     /// Which keys a query sees.
     pub mask: Mask,
@@ -75,19 +76,16 @@ impl Scoring {
     pub const MAX_SCALE: f32 = (1_u128 << 125) as f32;
 
     /// No option: full attention with scale `1 / sqrt(head size)`.
-    #[must_use]
     pub fn new() -> Self {
         Scoring::default()
     }
 
     /// With this mask.
-    #[must_use]
     pub fn mask(self, mask: Mask) -> Self {
         Scoring { mask, ..self }
     }
 
     /// With this factor of `q.k`.
-    #[must_use]
     pub fn scale(self, scale: f32) -> Self {
         Scoring {
             scale: Some(scale),
@@ -96,7 +94,6 @@ impl Scoring {
     }
 
     /// With this bound of the scores.
-    #[must_use]
     pub fn softcap(self, softcap: f32) -> Self {
         Scoring {
             softcap: Some(softcap),
@@ -105,7 +102,6 @@ impl Scoring {
     }
 
     /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says otherwise.
-    #[must_use]
     pub fn with(mut self, operand: Operand) -> Self {
         match operand {
             Operand::Slopes => self.alibi = self.alibi.or(Some(AlibiShape::PerHead)),
@@ -115,7 +111,6 @@ impl Scoring {
     }
 
     /// Whether scores need an operand that belongs to an option.
-    #[must_use]
     pub fn has(&self, operand: Operand) -> bool {
         match operand {
             Operand::Slopes => self.alibi.is_some(),
@@ -158,13 +153,11 @@ impl Scoring {
     }
 
     /// The factor of `q.k` at a head size.
-    #[must_use]
     pub fn scale_of(&self, head_dim: usize) -> f32 {
         self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
     }
 
     /// What an image must be able to do for these options.
-    #[must_use]
     pub fn needs(&self) -> Features {
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
@@ -181,7 +174,6 @@ impl Scoring {
     }
 
     /// How many slopes the ALiBi shape asks for; 0 without ALiBi.
-    #[must_use]
     pub const fn slope_count(&self, batch: usize, heads: usize) -> usize {
         match self.alibi {
             None => 0,
@@ -191,7 +183,6 @@ impl Scoring {
     }
 
     /// The slope of a head; 0 without slopes. `slopes` has [`Scoring::slope_count`] values.
-    #[must_use]
     pub fn slope(&self, slopes: Option<&[f32]>, batch: usize, head: usize, heads: usize) -> f32 {
         let index = match self.alibi {
             Some(AlibiShape::PerBatchHead) => batch * heads + head,
@@ -205,7 +196,6 @@ impl Scoring {
     ///
     /// `distance` is `|i + key length - query length - j|`. `round` is what is left of an intermediate result after storing it:
     /// the identity for the reference itself.
-    #[must_use]
     pub fn score(&self, dot: f64, terms: &ScoreTerms, round: impl Fn(f64) -> f64) -> f64 {
         let mut score = round(round(dot) * f64::from(terms.scale));
         if let Some(cap) = self.softcap.map(f64::from) {
@@ -347,13 +337,11 @@ impl Scoring {
     }
 
     /// Whether numbers of the call bend or shift every score: a softcap, or ALiBi.
-    #[must_use]
     pub const fn changes_scores(&self) -> bool {
         self.softcap.is_some() || self.alibi.is_some()
     }
 
     /// The options without the one that has this word.
-    #[must_use]
     pub fn without(&self, word: &str) -> Self {
         let mut less = Scoring::new();
         for kept in self.to_string().split_whitespace() {
@@ -366,7 +354,6 @@ impl Scoring {
     }
 
     /// Whether the option that has this word is in use.
-    #[must_use]
     pub fn uses(&self, word: &str) -> bool {
         self.to_string()
             .split_whitespace()

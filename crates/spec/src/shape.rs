@@ -23,19 +23,16 @@ pub struct TileShape {
 
 impl TileShape {
     /// Whether the kernel computes in tiles.
-    #[must_use]
     pub const fn has_tiles(&self) -> bool {
         self.block_m > 0
     }
 
     /// The head size of queries and keys, and that of values and the output, that the tile is laid out for.
-    #[must_use]
     pub const fn dims(&self) -> [usize; 2] {
         [self.head_dim as usize, self.value_dim as usize]
     }
 
     /// The numbers, by their names in a manifest of images.
-    #[must_use]
     pub const fn fields(&self) -> [(&'static str, u32); 8] {
         [
             ("block_m", self.block_m),
@@ -50,7 +47,6 @@ impl TileShape {
     }
 
     /// Bytes of a tile's unfinished result: rows of values in fp32, with so many sums each.
-    #[must_use]
     pub const fn part_bytes(&self, sums: usize) -> usize {
         self.block_m as usize * (self.value_dim as usize + sums) * size_of::<f32>()
     }

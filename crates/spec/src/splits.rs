@@ -75,7 +75,6 @@ impl Splits {
     }
 
     /// Keys between two cuts, if these are at fixed places.
-    #[must_use]
     pub const fn keys(self) -> Option<u32> {
         match self {
             Splits::Even => None,

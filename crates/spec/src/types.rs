@@ -28,7 +28,6 @@ impl ElementType {
     ];
 
     /// Size of one element in bytes.
-    #[must_use]
     pub const fn size(self) -> usize {
         match self {
             ElementType::F16 | ElementType::Bf16 => 2,
@@ -38,7 +37,6 @@ impl ElementType {
     }
 
     /// Whether its numbers count times a scale: only keys and values have such a type.
-    #[must_use]
     pub const fn is_scaled(self) -> bool {
         matches!(self, ElementType::E4m3)
     }
@@ -48,7 +46,6 @@ impl ElementType {
     /// # Panics
     /// Of a type that is not scaled.
     #[inline]
-    #[must_use]
     pub fn quantize(self, number: f32, scale: f32) -> u8 {
         match self {
             ElementType::E4m3 => E4m3::quantize(number, scale).to_bits(),
@@ -61,7 +58,6 @@ impl ElementType {
     /// # Panics
     /// Of a type that is not scaled.
     #[inline]
-    #[must_use]
     pub const fn dequantize(self, bits: u8) -> f32 {
         match self {
             ElementType::E4m3 => E4m3::from_bits(bits).to_f32(),
@@ -89,7 +85,6 @@ impl ElementType {
     }
 
     /// The type of this name, as it prints.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|each| each.name() == name)
     }
@@ -110,6 +105,7 @@ impl fmt::Display for ElementType {
 /// assert_eq!((types.q, types.v), (ElementType::Bf16, ElementType::E4m3));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Types {
     /// The type of queries, and of all tensors that have no type of their own here.
     pub q: ElementType,
@@ -123,7 +119,6 @@ pub struct Types {
 
 impl Types {
     /// One type for all tensors.
-    #[must_use]
     pub const fn of(element: ElementType) -> Self {
         Types {
             q: element,
@@ -134,7 +129,6 @@ impl Types {
     }
 
     /// Another type of keys and values.
-    #[must_use]
     pub const fn keys(self, element: ElementType) -> Self {
         Types {
             k: element,
@@ -144,7 +138,6 @@ impl Types {
     }
 
     /// The type of keys and values, if it is a scaled one.
-    #[must_use]
     pub fn scaled(self) -> Option<ElementType> {
         Some(self.k).filter(|element| element.is_scaled())
     }

@@ -53,7 +53,6 @@ pub struct Genes {
 
 impl Genes {
     /// The number that a rule names.
-    #[must_use]
     pub fn value(&self, name: &str) -> Option<u64> {
         let number = match name {
             "head_dim" => self.head_dim,
@@ -68,13 +67,11 @@ impl Genes {
     }
 
     /// As a row of `instances.toml`.
-    #[must_use]
     pub fn row(&self) -> TilingRow {
         TilingRow::of(self.head_dim, self.numbers)
     }
 
     /// End of the kernel's name: switches have no place in the tiling's.
-    #[must_use]
     pub fn suffix(&self) -> Option<String> {
         let all = self.switches.join(" ");
         let hash = crate::files::sha256(all.as_bytes());

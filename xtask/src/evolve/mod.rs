@@ -438,7 +438,6 @@ impl Search {
     }
 
     /// The search as a table, best first.
-    #[must_use]
     pub fn table(&self) -> String {
         let mut candidates = Vec::from_iter(self.candidates.values());
         candidates.sort_by(|a, b| {

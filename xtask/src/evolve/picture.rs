@@ -47,7 +47,6 @@ fn circle((x, y): (f64, f64), colour: &str, title: &str) -> String {
 }
 
 /// The picture as SVG. What was shipped is drawn at a gain of 1: it is what gains are over.
-#[must_use]
 pub(super) fn svg<'a>(plan: &Plan, candidates: impl Iterator<Item = &'a Candidate>) -> String {
     let candidates = Vec::from_iter(candidates);
     let gain = |one: &Candidate| match one.verdict.state {

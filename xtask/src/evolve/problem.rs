@@ -67,13 +67,11 @@ impl Shape {
     }
 
     /// CTAs of a kernel with tiles of `block_m` rows; `None` of a family whose CTAs share keys, of which there are always enough.
-    #[must_use]
     pub(crate) fn ctas(&self, family: &str, block_m: u32) -> Option<u64> {
         (family != "decode").then(|| self.tiles(family, block_m))
     }
 
     /// Tiles of rows: of a head's queries, or where heads share keys and a tile, of all of theirs.
-    #[must_use]
     pub(crate) fn tiles(&self, family: &str, block_m: u32) -> u64 {
         let (heads, rows) = match family {
             "decode" | "mma" => (

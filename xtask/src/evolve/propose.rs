@@ -42,7 +42,6 @@ impl Draw {
 ///
 /// A candidate goes by its gain over what is in use. What was shipped and not timed here goes by `known`, its speed by the rates
 /// that were measured before, over the best of those that are shipped. Nothing else that was not timed is bred from: a guess is no merit.
-#[must_use]
 pub(crate) fn parents<'a>(
     candidates: impl Iterator<Item = &'a Candidate> + Clone,
     known: &BTreeMap<String, f64>,
@@ -181,7 +180,6 @@ impl Space<'_> {
 
     /// Up to `count` candidates that are not known yet: what the parents' counters and grids suggest, then mutations and crossovers in
     /// turn, then pairs of mutations. Fewer if the neighbourhood of the parents has no more.
-    #[must_use]
     pub(crate) fn generation(
         &self,
         parents: &[&Candidate],

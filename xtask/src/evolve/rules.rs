@@ -14,13 +14,11 @@ type Numbers<'a> = &'a dyn Fn(&str) -> Option<u64>;
 
 impl Rule {
     /// Whether it holds of the numbers that `value` gives to names. One that cannot be computed does not: it divides by 0.
-    #[must_use]
     pub fn holds(&self, value: Numbers<'_>) -> bool {
         holds(&self.0, value) == Ok(true)
     }
 
     /// As it was written.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.0
     }

@@ -100,7 +100,6 @@ impl Case {
     /// # Panics
     /// If the fields were set to something that [`try_call`](Self::try_call) refuses, such as a head size of 7. Cases that
     /// are drawn, shrunk or parsed never are.
-    #[must_use]
     pub fn call(&self) -> Call {
         match self.try_call() {
             Ok(call) => call,

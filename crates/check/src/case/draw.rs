@@ -17,14 +17,12 @@ const WIDELY_KNOWN: usize = 256;
 impl Case {
     /// The case that follows from `seed`; no length exceeds `max_len` (at least 1), and the host computes its reference in a
     /// fraction of a second.
-    #[must_use]
     pub fn random(seed: u64, max_len: usize) -> Self {
         Self::random_with_work(seed, max_len, WORK)
     }
 
     /// As [`Case::random`], with a reference of up to `work` multiply-adds for each of the two products: for
     /// [`ReferenceOnGpu`](crate::ReferenceOnGpu), which affords more.
-    #[must_use]
     pub fn random_with_work(seed: u64, max_len: usize, work: usize) -> Self {
         let mut random = Random::new(seed);
         let (heads, kv_heads) =
@@ -174,7 +172,6 @@ impl Case {
     }
 
     /// The case with another head size of values, as the seed has it: mostly a smaller one, as that of DeepSeek's prompts (192 and 128).
-    #[must_use]
     pub fn with_value_dim(self) -> Self {
         let mut random = Random::new(self.seed ^ 0xd1f5);
         let most = match random.below(4) {
@@ -193,7 +190,6 @@ impl Case {
 
     /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
     /// sequence, with keys of other lengths.
-    #[must_use]
     pub fn with_pages(mut self) -> Self {
         let mut random = Random::new(self.seed ^ 0x9a6e5);
         self.pages = Some(match random.below(3) {
@@ -211,7 +207,6 @@ impl Case {
     }
 
     /// The case with its keys and values in this type.
-    #[must_use]
     pub fn with_quantized(self, element: ElementType) -> Self {
         Case {
             quantized: Some(element),
@@ -221,7 +216,6 @@ impl Case {
 
     /// The case with the image's types, and heads that its tiles can hold. What else the image asks for is left to the draw, such
     /// as aligned rows or keys in pages.
-    #[must_use]
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
         self.quantized = image.types().scaled();
@@ -240,7 +234,6 @@ impl Case {
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.
-    #[must_use]
     pub fn with_splits(self) -> Self {
         let mut random = Random::new(self.seed ^ 0x5b117);
         Case {

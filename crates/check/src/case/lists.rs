@@ -16,25 +16,21 @@ pub struct Lists {
 
 impl Lists {
     /// Whether there are any.
-    #[must_use]
     pub fn any(&self) -> bool {
         *self != Self::default()
     }
 
     /// The numbers of each operand.
-    #[must_use]
     pub const fn given(&self) -> &Slots<Option<Vec<i32>>> {
         &self.numbers
     }
 
     /// The numbers of an operand.
-    #[must_use]
     pub fn get(&self, operand: Operand) -> Option<&[i32]> {
         self.numbers[operand].as_deref()
     }
 
     /// The shape of an operand's numbers.
-    #[must_use]
     pub fn shape(&self, operand: Operand) -> Vec<usize> {
         match (operand.kind(), self.table) {
             (Kind::List(Count::Table), Some(table)) => table.shape.to_vec(),
@@ -43,7 +39,6 @@ impl Lists {
     }
 
     /// How the numbers of pages lie, if keys and values are in pages.
-    #[must_use]
     pub const fn table_layout(&self) -> Option<TableLayout> {
         self.table
     }
@@ -59,7 +54,6 @@ const TABLE_PADDING: usize = 1;
 
 impl Case {
     /// Offsets, used lengths and pages.
-    #[must_use]
     pub fn lists(&self) -> Lists {
         let mut lists = Lists::default();
         let packed = matches!(self.lengths, Lengths::Packed(_));

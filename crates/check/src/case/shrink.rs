@@ -8,7 +8,6 @@ use super::{Case, LayoutKind, Lengths, Used};
 impl Case {
     /// Smaller and plainer cases, the boldest first. Repeatedly taking the first that still fails ends at a case of which
     /// nothing can be taken away.
-    #[must_use]
     pub fn shrink(&self) -> Vec<Case> {
         let mut smaller: Vec<Case> = Vec::new();
         let mut push = |edit: &dyn Fn(&mut Case)| {

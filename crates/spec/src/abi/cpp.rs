@@ -58,7 +58,6 @@ fn cpp_hash<T: Block>() -> String {
 ///
 /// It asserts the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right
 /// size has every member where Rust has it.
-#[must_use]
 pub fn cpp_header() -> String {
     [
         "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
@@ -84,7 +83,6 @@ pub fn cpp_header() -> String {
 }
 
 /// The text of `kernels/base/abi_ops.cuh`, apart from the other so that forward's images do not depend on it.
-#[must_use]
 pub fn cpp_header_of_operations() -> String {
     [
         "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.\n\
@@ -100,7 +98,6 @@ pub fn cpp_header_of_operations() -> String {
 }
 
 /// The text of `kernels/base/abi_backward.cuh`, apart from the others so that no image of other operations depends on it.
-#[must_use]
 pub fn cpp_header_of_backward() -> String {
     [
         "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\

@@ -43,7 +43,6 @@ pub trait Declared: Pod {
 
     /// The members that are no parts, with those of parts in their place. An array of parts stands before the members of its
     /// first element.
-    #[must_use]
     fn leaves() -> Vec<Leaf> {
         let mut leaves = Vec::new();
         collect_leaves(Self::MEMBERS, "", 0, &mut leaves);
