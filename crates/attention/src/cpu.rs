@@ -24,6 +24,7 @@ mod prepass;
 mod products;
 pub mod raw;
 mod state;
+mod stop;
 mod task;
 mod terms;
 mod threads;
@@ -51,6 +52,7 @@ pub use append::append_cpu;
 pub use merge::merge_cpu;
 #[doc(hidden)]
 pub use prepass::prepass_cpu;
+pub use stop::Stop;
 
 /// Computes a call on the CPU.
 ///
@@ -76,7 +78,7 @@ pub use prepass::prepass_cpu;
 ///
 /// # Errors
 /// Memory of another element type than the call's, or shorter than its layout; lengths that are on a device; operands that are missing, or
-/// given though the call does not have them.
+/// given though the call does not have them. [`Error::Stopped`](crate::Error::Stopped) if the caller's [`Stop`] was requested.
 pub fn forward_cpu(call: &Call, inputs: &HostInputs<'_>, outputs: HostOutputs<'_>) -> Result<()> {
     compute_with(Isa::best(), call, inputs, outputs)
 }
@@ -112,8 +114,10 @@ fn compute<T: Element>(
     let out_layout = *call.out();
     let out = SharedMut::new(out);
 
+    let stop = Stop::current();
     let block = |task: &Task| Block {
         call,
+        stop: &stop,
         operands,
         isa,
         task: task.clone(),
@@ -140,6 +144,9 @@ fn compute<T: Element>(
     };
     // Parts of a task's keys, if others have the rest, or nothing.
     let compute = |task: &Task| {
+        if stop.is_requested() {
+            return Vec::new();
+        }
         SCRATCH.with_borrow_mut(|scratch| {
             if task.parts.is_some() {
                 return block(task).parts(scratch);
@@ -175,6 +182,7 @@ fn compute<T: Element>(
     threads.in_turn(tasks.len(), |index| {
         parts[index].get_or_init(|| compute(&tasks[index]));
     });
+    stop.check()?;
     let parts = parts.into_iter().filter_map(OnceLock::into_inner);
     join(tasks, parts.collect());
     Ok(())

@@ -199,6 +199,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// A call on the CPU ended before it was complete, because its [`Stop`](crate::cpu::Stop) was requested.
+    #[error("stopped before the result was complete")]
+    Stopped,
+
     /// The driver is missing, too old, or reports an error.
     #[error(transparent)]
     Driver(#[from] DriverError),

@@ -2,6 +2,7 @@
 
 use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
+use warptile::cpu::Stop;
 use warptile::kernels::{Elements, Kind, Values};
 use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Sequence, Slots, View};
 use warptile::{Element, ElementType, Layout};
@@ -243,7 +244,8 @@ pub enum Failure {
 }
 
 impl Case {
-    /// The data that follows from the seed: standard normal, NaN wherever no row of a sequence lies.
+    /// The data that follows from the seed: standard normal, NaN wherever no row of a sequence lies. Once the caller's [`Stop`] is
+    /// requested, the other rows stay NaN.
     pub fn inputs<T: Element>(&self) -> Inputs<T> {
         with_type!(U = T, cast_inputs(U::inputs(self)))
     }
@@ -330,8 +332,9 @@ impl Case {
         let offset = self.offset();
         let mut data = vec![poison; offset + reach + MARGIN];
         let [entries, rows, heads, keys] = layout.shape;
+        let stop = Stop::current();
         for entry in 0..entries {
-            for row in 0..rows {
+            for row in (0..rows).take_while(|_| !stop.is_requested()) {
                 for head in 0..heads {
                     let start = offset + layout.offset(entry, row, head);
                     for key in 0..keys {
@@ -480,7 +483,13 @@ impl Case {
 
     fn poisoned<T: Element>(&self, layout: &Layout) -> Vec<T> {
         let reach = layout.required_len().unwrap_or(0);
-        vec![T::from_f64(f64::NAN); self.offset() + reach + MARGIN]
+        // Memory that the system gives only as it is written: the caller's stop may come first.
+        let mut data = bytemuck::zeroed_vec(self.offset() + reach + MARGIN);
+        let stop = Stop::current();
+        { data.chunks_mut(1 << 20) }
+            .take_while(|_| !stop.is_requested())
+            .for_each(|part| part.fill(T::from_f64(f64::NAN)));
+        data
     }
 }
 
@@ -506,13 +515,14 @@ fn lse_rows(call: &Call, sequence: &Sequence, head: usize) -> std::ops::Range<us
 
 /// Calls `visit` with the offset of every row of every head of queries, or of keys or values, that belongs to a sequence.
 fn for_each_row(call: &Call, layout: &Layout, rows: Kind, mut visit: impl FnMut(usize)) {
+    let stop = Stop::current();
     for sequence in call.sequences() {
         let (len, entry, start) = match rows {
             Kind::Queries => (sequence.q_len, sequence.q_entry, sequence.q_start),
             _ => (sequence.k_len, sequence.k_entry, sequence.k_start),
         };
         let pages = call.pages().filter(|_| rows != Kind::Queries);
-        for position in 0..len {
+        for position in (0..len).take_while(|_| !stop.is_requested()) {
             let (entry, row) = match pages {
                 None => (entry, start + position),
                 Some(pages) => match pages.page(sequence.batch, position / layout.rows()) {

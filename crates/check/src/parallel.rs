@@ -4,6 +4,8 @@ use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use warptile::cpu::Stop;
+
 /// Multiply-adds that are worth a thread: milliseconds, where starting it takes a fraction of one.
 const WORK_PER_THREAD: f64 = (1 << 23) as f64;
 
@@ -12,6 +14,8 @@ const MAX_BATCH: usize = 64;
 
 /// Calls `work` with every item, on as many threads as there are cores, or fewer if the items are less than `cost`
 /// multiply-adds for each of them: who computes many small problems does so side by side.
+///
+/// Once the caller's [`Stop`] is requested, the other items are left out.
 ///
 /// A system that starts no more threads gets fewer: the calling thread works too, and alone if need be.
 pub(crate) fn for_each<I: Send>(
@@ -26,6 +30,7 @@ pub(crate) fn for_each<I: Send>(
     // A few batches for each thread, so that all of them end at about the same time.
     let batch = (items.len() / (8 * (helpers + 1))).clamp(1, MAX_BATCH);
     let items = Mutex::new(items);
+    let stop = Stop::current();
     let drain = || {
         let next = || -> Vec<I> {
             // An iterator whose `next` panicked is not asked again: the panic ends the scope.
@@ -34,10 +39,11 @@ pub(crate) fn for_each<I: Send>(
         };
         loop {
             let items = next();
-            if items.is_empty() {
+            if items.is_empty() || stop.is_requested() {
                 break;
             }
-            items.into_iter().for_each(&work);
+            let wanted = items.into_iter().take_while(|_| !stop.is_requested());
+            wanted.for_each(&work);
         }
     };
     thread::scope(|scope| {

@@ -8,6 +8,7 @@ mod row;
 mod tests;
 
 use warptile::Layout;
+use warptile::cpu::Stop;
 use warptile::spec::{Call, HostInputs, Operand, View};
 
 use crate::compiled::Compiled;
@@ -55,7 +56,7 @@ pub(crate) struct References {
 ///
 /// # Errors
 /// [`Error::Call`] if a tensor does not fit the call, [`Error::TooLarge`] or [`Error::TooMuchWork`] if it would
-/// take too much memory or time.
+/// take too much memory or time; [`Error::Call`] with [`warptile::Error::Stopped`] once the caller's [`Stop`] is requested.
 pub fn reference(call: &Call, inputs: &HostInputs<'_>) -> Result<ReferenceOutput> {
     with_element!(call.element(), T => Ok(compute::<T>(call, inputs, false)?.exact))
 }
@@ -68,6 +69,8 @@ pub(crate) fn compute<T: Compiled>(
 ) -> Result<References> {
     call.check_inputs(inputs)?;
     check_size(call, MAX_WORK)?;
+    let stop = Stop::current();
+    stop.check()?;
     let [k, v] = [Operand::K, Operand::V].map(|operand| in_order::<T>(call, inputs, operand));
     let (k, v) = (k?, v?);
     let (k, v) = (k.view(), v.view());
@@ -88,6 +91,7 @@ pub(crate) fn compute<T: Compiled>(
         options: Options::<T>::new(inputs)?,
         rounded,
     };
+    stop.check()?;
     let mut sequence_of = vec![None; call.q().batch() * rows];
     for sequence in call.sequences() {
         let start = sequence.q_entry * rows + sequence.q_start;
@@ -119,6 +123,7 @@ pub(crate) fn compute<T: Compiled>(
             computation.attend(&sequence, position, head, row);
         }
     });
+    stop.check()?;
 
     Ok(References {
         exact: ReferenceOutput {

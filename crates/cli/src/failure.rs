@@ -77,6 +77,7 @@ impl From<warptile::Error> for Failure {
             warptile::Error::Driver(_) | warptile::Error::Image(_) => {
                 Failure::Device(error.to_string())
             }
+            warptile::Error::Stopped => Failure::Interrupted(error.to_string()),
             // Everything else is about what was asked for.
             _ => Failure::Input(error.to_string()),
         }

@@ -1,22 +1,30 @@
 //! Ctrl-C: what is there is kept, and the exit code says that the rest never came.
 
+use std::io::Write;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::failure::INTERRUPTED;
+use warptile::cpu::Stop;
+
+use crate::failure::{Failure, INTERRUPTED};
 use crate::output;
 
 /// Whether the command ends by itself when it is asked to.
 static WATCHED: AtomicBool = AtomicBool::new(false);
-static REQUESTED: AtomicBool = AtomicBool::new(false);
+static REQUESTED: LazyLock<Stop> = LazyLock::new(Stop::default);
 
 /// From now on Ctrl-C leaves no unfinished file behind. Where the system gives no handler, it ends the process as ever.
 pub(crate) fn install() {
     let _ = ctrlc::set_handler(|| {
-        let asked_before = REQUESTED.swap(true, Ordering::Relaxed);
+        let asked_before = requested();
+        REQUESTED.request();
         if asked_before || !WATCHED.load(Ordering::Relaxed) {
             output::discard_unfinished();
             std::process::exit(INTERRUPTED.into());
         }
+        // Without standard error there is nobody to tell.
+        let _ = std::io::stderr()
+            .write_all(b"\nstopping after the running tile or launch; Ctrl-C again ends at once\n");
     });
 }
 
@@ -27,5 +35,18 @@ pub(crate) fn watch() {
 
 /// Whether the command was asked to end.
 pub(crate) fn requested() -> bool {
-    REQUESTED.load(Ordering::Relaxed)
+    REQUESTED.is_requested()
+}
+
+/// Runs `work`, whose computations on the CPU end soon after Ctrl-C.
+pub(crate) fn stoppable<R>(work: impl FnOnce() -> R) -> R {
+    REQUESTED.during(work)
+}
+
+/// Takes work that Ctrl-C cut short for done: what it gave is kept.
+pub(crate) fn tolerate(ended: Result<(), Failure>) -> Result<(), Failure> {
+    match ended {
+        Err(Failure::Interrupted(_)) => Ok(()),
+        ended => ended,
+    }
 }

@@ -102,7 +102,7 @@ impl Command {
     }
 
     fn run(&self, console: &mut dyn Write) -> Result<(), Failure> {
-        match self {
+        interrupt::stoppable(|| match self {
             Command::Run(args) => run::run(args, console),
             Command::Info(args) => info::run(args, console),
             Command::Verify(args) => verify::run(args, console),
@@ -116,7 +116,7 @@ impl Command {
             Command::Completions(args) => completions::run::<Cli>(args, console),
             Command::Man(args) => completions::man::<Cli>(args, console),
             Command::Trial(args) => trial::run(args, console),
-        }?;
+        })?;
         Ok(console.flush()?)
     }
 }

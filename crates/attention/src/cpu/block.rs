@@ -16,6 +16,7 @@ use crate::cpu::pairs;
 use crate::cpu::pairs::Pairs;
 use crate::cpu::products::{Rows, Scores, Values};
 use crate::cpu::state::{AddPart, RowState, with_sink};
+use crate::cpu::stop::Stop;
 use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
@@ -38,6 +39,7 @@ pub(super) struct Block<'a, T> {
     pub(super) call: &'a Call,
     pub(super) operands: Operands<'a, T>,
     pub(super) isa: Isa,
+    pub(super) stop: &'a Stop,
     pub(super) task: Task,
 }
 
@@ -205,6 +207,7 @@ impl<'a, T: Element> Block<'a, T> {
         let first = visible.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
         let tiles = (first..visible.end)
             .step_by(Blocks::BLOCK_N)
+            .take_while(|_| !self.stop.is_requested())
             .map(|start| start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N));
         // Where keys are elements of `T`, the rows of the next tile are brought nearer.
         let mut part = visible.start / PART;

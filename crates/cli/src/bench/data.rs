@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use either::{Either, for_both, map_both};
+use warptile::cpu::Stop;
 use warptile::kernels::{Count, Elements, Kind, Operations};
 use warptile::spec::{Call, Heads, Operand, Slots, Types};
 use warptile::{Backend, Element, Layout, Tensor};
 use warptile_check::{Case, DeviceInputs, Lists, Place, quantize, values_behind_keys};
 use warptile_driver::{DeviceBuffer, Stream};
 
+use crate::interrupt;
 use crate::tensors::{Numbers, Tensors};
 
 /// Inputs of one call.
@@ -68,7 +70,8 @@ impl<T: Pod> Repeated<T> {
     /// Puts the elements together in host memory.
     fn to_vec(&self) -> Vec<T> {
         let mut elements = Vec::with_capacity(self.len);
-        self.parts()
+        { self.parts() }
+            .take_while(|_| !interrupt::requested())
             .for_each(|(_, part)| elements.extend_from_slice(part));
         elements
     }
@@ -102,7 +105,12 @@ impl<T: Pod> Repeated<T> {
     pub(super) fn tensor(&self, backend: &Backend, layout: Layout) -> warptile::Result<Tensor<T>> {
         match backend.gpu() {
             Some(gpu) => Tensor::from_device(backend, self.upload(gpu.stream())?, layout),
-            None => Tensor::from_vec(backend, self.to_vec(), layout),
+            None => {
+                let elements = self.to_vec();
+                // Stopped, they are not all.
+                Stop::current().check()?;
+                Tensor::from_vec(backend, elements, layout)
+            }
         }
     }
 }

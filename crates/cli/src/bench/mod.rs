@@ -232,7 +232,8 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             rows.push(row);
             Ok(())
         };
-        with_element!(case.element, T => time::<T>(case, &call, &plans, &backend, effort, keep))?;
+        let ended = with_element!(case.element, T => time::<T>(case, &call, &plans, &backend, effort, keep));
+        interrupt::tolerate(ended)?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows, false)?;
         if args.paced {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use warptile::cpu::forward_cpu;
+use warptile::cpu::{Stop, forward_cpu};
 use warptile::gpu::Gpu;
 use warptile::plan::{Choice, Plan, Planner, Settings};
 use warptile::spec::Call;
@@ -362,11 +362,11 @@ pub(crate) fn check<T: Element>(
     };
     let problem = match known {
         Some(known) => known.of(case, || {
-            let made = Known::<T>::new(case, seconds);
+            let made = Known::<T>::new(case, seconds)?;
             made.expected(place, case, seconds)?;
             Ok(made)
         })?,
-        None => Arc::new(Known::new(case, seconds)),
+        None => Arc::new(Known::new(case, seconds)?),
     };
     timed(&mut seconds.loading, || place.load(&plan))?;
     let prepare = || place.prepare(case, &problem.inputs, &plan);
@@ -381,11 +381,14 @@ pub(crate) fn check<T: Element>(
 
 impl<T: Element> Known<T> {
     /// A problem of which nobody knows yet what to expect.
-    fn new(case: &Case, seconds: &mut Phases) -> Self {
-        Known {
-            inputs: timed(&mut seconds.generating, || case.inputs()),
+    fn new(case: &Case, seconds: &mut Phases) -> warptile::Result<Self> {
+        let inputs = timed(&mut seconds.generating, || case.inputs());
+        // Stopped, they are not those of the case.
+        Stop::current().check()?;
+        Ok(Known {
+            inputs,
             expected: OnceLock::new(),
-        }
+        })
     }
 
     /// What a right result is, computed when it is asked for first.

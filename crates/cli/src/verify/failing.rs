@@ -41,10 +41,11 @@ impl Verify<'_> {
                 case: case.clone(),
                 ..trial.clone()
             };
-            Ok::<_, Failure>(match self.check(lane, &simpler, None)?.0 {
-                Checked::Ran(ran) => ran.outcome.is_err(),
-                Checked::NotApplicable(_) => false,
-            })
+            match self.check(lane, &simpler, None) {
+                Ok((Checked::Ran(ran), _)) => Ok(ran.outcome.is_err()),
+                Ok(_) | Err(Failure::Interrupted(_)) => Ok(false),
+                Err(failure) => Err(failure),
+            }
         })?;
         Ok(Trial { case, ..trial })
     }

@@ -312,7 +312,7 @@ impl Verify<'_> {
         let bar = progress::problems(trials.len() as u64);
         let known = KnownProblems::default();
         let check = |lane: &_, trial: &_| self.check(lane, trial, Some(&known));
-        in_order(
+        let ended = in_order(
             lanes,
             trials.into_iter(),
             check,
@@ -328,7 +328,8 @@ impl Verify<'_> {
                 self.keep(totals, &mut written)?;
                 Ok(!interrupt::requested())
             },
-        )?;
+        );
+        interrupt::tolerate(ended)?;
         bar.finish_and_clear();
         Ok(reasons)
     }
@@ -363,7 +364,7 @@ impl Verify<'_> {
         let check = |lane: &_, trial: &_| self.check(lane, trial, None);
         let mut written = None;
         let drawn = (0..).map(|index| self.draw(index));
-        in_order(lanes, drawn, check, |trial, (checked, seconds)| {
+        let ended = in_order(lanes, drawn, check, |trial, (checked, seconds)| {
             if let Checked::NotApplicable(reasons) = &checked
                 && totals.not_applicable - skipped > DRAWS_PER_PROBLEM * (totals.count - before + 1)
             {
@@ -377,7 +378,8 @@ impl Verify<'_> {
             bar.set_message(format!("({} failed),", totals.failed));
             self.keep(totals, &mut written)?;
             Ok(totals.count - before < count && !interrupt::requested())
-        })?;
+        });
+        interrupt::tolerate(ended)?;
         bar.finish_and_clear();
         Ok(())
     }

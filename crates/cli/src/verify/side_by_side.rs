@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
+use crate::interrupt;
+
 /// Has the items worked on by a thread for each of the `lanes`, of which there is at least one, and gives the results to
 /// `take` in the order of the items, until it returns `false`, something fails, or there are no more items. What is under way by
 /// then is finished and dropped, so `take` sees the same whatever the number of lanes.
@@ -40,6 +42,7 @@ pub(super) fn in_order<I: Send, L: Sync, R: Send, E: Send>(
                     }
                 }
             };
+            let drain = || interrupt::stoppable(drain);
             if thread::Builder::new().spawn_scoped(scope, drain).is_err() {
                 break;
             }

@@ -140,7 +140,7 @@ pub(super) fn run(verify: &Verify<'_>, console: &mut dyn Write) -> Result<(), Fa
     let lanes = verify.lanes()?;
     let bar = progress::problems(jobs.len() as u64);
     let mut tiles = Vec::new();
-    in_order(
+    let ended = in_order(
         &lanes,
         jobs.into_iter(),
         |lane, job| read(verify, lane, *job),
@@ -149,7 +149,8 @@ pub(super) fn run(verify: &Verify<'_>, console: &mut dyn Write) -> Result<(), Fa
             bar.inc(1);
             Ok(!interrupt::requested())
         },
-    )?;
+    );
+    interrupt::tolerate(ended)?;
     bar.finish_and_clear();
     let count = |is: fn(&Row) -> bool| tiles.iter().filter(|row| is(row)).count();
     let passed = count(|row| row.report().is_some());

@@ -3,8 +3,8 @@
 use crate::common::warptile;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Sends SIGINT once a line of standard output begins with `sign`; exit code, standard error, and all of standard output.
 pub(crate) fn interrupted(command: &mut Command, sign: &str) -> (Option<i32>, String, String) {
@@ -22,9 +22,7 @@ pub(crate) fn interrupted(command: &mut Command, sign: &str) -> (Option<i32>, St
     {
         assert!(stdout.read_line(&mut text).unwrap() > 0, "ended: {text}");
     }
-    let id = child.id().to_string();
-    let kill = Command::new("kill").args(["-INT", &id]).status();
-    assert!(kill.unwrap().success());
+    signal(&child);
     stdout.read_to_string(&mut text).unwrap();
     let mut stderr = String::new();
     child
@@ -83,9 +81,7 @@ fn bench_keeps_its_rows_on_standard_output() {
     while !text.contains("b1 q8 k8 h1 d8 f32 ") {
         assert!(stderr.read_line(&mut text).unwrap() > 0, "ended: {text}");
     }
-    let id = child.id().to_string();
-    let kill = Command::new("kill").args(["-INT", &id]).status();
-    assert!(kill.unwrap().success());
+    signal(&child);
     stderr.read_to_string(&mut text).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{text}");
@@ -111,9 +107,7 @@ fn verify_keeps_its_totals() {
         assert!(child.try_wait().unwrap().is_none(), "ended");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let id = child.id().to_string();
-    let kill = Command::new("kill").args(["-INT", &id]).status();
-    assert!(kill.unwrap().success());
+    signal(&child);
     let (mut stdout, mut stderr) = (String::new(), String::new());
     child
         .stdout
@@ -152,9 +146,79 @@ fn gen_leaves_no_part_of_a_file() {
         assert!(child.try_wait().unwrap().is_none(), "ended");
         std::thread::sleep(Duration::from_millis(2));
     }
+    signal(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(entries(), 0);
+}
+
+/// Whatever it is doing then: making inputs, computing, or waiting for the reference.
+#[test]
+fn every_command_on_the_cpu_ends_within_a_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (input, output) = (path("qkv.safetensors"), path("out.npz"));
+    let problem = "b1 q20000 k20000 h8 d64 f16";
+    let made = warptile()
+        .args(["gen", problem, "-o", &input])
+        .output()
+        .unwrap();
+    assert!(made.status.success());
+    let watched = "Ctrl-C again ends at once";
+    for (arguments, says) in [
+        (
+            &["bench", "--shape", "b1 q100000 k100000 h8 d64 f16"][..],
+            watched,
+        ),
+        // Decoding, and keys of 8 bits.
+        (
+            &["bench", "--shape", "b256 q1 k40000 h8/2 d64 f16 cache=e4m3"],
+            watched,
+        ),
+        // The reference, then the inputs.
+        (
+            &["verify", "--case", "b1 q15000 k15000 h8 d64 f16"],
+            watched,
+        ),
+        (
+            &["verify", "--case", "b2000 q1 k1000 h8 d64 f16 mask=none"],
+            watched,
+        ),
+        (
+            &["verify", "--max-len", "2000", "--count", "100000"],
+            watched,
+        ),
+        (&["run", &input, "-o", &output], ""),
+        (&["gen", "b64 q4096 k4096 h16 d128 f16", "-o", &output], ""),
+    ] {
+        let mut command = warptile();
+        command.args(arguments);
+        if arguments[0] != "gen" {
+            command.args(["--device", "cpu"]);
+        }
+        let mut child = { command.stdout(Stdio::null()) }
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "{arguments:?} ended early"
+        );
+        let asked = Instant::now();
+        signal(&child);
+        let output = child.wait_with_output().unwrap();
+        let (took, stderr) = (asked.elapsed(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(130), "{arguments:?}: {stderr}");
+        assert!(
+            took < Duration::from_millis(1500),
+            "{arguments:?}: {took:?}"
+        );
+        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+    }
+}
+
+fn signal(child: &Child) {
     let id = child.id().to_string();
     let kill = Command::new("kill").args(["-INT", &id]).status();
     assert!(kill.unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert_eq!(entries(), 0);
 }
