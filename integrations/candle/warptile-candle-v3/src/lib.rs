@@ -23,6 +23,11 @@
 //! # }
 //! ```
 
+#![expect(
+    clippy::too_many_arguments,
+    reason = "candle-flash-attn-v3's signatures"
+)]
+
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
 /// Attention between dense tensors as an operation of candle, for `Tensor::apply_op3`.
@@ -84,101 +89,41 @@ impl CustomOp3 for FlashAttn {
     }
 }
 
-/// Functions of `warptile_candle` with one more parameter at the end.
+/// Functions of `warptile_candle` with one more parameter at the end; neighboring parameters of one type are listed together.
 macro_rules! with_gqa_packing {
-    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
+    ($(fn $name:ident($($($argument:ident)+: $type:ty),*);)*) => {
         $(
-            $(#[$attribute])*
             #[doc = concat!("[`warptile_candle::", stringify!($name), "`]; `use_gqa_packing` has no effect.")]
             ///
             /// # Errors
             /// As that function.
-            pub fn $name($($argument: $type,)* use_gqa_packing: bool) -> Result<Tensor> {
+            pub fn $name($($($argument: $type,)+)* use_gqa_packing: bool) -> Result<Tensor> {
                 let _ = use_gqa_packing;
-                warptile_candle::$name($($argument),*)
+                warptile_candle::$name($($($argument),+),*)
             }
         )*
     };
 }
 
 with_gqa_packing! {
-    fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool);
-    fn flash_attn_windowed(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        softmax_scale: f32,
-        window_size_left: Option<usize>,
-        window_size_right: Option<usize>
-    );
-    fn flash_attn_alibi(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        alibi_slopes: &Tensor,
-        softmax_scale: f32,
-        causal: bool
-    );
-    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
+    fn flash_attn(q k v: &Tensor, softmax_scale: f32, causal: bool);
+    fn flash_attn_windowed(q k v: &Tensor, softmax_scale: f32, window_size_left window_size_right: Option<usize>);
+    fn flash_attn_alibi(q k v alibi_slopes: &Tensor, softmax_scale: f32, causal: bool);
     fn flash_attn_alibi_windowed(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        alibi_slopes: &Tensor,
-        softmax_scale: f32,
-        window_size_left: Option<usize>,
-        window_size_right: Option<usize>
+        q k v alibi_slopes: &Tensor, softmax_scale: f32, window_size_left window_size_right: Option<usize>
     );
-    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        seqlens_q: &Tensor,
-        seqlens_k: &Tensor,
-        max_seqlen_q: usize,
-        max_seqlen_k: usize,
-        softmax_scale: f32,
-        causal: bool
+        q k v seqlens_q seqlens_k: &Tensor, max_seqlen_q max_seqlen_k: usize, softmax_scale: f32, causal: bool
     );
-    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen_windowed(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        seqlens_q: &Tensor,
-        seqlens_k: &Tensor,
-        max_seqlen_q: usize,
-        max_seqlen_k: usize,
-        softmax_scale: f32,
-        window_size_left: Option<usize>,
-        window_size_right: Option<usize>
+        q k v seqlens_q seqlens_k: &Tensor, max_seqlen_q max_seqlen_k: usize, softmax_scale: f32,
+        window_size_left window_size_right: Option<usize>
     );
-    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen_alibi(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        alibi_slopes: &Tensor,
-        seqlens_q: &Tensor,
-        seqlens_k: &Tensor,
-        max_seqlen_q: usize,
-        max_seqlen_k: usize,
-        softmax_scale: f32,
-        causal: bool
+        q k v alibi_slopes seqlens_q seqlens_k: &Tensor, max_seqlen_q max_seqlen_k: usize, softmax_scale: f32, causal: bool
     );
-    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen_alibi_windowed(
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        alibi_slopes: &Tensor,
-        seqlens_q: &Tensor,
-        seqlens_k: &Tensor,
-        max_seqlen_q: usize,
-        max_seqlen_k: usize,
-        softmax_scale: f32,
-        window_size_left: Option<usize>,
-        window_size_right: Option<usize>
+        q k v alibi_slopes seqlens_q seqlens_k: &Tensor, max_seqlen_q max_seqlen_k: usize, softmax_scale: f32,
+        window_size_left window_size_right: Option<usize>
     );
 }

@@ -1,5 +1,7 @@
 //! The functions of candle-flash-attn, by their names and signatures.
 
+#![expect(clippy::too_many_arguments, reason = "candle-flash-attn's signatures")]
+
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
 use warptile::spec::Operand;
 
@@ -143,7 +145,6 @@ pub fn flash_attn_alibi_windowed(
 ///
 /// # Errors
 /// As [`flash_attn`].
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,
@@ -164,6 +165,25 @@ pub fn flash_attn_alibi_windowed_softcap(
     q.apply_op3(k, v, operation)
 }
 
+/// With a window of keys before and after the diagonal.
+fn masked(softmax_scale: f32, (left, right): (Option<usize>, Option<usize>)) -> Attention {
+    Attention::new(softmax_scale).window(left, right)
+}
+
+/// Packed queries and keys.
+fn varlen(
+    [q, k, v]: [&Tensor; 3],
+    seqlens: [&Tensor; 2],
+    longest: [usize; 2],
+    attention: Attention,
+) -> Result<Tensor> {
+    attention
+        .packed_queries(seqlens[0], longest[0])
+        .packed_keys(seqlens[1], longest[1])
+        .named(VARLEN)
+        .forward(q, k, v)
+}
+
 /// Attention between sequences of different lengths, packed one after the other without padding.
 ///
 /// - `q`: `(rows, heads, head size)`; `k`, `v`: `(key rows, key/value heads, head size)`.
@@ -175,7 +195,6 @@ pub fn flash_attn_alibi_windowed_softcap(
 ///
 /// # Errors
 /// As [`flash_attn`].
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen(
     q: &Tensor,
     k: &Tensor,
@@ -187,26 +206,15 @@ pub fn flash_attn_varlen(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    let (left, right) = causal_window(causal);
-    flash_attn_varlen_windowed(
-        q,
-        k,
-        v,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        left,
-        right,
-    )
+    let attention = masked(softmax_scale, causal_window(causal));
+    let (seqlens, longest) = ([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k]);
+    varlen([q, k, v], seqlens, longest, attention)
 }
 
 /// As [`flash_attn_varlen`], with a window as in [`flash_attn_windowed`]; a number above `max_seqlen_k` is no limit.
 ///
 /// # Errors
 /// As [`flash_attn`].
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -219,19 +227,15 @@ pub fn flash_attn_varlen_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    Attention::new(softmax_scale)
-        .packed_queries(seqlens_q, max_seqlen_q)
-        .packed_keys(seqlens_k, max_seqlen_k)
-        .window(window_size_left, window_size_right)
-        .named(VARLEN)
-        .forward(q, k, v)
+    let attention = masked(softmax_scale, (window_size_left, window_size_right));
+    let (seqlens, longest) = ([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k]);
+    varlen([q, k, v], seqlens, longest, attention)
 }
 
 /// As [`flash_attn_varlen`], with ALiBi as in [`flash_attn_alibi`].
 ///
 /// # Errors
 /// As [`flash_attn`].
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_alibi(
     q: &Tensor,
     k: &Tensor,
@@ -244,27 +248,15 @@ pub fn flash_attn_varlen_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    let (left, right) = causal_window(causal);
-    flash_attn_varlen_alibi_windowed(
-        q,
-        k,
-        v,
-        alibi_slopes,
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        left,
-        right,
-    )
+    let attention = masked(softmax_scale, causal_window(causal)).alibi_slopes(alibi_slopes);
+    let (seqlens, longest) = ([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k]);
+    varlen([q, k, v], seqlens, longest, attention)
 }
 
 /// As [`flash_attn_varlen_windowed`], with ALiBi as in [`flash_attn_alibi`].
 ///
 /// # Errors
 /// As [`flash_attn`].
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_alibi_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -278,27 +270,16 @@ pub fn flash_attn_varlen_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    flash_attn_varlen_alibi_windowed_softcap(
-        q,
-        k,
-        v,
-        Some(alibi_slopes),
-        seqlens_q,
-        seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        softmax_scale,
-        window_size_left,
-        window_size_right,
-        0.0,
-    )
+    let attention = masked(softmax_scale, (window_size_left, window_size_right));
+    let (seqlens, longest) = ([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k]);
+    let attention = attention.alibi_slopes(alibi_slopes);
+    varlen([q, k, v], seqlens, longest, attention)
 }
 
 /// As [`flash_attn_varlen_windowed`], with or without ALiBi, and with the softcap of [`flash_attn_alibi_windowed_softcap`].
 ///
 /// # Errors
 /// As [`flash_attn`].
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
     k: &Tensor,
@@ -313,14 +294,11 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     window_size_right: Option<usize>,
     softcap: f32,
 ) -> Result<Tensor> {
-    Attention::new(softmax_scale)
-        .packed_queries(seqlens_q, max_seqlen_q)
-        .packed_keys(seqlens_k, max_seqlen_k)
-        .window(window_size_left, window_size_right)
+    let attention = masked(softmax_scale, (window_size_left, window_size_right))
         .softcap(softcap)
-        .with(Operand::Slopes, alibi_slopes)
-        .named(VARLEN)
-        .forward(q, k, v)
+        .with(Operand::Slopes, alibi_slopes);
+    let (seqlens, longest) = ([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k]);
+    varlen([q, k, v], seqlens, longest, attention)
 }
 
 /// As [`flash_attn_varlen_windowed`], with keys and values in pages.
@@ -336,7 +314,6 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
 ///
 /// # Errors
 /// As [`flash_attn`]. `mm_prefix_ranges`, ranges of keys that bypass the mask, are not supported.
-#[expect(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -353,9 +330,8 @@ pub fn flash_attn_varlen_paged_windowed(
     page_block_size: usize,
     softcap: Option<f32>,
 ) -> Result<Tensor> {
-    let attention = Attention::new(softmax_scale)
+    let attention = masked(softmax_scale, (window_size_left, window_size_right))
         .packed_queries(seqlens_q, max_seqlen_q)
-        .window(window_size_left, window_size_right)
         .softcap(softcap.unwrap_or(0.0))
         .named(VARLEN);
     if mm_prefix_ranges.is_some() {
