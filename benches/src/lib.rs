@@ -11,7 +11,6 @@ use warptile_check::Case;
 pub type Half = half::f16;
 
 /// The first GPU's backend, or `None` after saying why there is none.
-#[must_use]
 pub fn gpu_backend() -> Option<Backend> {
     match Backend::cuda(0) {
         Ok(backend) => Some(backend),

@@ -58,7 +58,6 @@ impl Backend {
     }
 
     /// [`Backend::auto`] among the GPUs of a driver that was loaded by hand.
-    #[must_use]
     pub fn auto_with(driver: &Driver) -> Self {
         let mut passed_over = Vec::new();
         let mut pass =
@@ -118,7 +117,6 @@ impl Backend {
     }
 
     /// The CPU, with all its cores.
-    #[must_use]
     pub fn cpu() -> Self {
         Self::cpu_instead_of(Vec::new())
     }
@@ -148,7 +146,6 @@ impl Backend {
     }
 
     /// A GPU that was set up by hand.
-    #[must_use]
     pub fn from_gpu(gpu: Arc<Gpu>) -> Self {
         Backend {
             place: Place::Gpu(gpu),
@@ -161,13 +158,11 @@ impl Backend {
     }
 
     /// Why [`Backend::auto`] did not take other GPUs; empty for a backend made otherwise.
-    #[must_use]
     pub fn passed_over(&self) -> &[PassedOver] {
         &self.passed_over
     }
 
     /// The GPU behind this backend, for launching on streams and buffers of one's own; `None` for the CPU.
-    #[must_use]
     pub fn gpu(&self) -> Option<&Arc<Gpu>> {
         match &self.place {
             Place::Cpu => None,
@@ -176,13 +171,11 @@ impl Backend {
     }
 
     /// Whether this is a GPU.
-    #[must_use]
     pub fn is_gpu(&self) -> bool {
         self.gpu().is_some()
     }
 
     /// The device's name, `CPU` for the CPU.
-    #[must_use]
     pub fn device_name(&self) -> &str {
         self.gpu().map_or("CPU", |gpu| &gpu.profile().name)
     }
@@ -197,7 +190,6 @@ impl Backend {
     }
 
     /// Whether tensors of both can be used in one call: both are the CPU, or GPUs of one context.
-    #[must_use]
     pub fn is_same(&self, other: &Backend) -> bool {
         match (&self.place, &other.place) {
             (Place::Cpu, Place::Cpu) => true,

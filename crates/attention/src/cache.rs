@@ -543,37 +543,31 @@ impl<T: Element> KvCache<T> {
     }
 
     /// Where the pages are.
-    #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
 
     /// Layers.
-    #[must_use]
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
     /// Pages of each layer.
-    #[must_use]
     pub fn pages(&self) -> usize {
         self.page_layout.pages()
     }
 
     /// Pages that no sequence holds.
-    #[must_use]
     pub fn free_pages(&self) -> usize {
         self.pool.free_pages()
     }
 
     /// Rows of a page.
-    #[must_use]
     pub fn page_rows(&self) -> usize {
         self.page_layout.page_rows()
     }
 
     /// The most keys that a sequence can have.
-    #[must_use]
     pub fn longest(&self) -> usize {
         self.pool.longest()
     }

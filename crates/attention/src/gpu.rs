@@ -106,7 +106,6 @@ impl Gpu {
     }
 
     /// Plans with other rates than the embedded ones, such as those that were measured on this very GPU.
-    #[must_use]
     pub fn with_rates(self, rates: Rates) -> Self {
         Gpu {
             rates: Some(rates),
@@ -136,7 +135,6 @@ impl Gpu {
     }
 
     /// The rates that the planner goes by.
-    #[must_use]
     pub fn rates(&self) -> &Rates {
         self.rates
             .as_ref()
@@ -144,13 +142,11 @@ impl Gpu {
     }
 
     /// The driver, as files of rates name it: `CUDA 13.0`.
-    #[must_use]
     pub fn driver_name(&self) -> String {
         format!("CUDA {}", self.context().driver().version())
     }
 
     /// Plans as if the device were `profile`: of fewer multiprocessors, so that small problems take the paths of large ones.
-    #[must_use]
     pub fn with_profile(self, profile: DeviceProfile) -> Self {
         Gpu {
             profile,
@@ -163,7 +159,6 @@ impl Gpu {
 
     /// With images besides the embedded ones, which run only if a [`Choice`] names them: see
     /// [`External`](warptile_kernels::External).
-    #[must_use]
     pub fn with_named_images(self, images: impl IntoIterator<Item = &'static Image>) -> Self {
         Gpu {
             named: images.into_iter().collect(),
@@ -172,25 +167,21 @@ impl Gpu {
     }
 
     /// The device's position in the driver's order.
-    #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.stream.context().device().ordinal()
     }
 
     /// The device's limits.
-    #[must_use]
     pub fn profile(&self) -> &DeviceProfile {
         &self.profile
     }
 
     /// The stream that [`Backend`](crate::Backend) tensors are ordered on.
-    #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
     /// The device's context.
-    #[must_use]
     pub fn context(&self) -> &Context {
         self.stream.context()
     }

@@ -87,13 +87,11 @@ impl Lse {
     }
 
     /// Where the values are.
-    #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
 
     /// Batch, heads, length; of packed queries 1, heads, rows.
-    #[must_use]
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }
@@ -112,7 +110,6 @@ impl Lse {
     }
 
     /// The values on the host; `None` on a GPU.
-    #[must_use]
     pub fn as_slice(&self) -> Option<&[f32]> {
         match &self.storage {
             Storage::Host(data) => Some(data),
@@ -121,7 +118,6 @@ impl Lse {
     }
 
     /// The values on the device, for kernels of one's own; `None` on the CPU.
-    #[must_use]
     pub fn device_slice(&self) -> Option<DeviceSlice<'_, f32>> {
         match &self.storage {
             Storage::Host(_) => None,

@@ -160,17 +160,16 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
 /// What quantized keys and values are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
 /// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them anew at each replay.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Scales<'a>([Numbers<&'a [f32], DeviceSlice<'a, f32>>; 2]);
 
 impl<'a> Scales<'a> {
     /// The scales of the keys, and of the values.
-    #[must_use]
     pub fn new(k: &'a [f32], v: &'a [f32]) -> Self {
         Scales([Numbers::Host(k), Numbers::Host(v)])
     }
 
     /// As [`new`](Self::new), in device memory.
-    #[must_use]
     pub fn on_device(k: DeviceSlice<'a, f32>, v: DeviceSlice<'a, f32>) -> Self {
         Scales([Numbers::Device(k), Numbers::Device(v)])
     }

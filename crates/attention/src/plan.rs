@@ -94,14 +94,12 @@ impl fmt::Display for Basis {
 
 impl Plan {
     /// A plan for the CPU path.
-    #[must_use]
     pub fn cpu(problem: Problem) -> Self {
         Self::new(problem, None, Vec::new(), Vec::new(), None)
     }
 
     /// Device memory that a launch of any call of the problem needs beside the tensors. It belongs to one stream or one graph at a time.
     /// With [`Splits::EveryKeys`](crate::Splits::EveryKeys) it grows with the queries and keys of the problem.
-    #[must_use]
     pub fn scratch(&self) -> Scratch {
         Scratch::of(self.problem(), self.steps())
     }
@@ -148,43 +146,36 @@ impl<P> Plan<P> {
     }
 
     /// The problem this plan solves.
-    #[must_use]
     pub fn problem(&self) -> &P {
         &self.inner.problem
     }
 
     /// The device the plan is for; `None` for the CPU.
-    #[must_use]
     pub fn device(&self) -> Option<&DeviceProfile> {
         self.inner.device.as_ref()
     }
 
     /// The kernels that run, in order; none on the CPU.
-    #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.inner.steps
     }
 
     /// The image of the step that computes the output; `None` on the CPU.
-    #[must_use]
     pub fn image(&self) -> Option<&'static Image> {
         self.steps().first().map(|step| step.image)
     }
 
     /// That image's kernel, `cpu` on the CPU.
-    #[must_use]
     pub fn kernel_name(&self) -> &'static str {
         self.image().map_or("cpu", |image| image.kernel)
     }
 
     /// The planner's estimate of the GPU time in microseconds, the sum of those of the steps; 0 for an operation without a choice.
-    #[must_use]
     pub fn estimate_us(&self) -> f64 {
         self.steps().iter().map(|step| step.estimate_us).sum()
     }
 
     /// Whether every row of every tensor has to start at a multiple of 16 bytes.
-    #[must_use]
     pub fn needs_alignment(&self) -> bool {
         self.steps()
             .iter()
@@ -192,19 +183,16 @@ impl<P> Plan<P> {
     }
 
     /// Every kernel that was not chosen, and why.
-    #[must_use]
     pub fn considered(&self) -> &[Considered] {
         &self.inner.considered
     }
 
     /// What the choice rests on; `None` on the CPU, which has no choice.
-    #[must_use]
     pub fn basis(&self) -> Option<&Basis> {
         self.inner.basis.as_ref()
     }
 
     /// A readable account of the choice: problem, device, kernels, and the reason for each kernel left out.
-    #[must_use]
     pub fn explain(&self) -> String
     where
         P: fmt::Display,

@@ -116,7 +116,6 @@ impl<T: Pod> Tensor<T> {
     }
 
     /// Batch, length, heads and head size, whatever the order in memory.
-    #[must_use]
     pub fn shape(&self) -> [usize; 4] {
         self.layout.shape
     }
@@ -127,7 +126,6 @@ impl<T: Pod> Tensor<T> {
     }
 
     /// Where the elements are.
-    #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -225,7 +223,6 @@ impl<T: Pod> Tensor<T> {
     }
 
     /// The elements on the host, in the order of memory; `None` on a GPU.
-    #[must_use]
     pub fn as_slice(&self) -> Option<&[T]> {
         match &self.storage {
             Storage::Host(data) => data.get(self.range()),
@@ -234,7 +231,6 @@ impl<T: Pod> Tensor<T> {
     }
 
     /// The elements on the device, for kernels of one's own; `None` on the CPU. They are ordered on the slice's stream.
-    #[must_use]
     pub fn device_slice(&self) -> Option<DeviceSlice<'_, T>> {
         match &self.storage {
             Storage::Device(buffer) => buffer.slice(self.range()).ok(),

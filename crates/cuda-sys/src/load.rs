@@ -34,13 +34,11 @@ pub struct Version(pub u32);
 
 impl Version {
     /// The part before the dot.
-    #[must_use]
     pub const fn major(self) -> u32 {
         self.0 / 1000
     }
 
     /// The part after the dot.
-    #[must_use]
     pub const fn minor(self) -> u32 {
         self.0 % 1000 / 10
     }

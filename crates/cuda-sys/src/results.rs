@@ -18,7 +18,6 @@ macro_rules! results {
             )*
 
             /// The header's name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
-            #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(concat!("CUDA_", stringify!($name))),)*

@@ -453,13 +453,11 @@ macro_rules! declare {
             }
 
             /// The library the functions came from, as it was named to the loader.
-            #[must_use]
             pub fn library(&self) -> &Path {
                 &self.library
             }
 
             /// The CUDA version the driver supports.
-            #[must_use]
             pub fn version(&self) -> Version {
                 self.version
             }

@@ -22,7 +22,6 @@ macro_rules! handles {
             pub const NULL: $name = $name(std::ptr::null_mut());
 
             /// Whether this is the null handle.
-            #[must_use]
             pub fn is_null(self) -> bool {
                 self.0.is_null()
             }
@@ -90,7 +89,6 @@ macro_rules! integers {
             pub const NAMED: &[$name] = &[$($name($value),)*];
 
             /// The constant's name without the header's prefix.
-            #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($constant)),)*

@@ -33,6 +33,7 @@ pub struct DeviceBuffer<T> {
 }
 
 /// A shared view of part of a [`DeviceBuffer`].
+#[must_use]
 pub struct DeviceSlice<'a, T> {
     memory: &'a Arc<Allocation>,
     pointer: CUdeviceptr,
@@ -41,6 +42,7 @@ pub struct DeviceSlice<'a, T> {
 }
 
 /// An exclusive view of part of a [`DeviceBuffer`].
+#[must_use]
 pub struct DeviceSliceMut<'a, T> {
     view: DeviceSlice<'a, T>,
     exclusive: PhantomData<&'a mut T>,
@@ -151,43 +153,36 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// How many elements.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Size in bytes.
-    #[must_use]
     pub fn byte_len(&self) -> usize {
         self.len * size_of::<T>()
     }
 
     /// The device address, for a kernel's parameters; 0 for an empty buffer.
-    #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }
 
     /// The stream the buffer belongs to.
-    #[must_use]
     pub fn stream(&self) -> &Stream {
         self.memory.stream()
     }
 
     /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
-    #[must_use]
     pub fn context(&self) -> &Context {
         self.stream().context()
     }
 
     /// What keeps the memory alive, for [`Stream::keep_for_graph`].
-    #[must_use]
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.memory.clone()
     }
@@ -211,7 +206,6 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// A view of everything.
-    #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
         DeviceSlice {
             memory: &self.memory,
@@ -222,7 +216,6 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// An exclusive view of everything.
-    #[must_use]
     pub fn as_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
         DeviceSliceMut {
             view: self.as_slice(),
@@ -304,7 +297,6 @@ impl DeviceBuffer<u8> {
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// The same bytes, without the type.
-    #[must_use]
     pub fn into_bytes(self) -> DeviceSlice<'a, u8> {
         DeviceSlice {
             memory: self.memory,
@@ -315,37 +307,31 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     }
 
     /// How many elements.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The device address of the first element.
-    #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }
 
     /// The stream the buffer belongs to.
-    #[must_use]
     pub fn stream(&self) -> &'a Stream {
         self.memory.stream()
     }
 
     /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
-    #[must_use]
     pub fn context(&self) -> &'a Context {
         self.stream().context()
     }
 
     /// What keeps the memory alive, for [`Stream::keep_for_graph`].
-    #[must_use]
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.memory.clone()
     }
@@ -438,49 +424,41 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// The same bytes, without the type and the right to write them: for a list of what a launch uses, which still borrows the
     /// buffer exclusively.
-    #[must_use]
     pub fn into_bytes(self) -> DeviceSlice<'a, u8> {
         self.view.into_bytes()
     }
 
     /// The same elements, shared.
-    #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
         self.view.clone()
     }
 
     /// How many elements.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.view.len
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.view.len == 0
     }
 
     /// The device address of the first element.
-    #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
         self.view.pointer()
     }
 
     /// The stream the buffer belongs to.
-    #[must_use]
     pub fn stream(&self) -> &'a Stream {
         self.view.stream()
     }
 
     /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
-    #[must_use]
     pub fn context(&self) -> &'a Context {
         self.view.context()
     }
 
     /// What keeps the memory alive, for [`Stream::keep_for_graph`].
-    #[must_use]
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.view.memory.clone()
     }

@@ -27,7 +27,6 @@ impl CaptureId {
     }
 
     /// The driver's number.
-    #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }

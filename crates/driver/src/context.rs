@@ -170,19 +170,16 @@ impl Context {
     }
 
     /// The device.
-    #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
     /// The driver.
-    #[must_use]
     pub fn driver(&self) -> &Driver {
         self.inner.device.driver()
     }
 
     /// The driver's handle, valid while this context lives.
-    #[must_use]
     pub fn raw(&self) -> CUcontext {
         self.inner.raw
     }
@@ -273,7 +270,6 @@ impl Context {
     }
 
     /// Whether both are the same CUDA context: one device by way of one driver.
-    #[must_use]
     pub fn is_same(&self, other: &Context) -> bool {
         self.inner.raw == other.inner.raw && self.driver().identity() == other.driver().identity()
     }

@@ -30,19 +30,16 @@ impl Device {
     }
 
     /// The driver the device belongs to.
-    #[must_use]
     pub fn driver(&self) -> &Driver {
         &self.driver
     }
 
     /// Its place in the driver's order, counted from 0.
-    #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
     /// The driver's handle.
-    #[must_use]
     pub fn raw(&self) -> CUdevice {
         self.raw
     }

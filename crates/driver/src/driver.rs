@@ -75,19 +75,16 @@ impl Driver {
     }
 
     /// The table of driver functions, for what this crate doesn't wrap.
-    #[must_use]
     pub fn api(&self) -> &DriverApi {
         &self.api
     }
 
     /// The CUDA version the driver supports.
-    #[must_use]
     pub fn version(&self) -> Version {
         self.api.version()
     }
 
     /// The library the driver was loaded from.
-    #[must_use]
     pub fn library(&self) -> &Path {
         self.api.library()
     }

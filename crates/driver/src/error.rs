@@ -190,7 +190,6 @@ pub enum DriverError {
 
 impl DriverError {
     /// The driver's code, if the error comes from a call to it.
-    #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {
             DriverError::Cuda(error) | DriverError::Module { source: error, .. } => {
@@ -201,13 +200,11 @@ impl DriverError {
     }
 
     /// Whether the device ran out of memory; the context stays usable.
-    #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::ERROR_OUT_OF_MEMORY)
     }
 
     /// Whether the context is lost: every later call in this process fails the same way.
-    #[must_use]
     pub fn is_sticky(&self) -> bool {
         self.code().is_some_and(is_sticky)
     }

@@ -50,7 +50,6 @@ impl Event {
     }
 
     /// The context the event belongs to.
-    #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -65,7 +64,6 @@ impl Event {
     }
 
     /// The driver's handle, valid while this event lives.
-    #[must_use]
     pub fn raw(&self) -> CUevent {
         self.raw
     }

@@ -29,6 +29,7 @@ const PROGRAMMATIC_EDGES: Version = Version(12_030);
 /// How a kernel is loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use]
 pub struct KernelOptions {
     /// What errors call the kernel, if not by its entry's name.
     pub name: Option<String>,
@@ -42,13 +43,11 @@ pub struct KernelOptions {
 
 impl KernelOptions {
     /// Nothing out of the ordinary.
-    #[must_use]
     pub fn new() -> KernelOptions {
         KernelOptions::default()
     }
 
     /// With this name in errors.
-    #[must_use]
     pub fn name(self, name: impl Into<String>) -> KernelOptions {
         KernelOptions {
             name: Some(name.into()),
@@ -57,7 +56,6 @@ impl KernelOptions {
     }
 
     /// With a check that the image's parameter block has this many bytes.
-    #[must_use]
     pub fn param_bytes(self, bytes: usize) -> KernelOptions {
         KernelOptions {
             param_bytes: Some(bytes),
@@ -66,7 +64,6 @@ impl KernelOptions {
     }
 
     /// With launches that use up to this much dynamic shared memory.
-    #[must_use]
     pub fn dynamic_shared_bytes(self, bytes: u32) -> KernelOptions {
         KernelOptions {
             dynamic_shared_bytes: bytes,
@@ -75,7 +72,6 @@ impl KernelOptions {
     }
 
     /// With clusters of up to 16 blocks.
-    #[must_use]
     pub fn large_clusters(self) -> KernelOptions {
         KernelOptions {
             large_clusters: true,
@@ -192,19 +188,16 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     }
 
     /// What errors call the kernel.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The module the kernel is in.
-    #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
     }
 
     /// The driver's handle, valid while the module is loaded.
-    #[must_use]
     pub fn raw(&self) -> CUfunction {
         self.function
     }

@@ -12,6 +12,7 @@ use crate::context::Limits;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[must_use]
 pub struct LaunchConfig {
     /// Blocks of the grid.
     pub grid: [u32; 3],
@@ -31,7 +32,6 @@ pub struct LaunchConfig {
 
 impl LaunchConfig {
     /// A plain launch: no dynamic shared memory, no clusters, not cooperative.
-    #[must_use]
     pub const fn new(grid: [u32; 3], block: [u32; 3]) -> LaunchConfig {
         LaunchConfig {
             grid,
@@ -44,7 +44,6 @@ impl LaunchConfig {
     }
 
     /// With this much dynamic shared memory per block.
-    #[must_use]
     pub const fn dynamic_shared_bytes(self, bytes: u32) -> LaunchConfig {
         LaunchConfig {
             dynamic_shared_bytes: bytes,
@@ -53,7 +52,6 @@ impl LaunchConfig {
     }
 
     /// With the grid made of clusters of this many blocks.
-    #[must_use]
     pub const fn cluster(self, blocks: [u32; 3]) -> LaunchConfig {
         LaunchConfig {
             cluster: Some(blocks),
@@ -62,7 +60,6 @@ impl LaunchConfig {
     }
 
     /// With all blocks resident at once.
-    #[must_use]
     pub const fn cooperative(self) -> LaunchConfig {
         LaunchConfig {
             cooperative: true,
@@ -72,7 +69,6 @@ impl LaunchConfig {
 
     /// With a beginning before the end of what precedes it in the stream; see
     /// [`LaunchConfig::programmatic`].
-    #[must_use]
     pub const fn programmatic(self) -> LaunchConfig {
         LaunchConfig {
             programmatic: true,
@@ -81,7 +77,6 @@ impl LaunchConfig {
     }
 
     /// Threads of a block; saturates for sizes that no device takes.
-    #[must_use]
     pub const fn threads_per_block(&self) -> u32 {
         product(self.block)
     }

@@ -90,19 +90,16 @@ impl Module {
     }
 
     /// The context the module is loaded into.
-    #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
     /// The driver's handle, valid while this module lives.
-    #[must_use]
     pub fn raw(&self) -> CUmodule {
         self.inner.raw
     }
 
     /// What the driver's compiler had to say about a PTX; usually nothing.
-    #[must_use]
     pub fn log(&self) -> &str {
         &self.inner.log
     }

@@ -83,13 +83,11 @@ impl Scratch {
     }
 
     /// The device address, aligned to 256 bytes; 0 for no bytes.
-    #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }
 
     /// How many bytes.
-    #[must_use]
     pub fn byte_len(&self) -> usize {
         self.bytes
     }

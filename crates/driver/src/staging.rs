@@ -78,7 +78,6 @@ pub struct Staged {
 
 impl Staging {
     /// Without slots; they are made as they are needed.
-    #[must_use]
     pub fn new(context: &Context) -> Staging {
         let pool = Pool {
             context: context.clone(),
@@ -273,7 +272,6 @@ impl Pool {
 
 impl Staged {
     /// The device address of the first element, aligned to 256 bytes; 0 for an empty array.
-    #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }

@@ -160,19 +160,16 @@ impl Stream {
     }
 
     /// Whether both are the same CUDA stream: the handle and the context.
-    #[must_use]
     pub fn is_same(&self, other: &Stream) -> bool {
         self.raw() == other.raw() && self.context().is_same(other.context())
     }
 
     /// The context the stream belongs to.
-    #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
     /// The driver's handle, valid while this stream lives.
-    #[must_use]
     pub fn raw(&self) -> CUstream {
         self.inner.raw
     }

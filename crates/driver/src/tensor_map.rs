@@ -139,6 +139,7 @@ impl<T: Copy + Default + fmt::Debug> fmt::Debug for List<T> {
 /// # }
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct TiledTensorMap {
     element: TensorMapElement,
     address: CUdeviceptr,
@@ -153,7 +154,6 @@ impl TensorMap {
     /// A map of the tensor at `address`: `dims` elements along each dimension, `strides` bytes
     /// between neighbours along each dimension but the first, read in boxes of `box_dims`.
     /// What lies outside the tensor reads as zero and is not written.
-    #[must_use]
     pub fn tiled(
         element: TensorMapElement,
         address: CUdeviceptr,
@@ -175,13 +175,11 @@ impl TensorMap {
 
 impl TiledTensorMap {
     /// With rows swizzled in shared memory.
-    #[must_use]
     pub fn swizzle(self, swizzle: Swizzle) -> TiledTensorMap {
         TiledTensorMap { swizzle, ..self }
     }
 
     /// With loads widened to this size in L2; 128 bytes unless told otherwise. What is read once is read a tenth slower with 256.
-    #[must_use]
     pub fn l2_promotion(self, l2_promotion: CUtensorMapL2promotion) -> TiledTensorMap {
         TiledTensorMap {
             l2_promotion,

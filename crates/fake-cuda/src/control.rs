@@ -62,14 +62,12 @@ impl FakeLaunch {
     }
 
     /// The kernel's entry name.
-    #[must_use]
     pub fn name(&self) -> String {
         let name = self.name.split(|&byte| byte == 0).next();
         String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
     }
 
     /// The parameter block as it was at the launch.
-    #[must_use]
     pub fn params(&self) -> &[u8] {
         &self.params[..self.params_len]
     }

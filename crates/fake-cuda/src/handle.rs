@@ -21,7 +21,6 @@ impl FakeDriver {
     /// # Panics
     /// If the shared library is not next to the test executable, where Cargo puts it when this
     /// crate is a dependency.
-    #[must_use]
     pub fn open() -> FakeDriver {
         FakeDriver::open_without(&[])
     }
@@ -30,7 +29,6 @@ impl FakeDriver {
     ///
     /// # Panics
     /// As [`FakeDriver::open`], or if the library has no such function.
-    #[must_use]
     pub fn open_without(symbols: &[&str]) -> FakeDriver {
         static OPENED: AtomicUsize = AtomicUsize::new(0);
         let original = library_path();
@@ -57,7 +55,6 @@ impl FakeDriver {
     }
 
     /// The copy's path, to be loaded as a driver.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -120,7 +117,6 @@ impl FakeDriver {
     }
 
     /// The function that the fault set last has hit, or `None` if it has not happened.
-    #[must_use]
     pub fn fault(&self) -> Option<String> {
         (self.raw_fault_happened() != 0)
             .then(|| text(|buffer, len| self.raw_fault_symbol(buffer, len)))
@@ -132,13 +128,11 @@ impl FakeDriver {
     }
 
     /// How many calls there have been, not counting those about errors.
-    #[must_use]
     pub fn calls(&self) -> u64 {
         with_text(None, |any| self.raw_calls(any))
     }
 
     /// How many calls of one function there have been.
-    #[must_use]
     pub fn calls_of(&self, symbol: &str) -> u64 {
         with_text(Some(symbol), |symbol| self.raw_calls(symbol))
     }
@@ -149,26 +143,22 @@ impl FakeDriver {
     }
 
     /// How many objects of a kind there are.
-    #[must_use]
     pub fn live(&self, kind: Kind) -> usize {
         self.raw_live(kind as i32)
     }
 
     /// How many operations are queued and have not run.
-    #[must_use]
     pub fn pending(&self) -> usize {
         self.raw_pending()
     }
 
     /// How many device allocations nobody freed: the end of their context, which is when the last
     /// retain of the device is released, took them along.
-    #[must_use]
     pub fn reclaimed(&self) -> usize {
         self.raw_reclaimed()
     }
 
     /// The kernels that have run, in order.
-    #[must_use]
     pub fn launches(&self) -> Vec<FakeLaunch> {
         (0..self.raw_launch_count())
             .map(|index| {
@@ -180,7 +170,6 @@ impl FakeDriver {
     }
 
     /// Every misuse so far, in words.
-    #[must_use]
     pub fn violations(&self) -> Vec<String> {
         (0..self.raw_violation_count())
             .map(|index| text(|buffer, len| self.raw_violation(index, buffer, len)))

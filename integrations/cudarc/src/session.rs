@@ -64,13 +64,11 @@ impl Session {
     }
 
     /// The stream.
-    #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
     /// The device with its kernels, to plan and to prepare by hand.
-    #[must_use]
     pub fn gpu(&self) -> &'static Gpu {
         self.gpu
     }

@@ -92,7 +92,6 @@ impl HostMemory {
     ///
     /// # Safety
     /// The memory is there, holds values of `T`, for which it is aligned, and nobody writes it while the slice lives.
-    #[must_use]
     pub unsafe fn slice<'a, T>(&self) -> &'a [T] {
         // SAFETY: not null and no larger than memory, by `new`; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len / size_of::<T>()) }
@@ -102,7 +101,6 @@ impl HostMemory {
     ///
     /// # Safety
     /// As [`slice`](Self::slice), and nobody else reads it either.
-    #[must_use]
     pub unsafe fn slice_mut<'a, T>(&self) -> &'a mut [T] {
         // SAFETY: as in `slice`.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len / size_of::<T>()) }

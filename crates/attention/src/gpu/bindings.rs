@@ -14,6 +14,7 @@ use crate::spec::{
 
 /// The device addresses of one launch: those of operands, 0 for each that the description does not have, and those of a merge's parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct Addresses<'a> {
     /// The address of each operand.
     pub operands: Slots<u64>,
@@ -23,7 +24,6 @@ pub struct Addresses<'a> {
 
 impl<'a> Addresses<'a> {
     /// Those of a merge; `lse` is 0 if it is not wanted.
-    #[must_use]
     pub fn merge(out: u64, lse: u64, parts: &'a [[u64; 2]]) -> Self {
         let mut operands = Slots::filled(0);
         (operands[Operand::Out], operands[Operand::Lse]) = (out, lse);

@@ -81,19 +81,16 @@ impl<O: Operation> Prepared<O> {
     }
 
     /// What was prepared.
-    #[must_use]
     pub fn plan(&self) -> &Plan<O::Problem> {
         &self.inner.plan
     }
 
     /// Device memory that a launch of any call of the problem needs besides the tensors.
-    #[must_use]
     pub fn scratch(&self) -> Scratch {
         O::scratch(self.plan())
     }
 
     /// The context that the kernels are loaded in.
-    #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }

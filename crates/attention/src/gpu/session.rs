@@ -54,7 +54,6 @@ impl Session {
     }
 
     /// The stream.
-    #[must_use]
     pub fn stream(&self) -> CUstream {
         self.stream
     }

@@ -15,6 +15,7 @@ use crate::spec::Invalid;
 /// (`wmma_d64_64x64_w4_s2_f16_compute_80`). An empty name is an error.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
+#[must_use]
 pub enum Choice {
     /// The one the planner expects to be fastest.
     #[default]
@@ -50,7 +51,6 @@ impl Choice {
     ///
     /// assert_eq!(Choice::kernel_of::<Wmma, D64M32N64W4S2>().to_string(), "wmma_d64_32x64_w4_s2");
     /// ```
-    #[must_use]
     pub fn kernel_of<F: FamilyType, T: ShippedIn<F>>() -> Self {
         Choice::Kernel(kernel_name::<F, T>().to_owned())
     }

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 /// The limits of a GPU that decide which kernel runs and how fast.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use]
 pub struct DeviceProfile {
     /// Marketing name, such as `NVIDIA H200`.
     pub name: String,
@@ -65,7 +66,6 @@ impl DeviceProfile {
     }
 
     /// The same device with other multiprocessors: on few of them small problems take the paths of large ones.
-    #[must_use]
     pub fn with_multiprocessors(self, multiprocessors: u32) -> Self {
         DeviceProfile {
             multiprocessors,
@@ -74,7 +74,6 @@ impl DeviceProfile {
     }
 
     /// The H200's limits: the device that most measured figures of this project come from, and the one planner tests use.
-    #[must_use]
     pub fn h200() -> Self {
         DeviceProfile {
             name: "NVIDIA H200".to_owned(),

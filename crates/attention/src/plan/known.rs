@@ -122,7 +122,6 @@ impl DeviceProfile {
     }
 
     /// What people type for it: `rtx4090` for `NVIDIA GeForce RTX 4090`, `h100` for `NVIDIA H100 80GB HBM3`.
-    #[must_use]
     pub fn short_name(&self) -> String {
         short(&self.name)
     }

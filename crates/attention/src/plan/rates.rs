@@ -42,6 +42,7 @@ pub use fit::Timed;
 /// # Ok::<(), warptile::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[must_use]
 pub struct Rates {
     device: String,
     driver: Option<String>,
@@ -135,7 +136,6 @@ static EMBEDDED: LazyLock<Vec<Rates>> = LazyLock::new(|| {
 impl Rates {
     /// The embedded table of the device; of a GPU that was not measured, the H200's: only ratios matter, and the same order of
     /// kernels is expected.
-    #[must_use]
     pub fn embedded(device: &DeviceProfile) -> &'static Rates {
         let tables = &*EMBEDDED;
         tables
@@ -145,25 +145,21 @@ impl Rates {
     }
 
     /// The GPU that was measured.
-    #[must_use]
     pub fn device(&self) -> &str {
         &self.device
     }
 
     /// The driver that the measurement holds for, such as `CUDA 13.0`; `None` for the embedded tables.
-    #[must_use]
     pub fn driver(&self) -> Option<&str> {
         self.driver.as_deref()
     }
 
     /// What a plain kernel reads from the GPU's memory, in TB/s.
-    #[must_use]
     pub fn bandwidth(&self) -> f64 {
         self.bandwidth
     }
 
     /// What the kernel's rates are worth on a GPU.
-    #[must_use]
     pub fn standing(&self, device: &DeviceProfile, kernel: &str) -> Standing {
         match self.rate(kernel) {
             None => Standing::Unknown,
@@ -173,13 +169,11 @@ impl Rates {
     }
 
     /// How many kernels were measured, on the GPU that these are the rates of.
-    #[must_use]
     pub fn measured_kernels(&self) -> usize {
         self.kernels.iter().filter(|rate| !rate.modelled).count()
     }
 
     /// How many problems have a kernel of their own.
-    #[must_use]
     pub fn chosen_problems(&self) -> usize {
         self.choices.len()
     }

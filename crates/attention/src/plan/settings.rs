@@ -20,7 +20,6 @@ pub struct Settings {
 
 impl Settings {
     /// Whether all is as the planner has it.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Settings::default()
     }

@@ -71,7 +71,6 @@ pub struct LaunchShape {
 
 impl LaunchShape {
     /// Whether the launch uses the workspace.
-    #[must_use]
     pub const fn needs_workspace(&self) -> bool {
         self.workspace_bytes != 0
     }
@@ -175,7 +174,6 @@ impl Step {
     }
 
     /// Threads of a CTA.
-    #[must_use]
     pub const fn threads(&self) -> u32 {
         32 * self.image.tiling.warps
     }

@@ -52,13 +52,11 @@ pub struct Launching<'a> {
 
 impl Launching<'_> {
     /// The stream.
-    #[must_use]
     pub fn stream(&self) -> &Stream {
         self.stream
     }
 
     /// The capture that the stream is in, while this lives.
-    #[must_use]
     pub fn capture(&self) -> Option<CaptureId> {
         self.capture
     }

@@ -8,6 +8,7 @@ use crate::spec::Problem;
 
 /// The GPU time of one launch of a kernel, cold, as it was measured.
 #[derive(Debug, Clone, Copy)]
+#[must_use]
 pub struct Timed {
     problem: Problem,
     image: &'static Image,
@@ -17,7 +18,6 @@ pub struct Timed {
 
 impl Timed {
     /// A step of a problem's plan, which took so many microseconds.
-    #[must_use]
     pub fn new(problem: Problem, step: &Step, microseconds: f64) -> Self {
         Timed {
             problem,
@@ -42,7 +42,6 @@ impl Rates {
     /// scaled by what the others are faster or slower if `self` is of another GPU. Choices for problems stay if `self` is of this GPU.
     ///
     /// The speed of a kernel is that at which the squares of the logarithms of estimated over measured times add up to the least.
-    #[must_use]
     pub fn fitted(&self, device: &DeviceProfile, driver: &str, times: &[Timed]) -> Self {
         let same = self.device == device.name;
         let multiprocessors = f64::from(device.multiprocessors.max(1));

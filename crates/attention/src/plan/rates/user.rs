@@ -15,7 +15,6 @@ impl Rates {
     /// Where `warptile tune` keeps the rates of a GPU: `warptile/rates/` in the user's folder for configuration, a file for each name of a
     /// GPU. That folder is `XDG_CONFIG_HOME` or `.config` in the home folder, `Library/Application Support` on macOS, and `APPDATA` on
     /// Windows; `None` if the environment names none.
-    #[must_use]
     pub fn user_file(device: &str) -> Option<PathBuf> {
         // A path that is not absolute is to be ignored (XDG Base Directory Specification).
         let folder = |name: &str| {
