@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the Markdown files of the repository: links lead somewhere, every page of docs/ is linked from README.md, and the
-commands and the program that README.md shows first are those of the crate's README, which CI runs.
+pages that begin with a Rust program show the same one. What the blocks of pages print is checked by check_blocks.py.
 
 Usage: scripts/check_docs.py     (anywhere in the repository; needs git)
 """
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = "https://github.com/warptile/warptile/"
+FIRST_PROGRAM = ("README.md", "docs/rust.md", "crates/attention/README.md")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)")
 
@@ -68,11 +69,9 @@ def check(root):
     for page in sorted((root / "docs").glob("*.md")):
         if page not in linked:
             wrong.append(f"{page.relative_to(root)} is not linked from README.md")
-    front, crate = root / "README.md", root / "crates" / "attention" / "README.md"
-    for language in ("sh", "rust"):
-        shown = first_block(front.read_text(encoding="utf-8"), language)
-        if shown is None or shown != first_block(crate.read_text(encoding="utf-8"), language):
-            wrong.append(f"README.md: its first {language} block is not that of {crate.relative_to(root)}")
+    programs = {name: first_block((root / name).read_text(encoding="utf-8"), "rust") for name in FIRST_PROGRAM}
+    if None in programs.values() or len(set(programs.values())) != 1:
+        wrong.append(f"the first programs differ: {', '.join(programs)}")
     return wrong, followed
 
 
