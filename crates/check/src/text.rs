@@ -6,7 +6,7 @@ use std::str::FromStr;
 use warptile::ElementType;
 use warptile::kernels::Excerpt;
 use warptile::plan::DeviceProfile;
-use warptile::spec::Heads;
+use warptile::spec::{Heads, Scoring};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
@@ -14,11 +14,19 @@ use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseCaseError {
-    /// A word is not understood. It is given without control characters, and only its beginning if it is long.
+    /// A word is not understood.
+    #[error("`{word}` is not part of a problem; {}", advice(.suggestion))]
+    Word {
+        /// The word without control characters, and only its beginning if it is long.
+        word: String,
+        /// The words that it probably stands for.
+        suggestion: Option<String>,
+    },
+    /// No word gives a length.
     #[error(
-        "`{0}` is not part of a problem; a problem reads like `b2 q113 k203 h8/2 d64 f16 mask=causal scale=0.5 layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
+        "a problem needs lengths: qN, kN (if the keys are not as many), packed=QxK,... or lengths=K,..., such as `b2 q512 h8 d64 f16`"
     )]
-    Word(String),
+    NoLengths,
     /// Two words say the same thing, or one replaces what the other says. They are given as in [`ParseCaseError::Word`].
     #[error(
         "`{0}` and `{1}` say the same thing; a problem says each once, and `packed=` in place of b, q and k"
@@ -89,24 +97,20 @@ fn pairs(lengths: &[(usize, usize)]) -> String {
 impl FromStr for Case {
     type Err = ParseCaseError;
 
-    /// Parses what `Display` prints. Words may come in any order; missing ones mean one sequence of one query and one key,
-    /// one head of size 64, `f32`, and no feature.
+    /// Parses what `Display` prints. Words may come in any order. Without the word, there is one sequence, one query, as many keys as queries,
+    /// one head of size 64, `f32`, and no feature. Some word must give a length.
     fn from_str(text: &str) -> Result<Self, ParseCaseError> {
-        let mut parser = Parser {
-            case: Case::new(1, 1, Heads::new(1, 64)),
-            key_lengths: None,
-            batch_given: false,
-            keys_given: false,
-        };
+        let mut parser = Parser::default();
         let mut said: Vec<(&str, &str)> = Vec::new();
         for word in text.split_whitespace() {
             let about = subject(word);
             if let Some((_, before)) = said.iter().find(|(known, _)| excludes(known, about)) {
                 return Err(ParseCaseError::Twice(printable(before), printable(word)));
             }
-            parser
-                .word(word)
-                .ok_or_else(|| ParseCaseError::Word(printable(word)))?;
+            parser.word(word).ok_or_else(|| ParseCaseError::Word {
+                word: printable(word),
+                suggestion: suggestion(word),
+            })?;
             said.push((about, word));
         }
         let case = parser.finish();
@@ -126,7 +130,11 @@ impl FromStr for Case {
         }
         case.try_call()
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
-        Ok(case)
+        let is_length = |about: &str| ["q", "k", "packed", "lengths"].contains(&about);
+        match said.iter().any(|(about, _)| is_length(about)) {
+            true => Ok(case),
+            false => Err(ParseCaseError::NoLengths),
+        }
     }
 }
 
@@ -156,6 +164,64 @@ fn excludes(one: &str, other: &str) -> bool {
         || (of_lengths(one) && of_lengths(other))
 }
 
+/// The words that are known besides those of options, heads and lengths.
+const NAMES: [&str; 12] = [
+    "packed",
+    "used",
+    "lengths",
+    "splits",
+    "cache",
+    "pages",
+    "runs",
+    "layout",
+    "sms",
+    "seed",
+    "unaligned",
+    "device-lengths",
+];
+
+/// What another program's word is here, if that is clear.
+fn suggestion(word: &str) -> Option<String> {
+    let plain = |word: &str| word.to_lowercase().replace(['-', '_'], "");
+    let (name, value) = word.split_once('=').unwrap_or((word, ""));
+    let name = plain(name);
+    let digits = name.trim_start_matches(char::is_alphabetic);
+    let known = match (&name[..name.len() - digits.len()], digits, value) {
+        ("fp" | "float", "16", "") | ("half", "", "") => "f16".to_owned(),
+        ("bfloat", "16", "") => "bf16".to_owned(),
+        ("fp" | "float", "32", "") | ("float", "", "") => "f32".to_owned(),
+        ("fp" | "float" | "f", "8", "") | ("e", "4m3", "") => "cache=e4m3".to_owned(),
+        ("causal", "", _) => "mask=causal".to_owned(),
+        ("window", "", "") => "mask=window,LEFT,RIGHT".to_owned(),
+        ("window", "", value) => format!("mask=window,{value}"),
+        ("alibi", "", "") => "alibi=head".to_owned(),
+        ("s" | "l" | "n" | "seq" | "len", length, "") => format!("q{length} k{length}"),
+        ("batch" | "b", "", value) => format!("b{value}"),
+        ("heads" | "h", "", value) => format!("h{value}"),
+        ("headdim" | "dim" | "d", "", value) => format!("d{value}"),
+        ("q" | "k", "", value) => format!("{name}{value}"),
+        _ => {
+            let mut words = Scoring::words().chain(NAMES);
+            let known = { words.find(|known| plain(known) == name) }.unwrap_or(&name);
+            word.split_once('=')
+                .map_or(known.to_owned(), |(_, value)| format!("{known}={value}"))
+        }
+    };
+    // Only what would be understood, but for the names of numbers.
+    let understood = |word| Parser::default().word(word).is_some();
+    let is_new = known != word && (known.contains("LEFT") || known.split(' ').all(understood));
+    is_new.then(|| printable(&known))
+}
+
+fn advice(suggestion: &Option<String>) -> String {
+    match suggestion {
+        Some(words) => format!("did you mean `{words}`?"),
+        None => "a problem reads like `b2 q113 k203 h8/2 d64 f16 mask=causal scale=0.5 layout=gaps unaligned seed=7`, or \
+            `packed=3x5,4x4` in place of b, q and k"
+            .to_owned(),
+    }
+}
+
 /// A word as an error message may show it: what a terminal would obey is escaped, and what would fill it is cut off.
 fn printable(word: &str) -> String {
     Excerpt::up_to(40, word).to_string()
@@ -178,10 +244,26 @@ struct Parser {
     keys_given: bool,
 }
 
+impl Default for Parser {
+    fn default() -> Self {
+        Parser {
+            case: Case::new(1, 1, Heads::new(1, 64)),
+            key_lengths: None,
+            batch_given: false,
+            keys_given: false,
+        }
+    }
+}
+
 impl Parser {
     fn finish(self) -> Case {
         let mut case = self.case;
         let Some(keys) = self.key_lengths else {
+            if let Lengths::Dense { query, key, .. } = &mut case.lengths
+                && !self.keys_given
+            {
+                *key = *query;
+            }
             return case;
         };
         if let Lengths::Dense { batch, key, .. } = &mut case.lengths {
@@ -359,7 +441,7 @@ mod tests {
             let rule = format!("no such problem: sms is {count}; a GPU has 1 to 2048 multiproc");
             assert!(error.starts_with(&rule), "{error}");
         }
-        assert!("sms=2048".parse::<Case>().is_ok());
+        assert!("q1 sms=2048".parse::<Case>().is_ok());
         assert!(error("sms=x").starts_with("`sms=x` is not part"));
         assert!(error("pages=0").contains("k has pages of 0 rows; a page has 1 to 256"));
         for text in ["runs=8", "pages=16 runs=0"] {
@@ -381,6 +463,59 @@ mod tests {
         assert!(error("b3 k9 lengths=1,2").contains("2 used lengths are given for 3 sequences"));
         assert!(error("b1073741824 q0 k1 pages=1").contains("entries in the block table"));
         assert!(error("é").starts_with("`é`"));
+    }
+
+    #[test]
+    fn there_are_as_many_keys_as_queries_if_nobody_says_otherwise() {
+        for (text, expected) in [
+            ("b2 q512 h8 d64 f16", "b2 q512 k512 h8 d64 f16 seed=0"),
+            ("k9 q5", "b1 q5 k9 h1 d64 f32 seed=0"),
+            ("k9", "b1 q1 k9 h1 d64 f32 seed=0"),
+            (
+                "q5 lengths=ragged",
+                "b1 q5 k5 h1 d64 f32 lengths=ragged seed=0",
+            ),
+            ("q5 lengths=2,9", "b2 q5 k9 h1 d64 f32 lengths=2,9 seed=0"),
+        ] {
+            assert_eq!(text.parse::<Case>().unwrap().to_string(), expected);
+        }
+        for text in ["", " ", "b2 h8 d64 f16", "mask=causal"] {
+            assert_eq!(text.parse::<Case>(), Err(ParseCaseError::NoLengths));
+        }
+    }
+
+    #[test]
+    fn words_of_other_programs_have_a_suggestion() {
+        for (word, expected) in [
+            ("fp16", "f16"),
+            ("FP16", "f16"),
+            ("BF16", "bf16"),
+            ("bfloat16", "bf16"),
+            ("float32", "f32"),
+            ("half", "f16"),
+            ("fp8", "cache=e4m3"),
+            ("e4m3", "cache=e4m3"),
+            ("causal", "mask=causal"),
+            ("causal=true", "mask=causal"),
+            ("window=256,0", "mask=window,256,0"),
+            ("window", "mask=window,LEFT,RIGHT"),
+            ("s512", "q512 k512"),
+            ("alibi", "alibi=head"),
+            ("key-mask", "keymask"),
+            ("key_mask", "keymask"),
+            ("soft_cap=30", "softcap=30"),
+            ("device_lengths", "device-lengths"),
+            ("heads=8/2", "h8/2"),
+            ("head_dim=64", "d64"),
+            ("Q512", "q512"),
+        ] {
+            let error = word.parse::<Case>().unwrap_err().to_string();
+            let rest = format!("`{word}` is not part of a problem; did you mean `{expected}`?");
+            assert_eq!(error, rest);
+        }
+        for word in ["zebra", "s512x", "softcap=x", "", "=", "heads=x", "bias=1"] {
+            assert_eq!(suggestion(word), None, "{word}");
+        }
     }
 
     /// `q512 q512` for `q512 k512` would be another problem.

@@ -11,7 +11,8 @@ use crate::text;
 const GRAMMAR: &str = "\
 A problem is a line of words, such as
 \"b2 q113 k203 h8/2 d64 f16 mask=causal scale=0.5\":
-  bN qN kN        sequences, query length, key length [1 each]
+  bN qN kN        sequences, query length, key length [b1, q1, as many keys as
+                  queries]; one of the lengths must be there
   packed=QxK,...  in place of these: lengths of packed sequences; QxK*N stands
                   for N of them
   hH or hH/K      query heads, and key/value heads if they are fewer [1]
@@ -76,6 +77,11 @@ pub(crate) fn help(lines: &[&str]) -> String {
 pub(crate) fn parse(text: &str) -> Result<Case, String> {
     text.parse()
         .map_err(|error: ParseCaseError| error.to_string())
+}
+
+/// Whether this is a word of problems.
+pub(crate) fn is_word(text: &str) -> bool {
+    !matches!(text.parse::<Case>(), Err(ParseCaseError::Word { .. }))
 }
 
 /// The problem as a line of text, but for what its random values follow from.

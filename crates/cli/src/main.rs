@@ -35,7 +35,7 @@ mod version;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 use crate::console::Console;
@@ -129,7 +129,14 @@ fn main() -> ExitCode {
             let mut console = Console::stdout();
             return ended(version::print(&mut console));
         }
-        Err(error) => {
+        Err(mut error) => {
+            if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+                && cases::is_word(word)
+            {
+                let tip = "a problem is one argument: put all its words in quotes";
+                let tip = ContextValue::StyledStrs(vec![tip.into()]);
+                error.insert(ContextKind::Suggested, tip);
+            }
             // Help goes to standard output, errors to standard error; if either is gone there is nobody to tell.
             let _ = error.print();
             return if error.use_stderr() {

@@ -137,10 +137,10 @@ mod tests {
         };
         let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
         let each = [
-            "d8 f16 mask=causal h4/2".to_owned(),
-            "d8 f32 mask=causal diagonal=top-left layout=gaps unaligned".to_owned(),
+            "q1 d8 f16 mask=causal h4/2".to_owned(),
+            "q1 d8 f32 mask=causal diagonal=top-left layout=gaps unaligned".to_owned(),
             format!(
-                "d64 bf16 layout=interleaved {}",
+                "q1 d64 bf16 layout=interleaved {}",
                 options(Scoring::new().mask(warptile::Mask::window(1, 1)), true)
             ),
             format!(

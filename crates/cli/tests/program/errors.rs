@@ -694,3 +694,24 @@ fn caches_that_break_a_rule() {
     );
     assert!(stderr.contains("tensor block_table is missing"), "{stderr}");
 }
+
+#[test]
+fn words_of_a_problem_come_with_advice() {
+    for (arguments, advice) in [
+        (
+            &["plan", "b4", "q4096", "k4096"][..],
+            "put all its words in quotes",
+        ),
+        (
+            &["bench", "--shape", "b4", "h32/8"],
+            "put all its words in quotes",
+        ),
+        (&["plan", "q4096 fp16"], "did you mean `f16`?"),
+        (&["plan", ""], "a problem needs lengths: qN, kN"),
+    ] {
+        let (_, stderr) = expect_code(2, warptile().args(arguments));
+        assert!(stderr.contains(advice), "{arguments:?}: {stderr}");
+    }
+    let (_, stderr) = expect_code(2, warptile().args(["plan", "q1", "zebra"]));
+    assert!(!stderr.contains("quotes"), "{stderr}");
+}
