@@ -343,11 +343,12 @@ mod tests {
             ([70, 333], 32),
             ([200, 201], 80),
         ] {
+            let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
             for scoring in [
                 "",
                 "mask=causal scale=-0.2",
                 "mask=window,50,3",
-                "softcap=5 alibi=head",
+                &format!("{} alibi=head", numbers.join(" ")),
             ] {
                 let expected = attend::<T>(portable, lengths, depth, scoring);
                 for isa in Isa::all() {

@@ -18,6 +18,7 @@ use bytemuck::{Pod, Zeroable};
 use cpp::{cpp_number, cpp_struct};
 use declared::InCpp;
 
+use crate::AlibiShape;
 use crate::operand::Slots;
 use crate::table::Operand;
 
@@ -593,6 +594,21 @@ impl Sequences {
 }
 
 impl Scoring {
+    /// With the numbers of options, and the slopes between batch entries.
+    pub fn with_numbers(self, options: &crate::Scoring, heads: &crate::Heads) -> Self {
+        let [scale, softcap] = options.numbers(heads.dim);
+        let slopes_batch = match options.alibi {
+            Some(AlibiShape::PerBatchHead) => heads.query as i64,
+            _ => 0,
+        };
+        Scoring {
+            scale,
+            softcap,
+            slopes_batch,
+            ..self
+        }
+    }
+
     /// With the operands of options: their addresses, and the steps of tensors between batch entries, queries, heads and keys.
     pub fn with_operands(self, at: &Slots<u64>, steps: impl Fn(Operand) -> [i64; 4]) -> Self {
         let [bias_batch, bias_row, bias_head, bias_key] = steps(Operand::Bias);
@@ -652,6 +668,18 @@ mod tests {
         assert_eq!(Merge::default().outs.len(), MERGE_PARTS);
         assert_eq!(ForwardTma::default().order.len(), ORDERED_TILES);
         assert_eq!(Rotary::default().turns.len(), ROTARY_PAIRS);
+    }
+
+    #[test]
+    fn an_option_that_is_not_used_is_0() {
+        let heads = crate::Heads::new(8, 64);
+        let block = |words: &str| Scoring::default().with_numbers(&words.parse().unwrap(), &heads);
+        let [plain, all] = ["", "scale=2 softcap=3 alibi=batch"].map(block);
+        assert_eq!(
+            (plain.scale, plain.softcap, plain.slopes_batch),
+            (0.125, 0.0, 0)
+        );
+        assert_eq!((all.scale, all.softcap, all.slopes_batch), (2.0, 3.0, 8));
     }
 
     #[test]

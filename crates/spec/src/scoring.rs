@@ -336,6 +336,16 @@ impl Scoring {
         )
     }
 
+    /// The factor of `q.k` at a head size, and the bound of scores or 0 for none: the numbers that kernels take.
+    pub fn numbers(&self, head_dim: usize) -> [f32; 2] {
+        [self.scale_of(head_dim), self.softcap.unwrap_or(0.0)]
+    }
+
+    /// Whether every score is below a bound before ALiBi and bias.
+    pub const fn bounds_scores(&self) -> bool {
+        self.softcap.is_some()
+    }
+
     /// Whether numbers of the call bend or shift every score: a softcap, or ALiBi.
     pub const fn changes_scores(&self) -> bool {
         self.softcap.is_some() || self.alibi.is_some()

@@ -1,4 +1,4 @@
-//! From scaled products to scores: softcap, ALiBi, bias, what is hidden, and what `f32` cannot hold.
+//! From scaled products to scores: the terms of options, what is hidden, and what `f32` cannot hold.
 
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl<T: Element> Block<'_, T> {
         let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
         let shown = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
         // A bias may be anything.
-        let safe = safe && (self.plain() || self.call.scoring().softcap.is_some()) && !shown;
+        let safe = safe && (self.plain() || self.call.scoring().bounds_scores()) && !shown;
         if safe && !masked {
             return;
         }
@@ -64,7 +64,7 @@ impl<T: Element> Block<'_, T> {
         }
     }
 
-    /// Softcap, ALiBi and bias.
+    /// The terms of options, bias included.
     fn add_terms(&self, panel: &Panel, keys: &Range<usize>, scores: &mut [f32]) {
         let Sequence {
             batch,
@@ -85,7 +85,7 @@ impl<T: Element> Block<'_, T> {
         self.isa.run(Terms {
             scores,
             lanes,
-            softcap: self.call.scoring().softcap,
+            scoring: self.call.scoring(),
             slopes: &slopes[..lanes],
             diagonals: &diagonals[..lanes],
             first_key: keys.start - start,

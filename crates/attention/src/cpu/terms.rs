@@ -2,13 +2,14 @@
 
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
+use crate::spec::Scoring;
 
 /// Softcap, then ALiBi, of the scores of a panel of queries.
 pub(super) struct Terms<'a> {
     /// A row of `lanes` numbers for each key.
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
-    pub(super) softcap: Option<f32>,
+    pub(super) scoring: &'a Scoring,
     /// Of each lane, the slope of ALiBi, 0 for none.
     pub(super) slopes: &'a [f32],
     /// Of each lane, where its diagonal is; keys are counted from the same place.
@@ -21,7 +22,7 @@ impl Work for Terms<'_> {
 
     #[inline(always)]
     unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
-        if let Some(cap) = self.softcap {
+        if let Some(cap) = self.scoring.softcap {
             let inverse = 1.0 / cap;
             for score in &mut *self.scores {
                 *score = cap * tanh::<L>(*score * inverse);
@@ -126,11 +127,12 @@ mod tests {
     use crate::cpu::isa::Isa;
 
     /// Softcap and ALiBi of some scores, all in one lane.
-    fn finish(isa: Isa, scores: &mut [f32], softcap: Option<f32>, slope: f32, diagonal: f32) {
+    fn finish(isa: Isa, scores: &mut [f32], softcap: f32, slope: f32, diagonal: f32) {
+        let scoring = Scoring::new().softcap(softcap);
         isa.run(Terms {
             scores,
             lanes: 1,
-            softcap,
+            scoring: &scoring,
             slopes: &[slope],
             diagonals: &[diagonal],
             first_key: 0,
@@ -143,7 +145,7 @@ mod tests {
             let scores: Vec<f32> = (0..20_001).map(|i| i as f32 / 500.0 - 20.0).collect();
             for (slope, tolerance) in [(0.0, 4e-7), (0.25, 4e-4)] {
                 let mut found = scores.clone();
-                finish(isa, &mut found, Some(3.0), slope, 10.0);
+                finish(isa, &mut found, 3.0, slope, 10.0);
                 for (key, (score, found)) in scores.iter().zip(&found).enumerate() {
                     let capped = 3.0 * (f64::from(*score) / 3.0).tanh();
                     let distance = (10.0 - key as f64).abs();
@@ -156,7 +158,7 @@ mod tests {
                 }
             }
             let mut special = [f32::INFINITY, f32::MIN, f32::NAN, 0.0];
-            finish(isa, &mut special, Some(2.0), 0.0, 0.0);
+            finish(isa, &mut special, 2.0, 0.0, 0.0);
             assert!(special[..2] == [2.0, -2.0] && special[2].is_nan() && special[3] == 0.0);
         }
     }

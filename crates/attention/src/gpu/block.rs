@@ -6,7 +6,7 @@ use warptile_kernels::{Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
-use crate::spec::{AlibiShape, Call, Diagonal, ElementType, Heads, Layout};
+use crate::spec::{Call, Diagonal, ElementType, Heads, Layout};
 
 /// The block of kernels that read through addresses.
 ///
@@ -116,7 +116,6 @@ pub(super) fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
 }
 
 fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
-    let options = call.scoring();
     let mask = call.mask();
     // Kernels know the two aligned diagonals. From any other the sides reach as far as from the top-left one, moved by the offset: a side
     // may be negative then, but never below what hides every key of every query.
@@ -134,17 +133,12 @@ fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
         None => [0; 4],
     };
     abi::Scoring {
-        slopes_batch: match options.alibi {
-            Some(AlibiShape::PerBatchHead) => call.heads().query as i64,
-            _ => 0,
-        },
-        scale: call.scale(),
-        softcap: options.softcap.unwrap_or(0.0),
         window_left: side(mask.left, -offset, call.key_len()),
         window_right: side(mask.right, offset, call.query_len()),
         align_top_left: i32::from(mask.diagonal != Diagonal::BottomRight),
         ..Default::default()
     }
+    .with_numbers(call.scoring(), &call.heads())
     .with_operands(at, steps)
 }
 
@@ -286,7 +280,7 @@ mod tests {
         let q = Layout::bhsd([2, 8, 100, 64]);
         let k = Layout::bshd([2, 300, 2, 64]);
         let mut scoring = Scoring::new();
-        scoring.alibi = Some(AlibiShape::PerBatchHead);
+        scoring.alibi = Some(crate::spec::AlibiShape::PerBatchHead);
         let call = Call::builder(&q, &k, &k, ElementType::F16)
             .scoring(scoring)
             .build()
@@ -301,10 +295,7 @@ mod tests {
             (300 * 2 * 64, 2 * 64, 64)
         );
         assert_eq!((block.lse_batch, block.lse_head), (800, 100));
-        assert_eq!(
-            (block.scoring.slopes_batch, block.scoring.softcap),
-            (8, 0.0)
-        );
+        assert_eq!(block.scoring.slopes_batch, 8);
         assert_eq!(block.work.counter, 77);
     }
 

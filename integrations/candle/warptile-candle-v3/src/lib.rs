@@ -29,6 +29,7 @@
 )]
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
+use warptile_candle::Attention;
 
 /// Attention between dense tensors as an operation of candle, for `Tensor::apply_op3`.
 ///
@@ -48,13 +49,13 @@ pub struct FlashAttn {
 }
 
 impl FlashAttn {
-    fn operation(&self) -> warptile_candle::FlashAttn {
-        warptile_candle::FlashAttn {
-            softmax_scale: self.softmax_scale,
-            alibi_slopes: self.alibi_slopes.clone(),
-            window_size_left: self.window_size_left,
-            window_size_right: self.window_size_right,
-            softcap: None,
+    fn operation(&self) -> Attention {
+        let attention = Attention::new(self.softmax_scale)
+            .window(self.window_size_left, self.window_size_right)
+            .named("flash-attn-v3");
+        match &self.alibi_slopes {
+            Some(slopes) => attention.alibi_slopes(slopes),
+            None => attention,
         }
     }
 }

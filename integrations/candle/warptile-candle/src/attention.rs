@@ -251,8 +251,8 @@ impl Attention {
         self.tensors.given()
     }
 
-    /// Under this name in messages.
-    pub(crate) fn named(mut self, name: &'static str) -> Self {
+    /// With this name in messages and in candle's graph. Default: `attention`.
+    pub fn named(mut self, name: &'static str) -> Self {
         self.caller = Caller(name);
         self
     }
