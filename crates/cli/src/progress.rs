@@ -1,8 +1,9 @@
-//! What shows on standard error that a command is at work, if that is a terminal.
+//! Signs of a command at work on standard error, if that is a terminal.
 
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 /// A message and how long it has been there.
 pub(crate) fn spinner(message: &'static str) -> ProgressBar {
@@ -18,7 +19,33 @@ pub(crate) fn spinner(message: &'static str) -> ProgressBar {
 /// How many of `count` problems are done, and how long the rest will take.
 pub(crate) fn problems(count: u64) -> ProgressBar {
     ProgressBar::new(count).with_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len} problems {msg} {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+        ProgressStyle::with_template("{bar:30} {pos}/{len} problems {msg} {left}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .with_key(
+                "left",
+                |state: &ProgressState, text: &mut dyn std::fmt::Write| {
+                    // Before the first is done, nobody knows.
+                    if state.pos() > 0 {
+                        let _ = write!(text, "{:#} left", HumanDuration(state.eta()));
+                    }
+                },
+            ),
     )
+}
+
+/// Prints `text` to standard error, and asks on a terminal whether to go on, unless the answer is known to be `yes`.
+///
+/// # Errors
+/// Standard input can't be read.
+pub(crate) fn confirmed(text: &str, yes: bool) -> io::Result<bool> {
+    let asks = !yes && io::stdin().is_terminal() && io::stderr().is_terminal();
+    let question = if asks { "; go on? [Y/n] " } else { "\n" };
+    // Without standard error there is nobody to tell.
+    let _ = io::stderr().write_all(format!("{text}{question}").as_bytes());
+    if !asks {
+        return Ok(true);
+    }
+    let mut answer = String::new();
+    let read = io::stdin().read_line(&mut answer)?;
+    Ok(read > 0 && !answer.trim_start().starts_with(['n', 'N']))
 }

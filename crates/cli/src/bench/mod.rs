@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use indicatif::HumanDuration;
 use serde_json::json;
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner};
@@ -106,6 +107,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage, requires = "compare")]
     tolerance: f64,
 
+    /// Don't ask before a measurement that takes long
+    ///
+    /// The question comes only on a terminal. Otherwise the estimate is printed, and the measurement begins.
+    #[arg(short, long)]
+    yes: bool,
+
     /// Draw the speeds as bars at the end
     #[arg(long)]
     chart: bool,
@@ -113,6 +120,12 @@ pub(crate) struct BenchArgs {
 
 /// Calls before the first that counts: they load the kernel or start the threads, and touch the memory.
 const WARM_UP: usize = 3;
+
+/// A measurement that takes longer is announced.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Operations of a problem that takes no time worth an estimate, even on one core.
+const SHORT: u128 = 10_000_000_000;
 
 /// When a measurement has enough times.
 #[derive(Debug, Clone, Copy)]
@@ -123,6 +136,16 @@ struct Effort {
 }
 
 impl Effort {
+    /// Samples that are taken however long they take.
+    fn least_samples(self) -> usize {
+        self.samples.div_ceil(10)
+    }
+
+    /// Calls that are made however long they take.
+    fn least_calls(self) -> usize {
+        1 + self.least_samples()
+    }
+
     /// Calls `work` a few times before the first sample. One call is enough where it takes as long as all samples may.
     fn warm_up<E>(self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
         let start = Instant::now();
@@ -147,7 +170,7 @@ impl Effort {
         mut sample: impl FnMut() -> warptile::Result<f64>,
     ) -> warptile::Result<Vec<f64>> {
         let start = Instant::now();
-        let least = self.samples.div_ceil(10);
+        let least = self.least_samples();
         let mut samples = Vec::new();
         if self.paced {
             while samples.len() < self.samples && wait_for_line(NEXT) {
@@ -199,6 +222,25 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     if !args.paced {
         interrupt::watch();
     }
+    let planned = { cases.iter() }.map(|case| {
+        let call = case.try_call()?;
+        let plans = plans(&call, &args.kernel, args.target.as_deref(), &backend)?;
+        Ok::<_, Failure>((call, plans))
+    });
+    let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
+    if !args.paced {
+        let mut seconds = 0.0;
+        for (case, (call, plans)) in cases.iter().zip(&planned) {
+            let of_calls =
+                with_element!(case.element, T => seconds_of::<T>(case, call, plans, &backend));
+            seconds += of_calls? * effort.least_calls() as f64;
+        }
+        let estimate = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let text = format!("measuring takes about {}", HumanDuration(estimate));
+        if estimate > LONG && !progress::confirmed(&text, args.yes)? {
+            return Err(Failure::Interrupted("nothing was measured".into()));
+        }
+    }
     let problems: Vec<String> = cases.iter().map(cases::without_seed).collect();
     let mut table = Table::new(&problems, backend.is_gpu());
     let mut rows: Vec<Row> = Vec::new();
@@ -214,17 +256,16 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     if !args.paced {
         bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
     }
-    for (index, (case, problem)) in cases.iter().zip(&problems).enumerate() {
+    let measured = cases.iter().zip(&problems).zip(&planned);
+    for (index, ((case, problem), (call, plans))) in measured.enumerate() {
         if args.paced && index > 0 && !wait_for_line(NEXT) {
             break;
         }
-        let call = case.try_call()?;
-        let plans = plans(&call, &args.kernel, args.target.as_deref(), &backend)?;
         let keep = |plan: &Plan, method, microseconds| -> Result<(), Failure> {
             let Some(samples) = Samples::new(microseconds) else {
                 return Ok(());
             };
-            let row = Row::new(problem, case, &call, plan, method, &samples, &machine);
+            let row = Row::new(problem, case, call, plan, method, &samples, &machine);
             if !args.paced {
                 let line = table.row(&row);
                 bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
@@ -232,7 +273,8 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             rows.push(row);
             Ok(())
         };
-        let ended = with_element!(case.element, T => time::<T>(case, &call, &plans, &backend, effort, keep));
+        let ended =
+            with_element!(case.element, T => time::<T>(case, call, plans, &backend, effort, keep));
         interrupt::tolerate(ended)?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows, false)?;
@@ -425,6 +467,42 @@ fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
     items.sort_unstable();
     items.dedup();
     items
+}
+
+/// About how many seconds one call by each plan takes in total: as the planner estimates, and on the CPU by a small part of the problem.
+fn seconds_of<T: Element>(
+    case: &Case,
+    call: &Call,
+    plans: &[Plan],
+    backend: &Backend,
+) -> Result<f64, Failure> {
+    if backend.is_gpu() {
+        let estimates = plans.iter().map(Plan::estimate_us);
+        return Ok(estimates.filter(|us| us.is_finite()).sum::<f64>() * 1e-6);
+    }
+    if call.flops() < SHORT {
+        return Ok(0.0);
+    }
+    let [queries, keys] = [call.query_len().min(512), call.key_len().min(2048)];
+    let part = Case {
+        element: case.element,
+        quantized: case.quantized,
+        ..Case::new(queries, keys, case.heads)
+    };
+    let part_call = part.try_call()?;
+    let a_few = Effort {
+        samples: 30,
+        time: Duration::ZERO,
+        paced: false,
+    };
+    let mut seconds = 0.0;
+    let keep = |_: &Plan, _, microseconds: Vec<f64>| {
+        let of_part = Samples::new(microseconds).map_or(0.0, |samples| samples.median() * 1e-6);
+        seconds = of_part * call.flops() as f64 / part_call.flops() as f64;
+        Ok(())
+    };
+    time::<T>(&part, &part_call, plans, backend, a_few, keep)?;
+    Ok(seconds)
 }
 
 /// Times the plans of a problem, one after the other in the same memory, and has those of each method kept.
