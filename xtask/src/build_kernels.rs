@@ -146,6 +146,8 @@ pub struct Failure {
 /// What a build did.
 #[derive(Debug, Default)]
 pub struct Outcome {
+    /// The manifest before the build.
+    pub before: Manifest,
     /// The manifest as it is now.
     pub manifest: Manifest,
     /// Names of the images that were compiled.
@@ -157,20 +159,26 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What of the images' sizes is too much, in words.
-    pub fn excess(&self) -> Option<String> {
-        let of_crates = packs::ARCHITECTURES.map(|architecture| {
+    /// The packages of images, and all of them together: name, bytes and limit of each.
+    pub fn sizes(&self) -> Vec<(String, u64, u64)> {
+        let of_crate = |architecture| {
             let bytes = packs::bytes_of(architecture, &self.packed_bytes);
             (
                 format!("warptile-images-{architecture}"),
                 bytes,
                 CRATE_LIMIT,
             )
-        });
+        };
         let total = self.packed_bytes.values().sum();
         let of_all = ("all images".to_owned(), total, EMBEDDED_LIMIT);
-        let (what, bytes, limit) =
-            { of_crates.into_iter().chain([of_all]) }.find(|(_, bytes, limit)| bytes >= limit)?;
+        let crates = packs::ARCHITECTURES.into_iter().map(of_crate);
+        crates.chain([of_all]).collect()
+    }
+
+    /// The first size that is over its limit, in words.
+    pub fn excess(&self) -> Option<String> {
+        let mut sizes = self.sizes().into_iter();
+        let (what, bytes, limit) = sizes.find(|(_, bytes, limit)| bytes >= limit)?;
         Some(format!(
             "{what}: {bytes} bytes, which have to stay under {limit}"
         ))
@@ -203,7 +211,7 @@ pub fn build(
     let sources = read_sources(layout, &selected)?;
     let manifest = read_manifest(layout)?;
     let packs = Packs::read(layout, &manifest);
-    let committed = by_name(manifest);
+    let committed = by_name(manifest.clone());
 
     let stale: Vec<Instance> = selected
         .into_iter()
@@ -223,13 +231,14 @@ pub fn build(
         fresh.insert(image.entry.name.clone(), image.image);
         entries.insert(image.entry.name.clone(), image.entry);
     }
-    let before = Manifest {
+    let before = manifest;
+    let unplaced = Manifest {
         images: entries.into_values().collect(),
     };
-    let mut manifest = before.clone();
+    let mut manifest = unplaced.clone();
     packs::assign_places(&mut manifest);
     let mut contents: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    for (entry, placed) in before.images.iter().zip(&manifest.images) {
+    for (entry, placed) in unplaced.images.iter().zip(&manifest.images) {
         let name = &entry.name;
         let image = match fresh.get(name) {
             Some(image) => image,
@@ -249,6 +258,7 @@ pub fn build(
         write_if_changed(&path, &text)?;
     }
     Ok(Outcome {
+        before,
         manifest,
         compiled: fresh.into_keys().collect(),
         failures,
@@ -384,6 +394,7 @@ pub fn check(
         }
     }
     let outcome = Outcome {
+        before: manifest.clone(),
         manifest,
         compiled: built.into_iter().map(|image| image.entry.name).collect(),
         failures,

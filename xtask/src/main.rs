@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
-use xtask::{bundle, compile, debug, evolve, files, reference, report, resources};
+use xtask::{bundle, changes, compile, debug, evolve, files, reference, report};
 
 /// Maintainer tasks of Warptile. Users of the crates never need them.
 ///
@@ -277,6 +277,11 @@ fn build_kernels(
         false => { build_kernels::build(&layout, compiler, &selection, bar) }
             .map(|outcome| (outcome, Vec::new())),
     })?;
+    let partial = selection.family.is_some() || selection.target.is_some();
+    match check {
+        true => println!("{} images compiled and compared", outcome.compiled.len()),
+        false => print!("{}", changes::summary(&outcome, partial)),
+    }
     show(&outcome, &differences, check)
 }
 
@@ -331,11 +336,6 @@ fn evolve(root: &Path, task: EvolveTask) -> Result<()> {
 }
 
 fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<()> {
-    println!(
-        "{}",
-        resources::table(&outcome.manifest, &outcome.packed_bytes)
-    );
-    println!("{} compiled now", outcome.compiled.len());
     for difference in differences {
         eprintln!("stale: {difference}");
     }

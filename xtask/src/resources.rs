@@ -4,8 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, Table};
-
 use crate::build_kernels::{CRATE_LIMIT, EMBEDDED_LIMIT};
 use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs;
@@ -80,18 +78,6 @@ fn totals(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
         of_crates.join(", "),
         CRATE_LIMIT,
     )
-}
-
-/// For a terminal.
-pub fn table(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_header(COLUMNS);
-    table.add_rows(manifest.images.iter().map(row));
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    format!("{table}\n{}", totals(manifest, packed_bytes))
 }
 
 /// For the documentation.

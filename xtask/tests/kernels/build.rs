@@ -2,6 +2,7 @@
 
 use crate::workshop::Workshop;
 use xtask::build_kernels::{CRATE_LIMIT, EMBEDDED_LIMIT, Outcome, Selection};
+use xtask::changes::summary;
 use xtask::nvrtc::Nvrtc;
 
 const TARGETS: [&str; 6] = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_80"];
@@ -17,16 +18,27 @@ fn spoil_end(contents: &mut [u8]) {
 fn only_what_changed_is_compiled() {
     let workshop = Workshop::new();
     workshop.list("sample.cu", &["sm_80", "sm_90"], "");
-    assert_eq!(workshop.build().compiled.len(), 2);
-    assert_eq!(workshop.build().compiled, [""; 0]);
+    let outcome = workshop.build();
+    assert_eq!(outcome.compiled.len(), 2);
+    let account = summary(&outcome, false);
+    assert!(account.contains("new      scalar_d64_32x64_w4_s2_f16_sm_80"));
+    assert!(account.lines().count() < 12, "{account}");
+    let outcome = workshop.build();
+    assert_eq!(outcome.compiled, [""; 0]);
+    let account = summary(&outcome, false);
+    assert!(account.starts_with("compiled 0 images: all are up to date\n"));
+    assert!(account.ends_with("next     nothing to do\n"));
 
     let header = workshop.layout.kernels.join("base/record.cuh");
     let text = std::fs::read_to_string(&header).unwrap();
     std::fs::write(&header, text + "// changed\n").unwrap();
-    assert_eq!(workshop.build().compiled.len(), 2);
+    let outcome = workshop.build();
+    assert_eq!(outcome.compiled.len(), 2);
+    assert!(summary(&outcome, false).starts_with("compiled 2 images: all have the bytes"));
 
     workshop.list("sample.cu", &["sm_80", "sm_100"], "");
     let outcome = workshop.build();
+    assert!(summary(&outcome, false).contains("gone     scalar_d64_32x64_w4_s2_f16_sm_90"));
     assert_eq!(outcome.compiled, ["scalar_d64_32x64_w4_s2_f16_sm_100"]);
     assert_eq!(outcome.manifest.images.len(), 2);
     // The image that stayed and the new one lie in the pack as if they were compiled together.
