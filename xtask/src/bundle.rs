@@ -330,42 +330,23 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    for path in files::list(from)? {
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        if path.is_dir() {
-            copy_tree(&path, &to.join(name))?;
-        } else {
-            copy(&path, &to.join(name))?;
-        }
+    for path in files::tree(from)? {
+        copy(&from.join(&path), &to.join(&path))?;
     }
     Ok(())
 }
 
 /// Every file under `out`, in order of path.
 fn contents(out: &Path) -> Result<Vec<Packed>> {
-    let mut packed = Vec::new();
-    let mut pending = vec![out.to_owned()];
-    while let Some(directory) = pending.pop() {
-        for path in files::list(&directory)? {
-            if path.is_dir() {
-                pending.push(path);
-            } else {
-                let bytes = std::fs::metadata(&path)
-                    .map_err(files::failed("read", &path))?
-                    .len();
-                let path = path
-                    .strip_prefix(out)
-                    .unwrap_or(&path)
-                    .display()
-                    .to_string();
-                packed.push(Packed { path, bytes });
-            }
-        }
-    }
-    packed.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(packed)
+    let packed = files::tree(out)?.into_iter().map(|path| {
+        let file = out.join(&path);
+        let metadata = std::fs::metadata(&file).map_err(files::failed("read", &file))?;
+        Ok(Packed {
+            path: path.display().to_string(),
+            bytes: metadata.len(),
+        })
+    });
+    packed.collect()
 }
 
 #[cfg(test)]

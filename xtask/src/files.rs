@@ -109,6 +109,22 @@ pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// Files below a directory, by their paths from it, sorted; none if the directory does not exist.
+///
+/// # Errors
+/// If a directory cannot be listed.
+pub fn tree(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in list(root)? {
+        let name = PathBuf::from(path.file_name().unwrap_or_default());
+        match path.is_dir() {
+            true => files.extend(tree(&path)?.iter().map(|file| name.join(file))),
+            false => files.push(name),
+        }
+    }
+    Ok(files)
+}
+
 /// SHA-256 in lower-case hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))

@@ -141,11 +141,9 @@ impl<T: Element> KvCacheBuilder<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn quantized(self, element: impl Into<Option<ElementType>>) -> Self {
-        KvCacheBuilder {
-            quantized: element.into(),
-            ..self
-        }
+    pub fn quantized(mut self, element: impl Into<Option<ElementType>>) -> Self {
+        self.quantized = element.into();
+        self
     }
 
     /// Head size of the values, where it is another one than that of the keys: 128 beside 192, for example.
@@ -167,11 +165,9 @@ impl<T: Element> KvCacheBuilder<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn value_dim(self, value_dim: usize) -> Self {
-        KvCacheBuilder {
-            heads: self.heads.value_dim(value_dim),
-            ..self
-        }
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.heads = self.heads.value_dim(value_dim);
+        self
     }
 
     /// Layers, each with keys and values of its own. Default: 1.
@@ -195,11 +191,9 @@ impl<T: Element> KvCacheBuilder<T> {
     }
 
     /// The most keys that a sequence can have. Default: as many as there is room for in all pages.
-    pub fn longest(self, keys: usize) -> Self {
-        KvCacheBuilder {
-            longest: Some(keys),
-            ..self
-        }
+    pub fn longest(mut self, keys: usize) -> Self {
+        self.longest = Some(keys);
+        self
     }
 
     /// Allocates the pages of all layers.

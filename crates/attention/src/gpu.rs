@@ -114,12 +114,10 @@ impl Gpu {
     }
 
     /// Forgets what was planned, as by other rates or for another device.
-    fn unplanned(self) -> Self {
-        Gpu {
-            prepared: Mutex::default(),
-            ready: Mutex::default(),
-            ..self
-        }
+    fn unplanned(mut self) -> Self {
+        self.prepared = Mutex::default();
+        self.ready = Mutex::default();
+        self
     }
 
     /// Plans with the rates that `warptile tune` measured on this GPU, if the user has a file of them ([`Rates::of_user`]). The library
@@ -159,11 +157,9 @@ impl Gpu {
 
     /// With images besides the embedded ones, which run only if a [`Choice`] names them: see
     /// [`External`](warptile_kernels::External).
-    pub fn with_named_images(self, images: impl IntoIterator<Item = &'static Image>) -> Self {
-        Gpu {
-            named: images.into_iter().collect(),
-            ..self
-        }
+    pub fn with_named_images(mut self, images: impl IntoIterator<Item = &'static Image>) -> Self {
+        self.named = images.into_iter().collect();
+        self
     }
 
     /// The device's position in the driver's order.

@@ -48,6 +48,41 @@ pub struct DeviceSliceMut<'a, T> {
     exclusive: PhantomData<&'a mut T>,
 }
 
+/// The accessors that a buffer and its views have alike; `view` is the field that has those of a view.
+macro_rules! accessors {
+    ($stream:ty, $context:ty $(, $view:ident)?) => {
+        /// How many elements.
+        pub fn len(&self) -> usize {
+            self$(.$view)?.len
+        }
+
+        /// Whether there are none.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+
+        /// The device address of the first element, for a kernel's parameters; 0 for an empty buffer.
+        pub fn pointer(&self) -> CUdeviceptr {
+            self$(.$view)?.pointer
+        }
+
+        /// The stream the buffer belongs to.
+        pub fn stream(&self) -> $stream {
+            self$(.$view)?.memory.stream()
+        }
+
+        /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
+        pub fn context(&self) -> $context {
+            self.stream().context()
+        }
+
+        /// What keeps the memory alive, for [`Stream::keep_for_graph`].
+        pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+            self$(.$view)?.memory.clone()
+        }
+    };
+}
+
 impl<T: Pod> DeviceBuffer<T> {
     /// Memory whose contents are whatever was there before, which is a valid `T` as `T` is [`Pod`].
     ///
@@ -152,39 +187,11 @@ impl<T: Pod> DeviceBuffer<T> {
         })
     }
 
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
+    accessors!(&Stream, &Context);
 
     /// Size in bytes.
     pub fn byte_len(&self) -> usize {
         self.len * size_of::<T>()
-    }
-
-    /// The device address, for a kernel's parameters; 0 for an empty buffer.
-    pub fn pointer(&self) -> CUdeviceptr {
-        self.pointer
-    }
-
-    /// The stream the buffer belongs to.
-    pub fn stream(&self) -> &Stream {
-        self.memory.stream()
-    }
-
-    /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
-    pub fn context(&self) -> &Context {
-        self.stream().context()
-    }
-
-    /// What keeps the memory alive, for [`Stream::keep_for_graph`].
-    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        self.memory.clone()
     }
 
     /// Makes `stream` wait until what is queued on the buffer's own stream so far is done: what is
@@ -306,35 +313,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         }
     }
 
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The device address of the first element.
-    pub fn pointer(&self) -> CUdeviceptr {
-        self.pointer
-    }
-
-    /// The stream the buffer belongs to.
-    pub fn stream(&self) -> &'a Stream {
-        self.memory.stream()
-    }
-
-    /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
-    pub fn context(&self) -> &'a Context {
-        self.stream().context()
-    }
-
-    /// What keeps the memory alive, for [`Stream::keep_for_graph`].
-    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        self.memory.clone()
-    }
+    accessors!(&'a Stream, &'a Context);
 
     /// A part of this view.
     ///
@@ -433,35 +412,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         self.view.clone()
     }
 
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.view.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.view.len == 0
-    }
-
-    /// The device address of the first element.
-    pub fn pointer(&self) -> CUdeviceptr {
-        self.view.pointer()
-    }
-
-    /// The stream the buffer belongs to.
-    pub fn stream(&self) -> &'a Stream {
-        self.view.stream()
-    }
-
-    /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
-    pub fn context(&self) -> &'a Context {
-        self.view.context()
-    }
-
-    /// What keeps the memory alive, for [`Stream::keep_for_graph`].
-    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        self.view.memory.clone()
-    }
+    accessors!(&'a Stream, &'a Context, view);
 
     /// Sets every byte, in stream order.
     ///

@@ -48,35 +48,27 @@ impl KernelOptions {
     }
 
     /// With this name in errors.
-    pub fn name(self, name: impl Into<String>) -> KernelOptions {
-        KernelOptions {
-            name: Some(name.into()),
-            ..self
-        }
+    pub fn name(mut self, name: impl Into<String>) -> KernelOptions {
+        self.name = Some(name.into());
+        self
     }
 
     /// With a check that the image's parameter block has this many bytes.
-    pub fn param_bytes(self, bytes: usize) -> KernelOptions {
-        KernelOptions {
-            param_bytes: Some(bytes),
-            ..self
-        }
+    pub fn param_bytes(mut self, bytes: usize) -> KernelOptions {
+        self.param_bytes = Some(bytes);
+        self
     }
 
     /// With launches that use up to this much dynamic shared memory.
-    pub fn dynamic_shared_bytes(self, bytes: u32) -> KernelOptions {
-        KernelOptions {
-            dynamic_shared_bytes: bytes,
-            ..self
-        }
+    pub fn dynamic_shared_bytes(mut self, bytes: u32) -> KernelOptions {
+        self.dynamic_shared_bytes = bytes;
+        self
     }
 
     /// With clusters of up to 16 blocks.
-    pub fn large_clusters(self) -> KernelOptions {
-        KernelOptions {
-            large_clusters: true,
-            ..self
-        }
+    pub fn large_clusters(mut self) -> KernelOptions {
+        self.large_clusters = true;
+        self
     }
 }
 

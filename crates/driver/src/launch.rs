@@ -44,36 +44,28 @@ impl LaunchConfig {
     }
 
     /// With this much dynamic shared memory per block.
-    pub const fn dynamic_shared_bytes(self, bytes: u32) -> LaunchConfig {
-        LaunchConfig {
-            dynamic_shared_bytes: bytes,
-            ..self
-        }
+    pub const fn dynamic_shared_bytes(mut self, bytes: u32) -> LaunchConfig {
+        self.dynamic_shared_bytes = bytes;
+        self
     }
 
     /// With the grid made of clusters of this many blocks.
-    pub const fn cluster(self, blocks: [u32; 3]) -> LaunchConfig {
-        LaunchConfig {
-            cluster: Some(blocks),
-            ..self
-        }
+    pub const fn cluster(mut self, blocks: [u32; 3]) -> LaunchConfig {
+        self.cluster = Some(blocks);
+        self
     }
 
     /// With all blocks resident at once.
-    pub const fn cooperative(self) -> LaunchConfig {
-        LaunchConfig {
-            cooperative: true,
-            ..self
-        }
+    pub const fn cooperative(mut self) -> LaunchConfig {
+        self.cooperative = true;
+        self
     }
 
     /// With a beginning before the end of what precedes it in the stream; see
     /// [`LaunchConfig::programmatic`].
-    pub const fn programmatic(self) -> LaunchConfig {
-        LaunchConfig {
-            programmatic: true,
-            ..self
-        }
+    pub const fn programmatic(mut self) -> LaunchConfig {
+        self.programmatic = true;
+        self
     }
 
     /// Threads of a block; saturates for sizes that no device takes.

@@ -180,11 +180,9 @@ impl TiledTensorMap {
     }
 
     /// With loads widened to this size in L2; 128 bytes unless told otherwise. What is read once is read a tenth slower with 256.
-    pub fn l2_promotion(self, l2_promotion: CUtensorMapL2promotion) -> TiledTensorMap {
-        TiledTensorMap {
-            l2_promotion,
-            ..self
-        }
+    pub fn l2_promotion(mut self, l2_promotion: CUtensorMapL2promotion) -> TiledTensorMap {
+        self.l2_promotion = l2_promotion;
+        self
     }
 
     /// Encodes the map, for kernels of the context. The address is not touched: whether it is right is part of the promise made

@@ -54,12 +54,10 @@ impl Heads {
     }
 
     /// With these head sizes, as [`dims`](Self::dims) has them.
-    pub const fn with_dims(self, [dim, value_dim]: [usize; 2]) -> Self {
-        Heads {
-            dim,
-            value_dim,
-            ..self
-        }
+    pub const fn with_dims(mut self, [dim, value_dim]: [usize; 2]) -> Self {
+        self.dim = dim;
+        self.value_dim = value_dim;
+        self
     }
 
     /// The head size of queries and keys, and that of values and the output.

@@ -62,15 +62,12 @@ impl Expected {
         alignment: u64,
     ) -> Self {
         Expected {
-            name,
             wanted: true,
             access,
             bytes: Strided::rows(layout, element_bytes as u64),
             alignment,
-            moves_rows: false,
             size: element_bytes as u64,
-            element: None,
-            on_host: false,
+            ..Self::unwanted(name)
         }
     }
 
@@ -81,15 +78,12 @@ impl Expected {
             false => 0,
         };
         Expected {
-            name,
             wanted,
             access,
             bytes: Strided::list(bytes),
             alignment: size,
-            moves_rows: false,
             size,
-            element: None,
-            on_host: false,
+            ..Self::unwanted(name)
         }
     }
 
@@ -127,11 +121,9 @@ impl Expected {
     }
 
     /// With elements of this type.
-    pub fn of_type(self, element: ElementType) -> Self {
-        Expected {
-            element: Some(element),
-            ..self
-        }
+    pub fn of_type(mut self, element: ElementType) -> Self {
+        self.element = Some(element);
+        self
     }
 
     /// Travels with the call if `on_host`.

@@ -201,19 +201,15 @@ impl MergeBuilder<'_> {
     }
 
     /// Layout of the merged output. Default: dense, in the storage order of the first part.
-    pub fn out(self, out: Layout) -> Self {
-        MergeBuilder {
-            out: Some(out),
-            ..self
-        }
+    pub fn out(mut self, out: Layout) -> Self {
+        self.out = Some(out);
+        self
     }
 
     /// Layout of the merged lse, of head size 1. Default: [`Merge::lse_layout`].
-    pub fn lse(self, lse: Layout) -> Self {
-        MergeBuilder {
-            lse: Some(lse),
-            ..self
-        }
+    pub fn lse(mut self, lse: Layout) -> Self {
+        self.lse = Some(lse);
+        self
     }
 
     /// Whether to compute the lse. Default: yes.
@@ -289,11 +285,9 @@ impl MergeBuilder<'_> {
 
 impl<'a> MergeBuilder<'a> {
     /// Layouts of the parts' lse, of head size 1. Default: [`Merge::lse_layout`] for each.
-    pub fn lse_layouts(self, layouts: &'a [Layout]) -> Self {
-        MergeBuilder {
-            part_lse: Some(layouts),
-            ..self
-        }
+    pub fn lse_layouts(mut self, layouts: &'a [Layout]) -> Self {
+        self.part_lse = Some(layouts);
+        self
     }
 }
 

@@ -86,19 +86,15 @@ impl Scoring {
     }
 
     /// With this factor of `q.k`.
-    pub fn scale(self, scale: f32) -> Self {
-        Scoring {
-            scale: Some(scale),
-            ..self
-        }
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
     }
 
     /// With this bound of the scores.
-    pub fn softcap(self, softcap: f32) -> Self {
-        Scoring {
-            softcap: Some(softcap),
-            ..self
-        }
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = Some(softcap);
+        self
     }
 
     /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says otherwise.

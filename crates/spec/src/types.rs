@@ -129,12 +129,10 @@ impl Types {
     }
 
     /// Another type of keys and values.
-    pub const fn keys(self, element: ElementType) -> Self {
-        Types {
-            k: element,
-            v: element,
-            ..self
-        }
+    pub const fn keys(mut self, element: ElementType) -> Self {
+        self.k = element;
+        self.v = element;
+        self
     }
 
     /// The type of keys and values, if it is a scaled one.

@@ -66,11 +66,9 @@ impl DeviceProfile {
     }
 
     /// The same device with other multiprocessors: on few of them small problems take the paths of large ones.
-    pub fn with_multiprocessors(self, multiprocessors: u32) -> Self {
-        DeviceProfile {
-            multiprocessors,
-            ..self
-        }
+    pub fn with_multiprocessors(mut self, multiprocessors: u32) -> Self {
+        self.multiprocessors = multiprocessors;
+        self
     }
 
     /// The H200's limits: the device that most measured figures of this project come from, and the one planner tests use.

@@ -84,11 +84,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Among these images only, such as the PTX.
-    pub fn images(self, images: impl Iterator<Item = &'static Image>) -> Self {
-        Planner {
-            images: Some(by_kernel(images)),
-            ..self
-        }
+    pub fn images(mut self, images: impl Iterator<Item = &'static Image>) -> Self {
+        self.images = Some(by_kernel(images));
+        self
     }
 
     /// With these images besides, which run only if the choice has their kernel's name or their own.
@@ -102,11 +100,9 @@ impl<'a> Planner<'a> {
     }
 
     /// With these settings for whichever kernel is chosen.
-    pub fn settings(self, settings: Settings) -> Self {
-        Planner {
-            settings: Some(settings),
-            ..self
-        }
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
     }
 
     /// Chooses a kernel for the problem.

@@ -207,11 +207,9 @@ impl Case {
     }
 
     /// The case with its keys and values in this type.
-    pub fn with_quantized(self, element: ElementType) -> Self {
-        Case {
-            quantized: Some(element),
-            ..self
-        }
+    pub fn with_quantized(mut self, element: ElementType) -> Self {
+        self.quantized = Some(element);
+        self
     }
 
     /// The case with the image's types, and heads that its tiles can hold. What else the image asks for is left to the draw, such
