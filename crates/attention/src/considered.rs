@@ -77,6 +77,8 @@ pub enum Reason {
     },
     /// It applies, but it has no rates, and one that has applies too.
     Unmeasured,
+    /// It applies, but only as PTX, while another kernel of its family has machine code for the device.
+    OnlyText,
     /// It applies, but trials chose another for this problem.
     Tuned,
     /// It applies, but another was asked for.
@@ -122,6 +124,9 @@ impl fmt::Display for Reason {
                 write!(f, "needs {ctas} tiles; a launch can have {limit}")
             }
             Reason::Unmeasured => f.write_str("applies, but has no rates: it runs only by name"),
+            Reason::OnlyText => f.write_str(
+                "applies, but only as PTX for the driver to compile; another kernel of its family has machine code",
+            ),
             Reason::Tuned => f.write_str("applies, but trials chose another for this problem"),
             Reason::Slower { times } => {
                 write!(f, "applies, expected to take {times:.2} times as long")

@@ -54,6 +54,11 @@ pub(crate) fn value(value: impl Serialize) -> Result<Value, Failure> {
     Ok(serde_json::to_value(value).map_err(std::io::Error::from)?)
 }
 
+/// A measured or computed number with the digits that mean something.
+pub(crate) fn rounded(number: f64) -> f64 {
+    format!("{number:.6e}").parse().unwrap_or(number)
+}
+
 impl Target {
     /// Makes sure that the file can be written, before the work that fills it.
     ///

@@ -11,6 +11,7 @@ use warptile::spec::Call;
 use warptile_check::Case;
 use warptile_kernels::Target;
 
+use crate::bench::{row, table};
 use crate::cases;
 use crate::failure::Failure;
 use crate::images;
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
         .collect();
     let planned = plans
         .iter()
-        .map(|(profile, plan)| planned(args, profile, plan));
+        .map(|(profile, plan)| planned(args, &call, profile, plan));
     json::write(&args.json, &Vec::from_iter(planned))?;
     match &plans[..] {
         [] => Ok(()),
@@ -103,7 +104,7 @@ fn refused(profile: &DeviceProfile, error: &Error) -> Failure {
             let considered = considered.iter().map(|one| (one.kernel, &one.reason));
             Failure::Input(format!(
                 "no kernel takes {problem}\n{}",
-                reasons(considered).trim_end()
+                reasons(considered, None).trim_end()
             ))
         }
         error => Failure::Input(format!("{}: {error}", profile.name)),
@@ -144,7 +145,12 @@ fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Fail
 }
 
 /// The JSON that `--json` writes, one for each GPU.
-fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Plan>) -> Value {
+fn planned(
+    args: &PlanArgs,
+    call: &Call,
+    profile: &DeviceProfile,
+    plan: &warptile::Result<Plan>,
+) -> Value {
     let considered = match plan {
         Ok(plan) => plan.considered(),
         Err(Error::NoKernel { considered, .. }) => considered,
@@ -152,9 +158,16 @@ fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Pla
     };
     let plan = plan.as_ref().ok();
     let (image, basis) = (plan.and_then(Plan::image), plan.and_then(Plan::basis));
-    let considered = considered
-        .iter()
-        .map(|one| json!({ "kernel": one.kernel, "reason": one.reason.to_string() }));
+    let expected = plan.map(Plan::estimate_us);
+    let tflops = |us: f64| json::rounded(tflops(call, us));
+    let considered = considered.iter().map(|one| {
+        let mut row = json!({ "kernel": one.kernel, "reason": one.reason.to_string() });
+        if let Some(us) = expected.and_then(|us| expected_us(&one.reason, us)) {
+            row["expected_us"] = json::rounded(us).into();
+            row["expected_tflops"] = tflops(us).into();
+        }
+        row
+    });
     json!({
         "problem": cases::without_seed(&args.case),
         "gpu": profile.name,
@@ -163,6 +176,8 @@ fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Pla
         // `null`, as what the choice rests on, if no kernel takes the problem there.
         "kernel": image.map(|image| image.kernel),
         "image": image.map(|image| image.name),
+        "expected_us": expected.map(json::rounded),
+        "expected_tflops": expected.map(tflops),
         "rates": basis.map(ToString::to_string),
         // Whether the choice is by rates that were measured on this GPU.
         "measured": basis.is_some_and(|basis| basis.standing == Standing::Measured),
@@ -186,45 +201,70 @@ fn one(
         profile.minor,
         profile.multiprocessors
     )?;
+    let expected = plan.estimate_us();
+    let speed = |us: f64| {
+        let bytes = row::kv_bytes(&args.case, call);
+        let is_reading = row::is_reading(bytes, call);
+        let speed = table::speed_text(is_reading, bytes as f64 / us * 1e-6, tflops(call, us));
+        format!("{us:.1} us, {speed}")
+    };
     for step in plan.steps() {
         let shape = step.shape(call)?;
         say!(console, "{:<9}{}", step.role.to_string(), step.image.name)?;
         say!(
             console,
-            "         {} CTAs of {} threads with {} bytes of shared memory, {} a multiprocessor, {}",
-            shape.grid,
+            "         {} of {} threads with {} bytes of shared memory, {} a multiprocessor, {}",
+            text::count(shape.grid, "CTA"),
             step.threads(),
             step.image.resources.dynamic_shared_bytes,
             step.ctas_per_multiprocessor,
             step.image.schedule
         )?;
     }
+    say!(console, "expected {}", speed(expected))?;
     if let Some(basis) = plan.basis() {
         say!(console, "rates    {basis}")?;
     }
     let considered = plan.considered();
     if args.explain {
         for one in considered {
-            say!(console, "not      {}: {}", one.kernel, one.reason)?;
+            let time = expected_us(&one.reason, expected);
+            let time = time.map_or(String::new(), |us| format!(": {}", speed(us)));
+            say!(console, "not      {}: {}{time}", one.kernel, one.reason)?;
         }
     } else {
         let considered = considered.iter().map(|one| (one.kernel, &one.reason));
-        write!(console, "{}", reasons(considered))?;
+        write!(console, "{}", reasons(considered, Some(expected)))?;
     }
     Ok(())
+}
+
+/// The planner's estimate for a kernel that was not chosen, if the reason has one. `chosen` is that of the chosen kernel, in microseconds.
+fn expected_us(reason: &Reason, chosen: f64) -> Option<f64> {
+    match reason {
+        Reason::Slower { times } => Some(times * chosen),
+        _ => None,
+    }
+}
+
+fn tflops(call: &Call, microseconds: f64) -> f64 {
+    call.flops() as f64 / microseconds * 1e-6
 }
 
 /// What kernels of one family that share a reason have in common.
 #[derive(Default)]
 struct Group {
-    kernels: usize,
+    kernels: u64,
     /// Expected times over that of the chosen kernel.
     times: Vec<f64>,
     targets: BTreeSet<Target>,
 }
 
 /// Why kernels were not chosen: a line for each family and reason, without what only tells kernels of a family apart.
-fn reasons<'a>(considered: impl Iterator<Item = (&'static str, &'a Reason)>) -> String {
+fn reasons<'a>(
+    considered: impl Iterator<Item = (&'static str, &'a Reason)>,
+    chosen_us: Option<f64>,
+) -> String {
     let mut groups: BTreeMap<(&str, String), Group> = BTreeMap::new();
     for (kernel, reason) in considered {
         let family = kernel.split('_').next().unwrap_or(kernel);
@@ -252,17 +292,21 @@ fn reasons<'a>(considered: impl Iterator<Item = (&'static str, &'a Reason)>) -> 
     for ((family, mut reason), group) in groups {
         let least = group.times.iter().copied().fold(f64::INFINITY, f64::min);
         let most = group.times.iter().copied().fold(0.0, f64::max);
+        let us = chosen_us.unwrap_or_default();
         match group.times.len() {
             0 => {}
-            1 => reason.push_str(&format!(" {least:.2} times as long")),
-            _ => reason.push_str(&format!(" {least:.2} to {most:.2} times as long")),
+            1 => reason.push_str(&format!(" {:.1} us, {least:.2} times as long", least * us)),
+            _ => reason.push_str(&format!(
+                " {:.1} to {:.1} us, {least:.2} to {most:.2} times as long",
+                least * us,
+                most * us
+            )),
         }
         for target in group.targets {
             reason.push_str(&format!(" {target}"));
         }
-        let count = group.kernels;
-        let kernels = if count == 1 { "kernel" } else { "kernels" };
-        let line = format!("not      {family}, {count} {kernels}: {reason}");
+        let kernels = text::count(group.kernels, "kernel");
+        let line = format!("not      {family}, {kernels}: {reason}");
         lines += &(text::wrapped(&line, text::columns(), 9) + "\n");
     }
     lines

@@ -56,6 +56,12 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+/// A number of things: `1 kernel`, `2 kernels`.
+pub(crate) fn count(count: impl Into<u64>, thing: &str) -> String {
+    let count = count.into();
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A name that a file or a command line chose.
 pub(crate) fn name(text: &str) -> String {
     Excerpt::new(text).to_string()

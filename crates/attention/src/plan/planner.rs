@@ -1,7 +1,7 @@
 //! Choosing the kernels of a plan.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use warptile_kernels::abi::MIN_BOX_ROWS;
@@ -213,6 +213,8 @@ impl<'a> Planner<'a> {
                 Reason::Tuned
             } else if standing(other) == Standing::Unknown {
                 Reason::Unmeasured
+            } else if is_text(other) && in_code.contains(&other.image.family) {
+                Reason::OnlyText
             } else {
                 Reason::Slower {
                     times: other.estimate_us / step.estimate_us,
@@ -331,7 +333,9 @@ impl<'a> Planner<'a> {
                     .then(features(a).cmp(&features(b)))
             })
             .ok_or_else(|| Reason::NoImage {
-                targets: of_element.map(|image| image.target).collect(),
+                targets: BTreeSet::from_iter(of_element.map(|image| image.target))
+                    .into_iter()
+                    .collect(),
             })?;
         if let Some(reason) = unfit(image) {
             return Err(reason);

@@ -5,6 +5,7 @@ use warptile::spec::{Call, Scoring};
 use warptile_check::Case;
 
 pub(crate) use super::record::Row;
+use crate::json;
 use crate::machine::Machine;
 
 /// Up to so many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
@@ -98,7 +99,7 @@ impl Row {
         machine: &Machine,
     ) -> Self {
         let image = plan.image();
-        let median_us = samples.median();
+        let median_us = json::rounded(samples.median());
         let kv_bytes = kv_bytes(case, call);
         Row {
             backend: "warptile".to_owned(),
@@ -115,10 +116,10 @@ impl Row {
             method: method.name().to_owned(),
             samples: samples.sorted.len(),
             median_us,
-            p90_us: samples.p90(),
-            tflops: call.flops() as f64 / median_us * 1e-6,
+            p90_us: json::rounded(samples.p90()),
+            tflops: json::rounded(call.flops() as f64 / median_us * 1e-6),
             kv_bytes,
-            tb_s: kv_bytes as f64 / median_us * 1e-6,
+            tb_s: json::rounded(kv_bytes as f64 / median_us * 1e-6),
             min_us: None,
             read_us: None,
             leaves_out: None,

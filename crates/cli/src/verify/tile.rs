@@ -251,10 +251,9 @@ fn print(
             text::wrap_to(console, 4, &format!("  {why}"))?;
         }
     }
-    let count = passed + failed;
-    let tiles = if count == 1 { "tile" } else { "tiles" };
+    let tiles = text::count((passed + failed) as u64, "tile");
     let line = format!(
-        "read {count} {tiles} on {backend}: {passed} passed, {failed} failed; score and weight: the worst, in parts of its bound"
+        "read {tiles} on {backend}: {passed} passed, {failed} failed; score and weight: the worst, in parts of its bound"
     );
     text::wrap_to(console, 2, &line)
 }

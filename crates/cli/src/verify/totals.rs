@@ -12,7 +12,7 @@ use super::check::{Checked, Error64, Errors, Ran, Repeat};
 use super::coverage::Coverage;
 use super::phases::Phases;
 use crate::machine::Machine;
-use crate::text::say;
+use crate::text::{self, say};
 
 /// Failures described one by one; the rest are only counted.
 const FAILURES_SHOWN: usize = 10;
@@ -268,9 +268,8 @@ impl Totals {
         };
         say!(
             console,
-            "verified {} problem{} on {backend} in {:.1} s: {} passed, {} failed{more}",
-            self.count,
-            if self.count == 1 { "" } else { "s" },
+            "verified {} on {backend} in {:.1} s: {} passed, {} failed{more}",
+            text::count(self.count, "problem"),
             self.seconds,
             self.passed,
             self.failed

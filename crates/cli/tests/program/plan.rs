@@ -42,6 +42,28 @@ fn a_gpu_that_is_not_here_is_planned_for() {
 }
 
 #[test]
+fn times_and_speeds_are_printed_and_what_is_faster_has_a_reason() {
+    let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "b200"]);
+    assert!(stdout.contains("\nexpected "), "{stdout}");
+    assert!(
+        stdout.contains(" us, ") && stdout.contains(" TFLOP/s\n"),
+        "{stdout}"
+    );
+    assert!(!stdout.contains(" 0."), "{stdout}");
+    assert!(stdout.contains("only as PTX"), "{stdout}");
+    let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "b200", "--json", "-"]);
+    assert!(!stdout.contains("sm_90a sm_90a"), "{stdout}");
+    let plans: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert!(plans[0]["expected_us"].as_f64().unwrap() > 1.0, "{stdout}");
+    let slower = plans[0]["considered"].as_array().unwrap();
+    let slower = slower.iter().find(|one| one["expected_tflops"].is_f64());
+    let slower = slower.unwrap()["expected_us"].as_f64();
+    assert!(slower > plans[0]["expected_us"].as_f64(), "{stdout}");
+    let (stdout, _) = plan(0, &["q1 k64 h1 d64 f16", "--gpu", "h100"]);
+    assert!(stdout.contains(" 1 CTA of "), "{stdout}");
+}
+
+#[test]
 fn every_reason_can_be_asked_for() {
     let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "l4", "--explain"]);
     let kernels: std::collections::BTreeSet<&str> =
