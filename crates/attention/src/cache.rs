@@ -501,11 +501,7 @@ impl<T: Element> KvCache<T> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
             Layer::Same(memory) => self.page_layout.views(memory),
-            Layer::Quantized { .. } => Err(Invalid::Presence {
-                argument: "k_pages",
-                rule: "is quantized",
-            }
-            .into()),
+            Layer::Quantized { .. } => Err(Invalid::presence("k_pages", "is quantized").into()),
         }
     }
 
@@ -517,11 +513,7 @@ impl<T: Element> KvCache<T> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
             Layer::Quantized { bits, .. } => self.page_layout.views(bits),
-            Layer::Same(_) => Err(Invalid::Presence {
-                argument: "k_pages",
-                rule: "is not quantized",
-            }
-            .into()),
+            Layer::Same(_) => Err(Invalid::presence("k_pages", "is not quantized").into()),
         }
     }
 

@@ -43,12 +43,7 @@ impl Lse {
     pub fn from_slice(backend: &Backend, values: &[f32], shape: [usize; 4]) -> Result<Self> {
         Self::new(backend, shape, |needed| {
             if values.len() != needed {
-                return Err(Invalid::Count {
-                    argument: "lse",
-                    found: values.len(),
-                    needed,
-                }
-                .into());
+                return Err(Invalid::count("lse", values.len(), needed).into());
             }
             match backend.place() {
                 Place::Cpu => Ok(Storage::Host(Arc::new(values.to_vec()))),

@@ -81,10 +81,10 @@ impl<'a> Given<'a> {
         match self {
             Given::Tensor(part) => part.on_host(argument),
             Given::Numbers(Numbers::Host(bytes)) => Ok(bytes),
-            Given::Numbers(_) => Err(Invalid::Presence {
+            Given::Numbers(_) => Err(Invalid::presence(
                 argument,
-                rule: "is on a GPU, but the tensors are in host memory",
-            }
+                "is on a GPU, but the tensors are in host memory",
+            )
             .into()),
         }
     }

@@ -76,11 +76,9 @@ fn kept<T: Copy>(
     needed: usize,
 ) -> Result<Numbers<Arc<[T]>>> {
     match request {
-        Numbers::Host(list) if list.len() != needed => Err(Invalid::Count {
-            argument: operand.name(),
-            found: list.len(),
-            needed,
-        }),
+        Numbers::Host(list) if list.len() != needed => {
+            Err(Invalid::count(operand.name(), list.len(), needed))
+        }
         other => Ok(other.keep()),
     }
 }
@@ -388,7 +386,7 @@ impl<'a> AppendBuilder<'a> {
 
         // Where rows go.
         let by_lengths = self.before.is_given();
-        let missing = |argument, rule| Err(Invalid::Presence { argument, rule });
+        let missing = |argument, rule| Err(Invalid::presence(argument, rule));
         match (self.slots.is_given(), by_lengths) {
             (true, true) => return missing("key_lengths", "is given, but rows go to slots"),
             (false, false) => return missing("slots", "is missing, and so is key_lengths"),

@@ -364,11 +364,7 @@ impl Call {
         let argument = operand.name();
         let (found, needed) = (values.len(), self.reach(operand));
         if found != needed {
-            return Err(Invalid::Count {
-                argument,
-                found,
-                needed,
-            });
+            return Err(Invalid::count(argument, found, needed));
         }
         check_list(operand, values)?;
         match operand {

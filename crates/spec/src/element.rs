@@ -73,10 +73,10 @@ impl MemoryType {
             return Ok(());
         }
         check_type(argument, expected, self.element)?;
-        Err(Invalid::Presence {
+        Err(Invalid::presence(
             argument,
-            rule: "has numbers of another type than the call was built for",
-        })
+            "has numbers of another type than the call was built for",
+        ))
     }
 }
 

@@ -55,14 +55,14 @@ pub fn expect_room(argument: &'static str, needed: usize, available: usize) -> R
 /// Whether an argument is there exactly if the options ask for it.
 pub fn expect_presence(argument: &'static str, wanted: bool, given: bool) -> Result<()> {
     match (wanted, given) {
-        (true, false) => Err(Invalid::Presence {
+        (true, false) => Err(Invalid::presence(
             argument,
-            rule: "is missing, but the options ask for it",
-        }),
-        (false, true) => Err(Invalid::Presence {
+            "is missing, but the options ask for it",
+        )),
+        (false, true) => Err(Invalid::presence(
             argument,
-            rule: "is given, but the options do not ask for it",
-        }),
+            "is given, but the options do not ask for it",
+        )),
         _ => Ok(()),
     }
 }

@@ -174,7 +174,7 @@ pub fn check(
         let read = inputs.0[operand].map(|slice| (slice.bytes.len(), slice.memory));
         let written = outputs.and_then(|outputs| outputs.get(operand, expected.size as usize));
         let is_given = read.is_some() || written.is_some();
-        let refuse = |rule| Err(Invalid::Presence { argument, rule });
+        let refuse = |rule| Err(Invalid::presence(argument, rule));
         let is_list = matches!(operand.kind(), Kind::List(_)) && expected.element.is_none();
         if expected.on_host && is_given {
             return refuse("is given, but the description has its numbers already");
@@ -213,11 +213,7 @@ pub fn check(
         let (needed, found) = (expected.bytes.reach() as usize / size, bytes / size);
         if operand.elements() == Elements::F32 && expected.access == Access::Read {
             if found != needed {
-                return Err(Invalid::Count {
-                    argument,
-                    found,
-                    needed,
-                });
+                return Err(Invalid::count(argument, found, needed));
             }
             check_list(operand, inputs.elements(operand)?.unwrap_or_default())?;
         }

@@ -299,6 +299,20 @@ pub enum Invalid {
 }
 
 impl Invalid {
+    /// An argument that is given or missing against a rule.
+    pub const fn presence(argument: &'static str, rule: &'static str) -> Self {
+        Invalid::Presence { argument, rule }
+    }
+
+    /// A list that has another number of values than it needs.
+    pub const fn count(argument: &'static str, found: usize, needed: usize) -> Self {
+        Invalid::Count {
+            argument,
+            found,
+            needed,
+        }
+    }
+
     /// Replaces the names of arguments, for callers that have others. `name` is `None` for a name that stays.
     pub fn rename(&mut self, name: impl Fn(&str) -> Option<&'static str>) {
         if let Invalid::HeadDimUnsupported { argument, .. }

@@ -17,14 +17,14 @@ impl Access {
     pub fn check(self, argument: &'static str, given: Access) -> Result<()> {
         match self {
             _ if given == self => Ok(()),
-            Access::Write => Err(Invalid::Presence {
+            Access::Write => Err(Invalid::presence(
                 argument,
-                rule: "is written, so it belongs to the outputs",
-            }),
-            Access::Read => Err(Invalid::Presence {
+                "is written, so it belongs to the outputs",
+            )),
+            Access::Read => Err(Invalid::presence(
                 argument,
-                rule: "is read, so it belongs to the inputs",
-            }),
+                "is read, so it belongs to the inputs",
+            )),
         }
     }
 }
@@ -181,19 +181,19 @@ fn check_each((expected, addresses): Places<'_>, chunks: bool) -> Result<()> {
     for (slot, &address) in expected.iter().zip(addresses) {
         if !slot.wanted {
             if address != 0 {
-                return Err(Invalid::Presence {
-                    argument: slot.name,
-                    rule: "is given, but the call was built without it",
-                });
+                return Err(Invalid::presence(
+                    slot.name,
+                    "is given, but the call was built without it",
+                ));
             }
             continue;
         }
         // Nothing lies in an empty tensor, so it needs no address.
         if address == 0 && !slot.bytes.is_empty() {
-            return Err(Invalid::Presence {
-                argument: slot.name,
-                rule: "is missing, but the call needs it",
-            });
+            return Err(Invalid::presence(
+                slot.name,
+                "is missing, but the call needs it",
+            ));
         }
         let alignment = match chunks && slot.moves_rows {
             true => CHUNK_BYTES as u64,

@@ -39,11 +39,7 @@ impl LseBase {
 /// There are no parts, or too many.
 pub fn no_parts(found: usize) -> Invalid {
     match found {
-        0 => Invalid::Count {
-            argument: "parts",
-            found,
-            needed: 1,
-        },
+        0 => Invalid::count("parts", found, 1),
         _ => Invalid::TooLong {
             argument: "parts",
             dimension: "count",
@@ -57,11 +53,7 @@ pub fn no_parts(found: usize) -> Invalid {
 pub fn expect_parts(found: usize, needed: usize) -> Result<()> {
     match found == needed {
         true => Ok(()),
-        false => Err(Invalid::Count {
-            argument: "parts",
-            found,
-            needed,
-        }),
+        false => Err(Invalid::count("parts", found, needed)),
     }
 }
 
@@ -233,11 +225,7 @@ impl MergeBuilder<'_> {
         if let Some(part_lse) = self.part_lse
             && part_lse.len() != count
         {
-            return Err(Invalid::Count {
-                argument: "lse layouts",
-                found: part_lse.len(),
-                needed: count,
-            });
+            return Err(Invalid::count("lse layouts", part_lse.len(), count));
         }
         let part_lse = |index: usize| self.part_lse.map_or(of_lse, |layouts| layouts[index]);
         let parts: Vec<Part> = self

@@ -146,10 +146,10 @@ impl TableRequest<'_> {
             });
         }
         if lengths.offsets.count().is_some() {
-            return Err(Invalid::Presence {
-                argument: KEYS.offsets.name(),
-                rule: "is given, but keys in pages are not packed",
-            });
+            return Err(Invalid::presence(
+                KEYS.offsets.name(),
+                "is given, but keys in pages are not packed",
+            ));
         }
         let elements = self.layout.elements();
         elements.validate(BLOCK_TABLE)?;

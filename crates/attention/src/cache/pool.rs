@@ -127,10 +127,10 @@ impl Pool {
 }
 
 /// The error about a sequence that is not there.
-pub(super) const UNKNOWN: Error = Error::Invalid(Invalid::Presence {
-    argument: "sequence",
-    rule: "is not one of this cache, or was freed",
-});
+pub(super) const UNKNOWN: Error = Error::Invalid(Invalid::presence(
+    "sequence",
+    "is not one of this cache, or was freed",
+));
 
 #[cfg(test)]
 mod tests {

@@ -203,11 +203,9 @@ impl<'a> Bindings<'a> {
                 check_view(slot, view, context)?;
                 *address = view.pointer();
             } else if slot.wanted && !slot.on_host {
-                return Err(Invalid::Presence {
-                    argument: slot.name,
-                    rule: "is missing, but the call needs it",
-                }
-                .into());
+                return Err(
+                    Invalid::presence(slot.name, "is missing, but the call needs it").into(),
+                );
             }
         }
         expect_parts(self.parts.len(), expected.parts.len())?;
@@ -262,10 +260,10 @@ fn check_view(slot: &Expected, view: &DeviceSlice<'_, u8>, context: &Context) ->
         });
     }
     if slot.on_host {
-        return Err(Invalid::Presence {
-            argument: slot.name,
-            rule: "is given on the device, but the call has it on the host",
-        }
+        return Err(Invalid::presence(
+            slot.name,
+            "is given on the device, but the call has it on the host",
+        )
         .into());
     }
     let (needed, available) = (slot.bytes.reach(), view.len() as u64);

@@ -297,10 +297,10 @@ impl<O: Operation> Prepared<O> {
         call.check_problem(self.plan().problem())?;
         let expected = self.expected(call);
         if let Some(slot) = expected.iter().find(|slot| slot.on_host) {
-            return Err(Invalid::Presence {
-                argument: slot.name,
-                rule: "is on the host, but a raw launch takes numbers from the device",
-            }
+            return Err(Invalid::presence(
+                slot.name,
+                "is on the host, but a raw launch takes numbers from the device",
+            )
             .into());
         }
         expected.check(addresses)

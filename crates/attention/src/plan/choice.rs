@@ -72,11 +72,9 @@ impl FromStr for Choice {
     /// A name that the catalog does not have becomes a kernel, which planning then rejects with the names most like it.
     fn from_str(text: &str) -> Result<Self> {
         if text.is_empty() {
-            return Err(Invalid::Presence {
-                argument: "kernel",
-                rule: "is empty; it must be a name, or `best`",
-            }
-            .into());
+            return Err(
+                Invalid::presence("kernel", "is empty; it must be a name, or `best`").into(),
+            );
         }
         let families = [
             Family::Scalar,

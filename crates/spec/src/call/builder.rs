@@ -353,10 +353,10 @@ impl<'a> CallBuilder<'a> {
             let (argument, layout) = (operand.name(), layouts[operand as usize]);
             expect_presence(argument, self.terms.scoring.has(operand), layout.is_some())?;
             match layout {
-                Some(_) if packed => Err(Invalid::Presence {
+                Some(_) if packed => Err(Invalid::presence(
                     argument,
-                    rule: "needs dense tensors, but the sequences are packed",
-                }),
+                    "needs dense tensors, but the sequences are packed",
+                )),
                 Some(layout) => {
                     // Of paged keys there is no number but that of the longest sequence; more columns do no harm.
                     let columns = match &pages {
