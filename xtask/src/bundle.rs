@@ -55,7 +55,6 @@ struct Artifact {
 }
 
 /// What was made.
-#[derive(Debug)]
 pub struct Bundle {
     /// The files in the directory.
     pub files: Vec<Packed>,

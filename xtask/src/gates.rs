@@ -5,7 +5,6 @@ use crate::instances::{Instance, TensorInstruction};
 use warptile_spec::record::{ImageRecord, RecordError};
 
 /// Everything the gates look at.
-#[derive(Debug)]
 pub struct Facts {
     /// The compiler's log.
     pub log: LogReport,

@@ -70,7 +70,6 @@ pub fn assign_places(manifest: &mut Manifest) {
 }
 
 /// The packs on disk, unpacked.
-#[derive(Debug)]
 pub struct Packs {
     /// Contents by name, or why there are none.
     unpacked: BTreeMap<String, Result<Vec<u8>, String>>,

@@ -4,7 +4,6 @@ use std::io::{self, ErrorKind, Write};
 
 /// One of the two. Once the reader has gone (`warptile verify | head`), further output is dropped in silence: the
 /// command goes on to its end, so that its exit code still tells the truth.
-#[derive(Debug)]
 pub(crate) struct Console<W> {
     inner: W,
     reader_gone: bool,

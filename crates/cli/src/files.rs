@@ -54,7 +54,6 @@ impl Format {
 }
 
 /// The tensors of a file, or of several `.npy` files, by name.
-#[derive(Debug)]
 pub(crate) struct Tensors {
     /// The files, as messages name them.
     origin: String,
@@ -64,7 +63,6 @@ pub(crate) struct Tensors {
 }
 
 /// An `.npz` file of which only the headers were read.
-#[derive(Debug)]
 struct Packed {
     path: PathBuf,
     archive: npy::Archive,
@@ -73,7 +71,6 @@ struct Packed {
 }
 
 /// Where a tensor is.
-#[derive(Debug)]
 struct Stored {
     dtype: Dtype,
     shape: Vec<usize>,

@@ -29,7 +29,6 @@ pub(crate) struct Inputs<T> {
 type LaidOut<T> = (Either<Vec<T>, Vec<u8>>, Layout);
 
 /// What a call gave, in host memory.
-#[derive(Debug)]
 pub(crate) struct Answer<T> {
     /// In q's storage order.
     pub(crate) out: Vec<T>,

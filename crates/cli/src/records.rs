@@ -27,7 +27,6 @@ struct Stamped {
 }
 
 /// The rows of one file.
-#[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) path: PathBuf,
     /// Whether rows are missing because the measurement was ended early.
@@ -161,7 +160,6 @@ impl Origin {
 }
 
 /// One problem in two records.
-#[derive(Debug)]
 pub(crate) struct Compared<'a> {
     pub(crate) before: &'a Row,
     pub(crate) now: &'a Row,
@@ -192,7 +190,6 @@ impl Compared<'_> {
 }
 
 /// Two records, row by row.
-#[derive(Debug)]
 pub(crate) struct Comparison<'a> {
     pub(crate) rows: Vec<Compared<'a>>,
     /// How many rows have no counterpart in the other record.

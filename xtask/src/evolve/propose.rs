@@ -20,7 +20,6 @@ const SHARED_MEMORY_BOUND: f64 = 80.0;
 const WARPS: usize = 2;
 
 /// Numbers that look random and follow from a seed (SplitMix64).
-#[derive(Debug)]
 pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {

@@ -10,7 +10,6 @@ const NUMBERS: usize = 48;
 
 /// How rows are laid out. Where they fit the terminal, each row begins with its problem; else a problem has lines of its own
 /// above its rows. No word is broken, but one that is wider than the terminal.
-#[derive(Debug)]
 pub(crate) struct Table {
     /// Columns of the terminal.
     width: usize,

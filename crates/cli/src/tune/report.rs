@@ -14,7 +14,6 @@ use crate::machine::Machine;
 use crate::text::{self, say};
 
 /// What became of a problem.
-#[derive(Debug)]
 pub(super) struct Outcome<'a> {
     entry: &'a Entry,
     verdict: Verdict,

@@ -125,7 +125,6 @@ pub(crate) struct Runs {
 }
 
 /// What came of a case.
-#[derive(Debug)]
 pub(crate) enum Checked {
     Ran(Ran),
     /// No kernel takes the case; the planner's reasons.
@@ -133,7 +132,6 @@ pub(crate) enum Checked {
 }
 
 /// A case that was computed.
-#[derive(Debug)]
 pub(crate) struct Ran {
     /// `None` for the CPU path.
     pub(crate) image: Option<&'static Image>,

@@ -11,7 +11,6 @@ use warptile_check::{Case, Expectation, Inputs};
 const KEPT: usize = 32;
 
 /// The data of a problem, and what a right result is.
-#[derive(Debug)]
 pub(super) struct Known<T> {
     pub(super) inputs: Inputs<T>,
     /// Once somebody has computed it.
