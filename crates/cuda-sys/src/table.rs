@@ -27,84 +27,39 @@ macro_rules! driver_api {
             required fn init = cuInit(flags: c_uint);
             required fn driver_get_version = cuDriverGetVersion(version: *mut c_int);
             required fn get_error_name = cuGetErrorName(error: CUresult, name: *mut *const c_char);
-            required fn get_error_string = cuGetErrorString(
-                error: CUresult,
-                text: *mut *const c_char,
-            );
+            required fn get_error_string = cuGetErrorString(error: CUresult, text: *mut *const c_char);
 
             // Devices
             required fn device_get = cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
             required fn device_get_count = cuDeviceGetCount(count: *mut c_int);
-            required fn device_get_name = cuDeviceGetName(
-                name: *mut c_char,
-                len: c_int,
-                device: CUdevice,
-            );
-            required fn device_get_attribute = cuDeviceGetAttribute(
-                value: *mut c_int,
-                attribute: CUdeviceAttribute,
-                device: CUdevice,
-            );
+            required fn device_get_name = cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+            required fn device_get_attribute = cuDeviceGetAttribute(value: *mut c_int, attribute: CUdeviceAttribute, device: CUdevice);
             required fn device_total_mem = cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
             required fn device_get_uuid = cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
-            required fn device_get_pci_bus_id = cuDeviceGetPCIBusId(
-                text: *mut c_char,
-                len: c_int,
-                device: CUdevice,
-            );
-            required fn device_can_access_peer = cuDeviceCanAccessPeer(
-                can: *mut c_int,
-                device: CUdevice,
-                peer: CUdevice,
-            );
+            required fn device_get_pci_bus_id = cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice);
+            required fn device_can_access_peer = cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
             // Contexts
-            required fn device_primary_ctx_retain = cuDevicePrimaryCtxRetain(
-                context: *mut CUcontext,
-                device: CUdevice,
-            );
+            required fn device_primary_ctx_retain = cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
             required fn device_primary_ctx_release = cuDevicePrimaryCtxRelease_v2(device: CUdevice);
             required fn ctx_set_current = cuCtxSetCurrent(context: CUcontext);
             required fn ctx_get_current = cuCtxGetCurrent(context: *mut CUcontext);
             required fn ctx_push_current = cuCtxPushCurrent_v2(context: CUcontext);
             required fn ctx_pop_current = cuCtxPopCurrent_v2(context: *mut CUcontext);
             required fn ctx_synchronize = cuCtxSynchronize();
-            required fn ctx_get_stream_priority_range = cuCtxGetStreamPriorityRange(
-                least: *mut c_int,
-                greatest: *mut c_int,
-            );
-            required fn ctx_enable_peer_access = cuCtxEnablePeerAccess(
-                peer: CUcontext,
-                flags: c_uint,
-            );
+            required fn ctx_get_stream_priority_range = cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int);
+            required fn ctx_enable_peer_access = cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
 
             // Streams
-            required fn stream_create_with_priority = cuStreamCreateWithPriority(
-                stream: *mut CUstream,
-                flags: c_uint,
-                priority: c_int,
-            );
+            required fn stream_create_with_priority = cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
             required fn stream_destroy = cuStreamDestroy_v2(stream: CUstream);
             required fn stream_query = cuStreamQuery(stream: CUstream);
             required fn stream_synchronize = cuStreamSynchronize(stream: CUstream);
-            required fn stream_wait_event = cuStreamWaitEvent(
-                stream: CUstream,
-                event: CUevent,
-                flags: c_uint,
-            );
+            required fn stream_wait_event = cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
             required fn stream_get_ctx = cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-            required fn stream_begin_capture = cuStreamBeginCapture_v2(
-                stream: CUstream,
-                mode: CUstreamCaptureMode,
-            );
-            required fn stream_end_capture = cuStreamEndCapture(
-                stream: CUstream,
-                graph: *mut CUgraph,
-            );
-            required fn stream_is_capturing = cuStreamIsCapturing(
-                stream: CUstream,
-                status: *mut CUstreamCaptureStatus,
-            );
+            required fn stream_begin_capture = cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
+            required fn stream_end_capture = cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+            required fn stream_is_capturing = cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
             // Later versions of the function tell more of the dependencies, which nobody here asks for.
             required fn stream_get_capture_info = cuStreamGetCaptureInfo_v2(
                 stream: CUstream,
@@ -114,9 +69,7 @@ macro_rules! driver_api {
                 dependencies: *mut *const CUgraphNode,
                 num_dependencies: *mut usize,
             );
-            required fn thread_exchange_stream_capture_mode = cuThreadExchangeStreamCaptureMode(
-                mode: *mut CUstreamCaptureMode,
-            );
+            required fn thread_exchange_stream_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
             since 12000 fn stream_get_id = cuStreamGetId(stream: CUstream, id: *mut u64);
 
             // Events
@@ -125,17 +78,10 @@ macro_rules! driver_api {
             required fn event_record = cuEventRecord(event: CUevent, stream: CUstream);
             required fn event_query = cuEventQuery(event: CUevent);
             required fn event_synchronize = cuEventSynchronize(event: CUevent);
-            required fn event_elapsed_time = cuEventElapsedTime(
-                milliseconds: *mut f32,
-                start: CUevent,
-                end: CUevent,
-            );
+            required fn event_elapsed_time = cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
 
             // Memory
-            required fn mem_pool_create = cuMemPoolCreate(
-                pool: *mut CUmemoryPool,
-                props: *const CUmemPoolProps,
-            );
+            required fn mem_pool_create = cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
             required fn mem_pool_destroy = cuMemPoolDestroy(pool: CUmemoryPool);
             required fn mem_pool_set_attribute = cuMemPoolSetAttribute(
                 pool: CUmemoryPool,
@@ -152,11 +98,7 @@ macro_rules! driver_api {
             required fn mem_free_async = cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream);
             required fn mem_alloc = cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize);
             required fn mem_free = cuMemFree_v2(pointer: CUdeviceptr);
-            required fn mem_host_alloc = cuMemHostAlloc(
-                pointer: *mut *mut c_void,
-                bytes: usize,
-                flags: c_uint,
-            );
+            required fn mem_host_alloc = cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint);
             required fn mem_free_host = cuMemFreeHost(pointer: *mut c_void);
             required fn mem_get_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
             required fn pointer_get_attribute = cuPointerGetAttribute(
@@ -166,39 +108,12 @@ macro_rules! driver_api {
             );
 
             // Copies and fills
-            required fn memcpy_htod = cuMemcpyHtoD_v2(
-                to: CUdeviceptr,
-                from: *const c_void,
-                bytes: usize,
-            );
-            required fn memcpy_dtoh = cuMemcpyDtoH_v2(
-                to: *mut c_void,
-                from: CUdeviceptr,
-                bytes: usize,
-            );
-            required fn memcpy_dtod = cuMemcpyDtoD_v2(
-                to: CUdeviceptr,
-                from: CUdeviceptr,
-                bytes: usize,
-            );
-            required fn memcpy_htod_async = cuMemcpyHtoDAsync_v2(
-                to: CUdeviceptr,
-                from: *const c_void,
-                bytes: usize,
-                stream: CUstream,
-            );
-            required fn memcpy_dtoh_async = cuMemcpyDtoHAsync_v2(
-                to: *mut c_void,
-                from: CUdeviceptr,
-                bytes: usize,
-                stream: CUstream,
-            );
-            required fn memcpy_dtod_async = cuMemcpyDtoDAsync_v2(
-                to: CUdeviceptr,
-                from: CUdeviceptr,
-                bytes: usize,
-                stream: CUstream,
-            );
+            required fn memcpy_htod = cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
+            required fn memcpy_dtoh = cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
+            required fn memcpy_dtod = cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
+            required fn memcpy_htod_async = cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+            required fn memcpy_dtoh_async = cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+            required fn memcpy_dtod_async = cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
             required fn memcpy_peer_async = cuMemcpyPeerAsync(
                 to: CUdeviceptr,
                 to_context: CUcontext,
@@ -208,24 +123,11 @@ macro_rules! driver_api {
                 stream: CUstream,
             );
             required fn memcpy_2d = cuMemcpy2D_v2(copy: *const CUmemcpy2D);
-            required fn memcpy_2d_async = cuMemcpy2DAsync_v2(
-                copy: *const CUmemcpy2D,
-                stream: CUstream,
-            );
+            required fn memcpy_2d_async = cuMemcpy2DAsync_v2(copy: *const CUmemcpy2D, stream: CUstream);
             required fn memset_d8 = cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
             required fn memset_d32 = cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
-            required fn memset_d8_async = cuMemsetD8Async(
-                to: CUdeviceptr,
-                value: u8,
-                count: usize,
-                stream: CUstream,
-            );
-            required fn memset_d32_async = cuMemsetD32Async(
-                to: CUdeviceptr,
-                value: u32,
-                count: usize,
-                stream: CUstream,
-            );
+            required fn memset_d8_async = cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream);
+            required fn memset_d32_async = cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream);
 
             // Modules and kernels
             required fn module_load_data_ex = cuModuleLoadDataEx(
@@ -236,27 +138,15 @@ macro_rules! driver_api {
                 values: *mut *mut c_void,
             );
             required fn module_unload = cuModuleUnload(module: CUmodule);
-            required fn module_get_function = cuModuleGetFunction(
-                function: *mut CUfunction,
-                module: CUmodule,
-                name: *const c_char,
-            );
+            required fn module_get_function = cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
             required fn module_get_global = cuModuleGetGlobal_v2(
                 pointer: *mut CUdeviceptr,
                 bytes: *mut usize,
                 module: CUmodule,
                 name: *const c_char,
             );
-            required fn func_get_attribute = cuFuncGetAttribute(
-                value: *mut c_int,
-                attribute: CUfunctionAttribute,
-                function: CUfunction,
-            );
-            required fn func_set_attribute = cuFuncSetAttribute(
-                function: CUfunction,
-                attribute: CUfunctionAttribute,
-                value: c_int,
-            );
+            required fn func_get_attribute = cuFuncGetAttribute(value: *mut c_int, attribute: CUfunctionAttribute, function: CUfunction);
+            required fn func_set_attribute = cuFuncSetAttribute(function: CUfunction, attribute: CUfunctionAttribute, value: c_int);
             since 12040 fn func_get_param_info = cuFuncGetParamInfo(
                 function: CUfunction,
                 index: usize,
@@ -321,11 +211,7 @@ macro_rules! driver_api {
             );
 
             // Graphs
-            required fn graph_instantiate_with_flags = cuGraphInstantiateWithFlags(
-                exec: *mut CUgraphExec,
-                graph: CUgraph,
-                flags: u64,
-            );
+            required fn graph_instantiate_with_flags = cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64);
             since 12000 fn graph_create = cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
             since 12000 fn graph_add_kernel_node = cuGraphAddKernelNode_v2(
                 node: *mut CUgraphNode,
@@ -349,10 +235,7 @@ macro_rules! driver_api {
                 references: c_uint,
                 flags: c_uint,
             );
-            required fn user_object_release = cuUserObjectRelease(
-                object: CUuserObject,
-                references: c_uint,
-            );
+            required fn user_object_release = cuUserObjectRelease(object: CUuserObject, references: c_uint);
             required fn graph_retain_user_object = cuGraphRetainUserObject(
                 graph: CUgraph,
                 object: CUuserObject,

@@ -503,44 +503,22 @@ impl<P: Parameters + ?Sized> Kernel<P> {
             let code = unsafe { launch(&raw_config, self.function, params, std::ptr::null_mut()) };
             return Ok((symbol, code));
         }
+        macro_rules! launched {
+            ($launch:ident $(, $extra:ident)?) => {
+                $launch(self.function, gx, gy, gz, bx, by, bz, shared, stream, params $(, $extra)?)
+            };
+        }
         if config.cooperative {
             let launch = api.launch_cooperative_kernel;
             // SAFETY: the context is current, function and stream are live; `params` points at one
             // pointer to a block, which the driver copies before it returns, and the kernel takes one
             // of its size. The rest is the caller's promise.
-            let code = unsafe {
-                launch(
-                    self.function,
-                    gx,
-                    gy,
-                    gz,
-                    bx,
-                    by,
-                    bz,
-                    shared,
-                    stream,
-                    params,
-                )
-            };
+            let code = unsafe { launched!(launch) };
             return Ok((SYMBOLS.launch_cooperative_kernel, code));
         }
         let (launch, extra) = (api.launch_kernel, std::ptr::null_mut());
         // SAFETY: as above.
-        let code = unsafe {
-            launch(
-                self.function,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shared,
-                stream,
-                params,
-                extra,
-            )
-        };
+        let code = unsafe { launched!(launch, extra) };
         Ok((SYMBOLS.launch_kernel, code))
     }
 
