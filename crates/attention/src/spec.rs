@@ -9,4 +9,5 @@ pub use warptile_spec::{
     MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Operand, Pages,
     Pairing, ParseDiagonalError, ParseScoringError, ParseSplitsError, Problem, Quantized, Request,
     Rotary, ScoreTerms, Scoring, Sequence, SideLengths, Slots, Splits, TableLayout, Types, View,
+    check_list,
 };

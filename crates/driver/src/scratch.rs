@@ -34,22 +34,33 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Fills the memory, which nobody uses yet, with zeros and waits for that.
+    /// Fills the memory, which is not in use yet, with zeros and waits for that.
     fn zero(&mut self) -> Result<()> {
+        let (pointer, bytes) = (self.pointer, self.bytes);
+        self.fill("zeroing device memory", |context, operation, stream| {
+            // SAFETY: the memory has this many bytes, stream and context are live, the latter current.
+            unsafe {
+                call!(
+                    context,
+                    operation,
+                    memset_d8_async(pointer, 0, bytes, stream)
+                )
+            }
+        })
+    }
+
+    /// Runs `queue` on the private stream and waits for what it queued.
+    fn fill(
+        &mut self,
+        operation: &'static str,
+        queue: impl FnOnce(&Context, &'static str, CUstream) -> Result<()>,
+    ) -> Result<()> {
         let context = self.context.clone();
         let _current = context.enter()?;
         let _relaxed = context.relaxed()?;
-        let operation = "zeroing device memory";
         let stream = context.private_stream()?;
-        // SAFETY: the memory has so many bytes, stream and context are live, the latter current.
-        let queued = unsafe {
-            call!(
-                &context,
-                operation,
-                memset_d8_async(self.pointer, 0, self.bytes, stream)
-            )
-        };
-        // SAFETY: as above.
+        let queued = queue(&context, operation, stream);
+        // SAFETY: stream and context are live, the latter current.
         let wait = || unsafe { call!(&context, operation, stream_synchronize(stream)) };
         let done = wait();
         // What failed the first time may be an error of earlier work. The context is no other way:
@@ -122,6 +133,31 @@ impl Context {
     /// Out of memory, or what the driver reports.
     pub fn permanent_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
         Ok(Scratch::zeroed(self, bytes)?.leak())
+    }
+
+    /// A copy of host memory in device memory that lives as long as the CUDA context does, made like
+    /// [`permanent_zeroed`](Context::permanent_zeroed).
+    ///
+    /// # Errors
+    /// Out of memory, or what the driver reports.
+    pub fn permanent_copy(&self, values: &[u8]) -> Result<CUdeviceptr> {
+        let mut scratch = Scratch::uninit(self, values.len())?;
+        if !values.is_empty() {
+            let to = scratch.pointer;
+            let from = values.as_ptr().cast();
+            scratch.fill("copying to device memory", |context, operation, stream| {
+                // SAFETY: both have this many bytes, and `fill` waits for the copy before they may be freed; stream and context are
+                // live, the latter current.
+                unsafe {
+                    call!(
+                        context,
+                        operation,
+                        memcpy_htod_async(to, from, values.len(), stream)
+                    )
+                }
+            })?;
+        }
+        Ok(scratch.leak())
     }
 
     /// A stream that never is in a capture, made at the first use. The context destroys it.

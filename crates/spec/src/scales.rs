@@ -53,7 +53,10 @@ pub fn expect_scales(
 /// The scales of keys, and those of values.
 pub const SCALES: [Operand; 2] = [Operand::KScale, Operand::VScale];
 
-/// Refuses numbers that a list must not have.
+/// Refuses numbers that an operand must not have, such as scales that are not positive.
+///
+/// # Errors
+/// [`Invalid::Value`].
 pub fn check_list(operand: Operand, numbers: &[f32]) -> Result<()> {
     let values = operand.values();
     match numbers.iter().position(|number| !values.allow(*number)) {

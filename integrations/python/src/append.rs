@@ -137,9 +137,11 @@ impl<'py> Request<'py> {
                 py.detach(|| unsafe { raw::append(append, &memory) }.map_err(Failure::from))
             }
             Device::Cuda(ordinal) => {
-                let (addresses, stream) = (self.given.addresses(), self.reader.stream());
-                // SAFETY: as for `attention`'s launch.
-                py.detach(|| unsafe { gpu::append(ordinal, stream, append, &addresses) })
+                let stream = self.reader.stream();
+                self.given.addresses(ordinal).and_then(|addresses| {
+                    // SAFETY: as for `attention`'s launch.
+                    py.detach(|| unsafe { gpu::append(ordinal, stream, append, &addresses) })
+                })
             }
         };
         done.map_err(|failure| Names::WRITE.fail(failure))

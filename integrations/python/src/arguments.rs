@@ -325,7 +325,10 @@ impl Reader {
             None | Some(Count::Rows | Count::Table | Count::Angles)
         );
         if is_number || (may_be_list && is_list(object)) {
-            self.expect_device(name, Device::Cpu)?;
+            // A GPU gets a copy of floats, which stays; whole numbers have to be there.
+            if operand.elements() == Elements::I32 {
+                self.expect_device(name, Device::Cpu)?;
+            }
             let values = match operand.elements() {
                 Elements::I32 => Values::Whole(narrowed(name, object.extract::<Vec<i64>>()?)?),
                 _ if is_number => Values::Floats(vec![object.extract()?]),

@@ -174,7 +174,8 @@ impl<'py> Request<'py> {
                 py.detach(|| unsafe { raw::forward(call, &memory) })?;
             }
             Device::Cuda(ordinal) => {
-                let (addresses, stream) = (given.addresses(), self.reader.stream());
+                let stream = self.reader.stream();
+                let addresses = given.addresses(ordinal)?;
                 if let Some(before) = before {
                     py.detach(|| gpu::check(ordinal, call, choice, &addresses))?;
                     before()?;

@@ -4,11 +4,12 @@ use pyo3::prelude::*;
 use warptile::Layout;
 use warptile::cpu::raw::{self, HostMemory};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::spec::{Call, Numbers, Operand, Request, Slots, TableLayout, Types};
+use warptile::spec::{Call, Numbers, Operand, Request, Slots, TableLayout, Types, check_list};
 
 use crate::array::{Array, Described, Dtype, Order};
 use crate::cpu;
 use crate::errors::{Failure, Names, Result};
+use crate::gpu;
 
 /// The numbers of a list that a call on the CPU reads itself.
 #[derive(Debug)]
@@ -246,14 +247,20 @@ impl<'py> Given<'py> {
         Ok(memory)
     }
 
-    /// Where everything is on a GPU.
-    pub(crate) fn addresses(&self) -> Slots<u64> {
-        Slots::from_fn(|operand| {
-            let argument = self.arguments[operand].as_ref();
-            argument
-                .and_then(|argument| argument.is())
-                .map_or(0, |is| is.address)
-        })
+    /// Where everything is on a GPU, which gets a copy of numbers that were given on the host.
+    pub(crate) fn addresses(&self, ordinal: u32) -> Result<Slots<u64>> {
+        let mut addresses = Slots::from_fn(|_| 0);
+        for (operand, argument) in self.iter() {
+            addresses[operand] = match (&argument.values, argument.is()) {
+                (_, Some(is)) => is.address,
+                (Values::Floats(values), None) => {
+                    check_list(operand, values)?;
+                    gpu::constant(ordinal, argument.name, values)?
+                }
+                _ => 0,
+            };
+        }
+        Ok(addresses)
     }
 
     /// The object that was given for an operand.

@@ -23,7 +23,13 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// Workspaces of graphs that are gone.
     free: Free,
+    /// Addresses of numbers that were given on the host, by their bits. They are never freed or written again, as captured graphs may
+    /// read them.
+    constants: Mutex<HashMap<Vec<u32>, u64>>,
 }
+
+/// The most lists of [`Opened::constants`]: one that changes with every call would take memory without end.
+const MOST_CONSTANTS: usize = 4096;
 
 /// Launches that run one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +108,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
         gpu,
         workspaces: Mutex::default(),
         free: Free::default(),
+        constants: Mutex::default(),
     });
     opened.insert(ordinal, made.clone());
     Ok(made)
@@ -110,6 +117,27 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
 /// The plan for a problem on a GPU that is there.
 pub(crate) fn plan(ordinal: u32, problem: Problem, choice: &Choice) -> Result<Plan> {
     Ok(open(ordinal)?.gpu.plan(problem, choice)?)
+}
+
+/// The address of a copy of these numbers, the same one each time.
+pub(crate) fn constant(ordinal: u32, name: &str, values: &[f32]) -> Result<u64> {
+    let opened = open(ordinal)?;
+    let key: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+    let mut constants = lock(&opened.constants);
+    if let Some(&address) = constants.get(&key) {
+        return Ok(address);
+    }
+    if constants.len() >= MOST_CONSTANTS {
+        return Err(Failure::Invalid(format!(
+            "{name} is on the CPU, and {MOST_CONSTANTS} other lists were there before; pass values that change as a tensor on the GPU"
+        )));
+    }
+    let bytes: Vec<u8> = { values.iter() }
+        .flat_map(|value| value.to_ne_bytes())
+        .collect();
+    let address = opened.gpu.context().permanent_copy(&bytes)?;
+    constants.insert(key, address);
+    Ok(address)
 }
 
 /// Checks what [`forward`] would before it submits anything, and loads the kernel.

@@ -138,8 +138,23 @@ class FakeGpu(unittest.TestCase):
         write = {"k": new.q, "v": new.k, "k_cache": k, "v_cache": v, "cache_seqlens": self.numbers(2)}
         warptile._native.write_cache(**write, **scales)
         self.assertEqual(self.launches(), 2)
-        with self.assertRaisesRegex(ValueError, "k_descale is on the CPU, but q is on cuda:0"):
-            warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "k_descale": 1.0})
+        # Numbers of the host are copied to the GPU once.
+        on_host = {"k_descale": 0.5, "v_descale": [0.25, 2]}
+        warptile.attention(tensors.q, k, v, out=tensors.out, **on_host)
+        calls = []
+        for _ in range(2):
+            before = self.fake.fake_calls(None)
+            warptile.attention(tensors.q, k, v, out=tensors.out, **on_host)
+            calls.append(self.fake.fake_calls(None) - before)
+        self.assertEqual(calls[0], calls[1])
+        self.assertLess(calls[0], 9)
+        warptile._native.write_cache(**write, **on_host)
+        self.assertEqual(self.launches(), 6)
+        for wrong, text in ((-1.0, r"k_descale\[0\] is -1, but must be"), ([1.0] * 3, "k_descale has 3 numbers")):
+            with self.assertRaisesRegex(ValueError, text):
+                warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "k_descale": wrong})
+            with self.assertRaisesRegex(ValueError, text):
+                warptile._native.write_cache(**write, **{**scales, "k_descale": wrong})
         with self.assertRaisesRegex(ValueError, "v_descale has 3 numbers"):
             warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "v_descale": self.numbers(3, dtype=np.float32)})
         for scale, text in wrong_shapes(2, 2):
@@ -150,7 +165,7 @@ class FakeGpu(unittest.TestCase):
                         warptile.attention(tensors.q, k, v, out=tensors.out, **wrong)
                     with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
                         warptile._native.write_cache(**write, **wrong)
-        self.assertEqual(self.launches(), 2)
+        self.assertEqual(self.launches(), 6)
 
     def test_devices_must_agree(self):
         tensors, other = GpuTensors(), GpuTensors(device=(CUDA, 1))
@@ -162,7 +177,7 @@ class FakeGpu(unittest.TestCase):
             x = np.zeros((2, 512, 8, 64), np.float16)
             warptile.attention(x, x, tensors.v)
         with self.assertRaisesRegex(warptile.InvalidInput, "sinks is on the CPU"):
-            tensors.attention(sinks=[1.0] * 8)
+            tensors.attention(sinks=np.ones(8, np.float32))
         with self.assertRaisesRegex(warptile.DeviceError, "device"):
             GpuTensors(device=(CUDA, 7)).attention()
         other.attention()

@@ -8,6 +8,7 @@ import reference
 import warptile
 from reference import check, draw
 from warptile.flash_attn import (
+    flash_attn_combine,
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -43,7 +44,7 @@ class FlashAttn(unittest.TestCase):
             flash_attn_with_kvcache: "(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
             "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
             "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False, "
-            "k_descale=None, v_descale=None)",
+            "k_descale=None, v_descale=None, cu_seqlens_k_new=None)",
         }
         for function, signature in expected.items():
             parameters = inspect.signature(function).parameters
@@ -184,6 +185,51 @@ class FlashAttn(unittest.TestCase):
                     queries, k_cache[b : b + 1, : length + 3], v_cache[b : b + 1, : length + 3], causal=True
                 )
                 check(self, out[b : b + 1], expected, q.dtype)
+
+    def test_packed_new_keys(self):
+        """The same bits in cache and output as one sequence after the other, dense, in pages and rotated."""
+        lengths, new, rows, page = [3, 0, 6], [2, 0, 4], 12, 4
+        offsets = np.cumsum([0, *new]).astype(np.int32)
+        k, v = draw(70, (6, 2, 16), (6, 2, 16))
+        q, *dense = draw(71, (3, 1, 4, 16), (3, rows, 2, 16), (3, rows, 2, 16))
+        angles = np.outer(np.arange(16), 0.5 ** np.arange(4))
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        table = np.arange(9, dtype=np.int32).reshape(3, 3)
+        for rotation in ({}, {"rotary_cos": cos, "rotary_sin": sin}):
+            for pages in (False, True):
+                with self.subTest(rotation=bool(rotation), pages=pages):
+                    shape = (9, page, 2, 16) if pages else (3, rows, 2, 16)
+                    caches = [cache.copy().reshape(shape) for cache in dense]
+                    expected = [cache.copy() for cache in dense]
+                    together = flash_attn_with_kvcache(
+                        q, *caches, k, v, cache_seqlens=np.array(lengths, np.int32), causal=True, cu_seqlens_k_new=offsets,
+                        block_table=table if pages else None, **rotation,
+                    )
+                    for at in (0, 2):
+                        one = slice(at, at + 1)
+                        part = slice(offsets[at], offsets[at + 1])
+                        alone = flash_attn_with_kvcache(
+                            q[one], *(cache[one] for cache in expected), k[None, part], v[None, part], cache_seqlens=[lengths[at]],
+                            causal=True, **rotation,
+                        )
+                        np.testing.assert_array_equal(together[one], alone)
+                    for cache, wanted in zip(caches, expected):
+                        np.testing.assert_array_equal(cache.reshape(wanted.shape), wanted)
+        for wrong in ([0, 2, 6], [0, 2, 1, 6], [0, 2, 2, 5]):
+            with self.assertRaisesRegex(warptile.InvalidInput, "cu_seqlens_k_new must have 4 offsets that rise from 0 to 6"):
+                flash_attn_with_kvcache(q, *dense, k, v, cache_seqlens=lengths, cu_seqlens_k_new=wrong)
+
+    def test_combine(self):
+        q, k, v = draw(72, (2, 5, 4, 16), (2, 40, 2, 16), (2, 40, 2, 16))
+        expected, expected_lse = warptile.attention(q, k, v, return_lse=True)
+        found = [warptile.attention(q, k[:, at : at + 1], v[:, at : at + 1], return_lse=True) for at in range(40)]
+        out, lse = flash_attn_combine(np.stack([out for out, _ in found]), np.stack([lse for _, lse in found]).swapaxes(-1, -2))
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+        np.testing.assert_allclose(lse, expected_lse.swapaxes(-1, -2), atol=1e-5)
+        into = np.empty_like(out)
+        half, _ = flash_attn_combine(np.stack([out]), lse[None], out=into, out_dtype=np.float16)
+        self.assertIs(half, into)
+        self.assertEqual(flash_attn_combine(np.stack([out]), lse[None], out_dtype=np.float16)[0].dtype, np.float16)
 
     def test_caches_of_all_kinds(self):
         """Chosen sequences and rows of padding, pages of any size, rotation of any number of queries: all together, drawn at random."""

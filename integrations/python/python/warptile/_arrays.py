@@ -49,6 +49,19 @@ def counted(count, like):
     return library.arange(count, dtype="int32")
 
 
+def sequence_of(rows, offsets):
+    """The number of the sequence that each row belongs to, by the offsets at which sequences begin."""
+    library = library_of(offsets)
+    if library.__name__ == "torch":
+        return library.searchsorted(offsets, rows, right=True, out_int32=True) - 1
+    return library.searchsorted(offsets, rows, side="right").astype("int32") - 1
+
+
+def converted(array, dtype):
+    """The array with elements of another type of its library."""
+    return array.to(dtype) if library_of(array).__name__ == "torch" else array.astype(dtype)
+
+
 def filled(count, value, like):
     """The same number `count` times, as `integers`."""
     library = library_of(like)

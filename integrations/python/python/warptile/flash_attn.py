@@ -10,13 +10,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from ._arrays import empty, filled, integers, known, parts, whole_numbers, widened, wider
+from ._arrays import converted, counted, empty, filled, integers, known, parts, sequence_of, whole_numbers, widened, wider
 from ._errors import InvalidInput, Unsupported
 from ._kvcache import Cache
-from ._native import attention, attention_after_write, write_cache
+from ._native import attention, attention_after_write, merge, write_cache
 from ._types import Array
 
 __all__ = [
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -251,6 +252,40 @@ def flash_attn_varlen_kvpacked_func(
     return _packed("flash_attn_varlen_kvpacked_func", (q, *parts(kv, 1)), lengths, None, *options)
 
 
+def flash_attn_combine(
+    out_partial: Array,
+    lse_partial: Array,
+    out: Array | None = None,
+    out_dtype: Any = None,
+) -> Any:
+    """Joins attention over disjoint keys, as flash_attn_3 has it.
+
+    Args:
+        out_partial: The outputs, `[parts, batch, length, heads, head size]`, or of packed sequences `[parts, rows, heads, head size]`.
+        lse_partial: Their log-sum-exps, `float32`, `[parts, batch, length, heads]` or `[parts, rows, heads]`.
+        out: Receives the output.
+        out_dtype: The type of the output, if it is to have another one than `out_partial`.
+
+    Returns:
+        The output, and the log-sum-exp, `[batch, length, heads]` or `[rows, heads]`.
+    """
+    joined = list(zip(out_partial, lse_partial.swapaxes(-1, -2), strict=True))
+    while True:
+        # A merge takes 32 parts at most.
+        joined = [merge(joined[start : start + 32]) for start in range(0, len(joined), 32)]
+        if len(joined) <= 1:
+            break
+    if not joined:
+        raise InvalidInput("out_partial has no parts")
+    result, lse = joined[0]
+    if out is not None:
+        out[...] = result
+        result = out
+    elif out_dtype is not None:
+        result = converted(result, out_dtype)
+    return result, lse.swapaxes(-1, -2)
+
+
 def flash_attn_with_kvcache(
     q: Array,
     k_cache: Array,
@@ -273,6 +308,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     k_descale: Array | Sequence[float] | float | None = None,
     v_descale: Array | Sequence[float] | float | None = None,
+    cu_seqlens_k_new: Array | Sequence[int] | None = None,
 ) -> Any:
     """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient.
 
@@ -305,6 +341,8 @@ def flash_attn_with_kvcache(
             this, and k is divided by it when it is written. `float32`, a number, `[key/value heads]`, or one of these expanded to
             `[batch, key/value heads]`. q, k and v are not in 8 bits.
         v_descale: The scales of values, as `k_descale` has those of keys.
+        cu_seqlens_k_new: `int32`, `[batch + 1]`, as flash_attn_3 has it: k and v are `[rows, heads, head size]`, and this says where
+            each sequence's new rows begin.
 
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
@@ -341,7 +379,11 @@ def flash_attn_with_kvcache(
                 raise InvalidInput(f"{name} has {shape[0]} positions, but a sequence of the cache can have {cache.rows} rows")
         if rotary_cos is not None:
             q = _turned(q, write, causal or options["window"] != (None, None))
-        new = k.shape[1]
+        if cu_seqlens_k_new is None:
+            new = k.shape[1]
+        else:
+            cache_seqlens = integers(cache_seqlens, k)
+            new = _row_by_row(write, cache, cache_seqlens, cu_seqlens_k_new)
         cache_seqlens = [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
     if cache_leftpad is not None:
         cache, cache_seqlens = _without_padding(q, cache, cache_seqlens, cache_leftpad)
@@ -418,6 +460,23 @@ def _lengths(cache_seqlens, q):
     return cache_seqlens
 
 
+def _row_by_row(write, cache, before, offsets):
+    """Makes the write of packed rows one of sequences with one new row each. Returns how many new rows each sequence has."""
+    k, v = write["k"], write["v"]
+    if k.ndim != 3 or v.ndim != 3:
+        raise InvalidInput("with cu_seqlens_k_new, k and v have the three dimensions [rows, heads, head size]")
+    offsets = integers(offsets, k)
+    found = whole_numbers("cu_seqlens_k_new", offsets)
+    if found and (found != sorted(found) or found[0] != 0 or found[-1] != k.shape[0] or len(found) != before.shape[0] + 1):
+        raise InvalidInput(f"cu_seqlens_k_new must have {before.shape[0] + 1} offsets that rise from 0 to {k.shape[0]}, the rows of k")
+    row = counted(k.shape[0], k)
+    sequence = sequence_of(row, offsets)
+    place = cache.chosen(sequence)
+    write.update(k=k[:, None], v=v[:, None], k_cache=place.k, v_cache=place.v, block_table=place.block_table)
+    write["cache_seqlens"] = before[sequence] + (row - offsets[sequence])
+    return offsets[1:] - offsets[:-1]
+
+
 def _turned(q, write, has_diagonal):
     """Queries, rotated unless the write does it."""
     queries = q.shape[1]
@@ -425,7 +484,7 @@ def _turned(q, write, has_diagonal):
     if not has_diagonal and queries != 1:
         batch, _, heads, size = q.shape
         return _rotated(q.reshape(batch, 1, queries * heads, size), write).reshape(q.shape)
-    if queries == write["k"].shape[1] and q.shape[-1] % 8 == 0:
+    if queries == write["k"].shape[1] and write["k"].ndim == 4 and q.shape[-1] % 8 == 0:
         write["q"] = q
         return q
     return _rotated(q, write)
