@@ -10,6 +10,7 @@ set -euo pipefail
 mkdir -p "$1"
 prefix=$(cd "$1" && pwd)
 cd "$(dirname "$0")"
+echo "building libwarptile, which takes minutes the first time" >&2
 cargo build --locked --quiet --package warptile-c --release
 metadata=$(cargo metadata --locked --no-deps --format-version 1)
 target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
@@ -22,3 +23,4 @@ install -m 755 "$built/libwarptile.so" "$prefix/lib/libwarptile.so.$version"
 ln -sf "libwarptile.so.$version" "$prefix/lib/libwarptile.so.${version%.*}"
 ln -sf "libwarptile.so.${version%.*}" "$prefix/lib/libwarptile.so"
 sed "s|@PREFIX@|$prefix|; s|@VERSION@|$version|" warptile.pc.in >"$prefix/lib/pkgconfig/warptile.pc"
+echo "installed libwarptile $version in $prefix/lib, warptile.h in $prefix/include, and warptile.pc in $prefix/lib/pkgconfig" >&2

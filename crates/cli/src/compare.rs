@@ -29,9 +29,11 @@ use crate::{cases, files, json, text};
     "compare before.json after.json --tolerance 5 --chart",
 ]))]
 pub(crate) struct CompareArgs {
+    /// The file to check, or the earlier record
     #[arg(value_name = "A")]
     a: PathBuf,
 
+    /// The file with the expected values, or the later record
     #[arg(value_name = "B")]
     b: PathBuf,
 

@@ -47,7 +47,7 @@ pub(crate) enum Failure {
     },
 
     /// A file is there, but its contents are not what its kind of file has.
-    #[error("{}: not a valid {kind} file: {reason}", path.display())]
+    #[error("{}: cannot be read as {kind}: {reason}", path.display())]
     Format {
         path: PathBuf,
         /// `safetensors`, `.npy` or `.npz`.

@@ -303,7 +303,8 @@ pub(crate) fn open_inputs(paths: &[PathBuf]) -> Result<(Tensors, ElementType), F
     let dtype = file.required("q")?.dtype();
     let element = element_of(dtype).ok_or_else(|| {
         file.wrong(&format!(
-            "q has elements of type {dtype}; attention takes F16, BF16 and F32"
+            "q has elements of type {dtype}; attention takes F16, BF16 and F32: in NumPy, save q, k and v with .astype('float16') or \
+             .astype('float32')"
         ))
     })?;
     Ok((file, element))

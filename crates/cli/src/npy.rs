@@ -115,10 +115,16 @@ fn find(start: &[u8], len: u64) -> Result<Array, String> {
     let header: Header = serde_json::from_str(&as_json(header)?)
         .map_err(|error| format!("its header is not that of a plain array: {error}"))?;
     let dtype = dtype(&header.descr).ok_or_else(|| {
-        format!(
-            "elements of type {} are not read; f2, f4, f8, i4, u4, i8, u1, b1, V2 (bf16) and V1 (e4m3) are, in little-endian order",
-            text::name(&header.descr)
-        )
+        let name = text::name(&header.descr);
+        let little = header.descr.replace('>', "<");
+        match dtype(&little) {
+            Some(_) => format!(
+                "elements of type {name} are in big-endian order; save array.astype('{little}') instead"
+            ),
+            None => format!(
+                "elements of type {name} are not read; f2, f4, f8, i4, u4, i8, u1, b1, V2 (bf16) and V1 (e4m3) are"
+            ),
+        }
     })?;
     let long = header.shape.iter().filter(|&&length| length != 1).count();
     if header.fortran_order && long > 1 {
@@ -306,6 +312,20 @@ mod tests {
         file.extend(text.bytes());
         file.extend(&bytes[128..]);
         parse(&file)
+    }
+
+    #[test]
+    fn other_arrays_of_numpy_are_refused_with_what_to_save() {
+        let error = with("<i4", ">i4").unwrap_err();
+        assert!(
+            error.ends_with("in big-endian order; save array.astype('<i4') instead"),
+            "{error}"
+        );
+        let error = with("<i4", "<c8").unwrap_err();
+        assert!(
+            error.starts_with("elements of type <c8 are not read; f2, "),
+            "{error}"
+        );
     }
 
     #[test]

@@ -133,7 +133,7 @@ pub(crate) fn settings(words: &str) -> Result<Settings, String> {
         let known = settings.parse_word(word);
         known.ok_or_else(|| {
             let word = text::name(word);
-            format!("`{word}` is not at-once=N, ranges=N or ctas=N")
+            format!("`{word}` is not at-once=N, at-once=all, ranges=N or ctas=N")
         })?;
     }
     match settings.is_default() {

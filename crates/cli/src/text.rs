@@ -12,11 +12,14 @@ const MESSAGE: usize = 300;
 
 /// Columns of the terminal: what COLUMNS says, or the terminal itself. `usize::MAX` where nothing limits a line.
 pub(crate) fn columns() -> usize {
+    // Terminals without a size say 0.
+    let known = |&columns: &usize| columns > 0;
     let given = std::env::var("COLUMNS").ok();
     let given = given.and_then(|columns| columns.parse().ok());
     given
-        .filter(|&columns| columns > 0)
+        .filter(known)
         .or_else(|| comfy_table::Table::new().width().map(usize::from))
+        .filter(known)
         .unwrap_or(usize::MAX)
 }
 

@@ -35,7 +35,12 @@ impl Launch {
     fn words(&self) -> String {
         match self.settings.is_empty() {
             true => format!("`{}`", self.kernel),
-            false => format!("`{} {}`", self.kernel, self.settings),
+            // Earlier programs wrote the number that means all.
+            false => format!(
+                "`{} {}`",
+                self.kernel,
+                self.settings.replace("at-once=4294967295", "at-once=all")
+            ),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 /// What of a launch is not as the planner has it: its schedule. The results are the same, but for the order of sums in
 /// [`ranges`](Settings::ranges). Values that a launch can't have become the nearest that it can.
 ///
-/// Prints and parses as words, such as `at-once=4 ranges=2 ctas=1`.
+/// Prints and parses as words, such as `at-once=4 ranges=2 ctas=1`; `at-once=all` is [`u32::MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Settings {
@@ -33,7 +33,10 @@ impl Settings {
             "ctas" => &mut self.ctas,
             _ => return None,
         };
-        *setting = Some(value.parse().ok().filter(|&value| value > 0)?);
+        *setting = match (name, value) {
+            ("at-once", "all") => Some(u32::MAX),
+            _ => Some(value.parse().ok().filter(|&value| value > 0)?),
+        };
         Some(())
     }
 }
@@ -47,7 +50,10 @@ impl fmt::Display for Settings {
         ];
         let words: Vec<String> = settings
             .iter()
-            .filter_map(|(name, value)| value.map(|value| format!("{name}={value}")))
+            .filter_map(|(name, value)| match (*name, (*value)?) {
+                ("at-once", u32::MAX) => Some("at-once=all".to_owned()),
+                (name, value) => Some(format!("{name}={value}")),
+            })
             .collect();
         f.pad(&words.join(" "))
     }
@@ -70,7 +76,11 @@ mod tests {
             assert_eq!(read.parse_word(word), Some(()));
         }
         assert_eq!(read, settings);
-        for word in ["ctas=0", "ctas=x", "ctas", "b2", "mask=causal"] {
+        for word in ["at-once=all", "at-once=4294967295"] {
+            assert_eq!(read.parse_word(word), Some(()));
+            assert_eq!(read.to_string(), "at-once=all ctas=1");
+        }
+        for word in ["ctas=all", "ctas=0", "ctas=x", "ctas", "b2", "mask=causal"] {
             assert_eq!(read.parse_word(word), None, "{word}");
         }
         assert!(Settings::default().is_default() && !settings.is_default());

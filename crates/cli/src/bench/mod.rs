@@ -24,7 +24,7 @@ use warptile_kernels::{Role, images_for};
 
 use self::data::Data;
 use self::gpu::Rotation;
-use self::row::{Method, Row, Samples};
+use self::row::{Method, NOISE, Row, Samples};
 use self::table::Table;
 use crate::cases;
 use crate::chart::{self, Bar};
@@ -305,6 +305,14 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         for row in &rows {
             writeln!(console, "{}", table.row(row))?;
         }
+    }
+    let noisy = rows.iter().filter(|row| row.is_noisy()).count() as u64;
+    if noisy > 0 {
+        let what = text::count(noisy, "measurement");
+        let line = format!(
+            "noise    {what} with a p90 of {NOISE} times the median or more: something else was using the device; measure again"
+        );
+        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
     }
     json::write(&args.json, &rows)?;
     if args.chart {

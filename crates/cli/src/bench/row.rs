@@ -34,6 +34,9 @@ pub(crate) fn is_reading(kv_bytes: u64, call: &Call) -> bool {
     call.query_len() < call.key_len() && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes)
 }
 
+/// Times the median that the 90th percentile of a quiet device is far below.
+pub(crate) const NOISE: f64 = 10.0;
+
 /// A list of times.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Samples {
@@ -89,6 +92,11 @@ impl Method {
 }
 
 impl Row {
+    /// Whether something else was using the device during the measurement.
+    pub(crate) fn is_noisy(&self) -> bool {
+        self.p90_us >= NOISE * self.median_us
+    }
+
     pub(crate) fn new(
         text: &str,
         case: &Case,
@@ -152,6 +160,8 @@ fn mask_text(call: &Call) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine;
+    use warptile::Backend;
 
     #[test]
     fn what_no_query_sees_need_not_be_read() {
@@ -180,6 +190,29 @@ mod tests {
         );
         assert!(!bytes("q8 k8 h8 d64 f16").1);
         assert_eq!(bytes("q0 k8 h8 d64 f16").0, 0);
+    }
+
+    #[test]
+    fn a_measurement_is_noisy_if_its_p90_is_ten_times_the_median() {
+        let case: Case = "q8 d8".parse().unwrap();
+        let call = case.call();
+        let (plan, machine) = (
+            Plan::cpu(call.problem()),
+            machine::describe(&Backend::cpu()),
+        );
+        let is_noisy = |times: [f64; 5]| {
+            let samples = Samples::new(times.to_vec()).unwrap();
+            Row::new("", &case, &call, &plan, Method::Wall, &samples, &machine).is_noisy()
+        };
+        assert!(is_noisy([1.0, 1.0, 1.0, 9.0, 10.0]));
+        assert!(!is_noisy([1.0, 1.0, 1.0, 9.0, 9.9]));
+    }
+
+    #[test]
+    fn digits_that_mean_nothing_are_left_out() {
+        assert_eq!(json::rounded(1_050.861_999_999_999_9), 1050.862);
+        assert_eq!(json::rounded(0.0), 0.0);
+        assert_eq!(json::rounded(1.234_567_89e-9), 1.234_568e-9);
     }
 
     #[test]

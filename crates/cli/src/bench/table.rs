@@ -43,7 +43,15 @@ impl Table {
         self.problem + 2 + self.kernel + NUMBERS <= self.width
     }
 
+    /// Whether not even the numbers fit, as in half a terminal: rows are then words.
+    fn is_narrow(&self) -> bool {
+        2 + self.kernel + NUMBERS > self.width
+    }
+
     pub(crate) fn header(&self) -> String {
+        if self.is_narrow() {
+            return "problem".to_owned();
+        }
         let numbers = format!(
             "{:<kernel$}  {:<6}{:>11}{:>11}{:>18}",
             "kernel",
@@ -60,15 +68,22 @@ impl Table {
     }
 
     pub(crate) fn row(&mut self, row: &Row) -> String {
-        let numbers = format!(
-            "{:<kernel$}  {:<6}{:>11.1}{:>11.1}{:>18}",
-            row.kernel,
-            row.method,
-            row.median_us,
-            row.p90_us,
-            speed(row),
-            kernel = self.kernel
-        );
+        let Row {
+            kernel,
+            method,
+            median_us: median,
+            p90_us: p90,
+            ..
+        } = row;
+        let (speed, column) = (speed(row), self.kernel);
+        let numbers = match self.is_narrow() {
+            true => {
+                let words =
+                    format!("{kernel}, {method}: median {median:.1} us, p90 {p90:.1} us, {speed}");
+                text::wrapped(&words, self.width.saturating_sub(2), 4)
+            }
+            false => format!("{kernel:<column$}  {method:<6}{median:>11.1}{p90:>11.1}{speed:>18}"),
+        };
         if self.is_wide() {
             return format!("{:<width$}  {numbers}", row.problem, width = self.problem);
         }
@@ -148,6 +163,14 @@ mod tests {
                 "{word}: {text}"
             );
         }
+    }
+
+    #[test]
+    fn half_a_terminal_holds_every_row() {
+        let mut table = Table::of_width(&[LONG.to_owned()], false, 40);
+        let text = format!("{}\n{}", table.header(), table.row(&row(LONG)));
+        assert!(text.lines().all(|line| line.len() <= 40), "{text}");
+        assert!(text.contains("median 123456.7 us"), "{text}");
     }
 
     #[test]

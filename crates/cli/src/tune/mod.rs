@@ -51,8 +51,7 @@ use crate::{bench, cases, interrupt, json, progress};
 #[command(after_help = cases::help(&[
     "tune --shape \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\"",
     "tune --file problems.txt --budget 600 --svg gains.svg",
-    "tune --from-log problems.log   # written by a program under",
-    "                               # WARPTILE_LOG=problems.log",
+    "tune --from-log problems.log",
     "tune --reset",
 ]))]
 pub(crate) struct TuneArgs {

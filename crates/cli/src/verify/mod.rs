@@ -102,7 +102,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     shared_kib: Option<u32>,
 
-    /// Launch with these settings where a kernel can have them: at-once=N, ranges=N and ctas=N, as `warptile tune` finds them
+    /// Launch with these settings where a kernel can have them: at-once=N (or all), ranges=N and ctas=N, as `warptile tune` finds them
     #[arg(long, value_name = "WORDS", value_parser = options::settings, requires = "kernel")]
     settings: Option<Settings>,
 

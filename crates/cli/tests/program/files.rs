@@ -219,10 +219,10 @@ fn numpys_files_are_read_and_written() {
     refused(
         4,
         &[&path("bad.npy")],
-        "not a valid .npy file: bad: it does not begin with",
+        "cannot be read as .npy: bad: it does not begin with",
     );
     fs::write(path("bad.npz"), "text").unwrap();
-    refused(4, &[&path("bad.npz")], "not a valid .npz file");
+    refused(4, &[&path("bad.npz")], "cannot be read as .npz");
     expect_code(2, warptile().args(["gen", "d8", "-o"]).arg(path("one.npy")));
 }
 
@@ -395,7 +395,7 @@ fn an_archive_is_refused_by_its_headers() {
     compare.arg("compare").arg(path("a.npz")).arg(path("c.npz"));
     let (_, stderr) = expect_code(4, &mut compare);
     assert!(
-        stderr.contains("a.npz: not a valid .npz file: other: "),
+        stderr.contains("a.npz: cannot be read as .npz: other: "),
         "{stderr}"
     );
 }
