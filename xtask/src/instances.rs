@@ -111,14 +111,13 @@ impl Knobs {
 }
 
 /// One row of `tilings`. A kernel without tiles has only `warps`; the other numbers are 0.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TilingRow {
     /// Head size of the tile.
     #[serde(default)]
     pub head_dim: u32,
     /// That of values, if it is another.
-    #[serde(default)]
     value_dim: Option<u32>,
     /// Query rows.
     #[serde(default)]
@@ -150,16 +149,11 @@ impl TilingRow {
     pub fn of(head_dim: u32, [block_m, block_n, warps, stages]: [u32; 4]) -> Self {
         Self {
             head_dim,
-            value_dim: None,
             block_m,
             block_n,
             warps,
             stages,
-            elements: None,
-            targets: None,
-            flags: Vec::new(),
-            variants: Vec::new(),
-            cache: None,
+            ..Self::default()
         }
     }
 

@@ -135,7 +135,6 @@ struct Record {
 /// Rows of a file as the evidence script writes it.
 #[derive(serde::Deserialize)]
 struct Rows<T> {
-    #[serde(default)]
     commit: Option<String>,
     rows: Vec<T>,
 }

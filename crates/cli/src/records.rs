@@ -21,7 +21,6 @@ pub(crate) const TOLERANCE: f64 = 3.0;
 struct Stamped {
     #[serde(default)]
     cut_short: bool,
-    #[serde(default)]
     commit: Option<String>,
     rows: Vec<Row>,
 }

@@ -35,12 +35,10 @@ pub(super) struct Checks {
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct Device {
-    #[serde(default)]
     date: String,
-    #[serde(default)]
     gpu: BTreeMap<String, String>,
-    #[serde(default)]
     commit: Option<String>,
 }
 
@@ -62,7 +60,6 @@ struct Invariance {
 struct Verified {
     family: String,
     /// Of the longest sequence; cases of an operation beside forward have none.
-    #[serde(default)]
     max_len: Option<u64>,
     /// Whether keys and values are in pages in all of them.
     #[serde(default)]
@@ -92,12 +89,9 @@ struct Launched {
 struct ReadTile {
     passed: bool,
     /// Why the image takes no tile, if so: its rows are those of several heads, or its keys are quantized. The part fails for any other.
-    #[serde(default)]
     reason: Option<String>,
     /// Nearest to their bounds; `None` if the tile is wrong.
-    #[serde(default)]
     score: Option<Ratio>,
-    #[serde(default)]
     weight: Option<Ratio>,
 }
 

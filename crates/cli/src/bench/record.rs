@@ -16,7 +16,6 @@ pub(crate) struct Row {
     #[serde(default)]
     pub(crate) kernel: String,
     /// SHA-256 of the image; `null` for the CPU path.
-    #[serde(default)]
     pub(crate) sha256: Option<String>,
     /// The whole problem in the grammar of command lines, without its seed.
     #[serde(default)]
@@ -56,7 +55,6 @@ pub(crate) struct Row {
     #[serde(default)]
     pub(crate) driver: String,
     /// Version and commit of the program, in rows of ours.
-    #[serde(default)]
     pub(crate) program: Option<String>,
     /// ISO 8601.
     #[serde(default)]
