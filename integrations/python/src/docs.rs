@@ -20,11 +20,20 @@ fn operands() -> impl Iterator<Item = (Operand, &'static str)> {
         .filter_map(|operand| Some((operand, operand.python_name()?)))
 }
 
-/// The options of attention that are no operands, with their types.
+/// The options of attention that are not operands, with their types.
 fn options() -> impl Iterator<Item = (&'static str, &'static str)> {
     { OPTIONS.trim().lines() }
         .filter(|line| !line.starts_with(' '))
         .filter_map(|line| line.split_once(": "))
+}
+
+/// The lines that describe one of [`options`].
+fn about(option: &str) -> Vec<&'static str> {
+    let is_other = |line: &&str| line.split_once(": ").is_none_or(|(name, _)| name != option);
+    { OPTIONS.trim().lines().skip_while(is_other).skip(1) }
+        .take_while(|line| line.starts_with(' '))
+        .map(str::trim)
+        .collect()
 }
 
 /// The options of attention as a `TypedDict`.
@@ -32,8 +41,14 @@ pub(crate) fn stub() -> String {
     let mut stub = STUB.to_owned();
     // The others decide the type of the result: they are in the signatures.
     let options = options().filter(|(_, of)| of.ends_with("None"));
-    for (name, of) in options.chain(operands().map(|(operand, name)| (name, type_of(operand)))) {
-        stub += &format!("    {name}: {of}\n");
+    let options = options.map(|(name, of)| (name, of, about(name)));
+    let operands = operands().map(|(operand, name)| {
+        let about = operand.docs().iter().map(|line| line.trim());
+        (name, type_of(operand), about.collect())
+    });
+    for (name, of, about) in options.chain(operands) {
+        let about = about.join("\n    ");
+        stub += &format!("    {name}: {of}\n    \"\"\"{about}\"\"\"\n");
     }
     stub
 }

@@ -35,11 +35,16 @@ class Documents(unittest.TestCase):
         seen = set()
         generated = (package / "generated" / "__init__.pyi").read_text()
         self.assertEqual(generated, warptile._native.options_stub(), "generate it again, as it says at its beginning")
-        options = {field.target.id for field in ast.parse(generated).body[-1].body}
+        fields = ast.parse(generated).body[-1].body
+        options = {field.target.id for field in fields if isinstance(field, ast.AnnAssign)}
+        self.assertEqual(len(fields), 2 * len(options), "each option has a docstring")
         for function in stubs.body:
             if not isinstance(function, ast.FunctionDef):
                 continue
             seen.add(function.name)
+            text = inspect.getdoc(getattr(warptile._native, function.name))
+            if function.name in warptile.__all__:
+                self.assertEqual(ast.get_docstring(function), text, "run tests/stub_docs.py, which copies docstrings into the stubs")
             real = inspect.signature(getattr(warptile._native, function.name)).parameters
             arguments = function.args
             stub = [a.arg for a in arguments.args + arguments.kwonlyargs]

@@ -1,7 +1,7 @@
 """What the functions of flash_attn need of torch's, numpy's and cupy's arrays beside attention."""
 
-import importlib
 import operator
+import sys
 
 from ._errors import InvalidInput
 
@@ -9,7 +9,11 @@ from ._errors import InvalidInput
 def library_of(array):
     """The module that makes arrays of this kind: torch, cupy or numpy."""
     name = type(array).__module__.partition(".")[0]
-    return importlib.import_module(name if name in ("torch", "cupy") else "numpy")
+    if name in ("torch", "cupy"):
+        return sys.modules[name]
+    import numpy
+
+    return numpy
 
 
 def integers(values, like):

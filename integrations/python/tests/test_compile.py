@@ -1,0 +1,70 @@
+"""Attention in the graphs of torch.compile, on the CPU. Skipped where there is no torch; `.ci/run python-torch` installs one."""
+
+import unittest
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+import warptile
+import warptile.flash_attn
+
+
+@unittest.skipUnless(torch is not None and hasattr(torch, "compile"), "torch is not installed")
+class Compiled(unittest.TestCase):
+    def setUp(self):
+        import warptile.torch  # noqa: F401
+
+        generator = torch.Generator().manual_seed(1)
+        self.draw = lambda *shape: torch.randn(shape, generator=generator)
+
+    def check(self, function, *tensors):
+        """The same bits as without a compiler, in one graph."""
+        torch.compiler.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for found, expected in zip(compiled(*tensors), function(*tensors), strict=True):
+            self.assertTrue(torch.equal(found, expected))
+            self.assertEqual(found.stride(), expected.stride())
+
+    def test_attention(self):
+        q, k, v = self.draw(2, 9, 4, 16), self.draw(2, 17, 2, 16), self.draw(2, 17, 2, 24)
+        mask = self.draw(2, 17) > -1
+        options = [
+            {},
+            {"causal": True, "diagonal": "top-left", "scale": 0.5},
+            {"window": (3, None), "softcap": 5.0, "alibi_slopes": [0.5, 0.25, 0.1, 0.2]},
+            {"key_mask": mask, "sinks": torch.ones(4)},
+        ]
+        for given in options:
+            with self.subTest(str(given)):
+                self.check(lambda q, k, v: warptile.attention(2 * q, k, v, return_lse=True, **given), q, k, v)
+                self.check(lambda q, k, v: [warptile.attention(2 * q, k, v, **given)], q, k, v)
+
+    def test_layout_and_packed_sequences(self):
+        q, k = self.draw(2, 4, 9, 16), self.draw(2, 2, 9, 16)
+        self.check(lambda q, k: warptile.attention(q.contiguous(), k, k, layout="bhsd", return_lse=True)[1:], q, k)
+        rows, offsets = self.draw(20, 4, 16), torch.tensor([0, 3, 20], dtype=torch.int32)
+        self.check(
+            lambda x, at: warptile.attention(x, x, x, cu_seqlens_q=at, cu_seqlens_k=at, causal=True, return_lse=True), rows, offsets
+        )
+
+    def test_scales_of_the_host(self):
+        q, k = self.draw(2, 3, 4, 16), torch.full((2, 9, 2, 16), 56, dtype=torch.uint8)
+        self.check(lambda q, k: [warptile.attention(q, k, k, k_descale=0.5, v_descale=[0.25, 2.0])], q, k)
+
+    def test_flash_attn(self):
+        q, k, v = self.draw(2, 9, 4, 12), self.draw(2, 17, 2, 12), self.draw(2, 17, 2, 12)
+        flash = warptile.flash_attn.flash_attn_func
+        self.check(lambda q, k, v: [flash(2 * q, k, v, causal=True, window_size=(3, 0))], q, k, v)
+        self.check(lambda q, k, v: flash(2 * q, k, v, return_attn_probs=True)[:2], q, k, v)
+
+    def test_the_operator(self):
+        q = self.draw(2, 9, 4, 16)
+        torch.library.opcheck(torch.ops.warptile.attention, (q, q, q, True), {"causal": True})
+        with self.assertRaisesRegex(warptile.Unsupported, "no gradient"):
+            torch.ops.warptile.attention(q.requires_grad_(), q, q, True)[0].sum().backward()
+
+
+if __name__ == "__main__":
+    unittest.main()
