@@ -186,11 +186,13 @@ fn suggestion(word: &str) -> Option<String> {
     let (name, value) = word.split_once('=').unwrap_or((word, ""));
     let name = plain(name);
     let digits = name.trim_start_matches(char::is_alphabetic);
+    let scaled = ElementType::scaled().next();
     let known = match (&name[..name.len() - digits.len()], digits, value) {
         ("fp" | "float", "16", "") | ("half", "", "") => "f16".to_owned(),
         ("bfloat", "16", "") => "bf16".to_owned(),
         ("fp" | "float", "32", "") | ("float", "", "") => "f32".to_owned(),
-        ("fp" | "float" | "f", "8", "") | ("e", "4m3", "") => "cache=e4m3".to_owned(),
+        ("fp" | "float" | "f", "8", "") => scaled.map(|element| format!("cache={element}"))?,
+        _ if scaled.is_some_and(|element| element.to_string() == name) => format!("cache={name}"),
         ("causal", "", _) => "mask=causal".to_owned(),
         ("window", "", "") => "mask=window,LEFT,RIGHT".to_owned(),
         ("window", "", value) => format!("mask=window,{value}"),
@@ -493,8 +495,6 @@ mod tests {
             ("bfloat16", "bf16"),
             ("float32", "f32"),
             ("half", "f16"),
-            ("fp8", "cache=e4m3"),
-            ("e4m3", "cache=e4m3"),
             ("causal", "mask=causal"),
             ("causal=true", "mask=causal"),
             ("window=256,0", "mask=window,256,0"),
@@ -503,7 +503,7 @@ mod tests {
             ("alibi", "alibi=head"),
             ("key-mask", "keymask"),
             ("key_mask", "keymask"),
-            ("soft_cap=30", "softcap=30"),
+            ("lay_out=gaps", "layout=gaps"),
             ("device_lengths", "device-lengths"),
             ("heads=8/2", "h8/2"),
             ("head_dim=64", "d64"),
@@ -513,7 +513,11 @@ mod tests {
             let rest = format!("`{word}` is not part of a problem; did you mean `{expected}`?");
             assert_eq!(error, rest);
         }
-        for word in ["zebra", "s512x", "softcap=x", "", "=", "heads=x", "bias=1"] {
+        let scaled = ElementType::scaled().next().unwrap().to_string();
+        for word in ["fp8", "float8", &scaled, &scaled.to_uppercase()] {
+            assert_eq!(suggestion(word), Some(format!("cache={scaled}")), "{word}");
+        }
+        for word in ["zebra", "s512x", "scale=x", "", "=", "heads=x", "bias=1"] {
             assert_eq!(suggestion(word), None, "{word}");
         }
     }
