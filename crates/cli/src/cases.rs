@@ -13,34 +13,34 @@ A problem is a line of words, such as
 \"b2 q113 k203 h8/2 d64 f16 mask=causal scale=0.5\":
   bN qN kN        sequences, query length, key length [b1, q1, as many keys as
                   queries]; one of the lengths must be there
-  packed=QxK,...  in place of these: lengths of packed sequences; QxK*N stands
+  packed=QxK,...  instead of these: lengths of packed sequences; QxK*N stands
                   for N of them
   hH or hH/K      query heads, and key/value heads if they are fewer [1]
-  dN or dN/M      head size, and that of values and the output if it is another
-                  [64]
+  dN or dN/M      head size, and that of values and output if it differs [64]
   f16, bf16, f32  element type [f32]
   mask=M          none, causal or window,LEFT,RIGHT (-1: no limit) [none]
-  diagonal=D      where the mask's diagonal begins: bottom-right (it ends with
-                  the last key), top-left, or a key's number [bottom-right]
-{OPTIONS}  used=QxK,...    of each sequence only so many queries and keys are used
-  lengths=K,...   of each sequence only so many keys are used; gives bN and kN
-                  where they are left out
-  lengths=ragged  from an eighth of a sequence's keys to all, at random
-  splits=N        keys are cut at multiples of N, a power of two, so that a
-                  sequence's bits are the same in every batch, or even: as is
-                  fastest [even]
+  diagonal=D      alignment of the mask's diagonal: bottom-right (it ends at the
+                  last key), top-left, or the index of the key where it begins
+                  [bottom-right]
+{OPTIONS}  used=QxK,...    numbers of queries and keys of each sequence that are used
+  lengths=K,...   numbers of keys of each sequence that are used; bN and kN
+                  default to their count and their maximum
+  lengths=ragged  a random number of keys of each sequence, from an eighth to all
+  splits=N        keys are split at multiples of N, a power of two, so that a
+                  sequence has the same result in every batch; even splits them
+                  in the fastest way [even]
   pages=N         keys and values are in pages of N rows [not in pages]
-  runs=N          a sequence's pages are N neighbours at a time; the runs lie
-                  in random order [1]
+  runs=N          a sequence's pages are neighbours in runs of N; the runs are in
+                  random order [1]
   device-lengths  on a GPU, offsets, used lengths and the block table are in
                   its memory
-  {CACHE}keys and values are in 8 bits, with random scales [as q]
-  layout=L        bshd, bhsd, gaps: with unused elements after each head and
-                  row, or interleaved: k and v are of one tensor, entry by
-                  entry or page by page [bshd]
+  {CACHE}type of keys and values, with random scales [that of q]
+  layout=L        bshd, bhsd, gaps (unused elements after each head and row), or
+                  interleaved (k and v in one tensor, entry by entry or page by
+                  page) [bshd]
   unaligned       tensors begin at odd multiples of an element
-  sms=N           planned as if the GPU had N multiprocessors
-  seed=N          what the random values follow from [0]";
+  sms=N           plan as if the GPU had N multiprocessors
+  seed=N          seed of the random values [0]";
 
 /// Examples for `--help`: command lines without the name of the program.
 pub(crate) fn examples(lines: &[&str]) -> String {

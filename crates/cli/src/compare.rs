@@ -18,11 +18,12 @@ use crate::{cases, files, json, text};
 
 /// Compare the tensors of two files (safetensors, .npz or .npy), or two records of `warptile bench --json`.
 ///
-/// Tensors of the same name must have the same shape; their types may differ. Fails if a tensor is in one file only, or if a
-/// value differs by more than ATOL + RTOL * |value in B|. NaN equals NaN, and nothing else does.
+/// Tensors of the same name must have the same shape; their types may differ. The command fails if a tensor is in one file only, or if a
+/// value differs by more than ATOL + RTOL * |value in B|. NaN equals only NaN.
 ///
-/// Of two .json files, A is the earlier record and B the later one. Each row of B is compared with that of the same problem and
-/// method in A; differences of device, driver and program are named. Fails if a row of B is slower by more than the tolerance.
+/// Of two .json files, A is the earlier record and B the later one. Each row of B is compared with the row of the same problem and
+/// method in A. Differences in device, driver and program are printed. The command fails if a row of B is slower by more than the
+/// tolerance.
 #[derive(Debug, Args)]
 #[command(after_help = cases::examples(&[
     "compare out.safetensors expected.safetensors --atol 1e-3",
@@ -37,19 +38,19 @@ pub(crate) struct CompareArgs {
     #[arg(value_name = "B")]
     b: PathBuf,
 
-    /// Absolute difference that is allowed
+    /// Allowed absolute difference
     #[arg(long, default_value_t = 0.0)]
     atol: f64,
 
-    /// Difference relative to the value in B that is allowed
+    /// Allowed difference relative to the value in B
     #[arg(long, default_value_t = 0.0)]
     rtol: f64,
 
-    /// Of records: how many percent slower a row of B may be
+    /// For records: percent by which a row of B may be slower
     #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage)]
     tolerance: f64,
 
-    /// Of records: draw the ratios as bars
+    /// For records: draw the ratios as bars
     #[arg(long)]
     chart: bool,
 

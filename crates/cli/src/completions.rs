@@ -8,12 +8,12 @@ use clap_complete::{Shell, generate};
 use crate::failure::Failure;
 use crate::text;
 
-/// Print a script with which a shell completes command lines.
+/// Print a completion script for a shell.
 ///
 /// For bash: warptile completions bash > ~/.local/share/bash-completion/completions/warptile
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// Which shell
+    /// Shell to write the script for
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -29,12 +29,12 @@ pub(crate) fn run<C: CommandFactory>(
     Ok(console.write_all(&script)?)
 }
 
-/// Print a page of the manual.
+/// Print a manual page.
 ///
 /// To read it: warptile man bench | man -l -
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The page of this command, instead of the page about all
+    /// Command that the page is about [default: the whole program]
     command: Option<String>,
 }
 

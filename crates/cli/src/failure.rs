@@ -9,12 +9,12 @@ use crate::text;
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  success
-  1  a comparison or a verification failed
-  2  wrong usage or input: an argument, a tensor's shape or type, a problem
-     that no kernel takes
-  3  the device or its driver is not available, or failed
-  4  a file can't be read or written, or is not what it should be
-  130  Ctrl-C came before the end: what there was is printed and written";
+  1  a comparison or verification failed
+  2  wrong usage or input: an argument, the shape or type of a tensor, or a
+     problem that no kernel supports
+  3  the device or its driver is missing or failed
+  4  a file can't be read or written, or has the wrong contents
+  130  interrupted by Ctrl-C; the results until then are printed and written";
 
 /// The code of a device that let us down.
 pub(crate) const DEVICE: u8 = 3;

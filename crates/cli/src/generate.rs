@@ -23,9 +23,9 @@ use crate::progress;
 use crate::run;
 use crate::tensors::Settings;
 
-/// Write a file with random q, k and v of a problem, for `warptile run`; with pages=N a paged cache.
+/// Write a file with random q, k and v of a problem for `warptile run`, or with a paged cache for pages=N.
 ///
-/// All values follow from the problem's seed. Prints the command that computes the problem.
+/// All values follow from the problem's seed. The command that computes the problem is printed.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "gen \"b2 q512 k512 h8 d64 f16 mask=causal\" -o qkv.safetensors",
@@ -38,18 +38,18 @@ pub(crate) struct GenArgs {
     #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
     case: Case,
 
-    /// Write the tensors to this file, .npz or else safetensors, or each to an .npy file in this folder
+    /// Write the tensors to this file (.npz, or else safetensors), or to .npy files in this folder
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// How the values of q, k and v are distributed: normal:STD, uniform:LARGEST or outliers:TIMES
+    /// Distribution of the values of q, k and v: normal:STD, uniform:LARGEST or outliers:TIMES
     ///
-    /// uniform: from -LARGEST to LARGEST. outliers: standard normal, but one value in 128 is TIMES as large, as some activations of
-    /// language models are. Without a number: 1, 1 and 30.
+    /// uniform: from -LARGEST to LARGEST. outliers: standard normal, except that one value in 128 is multiplied by TIMES, as in some
+    /// activations of language models. The numbers default to 1, 1 and 30.
     #[arg(long, value_name = "DISTRIBUTION", default_value_t = Values::Normal(1.0))]
     values: Values,
 
-    /// Write the right results, in F64, to this file, for `warptile run --expect`
+    /// Write the float64 results to this file, for `warptile run --expect`
     #[arg(long, value_name = "FILE")]
     expected: Option<PathBuf>,
 }

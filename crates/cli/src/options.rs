@@ -145,9 +145,9 @@ pub(crate) fn settings(words: &str) -> Result<Settings, String> {
 /// In which order the elements of a tensor are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LayoutKind {
-    /// [batch, seq, heads, head_dim]
+    /// [batch, length, heads, head size]
     Bshd,
-    /// [batch, heads, seq, head_dim]
+    /// [batch, heads, length, head size]
     Bhsd,
 }
 

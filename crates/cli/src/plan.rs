@@ -21,8 +21,8 @@ use crate::text::{self, say};
 
 /// Show which kernel would compute a problem on a GPU, and why no other would.
 ///
-/// The GPU need not be in this machine. Without --gpu the plan is for this machine's, with the rates that `warptile tune` wrote for it.
-/// For a GPU that nobody measured, the H200's rates are a model: within the GPU's own limits, and said to be one.
+/// The GPU need not be in this machine. Without --gpu, the plan is for this machine's GPU, with the rates that `warptile tune` wrote for
+/// it. For a GPU without measurements, times are modelled: by the rates of the H200, scaled to the GPU's own limits. The plan says so.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "plan \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\" --gpu a100",
@@ -30,11 +30,11 @@ use crate::text::{self, say};
     "plan \"b2 q512 k512 h8 d64 f16\" --gpu 8.6 --multiprocessors 30",
 ]))]
 pub(crate) struct PlanArgs {
-    /// The problem
+    /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
     #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
     case: Case,
 
-    /// For which GPUs: names such as a100 or rtx4090, compute capabilities such as 8.6, or all that are known by name
+    /// GPUs to plan for: names such as a100 or rtx4090, compute capabilities such as 8.6, or `all` for every GPU with a name
     /// [default: the best GPU of this machine]
     #[arg(long, value_name = "GPU,...", value_delimiter = ',')]
     gpu: Vec<String>,
@@ -43,11 +43,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = options::multiprocessors())]
     multiprocessors: Option<u32>,
 
-    /// Which kernel to plan with: best, a family such as wgmma, or the name of a kernel or an image
+    /// Kernel to plan with: best, a family such as wgmma, or the name of a kernel or an image
     #[arg(long, value_name = "NAME", default_value_t = Choice::Best)]
     kernel: Choice,
 
-    /// Give a reason for every single kernel
+    /// Print the reason and the expected time for every single kernel
     #[arg(long)]
     explain: bool,
 

@@ -18,7 +18,7 @@ use crate::output::Replacement;
 use crate::records::Record;
 use crate::verify::totals::{FailedProblem, ImageTotals, Worst};
 
-/// Make one HTML page of records that `bench --json` and `verify --json` wrote.
+/// Make an HTML page from records that `bench --json` and `verify --json` wrote.
 ///
 /// The page has a section for each record, with tables and bars. It needs no network and no script.
 #[derive(Debug, Args)]
@@ -28,7 +28,7 @@ use crate::verify::totals::{FailedProblem, ImageTotals, Worst};
     "report bench.json verify.json -o report.html",
 ]))]
 pub(crate) struct ReportArgs {
-    /// Records
+    /// Records to show
     #[arg(value_name = "RECORD.json", required = true)]
     records: Vec<PathBuf>,
 

@@ -23,17 +23,16 @@ use crate::text::{self, say};
 
 /// Compute attention over the tensors of a safetensors or .npz file, or of several .npy files.
 ///
-/// An .npy file holds the tensor it is called after: q.npy, k.npy, v.npy. Its bf16 is two bytes without a meaning (V2), and its numbers
-/// of 8 bits one (V1), as ml_dtypes' arrays are saved.
+/// An .npy file holds the tensor that it is named after: q.npy, k.npy, v.npy. NumPy has no bf16 and no e4m3; they are stored as raw bytes
+/// (V2 and V1), as NumPy saves arrays of ml_dtypes.
 ///
-/// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q, and v and
-/// with it the output another head size.
-/// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
-/// [total, heads, head size].
+/// q, k and v have one type, F16, BF16 or F32, and the shape [batch, length, heads, head size]. k and v may have fewer heads than q. v may
+/// have another head size, which is then that of the output.
+/// If the file has cu_seqlens_q and cu_seqlens_k, the sequences are packed without padding, and the shapes are [total, heads, head size].
 ///
-/// In place of k and v a file may have a paged cache: k_pages and v_pages, of shape [pages, page rows, heads, head size] with 1 to
-/// 256 rows in a page, and a table that gives each sequence its pages in order. Entries of the table and rows past a sequence's last key
-/// mean nothing. With cu_seqlens_q the queries are packed.
+/// Instead of k and v, a file may have a paged cache: k_pages and v_pages, of shape [pages, page rows, heads, head size] with 1 to
+/// 256 rows in a page, and a block_table that lists the pages of each sequence in order. Table entries and rows after the last key of a
+/// sequence are ignored. With cu_seqlens_q the queries are packed.
 #[derive(Debug, Args)]
 #[command(after_help = files::help() + "\n" + &cases::examples(&[
     "run qkv.safetensors --causal -o out.safetensors",
@@ -42,13 +41,13 @@ use crate::text::{self, say};
     "run qkv.safetensors --device cuda:0 --kernel wmma --explain",
 ]))]
 pub(crate) struct RunArgs {
-    /// File with q, k, v, or .npy files with one of them each
+    /// File with q, k and v, or an .npy file for each of them
     #[arg(value_name = "QKV.safetensors", required = true)]
     inputs: Vec<PathBuf>,
 
     /// Write out (type and layout of q) and lse (F32, [batch, heads, length]; packed: [heads, total]) to this file
     ///
-    /// In the format of its name: .npz, .npy (out alone), else safetensors. It is replaced only once the result is complete.
+    /// The name decides the format: .npz, .npy (out only), or else safetensors. An existing file is replaced once the result is complete.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -60,8 +59,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LEFT,RIGHT", allow_hyphen_values = true)]
     window: Option<Window>,
 
-    /// Where the diagonal runs: bottom-right (the last query is aligned with the last key), top-left (the first with the first), or the
-    /// number of the key on the first query's diagonal, such as 0 or -3 [default: bottom-right]
+    /// Alignment of the diagonal: bottom-right (the last query with the last key), top-left (the first query with the first key), or the
+    /// index of the key that the first query is aligned with, such as 0 or -3 [default: bottom-right]
     #[arg(long, value_name = "DIAGONAL", allow_hyphen_values = true)]
     diagonal: Option<Diagonal>,
 
@@ -73,11 +72,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     scale: Option<f32>,
 
-    /// Cut keys at multiples of N, a power of two from 256 to 1048576, so that a sequence's bits are the same in every batch, or
-    /// `even`: as is fastest
+    /// Split keys at multiples of N, a power of two from 256 to 1048576, so that a sequence has the same result, bit for bit, in every
+    /// batch; `even` splits them in the fastest way
     ///
-    /// With N the same kernel computes every batch of the same types, head size and options, however many queries there are. The CPU gives
-    /// the same bits in every batch anyway.
+    /// With N, one kernel computes every batch of the same types, head size and options, whatever the number of queries. On the CPU,
+    /// results never depend on the batch.
     #[arg(long, value_name = "N", default_value_t = Splits::Even)]
     splits: Splits,
 
@@ -89,24 +88,23 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// Which kernel to use: best, a family such as wgmma, or the name of a kernel or an image (`warptile info --kernels` lists
-    /// kernels)
+    /// Kernel to use: best, a family such as wgmma, or the name of a kernel or an image; `warptile info --kernels` lists kernels
     #[arg(long, value_name = "NAME", default_value_t = Choice::Best)]
     kernel: Choice,
 
-    /// Compare with out and lse of this file (with --causal: out_causal, lse_causal) and fail on a miss
+    /// Compare with out and lse of this file (with --causal: out_causal and lse_causal), and fail if they differ by too much
     ///
-    /// Allowed is twice the error that the plain, unfused computation in the element type has on the same inputs
-    /// (three times with --softcap), plus a rounding error; for lse plus 1e-5 * (1 + |lse|). Both are measured against float64.
-    /// An .npy file is called after its tensor.
+    /// The tolerance is twice the error of the plain, unfused computation in the element type on the same inputs (three times with
+    /// --softcap), plus a rounding error, and for lse plus 1e-5 * (1 + |lse|). Errors are measured against float64.
+    /// An .npy file is named after its tensor.
     #[arg(long, value_name = "FILE")]
     expect: Option<PathBuf>,
 
-    /// Compute only once: no median of further calls
+    /// Compute only once, without further calls for a median time
     #[arg(long)]
     once: bool,
 
-    /// Print the plan: the kernel chosen, its launch, and why every other kernel was not
+    /// Print the plan: the chosen kernel, its launch, and the reason against every other kernel
     #[arg(long)]
     explain: bool,
 }

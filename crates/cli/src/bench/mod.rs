@@ -40,11 +40,11 @@ use crate::text;
 
 /// Measure how long attention takes.
 ///
-/// On a GPU, "graph" is the GPU time of one launch: many of them in a replayed graph, timed by events, with inputs that rotate so
-/// that they don't stay in the L2 cache; "call" is one call with events around it. On the CPU, "wall" is one call by the
-/// clock. Inputs are normally distributed. benches/peers measures PyTorch's kernels the same way.
+/// On a GPU, "graph" is the GPU time of one launch. Many launches are replayed as a graph and timed by events; their inputs rotate, so
+/// that they don't stay in the L2 cache. "call" is one call, timed by events around it. On the CPU, "wall" is the wall-clock time of one
+/// call. Inputs are normally distributed. benches/peers measures PyTorch's kernels the same way.
 ///
-/// Ctrl-C ends the measurement and keeps its rows.
+/// Ctrl-C ends the measurement and keeps its rows. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "bench --shape \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\"",
@@ -61,15 +61,15 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Which kernels to measure: best, a family such as wgmma (its best kernel), or the name of a kernel or an image
+    /// Kernels to measure: best, a family such as wgmma (its best kernel), or the name of a kernel or an image [default: best]
     ///
-    /// `all` means each kernel that applies, and `families` the best kernel of each family. The default is best.
+    /// `all` means each kernel that applies, and `families` the best kernel of each family.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     kernel: Vec<String>,
 
     /// Only images compiled for this target, such as sm_90 or compute_80
     ///
-    /// So `--kernel mma --target compute_89` measures what the best kernel of `mma` gives on a GPU whose driver compiles it.
+    /// For example, `--kernel mma --target compute_89` measures the best kernel of `mma` as the driver compiles it from PTX.
     #[arg(long)]
     target: Option<String>,
 
@@ -77,33 +77,33 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// How many times to measure, at most
+    /// The most samples of a measurement
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     samples: u32,
 
-    /// Go on to the next measurement after this many seconds, but not before a tenth of the samples
+    /// Seconds after which the next measurement begins, once a tenth of the samples is taken
     #[arg(long, value_name = "X", default_value_t = 2.0)]
     seconds: f64,
 
-    /// Take each sample when a line comes in on standard input, and answer with its microseconds on a line
+    /// Take a sample for each line of standard input, and print its microseconds on a line
     ///
-    /// For measuring in turn with another program, so that a drifting clock touches both alike; benches/peers does.
-    /// The line "next" takes no sample and ends those of this kind; the end of the input ends the measurement. After each problem a line
-    /// says how many rows there are, and the next problem begins when a line comes in.
+    /// For measuring in turn with another program, so that a drifting clock affects both alike, as benches/peers does.
+    /// The line "next" ends the samples of the current method; the end of the input ends the measurement. After each problem, a line with
+    /// the number of rows is printed, and the next problem begins with the next line of input.
     #[arg(long, conflicts_with = "seconds")]
     paced: bool,
 
     /// Write the rows to this file after each problem, as JSON; - for standard output, at the end
     ///
-    /// A list of rows once all are measured; until then, and after Ctrl-C, an object with "cut_short": true and the "rows".
+    /// The result is a list of rows. Until all are measured, and after Ctrl-C, it is an object with "cut_short": true and the "rows".
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<json::Target>,
 
-    /// Compare with rows that --json wrote earlier on the same kind of device, and fail if any is slower than it may be
+    /// Compare with rows that --json wrote earlier on the same kind of device, and fail if a row is slower by more than the tolerance
     #[arg(long, value_name = "OLD.json")]
     compare: Option<PathBuf>,
 
-    /// How many percent slower a row may be than its earlier one
+    /// Percent by which a row may be slower than its earlier one
     #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage, requires = "compare")]
     tolerance: f64,
 

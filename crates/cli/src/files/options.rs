@@ -62,7 +62,7 @@ pub(crate) fn help() -> String {
         Some("\n".to_owned() + &text::wrapped(&line, 80, 16))
     });
     format!(
-        "A file may also have:{}\nAny other tensor in it is an error. Keys and values may both be {}, beside q\nof any type, where the file has their scales.\n",
+        "A file may also have:{}\nAny other tensor is an error. Keys and values may both be {}, with q of any\ntype, if the file has their scales.\n",
         lines.collect::<String>(),
         quantized_names(),
     )

@@ -38,15 +38,16 @@ use crate::{bench, cases, interrupt, json, progress};
 
 /// Find the fastest kernels for your problems on this GPU, and let the planner choose them from now on.
 ///
-/// For each problem every kernel that applies is timed, and the fastest one also with other settings of its launch: heads at once, ranges of
-/// keys, CTAs. Inputs are random and not in the cache. Where another is faster than the planner's choice, the two are measured in turn, in the
-/// order A B B A. It wins if the 99% confidence bound of the gain, corrected for the number of candidates, is above 0.5%, once more in a
-/// fresh process, and if it passes `warptile verify` on this GPU. Nothing else changes a choice.
+/// Every kernel that applies to a problem is timed. The fastest one is also timed with other launch settings: heads at once, ranges of
+/// keys, CTAs. Inputs are random and not in the cache. If a kernel is faster than the planner's choice, the two are measured in turn, in
+/// the order A B B A. The faster one wins if the 99% confidence bound of the gain, corrected for the number of candidates, is above 0.5%,
+/// in this process and again in a new one, and if it passes `warptile verify` on this GPU. Nothing else changes a choice.
 ///
-/// The result is a file of rates in your configuration folder, for this GPU and this driver. The program always uses it; the library does
-/// when asked (`Gpu::with_user_rates`). `warptile info` shows which rates are in force.
+/// The result is a file of rates in your configuration folder, for this GPU and this driver. The program always uses it; the library uses
+/// it on request (`Gpu::with_user_rates`). `warptile info` shows which rates are in force.
 ///
-/// Ctrl-C, or the end of the budget, leaves the rates file as it was or whole. The same command then goes on where it stopped.
+/// After Ctrl-C, or at the end of the budget, the rates file is either unchanged or complete. The same command then goes on where it
+/// stopped.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "tune --shape \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\"",
@@ -63,20 +64,19 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     file: Vec<PathBuf>,
 
-    /// Tune for the problems that a program logged here under WARPTILE_LOG=FILE; lines that are not problems are passed over
+    /// Tune for the problems in the log of a program that ran with WARPTILE_LOG=FILE; lines that are no problems are skipped
     #[arg(long, value_name = "FILE")]
     from_log: Option<PathBuf>,
 
-    /// Seconds that all this may take
+    /// Seconds that the whole search may take
     #[arg(long, value_name = "SECONDS", default_value_t = 180)]
     budget: u32,
 
-    /// Seconds that a launch, or a replay of many, may take: then the command ends, as the kernel may wait for ever, and the next search
-    /// leaves it out
+    /// Seconds after which a launch, or a replay of many, counts as hung: the command ends, and the next search leaves that kernel out
     #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     patience: u32,
 
-    /// Which GPU: auto or cuda:N
+    /// GPU to tune: auto or cuda:N
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
@@ -84,7 +84,7 @@ pub(crate) struct TuneArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// Remove the rates of this GPU: the built-in ones are in force again
+    /// Remove the rates of this GPU, so that the built-in ones are in force again
     #[arg(long, conflicts_with_all = ["shape", "file", "from_log", "dry_run", "svg", "json"])]
     reset: bool,
 
@@ -96,7 +96,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Write all that was measured to this file, as JSON; - for standard output
+    /// Write all measurements to this file, as JSON; - for standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<json::Target>,
 }

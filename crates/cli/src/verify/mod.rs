@@ -36,14 +36,14 @@ use crate::progress;
 
 /// Compute random problems and compare them with a float64 reference.
 ///
-/// Each problem runs twice: both results must be bit-for-bit identical, and right: no further from float64 than twice the plain,
-/// unfused computation in the element type (three times with a softcap), plus a rounding error. Nothing may be written
-/// outside the result, and NaN around the inputs must not reach it. On a GPU every other problem is planned as if the GPU
-/// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. The reference of small
-/// problems, and of every 17th of the others, is computed on the host; that of the rest on the GPU, which is faster. A failing
-/// problem is made as small as it can be and printed as a command that repeats it.
+/// Each problem runs twice. Both results must be bit-for-bit identical. Their error against float64 may be at most twice that of the plain,
+/// unfused computation in the element type (three times with a softcap), plus a rounding error. Nothing may be written outside
+/// the result, and the NaNs around the inputs must not reach it. On a GPU, every other problem is planned as if the GPU had only 1 to 5
+/// multiprocessors, so that persistent kernels draw their tiles from the counter. The host computes the reference of small
+/// problems and of every 17th large one. The GPU, which is faster, computes the others. A failing problem is made as small as possible and
+/// printed as a command that repeats it.
 ///
-/// Ctrl-C ends the verification and keeps its totals.
+/// Ctrl-C ends the verification and keeps its totals. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "verify --count 2000 --seed 1 --json verify.json",
@@ -68,8 +68,9 @@ pub(crate) struct VerifyArgs {
     #[arg(long, conflicts_with = "case")]
     paged: bool,
 
-    /// Spread the problems over the images that run on the device of a family such as scalar, or of a kernel, or use one
-    /// image, by its name; best: what the planner chooses
+    /// Kernels to verify: a family such as scalar, or the name of a kernel or an image; best: the planner's choice
+    ///
+    /// The problems are spread over all images of the family or the kernel that run on the device.
     #[arg(long, value_name = "NAME")]
     kernel: Option<Choice>,
 
@@ -81,8 +82,9 @@ pub(crate) struct VerifyArgs {
     #[arg(long, conflicts_with_all = ["case", "best", "multiprocessors"])]
     each_kernel: bool,
 
-    /// Instead of problems compute one tile on every image, and compare each of its scores and weights with float64: names the first
-    /// that is wrong by row and column, and where its value belongs
+    /// Instead of problems, compute one tile on every image, and compare each of its scores and weights with float64
+    ///
+    /// The first wrong one is named by row and column, with the place where its value belongs.
     #[arg(long, conflicts_with_all = ["count", "max_len", "paged", "case", "best", "each_kernel", "multiprocessors", "repeat", "settings"])]
     tile: bool,
 
@@ -106,19 +108,19 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "WORDS", value_parser = options::settings, requires = "kernel")]
     settings: Option<Settings>,
 
-    /// Run each problem once, without a second run that must give the same bits: for tools under which a launch takes long
+    /// Run each problem once, without the second run that must give the same bits: for tools that make launches slow
     #[arg(long, conflicts_with_all = ["repeat", "tile"])]
     once: bool,
 
-    /// Then launch each problem N times in the same buffers; every result looked at must equal the first
+    /// Then launch each problem N times in the same buffers; every result that is read must equal the first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: Option<u32>,
 
-    /// When repeated launches are waited for
+    /// When to wait for repeated launches and read a result
     #[arg(long, value_enum, default_value_t = Sync::End, requires = "repeat")]
     sync: Sync,
 
-    /// Threads that compute problems side by side, each on a stream of its own [default: one for each core]
+    /// Threads that compute problems in parallel, each on its own stream [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 

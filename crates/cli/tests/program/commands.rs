@@ -17,7 +17,7 @@ fn help_says_what_the_exit_codes_mean() {
         "2  wrong usage",
         "3  the device",
         "4  a file",
-        "130  Ctrl-C",
+        "130  interrupted by Ctrl-C",
     ] {
         assert!(stdout.contains(line), "{stdout}");
     }
