@@ -49,7 +49,7 @@ pub struct FlashAttn {
 }
 
 impl FlashAttn {
-    fn operation(&self) -> Attention {
+    fn attention(&self) -> Attention {
         let attention = Attention::new(self.softmax_scale)
             .window(self.window_size_left, self.window_size_right)
             .named("flash-attn-v3");
@@ -60,35 +60,7 @@ impl FlashAttn {
     }
 }
 
-impl CustomOp3 for FlashAttn {
-    fn name(&self) -> &'static str {
-        "flash-attn-v3"
-    }
-
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_l: &Layout,
-        k: &CpuStorage,
-        k_l: &Layout,
-        v: &CpuStorage,
-        v_l: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.operation().cpu_fwd(q, q_l, k, k_l, v, v_l)
-    }
-
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_l: &Layout,
-        k: &CudaStorage,
-        k_l: &Layout,
-        v: &CudaStorage,
-        v_l: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.operation().cuda_fwd(q, q_l, k, k_l, v, v_l)
-    }
-}
+warptile_candle::flash_attn_operation!("flash-attn-v3");
 
 /// Functions of `warptile_candle` with one more parameter at the end; neighboring parameters of one type are listed together.
 macro_rules! with_gqa_packing {

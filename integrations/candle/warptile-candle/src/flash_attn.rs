@@ -35,35 +35,44 @@ impl FlashAttn {
     }
 }
 
-impl CustomOp3 for FlashAttn {
-    fn name(&self) -> &'static str {
-        "flash-attn"
-    }
+/// Implements candle's operation for a struct `FlashAttn` with a method `attention`, here and in warptile-candle-v3.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! flash_attn_operation {
+    ($name:literal) => {
+        impl CustomOp3 for FlashAttn {
+            fn name(&self) -> &'static str {
+                $name
+            }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_l: &Layout,
-        k: &CpuStorage,
-        k_l: &Layout,
-        v: &CpuStorage,
-        v_l: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.attention().cpu_fwd(q, q_l, k, k_l, v, v_l)
-    }
+            fn cpu_fwd(
+                &self,
+                q: &CpuStorage,
+                q_l: &Layout,
+                k: &CpuStorage,
+                k_l: &Layout,
+                v: &CpuStorage,
+                v_l: &Layout,
+            ) -> Result<(CpuStorage, Shape)> {
+                self.attention().cpu_fwd(q, q_l, k, k_l, v, v_l)
+            }
 
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_l: &Layout,
-        k: &CudaStorage,
-        k_l: &Layout,
-        v: &CudaStorage,
-        v_l: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.attention().cuda_fwd(q, q_l, k, k_l, v, v_l)
-    }
+            fn cuda_fwd(
+                &self,
+                q: &CudaStorage,
+                q_l: &Layout,
+                k: &CudaStorage,
+                k_l: &Layout,
+                v: &CudaStorage,
+                v_l: &Layout,
+            ) -> Result<(CudaStorage, Shape)> {
+                self.attention().cuda_fwd(q, q_l, k, k_l, v, v_l)
+            }
+        }
+    };
 }
+
+flash_attn_operation!("flash-attn");
 
 /// The window of a causal mask, or of none.
 fn causal_window(causal: bool) -> (Option<usize>, Option<usize>) {
