@@ -25,13 +25,14 @@ A problem is a line of words, such as
 {OPTIONS}  used=QxK,...    numbers of queries and keys of each sequence that are used
   lengths=K,...   numbers of keys of each sequence that are used; bN and kN
                   default to their count and their maximum
-  lengths=ragged  a random number of keys of each sequence, from an eighth to all
+  lengths=ragged  a random number of keys of each sequence, from an eighth to
+                  all of them
   splits=N        keys are split at multiples of N, a power of two, so that a
                   sequence has the same result in every batch; even splits them
                   in the fastest way [even]
   pages=N         keys and values are in pages of N rows [not in pages]
-  runs=N          a sequence's pages are neighbours in runs of N; the runs are in
-                  random order [1]
+  runs=N          a sequence's pages are neighbours in runs of N; the runs are
+                  in random order [1]
   device-lengths  on a GPU, offsets, used lengths and the block table are in
                   its memory
   {CACHE}type of keys and values, with random scales [that of q]

@@ -108,10 +108,10 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
     Ok(())
 }
 
-/// How a process ended, or that it did not in time and was killed.
+/// How a process ended, or that it was killed: it did not end in time, or before Ctrl-C.
 fn ended_in_time(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
-    while start.elapsed() < limit {
+    while start.elapsed() < limit && !interrupt::requested() {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
@@ -137,7 +137,7 @@ pub(super) fn passes_verification(
         .spawn()
         .map_err(failed)?;
     let Some(status) = ended_in_time(&mut child, VERIFYING).map_err(failed)? else {
-        return Ok(Some(false));
+        return Ok((!interrupt::requested()).then_some(false));
     };
     match status.code() {
         _ if interrupt::requested() => Ok(None),
