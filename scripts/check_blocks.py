@@ -56,7 +56,7 @@ def normal(text):
 
 
 def agrees(printed, expected):
-    """Whether lines are the expected ones, of which `...` stands for any."""
+    """Whether lines are the expected ones; an expected line `...` stands for any number of lines."""
     pattern = "".join(r"(.*\n)*" if line == "..." else re.escape(line) + r"\n" for line in expected)
     return re.fullmatch(pattern, "".join(line + "\n" for line in printed)) is not None
 

@@ -148,7 +148,7 @@ class Warptile:
 
     def finish(self):
         """The rows of this problem."""
-        # What the program measures, too, and nobody asks for.
+        # Fields that the program measures as well and that are not needed here.
         for _ in range(len(METHODS) - len(self.methods)):
             print("next", flush=True, file=self.process.stdin)
         self.answer()
@@ -448,7 +448,7 @@ def main():
         for row in of_problem:
             speed = f"{row['tb_s']:8.3f} TB/s" if problem.is_reading else f"{row['tflops']:8.1f} TFLOP/s"
             print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {speed}", flush=True)
-        # What is kept is given back only when it is much: that takes long.
+        # Memory is given back only in large amounts, because that takes long.
         if torch.cuda.memory_reserved() > memory() // PART_OF_MEMORY:
             torch.cuda.empty_cache()
         # After each problem, so that little is lost if the rest never comes.

@@ -286,7 +286,7 @@ if triton:
         for block in range(cta, blocks, tl.num_programs(0)):
             total += tl.load(k + block * WORDS + at)
             total += tl.load(v + block * WORDS + at)
-        # A sum that nobody stores would not be computed, and its terms not read.
+        # A sum that is not stored would not be computed, and its terms not read.
         tl.store(sums + cta, tl.sum(total))
 
     @triton.jit

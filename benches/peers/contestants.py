@@ -29,7 +29,7 @@ ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 # Rows of FlashAttention-4's smallest tile. A problem of one tile is compiled for itself.
 FA4_TILE = 128
 
-# Processes that compile FlashAttention-4's variants, each of which first takes seconds to import its compiler.
+# Processes that compile FlashAttention-4's variants, each takes seconds to import its compiler first.
 FA4_COMPILERS = 8
 
 
@@ -40,7 +40,7 @@ class Peer(NamedTuple):
     prepare: Callable
     # From a problem and its q, k, v to the output.
     call: Callable
-    # Whether the output has its heads before its rows.
+    # True if the output has its heads before its rows.
     heads_first: bool
 
 
@@ -241,7 +241,7 @@ def found_of(makers, options):
             found[name] = make()
         except Exception as error:  # a broken package raises what it likes
             print(f"{name}: not installed ({error})", file=sys.stderr)
-            # What was asked for by name or by its place must be there.
+            # A peer that was named, or whose place was named, must be there.
             if wanted or getattr(options, name, None):
                 sys.exit(1)
     return found

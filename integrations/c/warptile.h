@@ -857,4 +857,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 4042bbafd2cf6527d898da0ad26a1bb5876c5d626a7cd3d52567870eeea3bee7 */
+/* Seal of header.sh: d66a270d5cd43f7fc09bfe42157db90e1e5801cfb6cd56fd618797c7a2527736 */

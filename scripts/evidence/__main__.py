@@ -65,7 +65,7 @@ LANES = (("sanitizer", "launches"), ("examples", "tests", "acceptance", "tile"),
 # A part that keeps host and GPU busy by itself, and begins when nothing is compiled any more.
 BUSY = "verify"
 
-# What a part writes; device.json, info.json and summary.json are every part's.
+# The files that a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers", "other", "default"),
     "errors": ("errors",),
@@ -268,7 +268,7 @@ def collect(options, names, start):
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
     evidence.compiled = Compiled(evidence, all_names, compiling_cores)
-    # Only beside something else is it worth its time.
+    # It is worth its time only while something else runs.
     evidence.ptx = Ptx(evidence) if "verify" in names else None
     # With a second GPU what takes times runs from the beginning: whatever is prepared would disturb it.
     evidence.prepared = Prepared(evidence, names) if options.second_gpu is None else None
@@ -279,7 +279,7 @@ def collect(options, names, start):
         with concurrent.futures.ThreadPoolExecutor(len(lanes)) as executor:
             ended = list(executor.map(lambda lane: [(name, run_part(evidence, name)) for name in lane], lanes))
         done = dict(one for lane in ended for one in lane)
-        # What failed before the first part is a failure of that.
+        # A failure before the first part counts as a failure of that part.
         if evidence.failures and not parts.keys() & set(names):
             first = next(iter(done.values()))
             first["failures"][:0] = evidence.failures

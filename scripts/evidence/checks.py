@@ -87,7 +87,7 @@ def executables():
 
 
 def run_tests(evidence, file, chosen, workers):
-    """Runs executables, so many at once; writes every test by name."""
+    """Runs executables, several at once; writes every test by name."""
     deadline = time.monotonic() + LIMITS["tests"]
 
     def one(evidence, executable):
@@ -289,7 +289,7 @@ def tool_command(tool):
 
 
 def errors_of(output):
-    # No summary is no evidence: the count stays empty, and the part fails.
+    # Without a summary the count stays empty, and the part fails.
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", output)
     return int(summary[1]) if summary else None
 

@@ -20,10 +20,10 @@ BUNDLE = pathlib.Path(__file__).resolve().parent.parent.parent
 
 WARPTILE = BUNDLE / "bin" / "warptile"
 
-# Tests of the operations beside forward: random cases of an operation are in the module of its family's name.
+# Tests of the operations other than forward: random cases of an operation are in the module of its family's name.
 OPERATION_TESTS = BUNDLE / "tests/attention-gpu"
 
-# What images that take keys and values in pages say of themselves.
+# The feature of images that take keys and values in pages.
 PAGED = "paged keys"
 
 # The feature of images that read keys and values in 8 bits, and no others.
@@ -276,7 +276,7 @@ def paged_families(evidence):
 
 
 def operations(evidence):
-    """Families of the operations beside forward."""
+    """Families of the operations other than forward."""
     return sorted({image["family"] for image in evidence.operations.values()})
 
 

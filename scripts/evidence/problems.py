@@ -1,4 +1,4 @@
-"""What is measured: the lists of problems, and the program that measures them beside their peers."""
+"""The lists of problems to measure, and the program that measures them together with their peers."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from host import BUNDLE
 # Each file says what it has.
 SHAPES, OTHER, DECODE, UNEVEN, ODD = (BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "other", "decode", "uneven", "odd"))
 
-# The program that measures them beside their peers.
+# The program that measures them together with their peers.
 PROGRAM = (sys.executable, BUNDLE / "benches/peers/attention_peers.py")
 
 
@@ -19,7 +19,7 @@ def problems_of(file):
 
 
 def in_type(problems, element):
-    """The same problems in another element type, but for those that are among them."""
+    """The problems in another element type, except those that are listed already."""
     others = [re.sub(r" (f16|bf16|f32)\b", f" {element}", problem) for problem in problems]
     return [problem for problem in dict.fromkeys(others) if problem not in problems]
 

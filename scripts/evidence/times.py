@@ -1,4 +1,4 @@
-"""The parts that measure: times of the program, of its kernels and of its peers, and errors beside theirs."""
+"""The parts that measure: times of the program, of its kernels and of its peers, and its errors next to theirs."""
 
 import concurrent.futures
 import csv
@@ -16,7 +16,7 @@ from host import BUNDLE, LAST_SECONDS, LIMITS, WARPTILE, Command, environment, l
 from problems import DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
-# Peers of which an option says where they are.
+# Peers whose place is an option.
 PEERS_BY_PLACE = ("fa3", "fa4", "flashinfer", "cudnn")
 
 # Seconds that tuning for all problems may take, blocks of the trial in which each new choice is held against the old one once more, and
@@ -63,7 +63,7 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "warps resident, % of the most",
 }
 
-# What attention_peers.py measures, by a name that its log has, too.
+# The measurements of attention_peers.py, by the name of their log.
 MEASURED = {
     "peers": lambda options: [*shapes(of_sequences()), "--samples", options.samples],
     # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
@@ -155,7 +155,7 @@ class Measuring:
         self.folder = tempfile.TemporaryDirectory()
         self.target, self.ready = (pathlib.Path(self.folder.name) / name for name in ("rows.json", "ready"))
         command = [*PROGRAM, "--with", WARPTILE, "--json", self.target, *MEASURED[what](options)]
-        # What PyTorch chooses by itself is measured with what it brings along.
+        # PyTorch's own choice is measured with the libraries that it ships.
         for name in PEERS_BY_PLACE if what != "default" else ():
             place = getattr(options, name)
             command += [f"--{name}", place] if place else []
@@ -204,7 +204,7 @@ class Prepared:
         return process and process.result()
 
     def end(self):
-        """Ends those that nobody has taken."""
+        """Ends those that were not taken."""
         for what in list(self.under_way):
             self.take(what).command.finish(0)
 

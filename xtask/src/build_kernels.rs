@@ -18,10 +18,10 @@ use crate::toolchain::Toolchain;
 use crate::units::compile_all;
 use warptile_spec::abi;
 
-/// What the packs of one crate have to stay under, in bytes: with room for the rest of it below what crates.io takes.
+/// The limit for the packs of one crate, in bytes: with room for the rest of it below what crates.io takes.
 pub const CRATE_LIMIT: u64 = 8_000_000;
 
-/// What all packs together have to stay under, in bytes: with all features a user downloads and embeds them.
+/// The limit for all packs together, in bytes: with all features a user downloads and embeds them.
 pub const EMBEDDED_LIMIT: u64 = 24_000_000;
 
 /// Where things lie.
@@ -46,7 +46,7 @@ impl Layout {
         }
     }
 
-    /// What is known of all images.
+    /// The manifest of all images.
     pub fn manifest(&self) -> PathBuf {
         self.crates.join("kernels/manifest.json")
     }
@@ -143,7 +143,7 @@ pub struct Failure {
     pub reasons: Vec<String>,
 }
 
-/// What a build did.
+/// The result of a build.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// The manifest before the build.
@@ -219,7 +219,7 @@ pub fn build(
         .collect();
     let (built, failures) = compile_all(layout, compiler, &sources, &stale, progress)?;
 
-    // What was neither selected nor changed stays; what failed or is no longer listed goes.
+    // Images that were neither selected nor changed stay; those that failed or are no longer listed go.
     let listed_names: BTreeSet<String> = listed.iter().map(Instance::image).collect();
     let stale_names: BTreeSet<String> = stale.iter().map(Instance::image).collect();
     let mut entries: BTreeMap<String, ManifestEntry> = committed

@@ -67,7 +67,7 @@ enum Task {
 
     /// Compile the float64 reference that `verify` and the tests run on a GPU
     ///
-    /// Writes crates/check/gpu/reference.ptx.zst from the source beside it, with the pinned compiler.
+    /// Writes crates/check/gpu/reference.ptx.zst from the source next to it, with the pinned compiler.
     BuildReference {
         /// Write nothing, and fail if what is committed differs
         #[arg(long)]
@@ -152,7 +152,7 @@ enum EvolveTask {
     Take {
         /// The family
         family: String,
-        /// What `warptile trial` wrote
+        /// The results that `warptile trial` wrote
         results: PathBuf,
     },
     /// Show the search as a table, and draw it
@@ -236,7 +236,7 @@ fn commit(root: &Path, name: String) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// The pinned compiler, or the one of a CUDA toolkit, with so many processes or one for each CPU.
+/// The pinned compiler, or the one of a CUDA toolkit, with `jobs` processes or one for each CPU.
 fn compiler(root: &Path, jobs: Option<usize>, toolkit: Option<&Path>) -> Result<Compiler> {
     Ok(Compiler {
         toolchain: match toolkit {

@@ -15,7 +15,7 @@ use crate::structs::{check_pointer, flag, free, give, handle, read};
 /// A write that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
 #[derive(Debug)]
 pub struct Append {
-    /// The lists of a write on the CPU are read at each run, so it is described anew. Its `rotary_frequencies` are null.
+    /// The lists of a write on the CPU are read at each run, so it is described again. Its `rotary_frequencies` are null.
     desc: AppendDesc,
     append: Checked,
     /// `None` on the CPU.
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn warptile_append_prepare(
         let rotary = unsafe { rotation(&desc) }?;
         // They live no longer than this call.
         desc.rotary_frequencies = std::ptr::null();
-        // SAFETY: there are no lists.
+        // SAFETY: lists are absent.
         let checked = unsafe { write(&desc, rotary.as_ref(), None) }?;
         let unchecked = flag("unchecked", desc.unchecked)?;
         let on = OnGpu::load(device, unchecked, |gpu| gpu.prepare_append(checked.types()))?;

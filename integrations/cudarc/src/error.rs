@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors.
 
 use cudarc::driver::DriverError;
 
@@ -24,7 +24,7 @@ pub enum Error {
         ordinal: usize,
     },
 
-    /// A view is of memory of another context than the session's stream.
+    /// The memory of a view and the session's stream belong to different contexts.
     #[error(
         "{argument} is in a context of cuda:{found}, but the session's stream is in one of cuda:{expected}"
     )]

@@ -39,9 +39,9 @@
 //! - Launch once before, so that the kernel is loaded.
 //! - cudarc records and awaits its events even in a capture, which breaks it: turn event tracking off before the memory is allocated
 //!   ([`CudaContext::disable_event_tracking`](cudarc::driver::CudaContext::disable_event_tracking)).
-//! - Some kernels need memory beside their tensors: it becomes part of the graph, or is that of a session made by
+//! - Some kernels need memory besides their tensors: it becomes part of the graph, or is that of a session made by
 //!   [`Session::for_graph`].
-//! - Lengths, offsets and tables are read anew at each replay. Views borrow their memory only for the launch: keep it until the last replay.
+//! - Lengths, offsets and tables are read again at each replay. Views borrow their memory only for the launch: keep it until the last replay.
 //! - No other thread begins a capture of the stream during a launch.
 //!
 //! # Threads

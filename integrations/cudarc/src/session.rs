@@ -22,7 +22,7 @@ pub struct Session {
     gpu: &'static Gpu,
     /// Zeroed once, and left at zero by every launch. Launches of the stream take turns with it; those of a capture have their own.
     workspace: Mutex<Option<CudaSlice<u8>>>,
-    /// Whether the launches of a capture use it, too, and no others.
+    /// True if the launches of a capture use it, and no others.
     for_graph: bool,
 }
 
@@ -262,7 +262,7 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What is behind these locks is whole after a panic, too.
+/// The values behind these locks are consistent even after a panic.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -272,7 +272,7 @@ fn of_operands(locked: &Locked<'_>) -> Slots<u64> {
     Slots::from_fn(|operand| locked.addresses[operand as usize])
 }
 
-/// What [`Locked::check`] is told of an operand.
+/// The description of an operand for [`Locked::check`].
 fn of_operand((operand, needed): (Operand, Option<u64>)) -> (usize, &'static str, Option<u64>) {
     (operand as usize, operand.name(), needed)
 }

@@ -19,7 +19,7 @@ use library::library_of;
 pub(crate) use described::{Described, Device, Dtype, MAX_RANK, Order};
 pub(crate) use library::Library;
 
-/// What keeps the elements of an array in memory, beside the object itself.
+/// The owner that keeps the elements of an array in memory, besides the object itself.
 #[expect(dead_code, reason = "held only to be dropped after the call")]
 enum Keeper<'py> {
     None,
@@ -35,7 +35,7 @@ pub(crate) struct Array<'py> {
     _keeper: Keeper<'py>,
 }
 
-/// What will be done with an array, and on what stream.
+/// The use of an array, and its stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Use {
     /// The library whose current stream it is; another library's arrays must be told of it.
@@ -44,7 +44,7 @@ pub(crate) struct Use {
     pub(crate) gradients: Gradients,
 }
 
-/// What is done about a tensor that requires a gradient.
+/// The treatment of a tensor that requires a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gradients {
     /// It is an error, as none would be computed.

@@ -98,7 +98,7 @@ pub(crate) fn export<'py>(
     let py = object.py();
     let options = PyDict::new(py);
     if let Device::Cuda(_) = device {
-        // Of CUDA's default streams, DLPack has no number 0: 1 is the one that handle 0 means.
+        // DLPack has no number 0 for CUDA's default streams: 1 is the one that handle 0 means.
         options.set_item(intern!(py, "stream"), stream.max(1))?;
     }
     let with_version = options.copy()?;

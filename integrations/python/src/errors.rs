@@ -8,7 +8,7 @@ use warptile::driver::DriverError;
 use warptile::kernels::Operations;
 use warptile::spec::{Invalid, Operand};
 
-/// What a call can fail with: an exception of this package's, or one that Python or another library raised.
+/// The failure of a call: an exception of this package, or one that Python or another library raised.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// From the attention crate.

@@ -36,7 +36,7 @@ const MOST_CONSTANTS: usize = 4096;
 struct Queue {
     /// Number of the stream, which no later stream gets, as one may get its handle; in a capture its handle.
     stream: u64,
-    /// Number of the capture under way, which no later one gets: its graph may run beside the stream's other work.
+    /// Number of the capture under way, which no later one gets: its graph may run at the same time as the stream's other work.
     capture: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ struct Workspace {
 /// Workspaces to be taken. Nobody calls the driver with the lock, as a thread of the driver's adds to the list.
 type Free = Arc<Mutex<Vec<(Queue, Workspace)>>>;
 
-/// What a graph keeps: its workspace is free when this is dropped.
+/// A workspace that a graph keeps: it is free when this is dropped.
 struct Lease {
     queue: Queue,
     workspace: Workspace,
@@ -284,7 +284,7 @@ impl Opened {
         Ok(workspace.address)
     }
 
-    /// The smallest free workspace of at least so many bytes. Forgets the queues of graphs that are gone.
+    /// The smallest free workspace of at least `needed` bytes. Forgets the queues of graphs that are gone.
     fn take_free(
         &self,
         workspaces: &mut HashMap<Queue, Workspace>,
@@ -381,7 +381,7 @@ pub(crate) fn device_of_address(name: &'static str, address: u64) -> Result<Devi
 
 /// Waits for a stream that produces an array, unless our own work comes after it anyway.
 pub(crate) fn order_after(py: Python<'_>, ordinal: u32, producer: u64, ours: u64) -> Result<()> {
-    // Of the default streams, the interface has no number 0: 1 is the one that handle 0 means.
+    // The interface has no number 0 for the default streams: 1 is the one that handle 0 means.
     if producer == ours.max(1) {
         return Ok(());
     }
@@ -392,7 +392,7 @@ pub(crate) fn order_after(py: Python<'_>, ordinal: u32, producer: u64, ours: u64
             let api = context.driver().api();
             // As it is, a wait for any stream breaks the captures that the thread minds, ours perhaps.
             let mut mode = CUstreamCaptureMode::RELAXED;
-            // SAFETY: `mode` outlives both calls, of which the second undoes the first; the context is current, and the producer says that
+            // SAFETY: `mode` outlives both calls, and the second undoes the first; the context is current, and the producer says that
             // this is a stream.
             let [set, waited, set_back] = unsafe {
                 [

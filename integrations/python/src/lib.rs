@@ -1,6 +1,6 @@
 //! The native module of the Python package `warptile`: attention over the arrays of other libraries.
 //!
-//! What users see is in `python/warptile`; its stubs describe this module.
+//! The public package is in `python/warptile`; its stubs describe this module.
 
 mod append;
 mod arguments;
@@ -44,14 +44,14 @@ mod native {
     /// Args:
     ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
     ///     k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
-    ///     v: Values, of the shape of k but for the head size, which may be another one.
+    ///     v: Values, of the shape of k; their head size may differ.
     ///
     /// Returns:
     ///     The output, or with `return_lse` the output and the log-sum-exp.
     ///
     /// Raises:
     ///     warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
-    ///     warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+    ///     warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
     ///     warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
     ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     #[pyfunction]
@@ -133,8 +133,8 @@ mod native {
     ///     The output and the log-sum-exp.
     ///
     /// Raises:
-    ///     warptile.InvalidInput: (a ValueError) There are no parts or too many, or a shape, device or stride breaks a rule.
-    ///     warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+    ///     warptile.InvalidInput: (a ValueError) The parts are missing or too many, or a shape, device or stride breaks a rule.
+    ///     warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
     ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     #[pyfunction]
     #[pyo3(signature = (parts, *, out=None, lse=None, base_two=false, layout=None, stream=None))]
@@ -216,7 +216,7 @@ mod native {
         result(&options, attention.run_after(py, Some(before))?)
     }
 
-    /// What was asked for: the output, or the output and the lse.
+    /// The requested result: the output, or the output and the lse.
     fn result<'py>(
         options: &Options<'py>,
         (out, lse): Results<'py>,

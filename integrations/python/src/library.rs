@@ -8,7 +8,7 @@ use crate::array::{Array, Device, Dtype, Library, Order};
 use crate::errors::{Failure, Result};
 use crate::torch::Torch;
 
-/// What a new array holds before anything is written.
+/// The contents of a new array before anything is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fill {
     /// Whatever was in memory.
@@ -129,7 +129,7 @@ fn by_numpy<'py>(
     Ok(made.call_method1("transpose", (back,))?)
 }
 
-/// A numpy array that nobody else has, as one of jax.
+/// A numpy array without other owners, as an array of jax.
 pub(crate) fn into_jax(array: Bound<'_, PyAny>) -> Result<Bound<'_, PyAny>> {
     let numpy_of_jax = array.py().import("jax.numpy")?;
     Ok(numpy_of_jax.call_method1("asarray", (array,))?)

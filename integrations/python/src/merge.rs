@@ -20,7 +20,7 @@ pub(crate) type Pair<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 pub(crate) struct Request<'py> {
     reader: Reader,
     order: Order,
-    /// Whether the rows of all sequences lie one after the other: one dimension less.
+    /// True if the rows of all sequences lie one after the other, with one dimension less.
     packed: bool,
     merge: Merge,
     /// Output and lse of each.

@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
 use crate::errors::{Failure, Result};
 
-/// What is needed of torch, looked up once.
+/// The parts of torch in use, looked up once.
 pub(crate) struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyType>,
@@ -62,7 +62,7 @@ impl Torch {
         })
     }
 
-    /// Whether this is the class of tensors or of parameters; false as long as none was seen.
+    /// True for the class of tensors and that of parameters; false as long as none was seen.
     pub(crate) fn is_tensor_class(py: Python<'_>, class: &Bound<'_, PyType>) -> bool {
         TORCH
             .get(py)
@@ -122,7 +122,7 @@ impl Torch {
         }
         let (shape, strides) = (&shape[..rank], &strides[..rank]);
         let described = Described::new(name, device, address, dtype, shape, Some(strides), true)?;
-        // A storage may have been made smaller than a tensor that lies in it. On a GPU nobody asks: torch does not
+        // A storage may have been made smaller than a tensor that lies in it. On a GPU this is not asked: torch does not
         // either, and host time is what a call there costs.
         if device == Device::Cpu {
             let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;

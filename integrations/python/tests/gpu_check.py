@@ -256,7 +256,7 @@ def cache_writes():
             k_cache, v_cache = past_k.clone(), past_v.clone()
             options = {"k": k, "v": v, "cache_seqlens": used, "causal": True, "rotary_interleaved": interleaved, **tables}
             out = flash_attn_with_kvcache(q, k_cache, v_cache, **options)
-            # The same cache in pages, with keys and values in one tensor.
+            # That cache in pages, with keys and values in one tensor.
             if dtype in HALVES:
                 pages = torch.zeros(20, 16, 2, 2, 64, dtype=dtype, device="cuda")
                 pages[table.long(), :, 0] = past_k.view(2, 10, 16, 2, 64)
@@ -334,7 +334,7 @@ def caches_in_e4m3():
 
 
 class Exported:
-    """A tensor that is no tensor of torch: read through DLPack."""
+    """A tensor of another library than torch: read through DLPack."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -840,7 +840,7 @@ def training():
             other = train(steps)
     except RuntimeError:
         other = again
-    # What two of torch's own kernels differ by is the noise.
+    # The noise is the difference between two of torch's own kernels.
     noise = max((own - again).abs().max().item(), (own - other).abs().max().item())
     difference = (own - ours).abs().max().item()
     assert ours[-10:].mean() < 0.8 * ours[:10].mean(), "it did not learn"

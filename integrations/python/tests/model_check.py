@@ -118,7 +118,7 @@ def padding(batch=3, length=60, left=True):
 
 
 def seen(call, mask):
-    """The rows of a call's result that are no padding."""
+    """The rows of a call's result without padding."""
     return lambda model: call(model)[mask.bool()]
 
 

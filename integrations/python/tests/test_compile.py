@@ -1,4 +1,4 @@
-"""Attention in the graphs of torch.compile, on the CPU. Skipped where there is no torch; `.ci/run python-torch` installs one."""
+"""Attention in the graphs of torch.compile, on the CPU. Skipped where torch is missing; `.ci/run python-torch` installs one."""
 
 import unittest
 

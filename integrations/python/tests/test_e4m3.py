@@ -1,4 +1,4 @@
-"""Keys and values in float8_e4m3fn, or its bits as uint8, beside queries of other types."""
+"""Keys and values in float8_e4m3fn, or its bits as uint8, with queries of other types."""
 
 import unittest
 
@@ -158,7 +158,7 @@ class E4m3(unittest.TestCase):
                 )
                 expected, _ = reference.attention(q[b : b + 1], keys, values, causal=True)
                 check(self, out[b : b + 1], expected, np.dtype(dtype).name)
-            # The same in pages of 4 rows, in another order.
+            # Pages of 4 rows, in another order.
             order = np.array([[4, 0, 2], [1, 5, 3]], np.int32)
             pages = [np.zeros((6, 4, 2, 16), np.uint8) for _ in range(2)]
             for paged, cache in zip(pages, bits):

@@ -36,7 +36,7 @@ class Merge(unittest.TestCase):
         out, lse = warptile.merge(swapped, layout="bhsd")
         np.testing.assert_array_equal(out.transpose(0, 2, 1, 3), expected)
         np.testing.assert_array_equal(lse, expected_lse)
-        # Of packed sequences, and with strides between the elements of the lse.
+        # Packed sequences, and an lse with strides between its elements.
         packed = [(out[1], np.repeat(lse, 2, axis=2)[1, :, ::2]) for out, lse in parts]
         out, lse = warptile.merge(packed)
         np.testing.assert_array_equal(out, expected[1])

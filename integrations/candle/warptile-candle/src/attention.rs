@@ -261,7 +261,7 @@ impl Attention {
 /// The tensors that every call has.
 pub(crate) const ROWS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
 
-/// That of q, with the head size of v.
+/// The shape of q, with the head size of v.
 fn output_shape(q: &Layout, v: &Layout) -> Shape {
     let mut dims = q.dims().to_vec();
     if let (Some(size), Some(&of_values)) = (dims.last_mut(), v.dims().last()) {

@@ -134,7 +134,7 @@ fn run(
     pages[first].inplace_op1(&First { write, first })
 }
 
-/// What is written where.
+/// The tensors of a write.
 pub(crate) struct Write<'a> {
     new: [&'a Tensor; 2],
     pub(crate) pages: [&'a Tensor; 2],

@@ -1,4 +1,4 @@
-//! What every function checks, and how it says what is wrong.
+//! Checks that all functions share, and their error messages.
 
 use std::fmt::Display;
 

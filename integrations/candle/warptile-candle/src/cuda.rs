@@ -1,7 +1,7 @@
 //! Tensors on a GPU: warptile's launches on candle's stream, by way of cudarc's memory.
 //!
 //! One call is one launch on the stream of q's device, whichever stream that is: candle 0.11's own is another one on each thread.
-//! So nothing is kept for a stream or a thread. What a launch needs beside its tensors is allocated on that stream and freed in its
+//! So nothing is kept for a stream or a thread. What a launch needs besides its tensors is allocated on that stream and freed in its
 //! order, as its output is, and both may be part of a capture.
 
 use std::sync::Arc;

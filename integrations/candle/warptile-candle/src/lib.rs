@@ -25,7 +25,7 @@
 //!
 //! # What it computes
 //!
-//! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v also another one than of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
+//! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v possibly different from that of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
 //! - The results of candle-flash-attn except for rounding, with all its options: masks and windows aligned bottom-right, grouped heads,
 //!   packed sequences, keys and values in pages of 1 to 256 rows, and so on. A query that sees no key gives 0.
 //! - [`Attention`] has these options as methods, and some that candle-flash-attn lacks, such as the log-sum-exp of each row, and pages

@@ -1,4 +1,4 @@
-"""What the functions of flash_attn need of torch's, numpy's and cupy's arrays beside attention."""
+"""Operations on arrays of torch, numpy and cupy for the functions of flash_attn."""
 
 import operator
 import sys
@@ -27,7 +27,7 @@ def integers(values, like):
 
 
 def known(values):
-    """The numbers of a list or of an array on the CPU; None of others, which nobody waits for."""
+    """The numbers of a list or of an array on the CPU; None for arrays on a GPU, because reading them would wait."""
     if isinstance(values, (list, tuple)):
         return list(values)
     library = library_of(values)
@@ -37,7 +37,7 @@ def known(values):
 
 
 def whole_numbers(name, values):
-    """Those of a list or of an array on the CPU, one for each sequence; none of others, which nobody waits for."""
+    """The numbers of a list or of an array on the CPU, one for each sequence; none for arrays on a GPU."""
     found = known(values)
     try:
         return [] if found is None else [operator.index(number) for number in found]
@@ -89,7 +89,7 @@ def at_columns(table, columns):
 
 
 def widened(array, size):
-    """A copy with zeros after the elements of the last dimension, up to so many."""
+    """A copy whose last dimension is padded with zeros to `size`."""
     library = library_of(array)
     missing = size - array.shape[-1]
     if library.__name__ == "torch":
@@ -98,7 +98,7 @@ def widened(array, size):
 
 
 def wider(array, size):
-    """Zeros of the array's shape, but for so many elements in the last dimension."""
+    """Zeros of the array's shape, with `size` elements in the last dimension."""
     library, shape = library_of(array), (*array.shape[:-1], size)
     return array.new_zeros(shape) if library.__name__ == "torch" else library.zeros(shape, array.dtype)
 

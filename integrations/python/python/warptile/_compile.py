@@ -5,7 +5,7 @@ import torch
 from ._errors import Unsupported
 from ._native import attention, attention_without_gradient
 
-# What the operator's schema has in the order of its arguments: tensors, and other options with their types.
+# The operator's optional arguments in the order of its schema: tensors, then other options with their types.
 _TENSORS = (
     "bias",
     "key_mask",

@@ -29,7 +29,7 @@ class Cache:
         of_page = self.k.shape[1]
         if self.block_table is None:
             return of_page
-        # Of what is no table, the native module says so.
+        # The native module refuses anything that is not a table.
         shape = getattr(self.block_table, "shape", ())
         return shape[1] * of_page if len(shape) == 2 else 0
 

@@ -499,7 +499,7 @@ def _rotated(q, write):
 
 
 def _without_padding(q, cache, cache_seqlens, leftpad):
-    """The cache and its lengths without the rows at the beginning of each sequence that are no keys."""
+    """The cache and its lengths without the padding at the beginning of each sequence."""
     if cache_seqlens is None:
         cache_seqlens = _for_all(cache.rows, q)
     lengths = whole_numbers("cache_seqlens", cache_seqlens)

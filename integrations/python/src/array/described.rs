@@ -26,7 +26,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// What the elements are.
+/// Element types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Dtype {
     F16,
@@ -44,7 +44,7 @@ pub(crate) enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of an element; of others nobody needs to know.
+    /// Bytes of an element; 0 for other types.
     pub(crate) const fn size(&self) -> u64 {
         match self {
             Dtype::U8 | Dtype::Bool => 1,

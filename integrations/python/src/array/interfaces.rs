@@ -27,7 +27,7 @@ pub(super) fn array_interface(
 ) -> Result<Described> {
     let interface = object.getattr(intern!(object.py(), "__array_interface__"))?;
     let interface = interface.cast::<PyDict>().map_err(PyErr::from)?;
-    // A subclass with a mask has values that do not count, of which its interface says nothing.
+    // A subclass with a mask has values that do not count, and its interface does not say so.
     if library != Library::Numpy && object.hasattr("mask")? {
         return Err(Failure::Type(format!(
             "{name} is a masked array, whose mask would be ignored; pass its data, and its mask as key_mask"
@@ -55,7 +55,7 @@ pub(super) fn cuda_array_interface(
     of_interface(name, object, interface, device)
 }
 
-/// What both interfaces have in common.
+/// The part that both interfaces share.
 fn of_interface<'py>(
     name: &'static str,
     object: &Bound<'py, PyAny>,

@@ -12,7 +12,7 @@ import warptile.torch
 from warptile import Unsupported, flash_attn
 from warptile._kvcache import Cache
 
-# Of the case that is running: why its gradient is not computed, if it is not.
+# The reason why the running case has no gradient, or None.
 refused_gradients = []
 
 
