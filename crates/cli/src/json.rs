@@ -1,13 +1,14 @@
 //! JSON for other programs.
 
 use std::convert::Infallible;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::console::Console;
 use crate::failure::Failure;
@@ -55,8 +56,42 @@ pub(crate) fn value(value: impl Serialize) -> Result<Value, Failure> {
 }
 
 /// A measured or computed number with the digits that mean something.
-pub(crate) fn rounded(number: f64) -> f64 {
+fn rounded(number: f64) -> f64 {
     format!("{number:.6e}").parse().unwrap_or(number)
+}
+
+/// Readable JSON of [`rounded`] numbers.
+struct Rounded(PrettyFormatter<'static>);
+
+/// Methods that leave the layout to [`PrettyFormatter`].
+macro_rules! of_pretty {
+    ($($name:ident $(, $first:ident)?;)*) => {
+        $(fn $name<W: ?Sized + Write>(&mut self, to: &mut W $(, $first: bool)?) -> io::Result<()> {
+            self.0.$name(to $(, $first)?)
+        })*
+    };
+}
+
+impl Formatter for Rounded {
+    of_pretty! {
+        begin_array;
+        end_array;
+        begin_array_value, first;
+        end_array_value;
+        begin_object;
+        end_object;
+        begin_object_key, first;
+        begin_object_value;
+        end_object_value;
+    }
+
+    fn write_f64<W: ?Sized + Write>(&mut self, to: &mut W, number: f64) -> io::Result<()> {
+        self.0.write_f64(to, rounded(number))
+    }
+
+    fn write_f32<W: ?Sized + Write>(&mut self, to: &mut W, number: f32) -> io::Result<()> {
+        self.write_f64(to, number.into())
+    }
 }
 
 impl Target {
@@ -76,7 +111,10 @@ impl Target {
     /// # Errors
     /// [`Failure::File`] or [`Failure::Output`].
     pub(crate) fn write(&self, value: &impl Serialize) -> Result<(), Failure> {
-        let mut text = serde_json::to_vec_pretty(value).map_err(std::io::Error::from)?;
+        let mut text = Vec::new();
+        let formatter = Rounded(PrettyFormatter::new());
+        let mut serializer = Serializer::with_formatter(&mut text, formatter);
+        value.serialize(&mut serializer).map_err(io::Error::from)?;
         text.push(b'\n');
         match self {
             Target::Stdout => {
@@ -86,5 +124,21 @@ impl Target {
             }
             Target::File(path) => Replacement::begin(path)?.finish(&text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_that_mean_nothing_are_left_out_and_the_layout_stays() {
+        let value = serde_json::json!({ "a": [1_050.861_999_999_999_9, 0.0, 3], "b": {}, "c": [1.234_567_89e-9] });
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("value.json");
+        Target::File(file.clone()).write(&value).unwrap();
+        let text = std::fs::read_to_string(file).unwrap();
+        let same = serde_json::json!({ "a": [1050.862, 0.0, 3], "b": {}, "c": [1.234_568e-9] });
+        assert_eq!(text, serde_json::to_string_pretty(&same).unwrap() + "\n");
     }
 }

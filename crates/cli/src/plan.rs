@@ -159,11 +159,11 @@ fn planned(
     let plan = plan.as_ref().ok();
     let (image, basis) = (plan.and_then(Plan::image), plan.and_then(Plan::basis));
     let expected = plan.map(Plan::estimate_us);
-    let tflops = |us: f64| json::rounded(tflops(call, us));
+    let tflops = |us| tflops(call, us);
     let considered = considered.iter().map(|one| {
         let mut row = json!({ "kernel": one.kernel, "reason": one.reason.to_string() });
         if let Some(us) = expected.and_then(|us| expected_us(&one.reason, us)) {
-            row["expected_us"] = json::rounded(us).into();
+            row["expected_us"] = us.into();
             row["expected_tflops"] = tflops(us).into();
         }
         row
@@ -176,7 +176,7 @@ fn planned(
         // `null`, as what the choice rests on, if no kernel takes the problem there.
         "kernel": image.map(|image| image.kernel),
         "image": image.map(|image| image.name),
-        "expected_us": expected.map(json::rounded),
+        "expected_us": expected,
         "expected_tflops": expected.map(tflops),
         "rates": basis.map(ToString::to_string),
         // Whether the choice is by rates that were measured on this GPU.
