@@ -1,5 +1,7 @@
 """Attention in the graphs of torch.compile, on the CPU. Skipped where torch is missing; `.ci/run python-torch` installs one."""
 
+import subprocess
+import sys
 import unittest
 
 try:
@@ -14,8 +16,6 @@ import warptile.flash_attn
 @unittest.skipUnless(torch is not None and hasattr(torch, "compile"), "torch is not installed")
 class Compiled(unittest.TestCase):
     def setUp(self):
-        import warptile.torch  # noqa: F401
-
         generator = torch.Generator().manual_seed(1)
         self.draw = lambda *shape: torch.randn(shape, generator=generator)
 
@@ -59,7 +59,18 @@ class Compiled(unittest.TestCase):
         self.check(lambda q, k, v: [flash(2 * q, k, v, causal=True, window_size=(3, 0))], q, k, v)
         self.check(lambda q, k, v: flash(2 * q, k, v, return_attn_probs=True)[:2], q, k, v)
 
+    def test_any_order_of_imports(self):
+        program = (
+            "import {}, {}\nq = torch.ones(1, 2, 1, 8)\n"
+            "f = torch.compile(lambda q: warptile.attention(q, q, q), fullgraph=True, backend='eager')\nassert torch.equal(f(q), q)"
+        )
+        for order in (("torch", "warptile"), ("warptile", "torch"), ("torch._dynamo", "torch, warptile")):
+            with self.subTest(order):
+                subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", program.format(*order)], check=True)
+
     def test_the_operator(self):
+        import torch._dynamo  # noqa: F401, makes the operator
+
         q = self.draw(2, 9, 4, 16)
         torch.library.opcheck(torch.ops.warptile.attention, (q, q, q, True), {"causal": True})
         with self.assertRaisesRegex(warptile.Unsupported, "no gradient"):

@@ -10,6 +10,7 @@ On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 `attention` computes, `explain` tells which kernel would, and `merge` joins results over disjoint keys. `warptile.flash_attn` has the functions of the flash_attn package.
 """
 
+from . import _hook
 from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory, Unsupported
 from ._native import __version__, attention, explain, merge
 
@@ -26,3 +27,5 @@ __all__ = [
     "explain",
     "merge",
 ]
+
+_hook.install()

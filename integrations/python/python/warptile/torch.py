@@ -2,7 +2,7 @@
 
 `scaled_dot_product_attention` has the signature of `torch.nn.functional`'s. `activate()` gives torch's flash attention warptile's
 forward kernels, by torch's registry of implementations: models need no change, and gradients, `torch.compile` and CUDA graphs work as
-before. With this module imported, `torch.compile` takes `warptile.attention` and what calls it into its graphs, `fullgraph=True` included.
+before. `torch.compile` takes `warptile.attention` and what calls it into its graphs, `fullgraph=True` included.
 `register_with_transformers()` adds the attention implementation ``"warptile"``.
 
 What warptile does not do, dropout for one, is left to torch. Gradients are computed by torch's own backward kernels.
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _compile  # noqa: F401, it tells torch.compile about attention
 from ._errors import NoKernel, Unsupported
 from ._native import attention, attention_without_gradient
 
