@@ -1,5 +1,6 @@
 """Attention in the graphs of torch.compile, on the CPU. Skipped where torch is missing; `.ci/run python-torch` installs one."""
 
+import shutil
 import subprocess
 import sys
 import unittest
@@ -67,6 +68,15 @@ class Compiled(unittest.TestCase):
         for order in (("torch", "warptile"), ("warptile", "torch"), ("torch._dynamo", "torch, warptile")):
             with self.subTest(order):
                 subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", program.format(*order)], check=True)
+
+    @unittest.skipUnless(shutil.which("g++"), "inductor needs a C++ compiler")
+    def test_inductor_with_other_shapes(self):
+        torch.compiler.reset()
+        function = lambda q, k: warptile.attention(2 * q, k, k, causal=True, kernel="cpu") + 1
+        compiled = torch.compile(function, fullgraph=True, dynamic=True)
+        for length in (9, 12):
+            q, k = self.draw(2, length, 4, 16), self.draw(2, 17, 2, 16)
+            self.assertTrue(torch.equal(compiled(q, k), function(q, k)))
 
     def test_the_operator(self):
         import torch._dynamo  # noqa: F401, makes the operator

@@ -29,7 +29,7 @@ _OTHERS = {
     "layout": "str",
     "max_seqlen_q": "SymInt",
     "max_seqlen_k": "SymInt",
-    "kernel": "str",
+    "kernel_name": "str",
     "_caller": "str",
 }
 _OFFSETS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table"}
@@ -54,6 +54,7 @@ def _named(rest, named):
 def _forward(q, k, v, want_lse, *rest, **named):
     options = _named(rest, named)
     left, right = options.pop("left", None), options.pop("right", None)
+    options["kernel"] = options.pop("kernel_name", None)
     if (left, right) != (None, None):
         options["window"] = (left, right)
     # The rows between packed sequences, which kernels leave alone, are zeros in an output that is made for them.
@@ -84,8 +85,10 @@ def _backward(ctx, *_):
 torch.library.register_autograd("warptile::attention", _backward, lib=_library)
 
 
-def _traced(q, k, v, *, return_lse=False, window=None, diagonal=None, **options):
+def _traced(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, **options):
     """`attention` as a compiler sees it."""
+    # Inductor has an argument called `kernel` of its own.
+    options["kernel_name"] = kernel
     for name in ("out", "lse", "stream"):
         if options.pop(name, None) is not None:
             raise Unsupported(f"{name} is not supported by warptile.attention in compiled code")
