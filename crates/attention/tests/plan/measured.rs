@@ -138,7 +138,7 @@ fn what_trials_chose_is_chosen() {
         (
             "b1 q16384 k16384 h16 d128 bf16 mask=causal",
             "wgmma_d128_192x64_w16_s4",
-            "at-once=4294967295",
+            "at-once=all",
         ),
         (
             "b1 q5120 k5120 h16 d96 bf16 mask=window,512,0",
