@@ -1,9 +1,11 @@
 """Attention in the graphs of torch.compile, on the CPU. Skipped where torch is missing; `.ci/run python-torch` installs one."""
 
+import ast
 import shutil
 import subprocess
 import sys
 import unittest
+from pathlib import Path
 
 try:
     import torch
@@ -59,6 +61,21 @@ class Compiled(unittest.TestCase):
         flash = warptile.flash_attn.flash_attn_func
         self.check(lambda q, k, v: [flash(2 * q, k, v, causal=True, window_size=(3, 0))], q, k, v)
         self.check(lambda q, k, v: flash(2 * q, k, v, return_attn_probs=True)[:2], q, k, v)
+
+    def test_flash_attn_of_packed_sequences(self):
+        rows, offsets = self.draw(20, 4, 16), torch.tensor([0, 3, 20], dtype=torch.int32)
+        flash = warptile.flash_attn.flash_attn_varlen_func
+        self.check(lambda x, at: [flash(x, x, x, at, at, 17, 17, causal=True)], rows, offsets)
+
+    def test_the_operator_has_every_option(self):
+        from warptile import _compile
+
+        stub = ast.parse((Path(warptile.__path__[0]) / "generated" / "__init__.pyi").read_text(encoding="utf-8"))
+        [options] = [part for part in stub.body if isinstance(part, ast.ClassDef) and part.name == "Options"]
+        listed = {field.target.id for field in options.body if isinstance(field, ast.AnnAssign)}
+        renamed = {"left": "window", "right": "window", "kernel_name": "kernel"}
+        taken = {renamed.get(name, name) for name in (*_compile._TENSORS, *_compile._OTHERS)}
+        self.assertEqual(taken - {"_caller"}, listed - {"out", "lse", "stream"})
 
     def test_any_order_of_imports(self):
         program = (
