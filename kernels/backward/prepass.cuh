@@ -1,4 +1,5 @@
-// Numbers of query rows that the backward pass begins with: the sum over a row of the output times its gradient, and the lse to base 2.
+// Numbers of query rows that the backward pass begins with: the sum over a row of the output times its gradient, less the gradient of the
+// row's lse, and the lse to base 2.
 //
 // A CTA has 64 rows of a head. Some lanes share a row, 16 bytes at a time, and add up their sums in fp32 in a fixed order, so the bits do
 // not depend on the launch. A row that saw no key has a lse of -inf: its probabilities are to become 0, so it gets +inf. So do rows past a
@@ -47,6 +48,7 @@ template <class Traits> __device__ inline void prepare_rows(const Prepass& param
     static_assert(PREPASS_ROWS % 32 == 0, "a warp has rows or has none");
     begin_in_order();
     const PrepassRows place = prepass_rows(params);
+    if (threadIdx.x == 0 && params.turns) params.turns[blockIdx.x] = 0;
     const int lanes = params.lanes, lane = threadIdx.x % lanes;
     const bool aligned = in_chunks<Element>(params.out) && in_chunks<Element>(params.d_out);
 
@@ -70,9 +72,12 @@ template <class Traits> __device__ inline void prepare_rows(const Prepass& param
         if (lane != 0) continue;
         float scaled = positive_infinity();
         if (exists) {
-            const float lse =
-                params.lse[place.entry * params.lse_batch + place.head * params.lse_head + place.q.first + row];
-            if (lse != negative_infinity()) scaled = lse * LOG2_E;
+            const long long of_row = place.entry * params.lse_batch + place.head * params.lse_head + place.q.first + row;
+            const float lse = params.lse[of_row];
+            if (lse != negative_infinity()) {
+                scaled = lse * LOG2_E;
+                if (params.d_lse) sum -= params.d_lse[of_row];
+            }
         }
         const long long at = (long long)blockIdx.x * PREPASS_ROWS + number;
         params.delta[at] = sum;

@@ -81,7 +81,7 @@ impl Layout {
     }
 
     /// The parameter blocks in C++, with the files they belong in.
-    fn headers(&self) -> [(PathBuf, String); 3] {
+    fn headers(&self) -> [(PathBuf, String); 4] {
         [
             (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
             (
@@ -91,6 +91,10 @@ impl Layout {
             (
                 self.kernels.join("base/abi_backward.cuh"),
                 abi::cpp_header_of_backward(),
+            ),
+            (
+                self.kernels.join("base/abi_backward_tma.cuh"),
+                abi::cpp_header_of_backward_tma(),
             ),
         ]
     }
@@ -567,6 +571,10 @@ mod tests {
         assert_eq!(
             include_str!("../../kernels/base/abi_backward.cuh"),
             warptile_spec::abi::cpp_header_of_backward()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_backward_tma.cuh"),
+            warptile_spec::abi::cpp_header_of_backward_tma()
         );
     }
 }

@@ -100,7 +100,7 @@ pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 45847] = *include_bytes!("../images/m
 pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 55038] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
-pub static PREPASS_W4_SM_90: [u8; 6887] = *include_bytes!("../images/prepass_w4_sm_90.zst");
+pub static PREPASS_W4_SM_90: [u8; 6980] = *include_bytes!("../images/prepass_w4_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 36976] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");

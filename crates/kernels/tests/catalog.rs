@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
-use warptile_kernels::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, Prepass};
+use warptile_kernels::abi::{
+    Append, AppendE4m3, Backward, BackwardTma, Forward, ForwardE4m3, ForwardTma, Merge, Prepass,
+    SinkGradient,
+};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
 use warptile_kernels::{Features, Image, Role, Target, catalog, image, kernels, packs};
@@ -235,6 +238,11 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::Append, false) => record.takes::<Append>(),
             (Role::Append, true) => record.takes::<AppendE4m3>(),
             (Role::Prepass, _) => record.takes::<Prepass>(),
+            (Role::AllGradients, _) => record.takes::<BackwardTma>(),
+            (Role::SinkGradients, _) => record.takes::<SinkGradient>(),
+            (Role::KeyGradients | Role::QueryGradients | Role::QuerySums, _) => {
+                record.takes::<Backward>()
+            }
             (_, true) => record.takes::<ForwardE4m3>(),
             _ => record.takes::<Forward>() || record.takes::<ForwardTma>(),
         };

@@ -4,8 +4,8 @@
 //! so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take blocks of their own
 //! ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo xtask build-kernels` writes the C++ of the same structs to
 //! `kernels/base/abi.cuh` ([`cpp_header`]), of merges and cache writes to `kernels/base/abi_ops.cuh`
-//! ([`cpp_header_of_operations`]), and of the backward pass to `kernels/base/abi_backward.cuh` ([`cpp_header_of_backward`]); each image's
-//! record carries [`Declared::HASH`] of the block it was compiled for.
+//! ([`cpp_header_of_operations`]), and of the backward pass to `kernels/base/abi_backward.cuh` ([`cpp_header_of_backward`]) and
+//! `abi_backward_tma.cuh` ([`cpp_header_of_backward_tma`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
 //!
 //! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
 //! dimension that is never stepped along has a stride of 0.
@@ -22,7 +22,9 @@ use crate::AlibiShape;
 use crate::operand::Slots;
 use crate::table::Operand;
 
-pub use cpp::{cpp_header, cpp_header_of_backward, cpp_header_of_operations};
+pub use cpp::{
+    cpp_header, cpp_header_of_backward, cpp_header_of_backward_tma, cpp_header_of_operations,
+};
 pub use declared::{Block, Declared, Leaf, Member};
 
 /// First word of an image's record: "WTR2".
@@ -547,12 +549,136 @@ declare! {
         lse_batch: i64,
         /// Elements of the lse between heads; its rows are contiguous.
         lse_head: i64,
-        /// The sum over each row of the output times its gradient; 0 for rows past a sequence's end.
+        /// The gradient of the lse, where the lse has its rows; null: none.
+        d_lse: u64 = "const float*",
+        /// The sum over each row of the output times its gradient, less the gradient of its lse; 0 for rows past a sequence's end.
         delta: u64 = "float*",
         /// The lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
         scaled_lse: u64 = "float*",
+        /// [CTAs] set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
+        turns: u64 = "unsigned*",
+    }
+
+    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows of a
+    /// head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
+    struct QueryRows {
+        /// The pre-pass's numbers: tile t has PREPASS_ROWS from t * PREPASS_ROWS on.
+        delta: u64 = "const float*",
+        /// Likewise.
+        scaled_lse: u64 = "const float*",
+        /// Sums of dq over the keys that were added so far, in an arrangement of the kernels' own. Tile t has PREPASS_ROWS times the tiling's
+        /// head size from t times as many on. Null: the plan has no kernel that adds. Nobody clears it: the first to add stores.
+        dq_sum: u64 = "float*",
+        /// Of each tile, how many tiles of keys have been added to its sum: whose turn it is to add. 0 before the kernel that adds.
+        turns: u64 = "unsigned*",
+        /// Tiles of a head: of one batch entry, or of all packed queries.
+        query_tiles: i32,
+        /// Unused.
+        unused: i32,
+    }
+
+    /// How the tiles of a launch are shared out: those of keys of a key/value head, or of queries of a head. A head's tiles are numbered as
+    /// forward numbers those of queries (work/order.cuh): of packed rows, sequence b has those from its first row / BLOCK + b on.
+    struct BackwardWork {
+        /// From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+        counter: u64 = "unsigned*",
+        /// Tiles in all: head_tiles * heads, and * batch unless the rows are packed.
+        tiles: i32,
+        /// Tiles of a head: of one batch entry, or of all packed rows.
+        head_tiles: i32,
+        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed rows. At least 1.
+        heads_at_once: i32,
+        /// Unused.
+        unused: i32,
+    }
+
+    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys, and dQ
+    /// of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what the tiles
+    /// of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a
+    /// score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
+    struct Backward {
+        /// Tiles.
+        work: BackwardWork,
+        /// Query heads.
+        /// Key/value heads; divides `heads`.
+        /// Elements of a row of q and k: at most the tiling's head size, a multiple of 8.
+        /// Elements of a row of v and d_out: at most the tiling's head size of values, a multiple of 8.
+        [in place] heads: Heads,
+        /// Lengths.
+        sequences: Sequences,
+        /// Scores. Sinks take part in the lse alone.
+        scoring: Scoring,
+        /// Numbers of query rows.
+        rows: QueryRows,
+        /// Queries.
+        q: Tensor,
+        /// Keys.
+        k: Tensor,
+        /// Values.
+        v: Tensor,
+        /// The gradient of the output.
+        d_out: Tensor,
+        /// The gradient of the queries; null: not wanted.
+        dq: Tensor,
+        /// The gradient of the keys; null: not wanted.
+        dk: Tensor,
+        /// The gradient of the values; null: not wanted.
+        dv: Tensor,
+        /// [`GRADIENTS_F32`] and [`GRADIENTS_ADD`].
+        gradients: i32,
+        /// Unused.
+        unused: i32,
+    }
+
+    /// Block of the gradient of the sinks. CTA h sums over all query rows of head h, in order.
+    struct SinkGradient {
+        /// Numbers of query rows.
+        rows: QueryRows,
+        /// `[head]` logits that join the denominator.
+        sinks: u64 = "const float*",
+        /// `[head]` their gradients.
+        d_sinks: u64 = "float*",
+        /// Query heads.
+        heads: i32,
+        /// Batch entries; 1 for packed queries.
+        entries: i32,
+        /// [`GRADIENTS_ADD`].
+        gradients: i32,
+        /// Unused.
+        unused: i32,
     }
 }
+
+declare! {
+    fn cpp_backward_tma;
+
+    /// Block of the one-pass kernels, which read and write through tensor maps as those of [`ForwardTma`]: the boxes are BOX_COLUMNS x the
+    /// rows that the tilings say. What has no map (dq, rows of a packed sequence's end) goes through the addresses of `backward`.
+    struct BackwardTma align 64 {
+        /// Queries.
+        q_map: TensorMap,
+        /// Keys.
+        k_map: TensorMap,
+        /// Values.
+        v_map: TensorMap,
+        /// The gradient of the output.
+        d_out_map: TensorMap,
+        /// The gradient of the keys.
+        dk_map: TensorMap,
+        /// The gradient of the values.
+        dv_map: TensorMap,
+        /// Everything else.
+        backward: Backward,
+        /// Unused.
+        padding: [i32; 4] = "int[4]",
+    }
+}
+
+/// Bit of `gradients`: they are written as `f32`, else in the tensors' element type.
+pub const GRADIENTS_F32: i32 = 1;
+
+/// Bit of `gradients`: they are added to what is there.
+pub const GRADIENTS_ADD: i32 = 2;
 
 impl Pages {
     /// With what a division by `rows` takes: for keys below 2^31 the page is the upper half of `2 * key * rows_inverse`, shifted right
@@ -646,8 +772,19 @@ blocks!(
     Merge,
     Append,
     AppendE4m3,
-    Prepass
+    Prepass,
+    Backward,
+    BackwardTma,
+    SinkGradient
 );
+
+/// The hashes of the blocks of the backward pass's kernels.
+pub const BACKWARD_BLOCKS: &[u64] = &[
+    Prepass::HASH,
+    Backward::HASH,
+    BackwardTma::HASH,
+    SinkGradient::HASH,
+];
 
 /// The hashes of the blocks of attention's kernels.
 pub const FORWARD_BLOCKS: &[u64] = &[Forward::HASH, ForwardE4m3::HASH, ForwardTma::HASH];

@@ -43,12 +43,12 @@ pub struct Call {
     keys: SideLengths,
     pages: Option<Pages>,
     /// The operands that it has, a bit each.
-    given: u32,
+    given: u64,
     /// In a box, as it has three quarters of the bytes and calls are moved.
     expected: Box<Slots<Expected>>,
 }
 
-const _: () = assert!(Operand::COUNT <= u32::BITS as usize);
+const _: () = assert!(Operand::COUNT <= u64::BITS as usize);
 
 /// The part of a call that a builder is told as it is: all but lengths and pages.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,7 +111,7 @@ impl Call {
 
     /// Whether the call has an operand.
     pub const fn has(&self, operand: Operand) -> bool {
-        self.given & 1 << operand as u32 != 0
+        self.given & 1 << operand as u64 != 0
     }
 
     /// What is expected of the memory of each operand.

@@ -176,6 +176,16 @@ numbered! {
         Append = 4, "append", "APPEND";
         /// Numbers of query rows, from the output and its gradient: the first step of the backward pass.
         Prepass = 5, "prepass", "PREPASS";
+        /// From a tile of keys to the gradients of these keys and values.
+        KeyGradients = 6, "key gradients", "KEY_GRADIENTS";
+        /// From a tile of queries to their gradient.
+        QueryGradients = 7, "query gradients", "QUERY_GRADIENTS";
+        /// From a tile of keys to the gradients of these keys and values, and to a part of the gradient of queries.
+        AllGradients = 8, "all gradients", "ALL_GRADIENTS";
+        /// From sums to the gradient of queries.
+        QuerySums = 9, "query sums", "QUERY_SUMS";
+        /// From numbers of query rows to the gradient of sinks.
+        SinkGradients = 10, "sink gradients", "SINK_GRADIENTS";
     }
 
     /// How tiles come to CTAs.
@@ -235,8 +245,8 @@ impl Schedule {
     }
 }
 
-/// The C++ constant of a role that only the backward pass has: forward's images do not depend on it.
-pub(crate) fn cpp_role_of_backward() -> String {
+/// The C++ constants of roles that only the backward pass has: forward's images do not depend on them.
+pub(crate) fn cpp_roles_of_backward() -> String {
     let role = NUMBERED.iter().filter(|row| is_of_backward(row));
     role.map(cpp_number).collect()
 }
@@ -246,7 +256,7 @@ fn cpp_number((prefix, name, number): &(&str, &str, u32)) -> String {
 }
 
 fn is_of_backward((prefix, _, number): &(&str, &str, u32)) -> bool {
-    (*prefix, *number) == ("ROLE_", Role::Prepass.number())
+    *prefix == "ROLE_" && *number >= Role::Prepass.number()
 }
 
 /// The C++ constants of features, roles and schedules.
@@ -294,6 +304,11 @@ mod tests {
             Role::Combine,
             Role::Append,
             Role::Prepass,
+            Role::KeyGradients,
+            Role::QueryGradients,
+            Role::AllGradients,
+            Role::QuerySums,
+            Role::SinkGradients,
         ] {
             assert_eq!(Role::from_number(role.number()), Some(role));
         }

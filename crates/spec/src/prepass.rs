@@ -18,7 +18,7 @@ const ROWS: Names = Names {
 };
 
 /// The description of a pre-pass, checked. For each query row and head it computes the sum over the row of the output times its gradient
-/// (`delta`), and the lse to base 2 (`scaled_lse`).
+/// less the gradient of the row's lse if it is given (`delta`), and the lse to base 2 (`scaled_lse`).
 ///
 /// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with [`tiles`](Self::tiles) of 64 rows for each
 /// head: the rows of a sequence begin at a multiple of 64. Sequence `b` of packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that
@@ -30,6 +30,7 @@ pub struct Prepass {
     d_out: Layout,
     rows: SideLengths,
     batch: usize,
+    d_lse: bool,
     expected: Slots<Expected>,
 }
 
@@ -41,6 +42,7 @@ pub struct PrepassBuilder<'a> {
     out: Layout,
     d_out: Layout,
     rows: LengthsRequest<'a>,
+    d_lse: bool,
 }
 
 impl Prepass {
@@ -55,6 +57,7 @@ impl Prepass {
             out: *out,
             d_out: *d_out,
             rows: LengthsRequest::default(),
+            d_lse: false,
         }
     }
 
@@ -147,6 +150,11 @@ impl<'a> PrepassBuilder<'a> {
         self
     }
 
+    /// Whether the lse has a gradient, too. Default: no.
+    pub fn d_lse(self, d_lse: bool) -> Self {
+        PrepassBuilder { d_lse, ..self }
+    }
+
     /// Checks everything and freezes the description.
     ///
     /// # Errors
@@ -170,6 +178,7 @@ impl<'a> PrepassBuilder<'a> {
             d_out: self.d_out,
             rows,
             batch,
+            d_lse: self.d_lse,
             expected: UNWANTED,
         };
         let size = self.element.size();
@@ -191,6 +200,13 @@ impl<'a> PrepassBuilder<'a> {
             (Operand::Out, tensor(Operand::Out, &self.out)),
             (Operand::DOut, tensor(Operand::DOut, &self.d_out)),
             (Operand::Lse, floats(Operand::Lse, lse_len, Access::Read)),
+            (
+                Operand::DLse,
+                match prepass.d_lse {
+                    true => floats(Operand::DLse, lse_len, Access::Read),
+                    false => Expected::unwanted(Operand::DLse.name()),
+                },
+            ),
             (Operand::Delta, floats(Operand::Delta, len, Access::Write)),
             (
                 Operand::ScaledLse,

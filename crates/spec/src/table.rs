@@ -58,9 +58,17 @@ operands! {
     VPages = "v_pages", Kind::Keys, Keys {operations: Operations::APPEND, written: true, python: Some("v_cache")};
     /// The gradient of the output.
     DOut = "d_out", Kind::Queries, Output {operations: Operations::BACKWARD};
+    /// Receives the gradient of the queries.
+    DQ = "dq", Kind::Queries, Queries {operations: Operations::BACKWARD, written: true};
+    /// Receives the gradient of the keys.
+    DK = "dk", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true};
+    /// Receives the gradient of the values.
+    DV = "dv", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true};
     /// Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
     Lse = "lse", Kind::List(Count::Rows), F32 {written: true, feature: Features::LSE, values: Values::Any, python: Some("lse")};
-    /// Receives the sum over each row of the output times its gradient.
+    /// The gradient of the lse, arranged as the lse.
+    DLse = "d_lse", Kind::List(Count::Rows), F32 {operations: Operations::BACKWARD, values: Values::Any};
+    /// Receives the sum over each row of the output times its gradient, less the gradient of its lse.
     Delta = "delta", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
     /// Receives the lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
     ScaledLse = "scaled_lse", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
@@ -82,6 +90,8 @@ operands! {
     /// Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
     Sinks = "sinks", Kind::List(Count::QueryHeads), F32
         {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), help: "a random logit per head that joins the denominator", file: Some("sinks"), python: Some("sinks")};
+    /// Receives the gradients of the sinks.
+    DSinks = "d_sinks", Kind::List(Count::QueryHeads), F32 {operations: Operations::BACKWARD, written: true, values: Values::Any};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
         {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};

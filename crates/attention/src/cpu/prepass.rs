@@ -35,6 +35,7 @@ fn typed<T: Element>(
     let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
     let (out, d_out) = (tensor(Operand::Out)?, tensor(Operand::DOut)?);
     let lse = inputs.elements::<f32>(Operand::Lse)?.unwrap_or_default();
+    let d_lse = inputs.elements::<f32>(Operand::DLse)?;
     let mut floats = |operand| outputs.take::<f32>(operand).map(Option::unwrap_or_default);
     let (delta, scaled_lse) = (floats(Operand::Delta)?, floats(Operand::ScaledLse)?);
     delta.fill(0.0);
@@ -60,9 +61,10 @@ fn typed<T: Element>(
             );
             delta[row] =
                 { x.iter().zip(y) }.fold(0.0, |sum, (x, y)| x.to_f32().mul_add(y.to_f32(), sum));
-            let lse = lse[(entry * heads + head) * row_count + first + row];
-            if lse != f32::NEG_INFINITY {
-                scaled_lse[row] = lse * LOG2_E;
+            let at = (entry * heads + head) * row_count + first + row;
+            if lse[at] != f32::NEG_INFINITY {
+                scaled_lse[row] = lse[at] * LOG2_E;
+                delta[row] -= d_lse.map_or(0.0, |d_lse| d_lse[at]);
             }
         }
     });

@@ -96,6 +96,8 @@ impl Operation for Prepass {
                     false => (heads * row_count) as i64,
                 },
                 lse_head: row_count as i64,
+                d_lse: at[Operand::DLse],
+                turns: 0,
                 delta: at[Operand::Delta],
                 scaled_lse: at[Operand::ScaledLse],
             },

@@ -11,6 +11,7 @@ pub(crate) struct PrepassCase<T> {
     pub(crate) out: Memory<T>,
     pub(crate) d_out: Memory<T>,
     pub(crate) lse: Vec<f32>,
+    pub(crate) d_lse: Option<Vec<f32>>,
     /// First row and number of rows of each sequence.
     sequences: Vec<(usize, usize)>,
     pub(crate) offsets: Option<Vec<i32>>,
@@ -86,10 +87,17 @@ impl<T: Element> PrepassCase<T> {
                 },
             )
             .collect();
+        let d_lse = { random.once_in(2) }.then(|| {
+            let mut numbers = Random(random.next());
+            (0..entries * heads * row_count)
+                .map(|_| numbers.unit())
+                .collect()
+        });
         PrepassCase {
             out,
             d_out,
             lse,
+            d_lse,
             sequences,
             offsets,
             lengths: used,
@@ -99,7 +107,7 @@ impl<T: Element> PrepassCase<T> {
     /// The description with the lengths on the host or on the device.
     pub(crate) fn described(&self, on_device: bool) -> Prepass {
         let (out, d_out): (&Layout, &Layout) = (&self.out.layout, &self.d_out.layout);
-        let mut builder = Prepass::builder(T::TYPE, out, d_out);
+        let mut builder = Prepass::builder(T::TYPE, out, d_out).d_lse(self.d_lse.is_some());
         for (operand, list) in self.lists() {
             let numbers = match on_device {
                 true => Numbers::Device(list.len()),
@@ -166,15 +174,21 @@ impl<T: Element> PrepassCase<T> {
                     let products = { row_of(&self.out).into_iter() }
                         .zip(row_of(&self.d_out))
                         .map(|(x, y)| x * y);
-                    let size: f64 = products.clone().map(f64::abs).sum();
-                    let expected: f64 = products.sum();
+                    let lse = self.lse[(entry * heads + head) * row_count + first + row];
+                    let of_lse = match &self.d_lse {
+                        Some(d_lse) if lse != f32::NEG_INFINITY => {
+                            f64::from(d_lse[(entry * heads + head) * row_count + first + row])
+                        }
+                        _ => 0.0,
+                    };
+                    let size = products.clone().map(f64::abs).sum::<f64>() + of_lse.abs();
+                    let expected = products.sum::<f64>() - of_lse;
                     // Each of the additions rounds a part of the sum.
                     let allowed = head_dim as f64 * 6e-8 * size;
                     let found = f64::from(delta[at]);
                     if (found - expected).abs() > allowed || found.is_nan() {
                         return failed(format!("delta is {found}, not {expected}"));
                     }
-                    let lse = self.lse[(entry * heads + head) * row_count + first + row];
                     let (found, expected) = match lse {
                         f32::NEG_INFINITY => (f64::from(scaled[at]), f64::INFINITY),
                         _ => (

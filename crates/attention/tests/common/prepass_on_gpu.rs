@@ -20,6 +20,7 @@ pub(crate) fn prepass_on<T: Element>(
     let (out, d_out) = (upload(&case.out), upload(&case.d_out));
     let floats = |list: &[f32]| DeviceBuffer::from_slice(stream, list).unwrap();
     let lse = floats(&case.lse);
+    let d_lse = case.d_lse.as_deref().map(floats);
     let lists: Vec<_> = { case.lists() }
         .map(|(operand, list)| (operand, DeviceBuffer::from_slice(stream, list).unwrap()))
         .collect();
@@ -32,6 +33,9 @@ pub(crate) fn prepass_on<T: Element>(
             .with(Operand::Lse, lse.as_slice())
             .output(Operand::Delta, delta.as_slice_mut())
             .output(Operand::ScaledLse, scaled.as_slice_mut());
+        if let Some(d_lse) = &d_lse {
+            bindings = bindings.with(Operand::DLse, d_lse.as_slice());
+        }
         for (operand, list) in lists.iter().filter(|_| on_device) {
             bindings = bindings.with(*operand, list.as_slice());
         }

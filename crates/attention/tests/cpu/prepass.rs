@@ -13,10 +13,13 @@ impl<T: Element> Prepasses<T> for OnCpu {
     fn prepass(&mut self, case: &PrepassCase<T>, [delta, scaled]: &mut [Vec<f32>; 2]) {
         let prepass = case.described(false);
         let len = prepass.len();
-        let inputs = HostInputs::default()
+        let mut inputs = HostInputs::default()
             .with(Operand::Out, &case.out.data[case.out.offset..])
             .with(Operand::DOut, &case.d_out.data[case.d_out.offset..])
             .with(Operand::Lse, &case.lse);
+        if let Some(d_lse) = &case.d_lse {
+            inputs = inputs.with(Operand::DLse, d_lse);
+        }
         let outputs = HostOutputs::default()
             .with(Operand::Delta, &mut delta[..len])
             .with(Operand::ScaledLse, &mut scaled[..len]);

@@ -2,9 +2,10 @@
 
 use super::declared::{Block, Declared, Member};
 use super::{
-    Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, PREPASS_ROWS, Prepass, RAGGED,
-    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, WINDOW_UNLIMITED, cpp_backward, cpp_numbers,
-    cpp_operations, cpp_structs,
+    Append, AppendE4m3, Backward, BackwardTma, Forward, ForwardE4m3, ForwardTma, GRADIENTS_ADD,
+    GRADIENTS_F32, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC,
+    SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_tma, cpp_numbers, cpp_operations,
+    cpp_structs,
 };
 use crate::capability;
 
@@ -102,12 +103,27 @@ pub fn cpp_header_of_backward() -> String {
     [
         "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
          #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &format!("enum : int {{ PREPASS_ROWS = {PREPASS_ROWS} }};\n"),
-        &capability::cpp_role_of_backward(),
+        &format!("enum : int {{ PREPASS_ROWS = {PREPASS_ROWS}, GRADIENTS_F32 = {GRADIENTS_F32}, GRADIENTS_ADD = {GRADIENTS_ADD} }};\n"),
+        &capability::cpp_roles_of_backward(),
         "\n",
         &cpp_backward(),
         "\n",
         &cpp_hash::<Prepass>(),
+        &cpp_hash::<Backward>(),
+        &cpp_hash::<SinkGradient>(),
+        "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_backward_tma.cuh`, apart from the other so that no image that reads through addresses depends on it.
+pub fn cpp_header_of_backward_tma() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi_backward.cuh\"\n\nnamespace warptile {\n\n",
+        &cpp_backward_tma(),
+        "\n",
+        &cpp_hash::<BackwardTma>(),
         "\n} // namespace warptile\n",
     ]
     .concat()

@@ -386,7 +386,7 @@ impl<'a> CallBuilder<'a> {
         };
         for operand in Operand::of(Operations::FORWARD) {
             if call.describes(operand) {
-                call.given |= 1 << operand as u32;
+                call.given |= 1 << operand as u64;
                 call.expected[operand] = call.expect(operand);
             }
         }
