@@ -9,6 +9,7 @@
 #[cfg(warptile_amx)]
 mod amx;
 mod append;
+mod backward;
 mod block;
 mod engine;
 mod few;
@@ -49,6 +50,7 @@ use task::{Blocks, PART, Task};
 use threads::Threads;
 
 pub use append::append_cpu;
+pub use backward::backward_cpu;
 pub use merge::merge_cpu;
 #[doc(hidden)]
 pub use prepass::prepass_cpu;

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use bytemuck::cast_slice;
-use warptile::spec::{Call, HostInputs};
+use warptile::spec::{Backward, Call, HostInputs, Operand};
 use warptile::{Element, ElementType};
 
 use crate::compiled::{Compiled, with_type};
 use crate::error::Result;
-use crate::reference::{ReferenceOutput, References};
+use crate::reference::{GRADIENTS, GradientReferences, ReferenceOutput, References, gradients};
 use crate::rounding::{round, ulp};
 use crate::with_element;
 
@@ -44,7 +44,7 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 /// ```
 /// use half::f16;
 /// use warptile::{Element, Layout};
-/// use warptile::spec::{Call, HostInputs};
+/// use warptile::spec::{Backward, Call, HostInputs, Operand};
 /// use warptile_check::Expectation;
 ///
 /// let layout = Layout::bshd([1, 3, 1, 8]);
@@ -279,6 +279,107 @@ impl Expectation {
     /// Judges an lse given in the order of [`Expectation::lse`].
     pub fn judge_lse(&self, lse: &[f32]) -> Verdict {
         judge(lse, &self.exact.lse, &self.lse)
+    }
+}
+
+/// The gradients that a backward pass must have, and how far from them a right result may be.
+///
+/// With `r` the float64 reference and `r16` the plain, unfused computation in the element type (scores, weights, the gradients of both and
+/// the results each rounded to it), both from the output and the lse that the backward pass is given, a gradient passes if
+///
+/// ```text
+/// |x - r| <= max(factor * max|r16 - r| + 2e-5 * max|r|, 6 * sqrt(variance) + ulp(r))     for every element
+/// rms(x - r) <= 1.25 * max(rms(r16 - r), sqrt(mean(variance) + mean(ulp(r)^2) / 12)) * (1 + 4 / sqrt(count))
+/// ```
+///
+/// where `factor` is 2, and 3 with softcap. The variance is that of the error which a fused computation cannot avoid: weights and the
+/// gradients of scores rounded to the element type before they are multiplied, and arithmetic in `f32`. It matters in small problems, where
+/// the plain computation may be right by luck. A NaN never passes.
+#[derive(Debug)]
+#[must_use]
+pub struct GradientExpectation {
+    exact: [Vec<f64>; 4],
+    tolerances: [Tolerance; 4],
+    rms: [f64; 4],
+}
+
+impl GradientExpectation {
+    /// Computes what to expect of a backward pass, on the host. `inputs` are all that it reads.
+    ///
+    /// # Errors
+    /// As [`reference()`](crate::reference()).
+    pub fn new(backward: &Backward, inputs: &HostInputs<'_>) -> Result<Self> {
+        let element = backward.call().element();
+        let references = with_element!(element, T => gradients::<T>(backward, inputs)?);
+        Ok(Self::from_references(backward, references))
+    }
+
+    fn from_references(backward: &Backward, references: GradientReferences) -> Self {
+        let GradientReferences {
+            exact,
+            rounded,
+            variance,
+        } = references;
+        let of = |index: usize| {
+            let element = match GRADIENTS[index] {
+                Operand::DSinks => ElementType::F32,
+                _ => backward.call().element(),
+            };
+            let (r, r16) = (&exact[index], &rounded[index]);
+            let size = largest_finite(r, r, |r, _| r.abs());
+            let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + ulp(element, *r);
+            let tolerance = Tolerance {
+                common: factor(backward.call()) * natural_error(r, r16) + 2e-5 * size,
+                relative: 0.0,
+                floors: { variance[index].iter().zip(r) }
+                    .map(|pair| floor(pair) as f32)
+                    .collect(),
+                stored_as: None,
+            };
+            let count = r.len().max(1) as f64;
+            let unavoidable = { variance[index].iter().zip(r) }
+                .map(|(variance, r)| variance + ulp(element, *r).powi(2) / 12.0);
+            let plain = r16.iter().zip(r).map(|(r16, r)| (r16 - r).powi(2));
+            // What the type cannot hold is infinite in one of them.
+            let finite = plain.filter(|square| square.is_finite());
+            let square = finite.sum::<f64>().max(unavoidable.sum());
+            let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 / count.sqrt());
+            (tolerance, rms)
+        };
+        let all = [0, 1, 2, 3].map(of);
+        GradientExpectation {
+            rms: [0, 1, 2, 3].map(|index| all[index].1),
+            tolerances: all.map(|(tolerance, _)| tolerance),
+            exact,
+        }
+    }
+
+    /// The gradients of a backward pass.
+    pub const OPERANDS: [Operand; 4] = GRADIENTS;
+
+    /// A gradient, dense `[batch, length, heads, head size]`, or a number for each sink; empty for any other operand. Rows that belong to
+    /// no sequence are 0.
+    pub fn gradient(&self, operand: Operand) -> &[f64] {
+        let index = GRADIENTS.iter().position(|of| *of == operand);
+        index.map_or(&[], |index| &self.exact[index])
+    }
+
+    /// Judges a gradient given in the order of [`gradient`](Self::gradient).
+    pub fn judge<T: Element>(&self, operand: Operand, found: &[T]) -> Verdict {
+        let index = GRADIENTS.iter().position(|of| *of == operand).unwrap_or(0);
+        let (exact, tolerance) = (&self.exact[index], &self.tolerances[index]);
+        let mut verdict = with_type!(U = T, judge::<U>(cast_slice(found), exact, tolerance));
+        let squares = { found.iter().zip(exact) }
+            .map(|(x, r)| (x.to_f64() - r).powi(2))
+            .filter(|square| square.is_finite());
+        let rms = (squares.sum::<f64>() / exact.len().max(1) as f64).sqrt();
+        if rms > self.rms[index] {
+            verdict.passed = false;
+            if rms / self.rms[index] > verdict.worst.ratio() {
+                (verdict.worst.error, verdict.worst.bound) = (rms, self.rms[index]);
+            }
+        }
+        verdict
     }
 }
 

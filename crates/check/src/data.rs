@@ -64,7 +64,7 @@ impl Random {
     }
 
     /// A standard normal number.
-    fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let mut pair = [0.0; 2];
         self.normals(&mut pair);
         pair[0]
@@ -477,11 +477,11 @@ impl Case {
         }
     }
 
-    fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         MARGIN + usize::from(self.unaligned)
     }
 
-    fn poisoned<T: Element>(&self, layout: &Layout) -> Vec<T> {
+    pub(crate) fn poisoned<T: Element>(&self, layout: &Layout) -> Vec<T> {
         let reach = layout.required_len().unwrap_or(0);
         // Memory that the system gives only as it is written: the caller's stop may come first.
         let mut data = bytemuck::zeroed_vec(self.offset() + reach + MARGIN);
@@ -494,7 +494,7 @@ impl Case {
 }
 
 /// The first element that is not `poison`, by bits: NaN never equals NaN, and another NaN than ours was written by someone else.
-fn first_other<T: Element>(values: &[T], poison: T) -> Option<usize> {
+pub(crate) fn first_other<T: Element>(values: &[T], poison: T) -> Option<usize> {
     /// Elements that are compared as bytes at once.
     const AT_ONCE: usize = 256;
     let all = [poison; AT_ONCE];
@@ -514,7 +514,7 @@ fn lse_rows(call: &Call, sequence: &Sequence, head: usize) -> std::ops::Range<us
 }
 
 /// Calls `visit` with the offset of every row of every head of queries, or of keys or values, that belongs to a sequence.
-fn for_each_row(call: &Call, layout: &Layout, rows: Kind, mut visit: impl FnMut(usize)) {
+pub(crate) fn for_each_row(call: &Call, layout: &Layout, rows: Kind, mut visit: impl FnMut(usize)) {
     let stop = Stop::current();
     for sequence in call.sequences() {
         let (len, entry, start) = match rows {

@@ -28,6 +28,7 @@
 //! ```
 
 mod accept;
+mod backward;
 mod case;
 mod compiled;
 mod data;
@@ -44,7 +45,8 @@ mod text;
 mod tile;
 pub mod trial;
 
-pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
+pub use accept::{Expectation, GradientExpectation, LSE_TOLERANCE, Verdict, Worst};
+pub use backward::{BackwardCase, GradientBuffers, GradientFailure};
 pub use case::{Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers, quantize};
 pub use device::{DeviceInputs, Place, values_behind_keys};

@@ -1,6 +1,7 @@
 //! The definition of attention, written down naively: what every other path is compared with.
 
 mod floors;
+mod gradients;
 mod in_order;
 mod matrix;
 mod row;
@@ -18,6 +19,7 @@ use crate::with_element;
 use matrix::Dense;
 use row::{Computation, Options, Row, RowRest};
 
+pub(crate) use gradients::{GRADIENTS, GradientReferences, gradients};
 pub(crate) use in_order::in_order;
 
 /// Most elements of a tensor that a reference takes: 2 GiB in `f64`.

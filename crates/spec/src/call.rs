@@ -292,7 +292,8 @@ impl Call {
         (0..self.batch).map(|batch| self.sequence(batch))
     }
 
-    fn sequence(&self, batch: usize) -> Sequence {
+    /// A sequence of the batch, as [`sequences`](Self::sequences) has it.
+    pub fn sequence(&self, batch: usize) -> Sequence {
         let (q_start, q_len) = self.queries.sequence(batch);
         let (k_start, k_len) = self.keys.sequence(batch);
         Sequence {
@@ -341,16 +342,7 @@ impl Call {
 
     /// Whether some row of the output belongs to no sequence, or could: then nothing writes it.
     pub fn leaves_gaps(&self) -> bool {
-        let queries = self.queries();
-        match queries.offsets().on_host() {
-            Some(offsets) => {
-                queries.used().is_given()
-                    || offsets
-                        .last()
-                        .is_none_or(|&end| end as usize != queries.rows())
-            }
-            None => queries.is_packed() || queries.used().is_given(),
-        }
+        self.queries.leaves_gaps()
     }
 
     /// Checks the numbers of an operand against what the call says: their count, and that each is one that the operand may have. The

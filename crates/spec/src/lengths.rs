@@ -54,6 +54,17 @@ impl SideLengths {
         self.offsets.on_device() || self.used.on_device()
     }
 
+    /// Whether some row belongs to no sequence, or could.
+    pub fn leaves_gaps(&self) -> bool {
+        self.used.is_given()
+            || match &self.offsets {
+                Numbers::Host(offsets) => {
+                    offsets.last().is_none_or(|&end| end as usize != self.rows)
+                }
+                offsets => offsets.is_given(),
+            }
+    }
+
     /// First row and number of rows of a sequence. Where the device knows better, the first row is 0 and the number the bound.
     pub fn sequence(&self, batch: usize) -> (usize, usize) {
         let (start, mut rows) = match &self.offsets {

@@ -6,6 +6,7 @@
 
 pub mod abi;
 mod append;
+mod backward;
 mod call;
 mod capability;
 mod e4m3;
@@ -39,6 +40,7 @@ mod types;
 mod view_types;
 
 pub use append::{Append, AppendBuilder};
+pub use backward::{Backward, BackwardBuilder};
 pub use call::{Call, CallBuilder, Layouts, Sequence, check_types};
 pub use capability::{Features, Role, Schedule};
 pub use e4m3::E4m3;

@@ -30,7 +30,6 @@ pub struct Prepass {
     d_out: Layout,
     rows: SideLengths,
     batch: usize,
-    d_lse: bool,
     expected: Slots<Expected>,
 }
 
@@ -160,7 +159,7 @@ impl<'a> PrepassBuilder<'a> {
     /// # Errors
     /// An [`Invalid`](crate::Invalid) that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Prepass> {
-        let [entries, row_count, heads, _] = self.out.shape;
+        let [entries, row_count, ..] = self.out.shape;
         expect_same(
             "d_out",
             self.d_out.shape,
@@ -172,19 +171,38 @@ impl<'a> PrepassBuilder<'a> {
         check_types(Types::of(self.element))?;
         let (rows, batch) = self.rows.check(ROWS, entries, row_count)?;
         expect_countable("out", "batch", batch)?;
-        let mut prepass = Prepass {
-            element: self.element,
-            out: self.out,
-            d_out: self.d_out,
+        Ok(Prepass::new(
+            self.element,
+            [self.out, self.d_out],
             rows,
             batch,
-            d_lse: self.d_lse,
+            self.d_lse,
+        ))
+    }
+}
+
+impl Prepass {
+    /// Of checked layouts and lengths.
+    pub(crate) fn new(
+        element: ElementType,
+        [out, d_out]: [Layout; 2],
+        rows: SideLengths,
+        batch: usize,
+        d_lse: bool,
+    ) -> Self {
+        let [entries, row_count, heads, _] = out.shape;
+        let mut prepass = Prepass {
+            element,
+            out,
+            d_out,
+            rows,
+            batch,
             expected: UNWANTED,
         };
-        let size = self.element.size();
+        let size = element.size();
         let tensor = |operand: Operand, layout| {
             Expected::tensor(operand.name(), layout, size, Access::Read, size as u64)
-                .of_type(self.element)
+                .of_type(element)
         };
         let floats = |operand: Operand, count, access| {
             Expected::list(operand.name(), true, count, 4, access).of_type(ElementType::F32)
@@ -197,12 +215,12 @@ impl<'a> PrepassBuilder<'a> {
         };
         let (lse_len, len) = (entries * heads * row_count, prepass.len());
         let expected = [
-            (Operand::Out, tensor(Operand::Out, &self.out)),
-            (Operand::DOut, tensor(Operand::DOut, &self.d_out)),
+            (Operand::Out, tensor(Operand::Out, &out)),
+            (Operand::DOut, tensor(Operand::DOut, &d_out)),
             (Operand::Lse, floats(Operand::Lse, lse_len, Access::Read)),
             (
                 Operand::DLse,
-                match prepass.d_lse {
+                match d_lse {
                     true => floats(Operand::DLse, lse_len, Access::Read),
                     false => Expected::unwanted(Operand::DLse.name()),
                 },
@@ -221,6 +239,6 @@ impl<'a> PrepassBuilder<'a> {
         for (operand, slot) in expected {
             prepass.expected[operand] = slot;
         }
-        Ok(prepass)
+        prepass
     }
 }

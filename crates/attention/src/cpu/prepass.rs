@@ -33,11 +33,28 @@ fn typed<T: Element>(
 ) -> Result<()> {
     host::check(prepass.expected(), None, inputs, Some(&outputs))?;
     let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
-    let (out, d_out) = (tensor(Operand::Out)?, tensor(Operand::DOut)?);
     let lse = inputs.elements::<f32>(Operand::Lse)?.unwrap_or_default();
-    let d_lse = inputs.elements::<f32>(Operand::DLse)?;
     let mut floats = |operand| outputs.take::<f32>(operand).map(Option::unwrap_or_default);
-    let (delta, scaled_lse) = (floats(Operand::Delta)?, floats(Operand::ScaledLse)?);
+    let results = [floats(Operand::Delta)?, floats(Operand::ScaledLse)?];
+    let rows = [tensor(Operand::Out)?, tensor(Operand::DOut)?];
+    rows_into(
+        prepass,
+        rows,
+        lse,
+        inputs.elements::<f32>(Operand::DLse)?,
+        results,
+    );
+    Ok(())
+}
+
+/// The numbers of query rows, from the output and its gradient.
+pub(super) fn rows_into<T: Element>(
+    prepass: &Prepass,
+    [out, d_out]: [&[T]; 2],
+    lse: &[f32],
+    d_lse: Option<&[f32]>,
+    [delta, scaled_lse]: [&mut [f32]; 2],
+) {
     delta.fill(0.0);
     scaled_lse.fill(f32::INFINITY);
     let (delta, scaled_lse) = (SharedMut::new(delta), SharedMut::new(scaled_lse));
@@ -68,5 +85,4 @@ fn typed<T: Element>(
             }
         }
     });
-    Ok(())
 }

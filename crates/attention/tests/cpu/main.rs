@@ -3,6 +3,7 @@
 mod append;
 #[path = "../common/append.rs"]
 mod append_cases;
+mod backward;
 mod bugs;
 mod cache;
 mod common;

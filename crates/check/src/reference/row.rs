@@ -168,7 +168,13 @@ impl<T: Element> Computation<'_, T> {
     }
 
     #[inline(always)]
-    fn terms(&self, sequence: &Sequence, position: usize, head: usize, key: usize) -> KeyTerms {
+    pub(super) fn terms(
+        &self,
+        sequence: &Sequence,
+        position: usize,
+        head: usize,
+        key: usize,
+    ) -> KeyTerms {
         let call = self.call;
         let scoring = call.scoring();
         let slope = scoring.slope(

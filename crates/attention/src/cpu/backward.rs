@@ -1,0 +1,513 @@
+//! The backward pass on the CPU: everything in `f32`, block by block.
+//!
+//! It has two passes over the scores, one task for each block of keys of a key/value head and one for each block of queries of a head. A
+//! task adds up its gradients alone and in a fixed order, so no bit depends on the number of threads.
+
+use std::f32::consts::LOG2_E;
+
+use warptile_kernels::Operand;
+
+use crate::cpu::SharedMut;
+use crate::cpu::isa::{Isa, Work};
+use crate::cpu::lanes::{Lanes, MAX_WIDTH};
+use crate::cpu::operands::{KeyViews, Operands};
+use crate::cpu::prepass::rows_into;
+use crate::cpu::products::add_product;
+use crate::cpu::stop::Stop;
+use crate::cpu::threads::in_parallel;
+use crate::error::Result;
+use crate::spec::{
+    Backward, Call, Element, ElementType, HostInputs, HostOutputs, Layout, Prepass, Sequence, View,
+    host,
+};
+
+/// Queries of a block.
+const BLOCK_M: usize = 64;
+
+/// Keys of a block.
+const BLOCK_N: usize = 64;
+
+/// Computes the gradients of a call on the CPU. See [`Backward`] for the rules; what [`forward_cpu`](crate::cpu::forward_cpu) says of
+/// threads, and of what lies behind a length, holds here, too.
+///
+/// Sums are made in `f32`. The result depends on the processor's vector instructions in its last bits, and on nothing else.
+///
+/// # Errors
+/// Memory that is not that of the description; lengths that are on a device. [`Error::Stopped`](crate::Error::Stopped) if the caller's
+/// [`Stop`] was requested.
+pub fn backward_cpu(
+    backward: &Backward,
+    inputs: &HostInputs<'_>,
+    outputs: HostOutputs<'_>,
+) -> Result<()> {
+    match backward.call().element() {
+        ElementType::F16 => typed::<half::f16>(backward, inputs, outputs),
+        ElementType::Bf16 => typed::<half::bf16>(backward, inputs, outputs),
+        // No call has queries of a scaled type.
+        _ => typed::<f32>(backward, inputs, outputs),
+    }
+}
+
+fn typed<T: Element>(
+    backward: &Backward,
+    inputs: &HostInputs<'_>,
+    mut outputs: HostOutputs<'_>,
+) -> Result<()> {
+    let call = backward.call();
+    host::check(backward.expected(), None, inputs, Some(&outputs))?;
+    let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
+    let floats = |operand| inputs.elements::<f32>(operand);
+    let prepass = backward.prepass();
+    let d_out = View::new(tensor(Operand::DOut)?, *backward.d_out());
+    let (mut delta, mut scaled_lse) = (vec![0.0; prepass.len()], vec![0.0; prepass.len()]);
+    rows_into(
+        prepass,
+        [tensor(Operand::Out)?, d_out.data],
+        floats(Operand::Lse)?.unwrap_or_default(),
+        floats(Operand::DLse)?,
+        [&mut delta, &mut scaled_lse],
+    );
+    let operands = Operands::<T>::new(call, inputs)?;
+    let KeyViews::Same([k, v]) = operands.keys else {
+        // No backward pass has quantized keys.
+        return Ok(());
+    };
+    let pass = Pass {
+        backward,
+        isa: Isa::best(),
+        operands,
+        k,
+        v,
+        d_out,
+        delta: &delta,
+        scaled_lse: &scaled_lse,
+    };
+    let mut taken = |operand| -> Result<_> {
+        let memory = outputs.take::<T>(operand)?;
+        Ok({ memory.zip(backward.gradient(operand)) }
+            .map(|(memory, layout)| (SharedMut::new(memory), *layout)))
+    };
+    let (dq, dk, dv) = (
+        taken(Operand::DQ)?,
+        taken(Operand::DK)?,
+        taken(Operand::DV)?,
+    );
+    let stop = Stop::current();
+    let blocks = |rows: usize, heads: usize, block: usize| {
+        let of_head = rows.div_ceil(block);
+        (of_head, call.batch() * heads * of_head)
+    };
+    let (of_head, count) = blocks(call.query_len(), call.heads().query, BLOCK_M);
+    if let Some((dq, layout)) = &dq {
+        in_parallel(count, |index| {
+            let (batch, head) = (
+                index / of_head / call.heads().query,
+                index / of_head % call.heads().query,
+            );
+            let sequence = call.sequence(batch);
+            let first = index % of_head * BLOCK_M;
+            if first < sequence.q_len && !stop.is_requested() {
+                let sums = pass.of_queries(&sequence, head, first);
+                let rows = BLOCK_M.min(sequence.q_len - first);
+                // SAFETY: the rows of this block are those of this task alone.
+                unsafe {
+                    store(
+                        dq,
+                        layout,
+                        &sums,
+                        [sequence.q_entry, sequence.q_start + first, head],
+                        rows,
+                    )
+                };
+            }
+        });
+    }
+    let (of_head, count) = blocks(call.key_len(), call.heads().key_value, BLOCK_N);
+    if dk.is_some() || dv.is_some() {
+        in_parallel(count, |index| {
+            let heads = call.heads().key_value;
+            let (batch, head) = (index / of_head / heads, index / of_head % heads);
+            let sequence = call.sequence(batch);
+            let first = index % of_head * BLOCK_N;
+            if first < sequence.k_len && !stop.is_requested() {
+                let sums = pass.of_keys(&sequence, head, first);
+                let rows = BLOCK_N.min(sequence.k_len - first);
+                for (to, sums) in [&dk, &dv].into_iter().zip(&sums) {
+                    let place = [sequence.k_entry, sequence.k_start + first, head];
+                    if let Some((to, layout)) = to {
+                        // SAFETY: as above.
+                        unsafe { store(to, layout, sums, place, rows) };
+                    }
+                }
+            }
+        });
+    }
+    stop.check()?;
+    if let Some(d_sinks) = outputs.take::<f32>(Operand::DSinks)? {
+        let sinks = floats(Operand::Sinks)?.unwrap_or_default();
+        for (head, (gradient, sink)) in d_sinks.iter_mut().zip(sinks).enumerate() {
+            *gradient = pass.of_sink(prepass, head, *sink);
+        }
+    }
+    Ok(())
+}
+
+/// Rounds rows of a gradient, from the first one at `place`: entry, row and head.
+///
+/// # Safety
+/// Nobody else has these rows.
+unsafe fn store<T: Element>(
+    to: &SharedMut<T>,
+    layout: &Layout,
+    sums: &Rows,
+    [entry, first, head]: [usize; 3],
+    rows: usize,
+) {
+    for (row, numbers) in sums.data.chunks_exact(sums.stride).take(rows).enumerate() {
+        // SAFETY: the caller's promise; the memory holds the layout, whose rows do not overlap.
+        let to = unsafe { to.slice(layout.offset(entry, first + row, head), layout.head_dim()) };
+        for (to, x) in to.iter_mut().zip(numbers) {
+            // Whether a sum of nothing is 0 or -0 depends on how many there were.
+            *to = T::from_f32(x + 0.0);
+        }
+    }
+}
+
+/// Rows of numbers with zeros behind, so that each is a multiple of every register.
+struct Rows {
+    data: Vec<f32>,
+    stride: usize,
+}
+
+impl Rows {
+    fn zeros(rows: usize, size: usize) -> Self {
+        let stride = size.next_multiple_of(MAX_WIDTH);
+        Rows {
+            data: vec![0.0; rows * stride],
+            stride,
+        }
+    }
+
+    /// `count` rows of a tensor from the one at `place` on, of `rows`; zeros for the others.
+    fn of<T: Element>(
+        view: &View<'_, T>,
+        [entry, first, head]: [usize; 3],
+        count: usize,
+        rows: usize,
+    ) -> Self {
+        let mut to = Rows::zeros(rows, view.layout.head_dim());
+        for (row, to) in to.data.chunks_exact_mut(to.stride).take(count).enumerate() {
+            for (to, x) in to.iter_mut().zip(view.row(entry, first + row, head)) {
+                *to = x.to_f32();
+            }
+        }
+        to
+    }
+
+    fn transposed(&self) -> Self {
+        let rows = self.data.len() / self.stride;
+        let mut to = Rows::zeros(self.stride, rows);
+        for (row, numbers) in self.data.chunks_exact(self.stride).enumerate() {
+            for (column, x) in numbers.iter().enumerate() {
+                to.data[column * to.stride + row] = *x;
+            }
+        }
+        to
+    }
+}
+
+/// `out += a b`: `a` has a row for each of `out`, or a column if it is `transposed`.
+struct Product<'a> {
+    a: &'a Rows,
+    transposed: bool,
+    b: &'a Rows,
+    out: &'a mut Rows,
+}
+
+impl Work for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+        let Product {
+            a,
+            transposed,
+            b,
+            out,
+        } = self;
+        let (rows, steps) = (out.data.len() / out.stride, b.data.len() / b.stride);
+        let [a_row, a_step] = match transposed {
+            true => [1, a.stride],
+            false => [a.stride, 1],
+        };
+        assert!((rows - 1) * a_row + (steps - 1) * a_step < a.data.len() && out.stride == b.stride);
+        let mut row = 0;
+        while row < rows {
+            let many = row + ROWS <= rows;
+            let mut column = 0;
+            while column < out.stride {
+                let wide = column + COLUMNS * L::WIDTH <= out.stride;
+                // SAFETY: the caller vouches for the instructions, and the assertion for the elements.
+                unsafe {
+                    let a = (a.data.as_ptr().add(row * a_row), a_row, a_step);
+                    let b = b.data.as_ptr().add(column);
+                    let to = out.data.as_mut_ptr().add(row * out.stride + column);
+                    let strides = (steps, out.stride);
+                    match (many, wide) {
+                        (true, true) => block::<L, ROWS, COLUMNS>(a, b, to, strides),
+                        (true, false) => block::<L, ROWS, 1>(a, b, to, strides),
+                        (false, true) => block::<L, 1, COLUMNS>(a, b, to, strides),
+                        (false, false) => block::<L, 1, 1>(a, b, to, strides),
+                    }
+                }
+                column += L::WIDTH * if wide { COLUMNS } else { 1 };
+            }
+            row += if many { ROWS } else { 1 };
+        }
+    }
+}
+
+/// # Safety
+/// As [`add_product`]; `to` has as many rows and columns.
+#[inline(always)]
+unsafe fn block<L: Lanes, const ROWS: usize, const COLUMNS: usize>(
+    a: (*const f32, usize, usize),
+    b: *const f32,
+    to: *mut f32,
+    (steps, stride): (usize, usize),
+) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let at = |row: usize, column: usize| to.add(row * stride + column * L::WIDTH);
+        let sums =
+            std::array::from_fn(|row| std::array::from_fn(|column| L::load(at(row, column))));
+        let sums: [[L; COLUMNS]; ROWS] = add_product(sums, steps, a, |step| b.add(step * stride));
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (column, sum) in sums.into_iter().enumerate() {
+                sum.store(at(row, column));
+            }
+        }
+    }
+}
+
+/// `2^x` of each number.
+struct Exponentials<'a>(&'a mut [f32]);
+
+impl Work for Exponentials<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+        assert!(self.0.len().is_multiple_of(L::WIDTH));
+        for numbers in self.0.chunks_exact_mut(L::WIDTH) {
+            // SAFETY: the caller vouches for the instructions; the chunk is a register's.
+            unsafe { L::load(numbers.as_ptr()).exp2().store(numbers.as_mut_ptr()) };
+        }
+    }
+}
+
+/// A block of queries of a head, or of keys of a key/value head.
+struct Panels {
+    /// Queries, or keys.
+    rows: Rows,
+    /// Gradients of outputs, or values.
+    values: Rows,
+}
+
+struct Pass<'a, T> {
+    backward: &'a Backward,
+    isa: Isa,
+    operands: Operands<'a, T>,
+    k: View<'a, T>,
+    v: View<'a, T>,
+    d_out: View<'a, T>,
+    delta: &'a [f32],
+    scaled_lse: &'a [f32],
+}
+
+impl<T: Element> Pass<'_, T> {
+    fn call(&self) -> &Call {
+        self.backward.call()
+    }
+
+    fn queries(&self, sequence: &Sequence, head: usize, first: usize) -> Panels {
+        let count = BLOCK_M.min(sequence.q_len - first);
+        let place = [sequence.q_entry, sequence.q_start + first, head];
+        Panels {
+            rows: Rows::of(&self.operands.q, place, count, BLOCK_M),
+            values: Rows::of(&self.d_out, place, count, BLOCK_M),
+        }
+    }
+
+    fn keys(&self, sequence: &Sequence, head: usize, first: usize) -> Panels {
+        let count = BLOCK_N.min(sequence.k_len - first);
+        let place = [sequence.k_entry, sequence.k_start + first, head];
+        Panels {
+            rows: Rows::of(&self.k, place, count, BLOCK_N),
+            values: Rows::of(&self.v, place, count, BLOCK_N),
+        }
+    }
+
+    /// The gradient of a block of queries.
+    fn of_queries(&self, sequence: &Sequence, head: usize, first: usize) -> Rows {
+        let heads = self.call().heads();
+        let queries = self.queries(sequence, head, first);
+        let mut dq = Rows::zeros(BLOCK_M, heads.dim);
+        for first_key in (0..sequence.k_len).step_by(BLOCK_N) {
+            if !self.meet(sequence, first, first_key) {
+                continue;
+            }
+            let keys = self.keys(sequence, head / heads.group_size(), first_key);
+            let [_, ds] = self.weights(sequence, head, [first, first_key], &queries, &keys);
+            self.add(&ds, false, &keys.rows, &mut dq);
+        }
+        self.scale(&mut dq);
+        dq
+    }
+
+    /// The gradients of a block of keys and of their values.
+    fn of_keys(&self, sequence: &Sequence, kv_head: usize, first: usize) -> [Rows; 2] {
+        let heads = self.call().heads();
+        let keys = self.keys(sequence, kv_head, first);
+        let mut dk = Rows::zeros(BLOCK_N, heads.dim);
+        let mut dv = Rows::zeros(BLOCK_N, heads.value_dim);
+        for head in kv_head * heads.group_size()..(kv_head + 1) * heads.group_size() {
+            for first_query in (0..sequence.q_len).step_by(BLOCK_M) {
+                if !self.meet(sequence, first_query, first) {
+                    continue;
+                }
+                let queries = self.queries(sequence, head, first_query);
+                let [p, ds] = self.weights(sequence, head, [first_query, first], &queries, &keys);
+                self.add(&p, true, &queries.values, &mut dv);
+                self.add(&ds, true, &queries.rows, &mut dk);
+            }
+        }
+        self.scale(&mut dk);
+        [dk, dv]
+    }
+
+    /// The gradient of a sink.
+    fn of_sink(&self, prepass: &Prepass, head: usize, sink: f32) -> f32 {
+        let mut sum = 0.0;
+        for sequence in self.call().sequences() {
+            let start = prepass.start(sequence.batch, head);
+            for at in start..start + sequence.q_len {
+                let exponent =
+                    f64::from(sink) * std::f64::consts::LOG2_E - f64::from(self.scaled_lse[at]);
+                sum -= exponent.exp2() * f64::from(self.delta[at]);
+            }
+        }
+        sum as f32
+    }
+
+    /// Whether some query of a block sees some key of another.
+    fn meet(&self, sequence: &Sequence, first_query: usize, first_key: usize) -> bool {
+        let rows = first_query..sequence.q_len.min(first_query + BLOCK_M);
+        let mask = self.call().mask();
+        let seen = |row| mask.visible(row, sequence.q_len, sequence.k_len);
+        // The keys that a query sees move with it.
+        rows.start < rows.end
+            && seen(rows.start).start < first_key + BLOCK_N
+            && rows
+                .map(seen)
+                .any(|seen| seen.start < first_key + BLOCK_N && seen.end > first_key)
+    }
+
+    fn add(&self, a: &Rows, transposed: bool, b: &Rows, out: &mut Rows) {
+        self.isa.run(Product {
+            a,
+            transposed,
+            b,
+            out,
+        });
+    }
+
+    fn scale(&self, sums: &mut Rows) {
+        let scale = self.call().scale();
+        sums.data.iter_mut().for_each(|x| *x *= scale);
+    }
+
+    /// The weights of a block of scores, and the gradients of its products of queries and keys, but for the scale: a row for each query.
+    fn weights(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        [first_query, first_key]: [usize; 2],
+        queries: &Panels,
+        keys: &Panels,
+    ) -> [Rows; 2] {
+        let call = self.call();
+        let (scoring, scale) = (call.scoring(), call.scale());
+        let mut p = Rows::zeros(BLOCK_M, BLOCK_N);
+        let mut ds = Rows::zeros(BLOCK_M, BLOCK_N);
+        self.add(&queries.rows, false, &keys.rows.transposed(), &mut p);
+        self.add(&queries.values, false, &keys.values.transposed(), &mut ds);
+        let slope = scoring.slope(
+            self.operands.get(Operand::Slopes),
+            sequence.batch,
+            head,
+            call.heads().query,
+        );
+        let bias = self
+            .operands
+            .get::<T>(Operand::Bias)
+            .zip(call.layout(Operand::Bias));
+        let key_mask = self
+            .operands
+            .get::<u8>(Operand::KeyMask)
+            .zip(call.layout(Operand::KeyMask));
+        let start = self.backward.prepass().start(sequence.batch, head);
+        // Of a softcap the derivative, else 1.
+        let mut slants = [1.0; BLOCK_N];
+        for row in 0..BLOCK_M {
+            let (p, ds) = (
+                &mut p.data[row * BLOCK_N..][..BLOCK_N],
+                &mut ds.data[row * BLOCK_N..][..BLOCK_N],
+            );
+            let query = first_query + row;
+            let visible = match query < sequence.q_len {
+                true => call.mask().visible(query, sequence.q_len, sequence.k_len),
+                false => 0..0,
+            };
+            let from = visible.start.max(first_key).min(first_key + BLOCK_N) - first_key;
+            let to = visible.end.clamp(first_key + from, first_key + BLOCK_N) - first_key;
+            p[..from].fill(f32::NEG_INFINITY);
+            p[to..].fill(f32::NEG_INFINITY);
+            let (scaled_lse, delta) = match from < to {
+                true => (self.scaled_lse[start + query], self.delta[start + query]),
+                false => (0.0, 0.0),
+            };
+            for column in from..to {
+                let key = first_key + column;
+                let mut score = p[column] * scale;
+                if let Some(cap) = scoring.softcap {
+                    let bent = (score / cap).tanh();
+                    score = cap * bent;
+                    slants[column] = 1.0 - bent * bent;
+                }
+                if slope != 0.0 {
+                    let diagonal = (query + sequence.k_len) as f32 - sequence.q_len as f32;
+                    score -= slope * (diagonal - key as f32).abs();
+                }
+                let at = |layout: &Layout| {
+                    layout.offset(sequence.batch, query, head) + key * layout.strides[3]
+                };
+                if let Some((bias, layout)) = bias {
+                    score += bias[at(layout)].to_f32();
+                }
+                if key_mask.is_some_and(|(mask, layout)| mask[at(layout)] == 0) {
+                    score = f32::NEG_INFINITY;
+                }
+                p[column] = score * LOG2_E - scaled_lse;
+            }
+            self.isa.run(Exponentials(p));
+            for ((p, ds), slant) in p.iter().zip(ds).zip(slants) {
+                *ds = match *p == 0.0 {
+                    true => 0.0,
+                    false => p * (*ds - delta) * slant,
+                };
+            }
+        }
+        [p, ds]
+    }
+}

@@ -1,0 +1,233 @@
+//! Backward passes of cases: their data, and the check of what a kernel made of it.
+
+use warptile::cpu::forward_cpu;
+use warptile::kernels::Kind;
+use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand};
+use warptile::{Element, Layout};
+
+use crate::accept::{GradientExpectation, Verdict};
+use crate::case::{Case, LayoutKind};
+use crate::data::{Buffer, Data, Inputs, Random, first_other, for_each_row};
+use crate::error::{Error, Result};
+
+/// The gradients that are tensors.
+const TENSORS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
+
+/// The backward pass of a case, with its data. The output and lse are those of the CPU path.
+#[derive(Debug, Clone)]
+pub struct BackwardCase<T> {
+    case: Case,
+    /// With all lengths on the host.
+    pub backward: Backward,
+    /// All that it reads.
+    pub inputs: Inputs<T>,
+}
+
+/// What a backward pass writes to: poisoned before the run.
+#[derive(Debug, Clone)]
+pub struct GradientBuffers<T> {
+    /// dq, dk and dv, those that are wanted.
+    pub tensors: [Option<Buffer<T>>; 3],
+    /// The gradients of sinks, if they are wanted.
+    pub d_sinks: Option<Vec<f32>>,
+}
+
+/// What is wrong with gradients.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GradientFailure {
+    /// Values are off.
+    #[error("{} {verdict}", .operand.name())]
+    Wrong {
+        /// The gradient.
+        operand: Operand,
+        /// How it compares.
+        verdict: Verdict,
+    },
+    /// Memory that belongs to no result was written.
+    #[error("{} was written outside its rows, at element {index} of the buffer", .operand.name())]
+    Stray {
+        /// The gradient.
+        operand: Operand,
+        /// Where.
+        index: usize,
+    },
+    /// The case has no reference.
+    #[error(transparent)]
+    Invalid(#[from] Error),
+}
+
+impl Case {
+    /// The case nearest to this one that has a backward pass: without pages and quantized keys, with head sizes of at most 256.
+    pub fn differentiable(&self) -> Case {
+        let mut case = self.clone();
+        (case.pages, case.quantized) = (None, None);
+        case.heads.dim = case.heads.dim.min(Backward::MAX_HEAD_DIM);
+        case.heads.value_dim = case.heads.value_dim.min(Backward::MAX_HEAD_DIM);
+        case
+    }
+
+    /// The backward pass of a call of the case, with gradients as the seed has it: mostly all, and of tensors stored as their tensors.
+    ///
+    /// # Errors
+    /// When the call has no backward pass.
+    pub fn backward_of(&self, call: Call) -> Result<Backward> {
+        let mut random = Random::new(self.seed ^ 0xbac4);
+        let layouts = [*call.q(), *call.k(), *call.v()];
+        let has_sinks = call.has(Operand::Sinks);
+        let mut builder = Backward::builder(call).d_lse(random.below(3) == 0);
+        for (operand, layout) in TENSORS.into_iter().zip(layouts) {
+            builder = match random.below(8) {
+                0 => builder.want(operand, false),
+                _ if self.layout == LayoutKind::Interleaved => builder,
+                _ => builder.layout(operand, layout),
+            };
+        }
+        Ok(builder
+            .want(Operand::DSinks, has_sinks)
+            .build()
+            .map_err(warptile::Error::from)?)
+    }
+
+    /// The backward pass of the case.
+    ///
+    /// # Errors
+    /// When the case has none.
+    pub fn backward<T: Element>(&self) -> Result<BackwardCase<T>> {
+        let call = self.try_call()?;
+        let mut inputs = self.inputs::<T>();
+        let mut result = self.result::<T>();
+        forward_cpu(&call, &inputs.host(), result.host())?;
+        let mut random = Random::new(self.seed ^ 0xd0d0);
+        let mut d_out = Buffer {
+            data: vec![T::from_f64(f64::NAN); result.out.len()],
+            offset: result.offset,
+            layout: *call.out(),
+        };
+        for_each_row(&call, call.out(), Kind::Queries, |start| {
+            let row = &mut d_out.data[result.offset + start..][..call.out().head_dim()];
+            row.fill_with(|| T::from_f64(random.normal()));
+        });
+        let out = Buffer {
+            data: result.out,
+            offset: result.offset,
+            layout: *call.out(),
+        };
+        let backward = self.backward_of(call)?;
+        if backward.expected()[Operand::DLse].wanted {
+            let number = |lse: &f32| match lse.is_nan() {
+                true => f32::NAN,
+                false => random.normal() as f32,
+            };
+            let d_lse = result.lse.iter().map(number).collect();
+            inputs.others[Operand::DLse] = Some(Data::Floats(d_lse));
+        }
+        inputs.others[Operand::Out] = Some(Data::Elements(out));
+        inputs.others[Operand::DOut] = Some(Data::Elements(d_out));
+        inputs.others[Operand::Lse] = Some(Data::Floats(result.lse));
+        Ok(BackwardCase {
+            case: self.clone(),
+            backward,
+            inputs,
+        })
+    }
+}
+
+impl<T: Element> BackwardCase<T> {
+    /// Poisoned buffers for the result.
+    pub fn result(&self) -> GradientBuffers<T> {
+        let buffer = |operand| {
+            let layout = self.backward.gradient(operand)?;
+            Some(Buffer {
+                data: self.case.poisoned::<T>(layout),
+                offset: self.case.offset(),
+                layout: *layout,
+            })
+        };
+        let heads = self.backward.call().heads().query;
+        GradientBuffers {
+            tensors: TENSORS.map(buffer),
+            d_sinks: self
+                .backward
+                .wants(Operand::DSinks)
+                .then(|| vec![f32::NAN; heads]),
+        }
+    }
+
+    /// Computes what to expect, on the host.
+    ///
+    /// # Errors
+    /// When the problem is too large for a reference.
+    pub fn expectation(&self) -> Result<GradientExpectation> {
+        GradientExpectation::new(&self.backward, &self.host())
+    }
+
+    /// The inputs as the backward pass has them.
+    pub fn host(&self) -> HostInputs<'_> {
+        self.inputs.host()
+    }
+
+    /// Compares a result with what is expected, and looks for writes to where no row lies. Gives the largest part of what is allowed that
+    /// an error has.
+    ///
+    /// # Errors
+    /// [`GradientFailure`], saying what is wrong.
+    pub fn check(
+        &self,
+        expected: &GradientExpectation,
+        result: &GradientBuffers<T>,
+    ) -> Result<f64, GradientFailure> {
+        let call = self.backward.call();
+        let mut worst: f64 = 0.0;
+        let mut judge = |operand, verdict: Verdict| match verdict.passed {
+            true => {
+                worst = worst.max(verdict.worst.ratio());
+                Ok(())
+            }
+            false => Err(GradientFailure::Wrong { operand, verdict }),
+        };
+        for (operand, buffer) in TENSORS.into_iter().zip(&result.tensors) {
+            let Some(buffer) = buffer else { continue };
+            let (layout, size) = (buffer.layout, buffer.layout.head_dim());
+            let mut left = buffer.data.clone();
+            let mut found = vec![T::from_f64(0.0); expected.gradient(operand).len()];
+            let (mut starts, mut places) = (Vec::new(), Vec::new());
+            let kind = operand.kind();
+            for_each_row(call, &layout, kind, |start| {
+                starts.push(buffer.offset + start)
+            });
+            for_each_row(call, &Layout::bshd(layout.shape), kind, |place| {
+                places.push(place)
+            });
+            let poison = T::from_f64(f64::NAN);
+            for (start, place) in starts.into_iter().zip(places) {
+                found[place..place + size].copy_from_slice(&buffer.data[start..start + size]);
+                left[start..start + size].fill(poison);
+            }
+            if let Some(index) = first_other(&left, poison) {
+                return Err(GradientFailure::Stray { operand, index });
+            }
+            judge(operand, expected.judge(operand, &found))?;
+        }
+        if let Some(d_sinks) = &result.d_sinks {
+            judge(Operand::DSinks, expected.judge(Operand::DSinks, d_sinks))?;
+        }
+        Ok(worst)
+    }
+}
+
+impl<T: Element> GradientBuffers<T> {
+    /// The outputs as the backward pass has them.
+    pub fn host(&mut self) -> HostOutputs<'_> {
+        let mut outputs = HostOutputs::default();
+        for (operand, buffer) in TENSORS.into_iter().zip(&mut self.tensors) {
+            if let Some(buffer) = buffer {
+                outputs = outputs.with(operand, &mut buffer.data[buffer.offset..]);
+            }
+        }
+        match &mut self.d_sinks {
+            Some(d_sinks) => outputs.with(Operand::DSinks, d_sinks),
+            None => outputs,
+        }
+    }
+}

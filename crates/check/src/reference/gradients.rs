@@ -1,0 +1,379 @@
+//! The gradients of attention from their definition, exactly and rounded.
+
+use std::sync::Mutex;
+
+use warptile::spec::{Backward, HostInputs, Operand, Sequence, View};
+use warptile::{Element, ElementType, Layout};
+
+use super::matrix::{Dense, KeysAt, weighted_sum};
+use super::row::{Computation, KeyTerms, Options};
+use super::{MAX_WORK, check_size};
+use crate::compiled::Compiled;
+use crate::error::Result;
+use crate::parallel;
+use crate::rounding::{round, ulp};
+
+/// The gradients that a backward pass has, in the order of [`Gradients`].
+pub(crate) const GRADIENTS: [Operand; 4] = [Operand::DQ, Operand::DK, Operand::DV, Operand::DSinks];
+
+/// A number for each element of each gradient: dq, dk and dv dense `[batch, length, heads, head size]`, and a number for each sink.
+pub(crate) type Gradients = [Vec<f64>; 4];
+
+/// The exact gradients, those of the plain computation in the element type, and the variance of the error that no computation can be
+/// expected to avoid.
+#[derive(Debug)]
+pub(crate) struct GradientReferences {
+    pub(crate) exact: Gradients,
+    /// Scores, weights, their gradients and the results rounded to the element type, as between separate kernels.
+    pub(crate) rounded: Gradients,
+    /// Variance that rounding the weights and their gradients to the element type once, and arithmetic in `f32`, give each element.
+    pub(crate) variance: Gradients,
+}
+
+/// The sums of one key/value head of a sequence: a query's rows by head, then rows of keys, of values, and the sinks of its heads.
+type Part = [Vec<f64>; 4];
+
+/// Computes all four gradients of a backward pass from its inputs, the output and lse among them: whether these are right is not asked here.
+pub(crate) fn gradients<T: Compiled>(
+    backward: &Backward,
+    inputs: &HostInputs<'_>,
+) -> Result<GradientReferences> {
+    let call = backward.call();
+    check_size(call, MAX_WORK / 4.0)?;
+    let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
+    let view = |operand, layout: &Layout| -> Result<_> { Ok(View::new(tensor(operand)?, *layout)) };
+    let dense = |view, transposed| Dense::copy(view, None, transposed);
+    let (q, k, v) = (
+        view(Operand::Q, call.q())?,
+        view(Operand::K, call.k())?,
+        view(Operand::V, call.v())?,
+    );
+    let (keys, values) = (dense(k, true), dense(v, true));
+    let computation = Computation {
+        call,
+        queries: dense(q, false),
+        key_norms: keys.norms(),
+        keys,
+        // Transposed, as the gradient of a weight is a product with a value.
+        values,
+        options: Options::<T>::new(inputs)?,
+        rounded: true,
+    };
+    let floats = |operand| inputs.elements::<f32>(operand);
+    let pass = Pass {
+        value_norms: computation.values.norms(),
+        computation,
+        rows_of_keys: dense(k, false),
+        out: dense(view(Operand::Out, call.out())?, false),
+        d_out: dense(view(Operand::DOut, backward.d_out())?, false),
+        lse: floats(Operand::Lse)?.unwrap_or_default(),
+        d_lse: floats(Operand::DLse)?,
+        sinks: floats(Operand::Sinks)?,
+    };
+    let empty = || {
+        let dense = |layout: &Layout| vec![0.0; layout.shape.iter().product()];
+        [
+            dense(call.q()),
+            dense(call.k()),
+            dense(call.v()),
+            vec![0.0; call.heads().query],
+        ]
+    };
+    let results = Mutex::new([empty(), empty(), empty()]);
+    let heads = call.heads();
+    // One key/value head after the other of each sequence: sinks add up in this order.
+    let items: Vec<(Sequence, usize)> = { call.sequences() }
+        .flat_map(|sequence| (0..heads.key_value).map(move |head| (sequence, head)))
+        .collect();
+    let parts: Vec<Mutex<Option<[Part; 3]>>> = items.iter().map(|_| Mutex::default()).collect();
+    parallel::for_each(
+        items.iter().zip(&parts),
+        call.flops() as f64 * 4.0,
+        |(item, part)| {
+            let computed = pass.part(&item.0, item.1);
+            *part
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(computed);
+        },
+    );
+    let mut all = results
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    for ((sequence, kv_head), part) in items.into_iter().zip(parts) {
+        let part = part
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some(part) = part else { continue };
+        for (all, part) in all.iter_mut().zip(&part) {
+            add_part(backward, &sequence, kv_head, part, all);
+        }
+    }
+    warptile::cpu::Stop::current().check()?;
+    let [exact, mut rounded, variance] = all;
+    for (gradient, operand) in rounded.iter_mut().zip(GRADIENTS) {
+        if operand != Operand::DSinks {
+            gradient.iter_mut().for_each(|x| *x = round::<T>(*x));
+        }
+    }
+    Ok(GradientReferences {
+        exact,
+        rounded,
+        variance,
+    })
+}
+
+/// Puts the sums of a key/value head in their places.
+fn add_part(
+    backward: &Backward,
+    sequence: &Sequence,
+    kv_head: usize,
+    part: &Part,
+    all: &mut Gradients,
+) {
+    let heads = backward.call().heads();
+    let group = heads.group_size();
+    let (q, k, v) = (
+        backward.call().q(),
+        backward.call().k(),
+        backward.call().v(),
+    );
+    let mut put = |index: usize, layout: &Layout, [entry, row, head]: [usize; 3], at: usize| {
+        let size = layout.head_dim();
+        let to = ((entry * layout.rows() + row) * layout.heads() + head) * size;
+        all[index][to..to + size].copy_from_slice(&part[index][at * size..(at + 1) * size]);
+    };
+    for head in 0..group {
+        for row in 0..sequence.q_len {
+            let place = [
+                sequence.q_entry,
+                sequence.q_start + row,
+                kv_head * group + head,
+            ];
+            put(0, q, place, head * sequence.q_len + row);
+        }
+    }
+    for row in 0..sequence.k_len {
+        let place = [sequence.k_entry, sequence.k_start + row, kv_head];
+        put(1, k, place, row);
+        put(2, v, place, row);
+    }
+    for (head, sum) in part[3].iter().enumerate() {
+        all[3][kv_head * group + head] += sum;
+    }
+}
+
+struct Pass<'a, T> {
+    computation: Computation<'a, T>,
+    rows_of_keys: Dense,
+    value_norms: Vec<f64>,
+    out: Dense,
+    d_out: Dense,
+    lse: &'a [f32],
+    d_lse: Option<&'a [f32]>,
+    sinks: Option<&'a [f32]>,
+}
+
+/// What one row of scores gives.
+struct Scores {
+    p: Vec<f64>,
+    ds: Vec<f64>,
+}
+
+impl<T: Element> Pass<'_, T> {
+    /// Exact, rounded, and the variance.
+    fn part(&self, sequence: &Sequence, kv_head: usize) -> [Part; 3] {
+        let call = self.computation.call;
+        let heads = call.heads();
+        let (dim, value_dim) = (heads.dim, heads.value_dim);
+        let part = || {
+            [
+                vec![0.0; heads.group_size() * sequence.q_len * dim],
+                vec![0.0; sequence.k_len * dim],
+                vec![0.0; sequence.k_len * value_dim],
+                vec![0.0; heads.group_size()],
+            ]
+        };
+        let mut parts = [part(), part(), part()];
+        for in_group in 0..heads.group_size() {
+            let head = kv_head * heads.group_size() + in_group;
+            for position in 0..sequence.q_len {
+                self.row(sequence, kv_head, head, position, in_group, &mut parts);
+            }
+        }
+        parts
+    }
+
+    fn row(
+        &self,
+        sequence: &Sequence,
+        kv_head: usize,
+        head: usize,
+        position: usize,
+        in_group: usize,
+        [exact, rounded, variance]: &mut [Part; 3],
+    ) {
+        let computation = &self.computation;
+        let call = computation.call;
+        let heads = call.heads();
+        let (dim, value_dim) = (heads.dim, heads.value_dim);
+        let at = call.lse_offset(sequence, head) + position;
+        let lse = f64::from(self.lse[at]);
+        if lse == f64::NEG_INFINITY {
+            return;
+        }
+        let row_of = |dense: &Dense, size: usize| {
+            let start = dense.start(sequence.q_entry, head) + (sequence.q_start + position) * size;
+            start..start + size
+        };
+        let (query, values_row) = (
+            row_of(&computation.queries, dim),
+            row_of(&self.out, value_dim),
+        );
+        let (q, d_out) = (
+            &computation.queries.exact[query],
+            &self.d_out.exact[values_row.clone()],
+        );
+        let out = &self.out.exact[values_row];
+        let d_lse = self.d_lse.map_or(0.0, |d_lse| f64::from(d_lse[at]));
+        let products = || out.iter().zip(d_out).map(|(x, y)| x * y);
+        let delta = products().sum::<f64>() - d_lse;
+        let delta_size = products().map(f64::abs).sum::<f64>() + d_lse.abs();
+        let eps = computation.units();
+        if let Some(sinks) = self.sinks {
+            let p = (f64::from(sinks[head]) - lse).exp();
+            exact[3][in_group] -= p * delta;
+            rounded[3][in_group] -= f64::from(p as f32) * f64::from(delta as f32);
+            let reach = 1.0 + lse.abs() + f64::from(sinks[head]).abs();
+            let error = match p {
+                0.0 => 0.0,
+                _ => eps * p * (delta.abs() * reach + delta_size),
+            };
+            variance[3][in_group] += error * error;
+        }
+        let visible = { call.mask() }.visible(position, sequence.q_len, sequence.k_len);
+        if visible.is_empty() {
+            return;
+        }
+        let terms: Vec<KeyTerms> = { visible.clone() }
+            .map(|key| computation.terms(sequence, position, head, key))
+            .collect();
+        let at = |dense: &Dense| KeysAt {
+            start: dense.start(sequence.k_entry, kv_head) + sequence.k_start + visible.start,
+            step: dense.rows,
+            count: visible.len(),
+        };
+        let (keys, values) = (&computation.keys, &computation.values);
+        let scale = f64::from(call.scale());
+        let scores = |s: Vec<f64>, dp: Vec<f64>, round: &dyn Fn(f64) -> f64| {
+            let mut scores = Scores {
+                p: Vec::with_capacity(s.len()),
+                ds: Vec::with_capacity(s.len()),
+            };
+            for ((dot, dp), key) in s.into_iter().zip(dp).zip(&terms) {
+                let (score, slant) = self.score(dot, key, round);
+                let p = round((score - lse).exp());
+                let ds = match p == 0.0 {
+                    true => 0.0,
+                    false => round(p * (round(dp) - delta) * slant),
+                };
+                scores.p.push(p);
+                scores.ds.push(ds);
+            }
+            scores
+        };
+        let right = scores(
+            at(keys).products(q, &keys.exact),
+            at(values).products(d_out, &values.exact),
+            &|x| x,
+        );
+        let single = |x: &[f64]| -> Vec<f32> { x.iter().map(|x| *x as f32).collect() };
+        let double = |x: Vec<f32>| -> Vec<f64> { x.into_iter().map(f64::from).collect() };
+        let plain = scores(
+            double(at(keys).products(&single(q), &keys.single)),
+            double(at(values).products(&single(d_out), &values.single)),
+            &round::<T>,
+        );
+
+        // Of each weight and each gradient of a score, the variance of two roundings and of arithmetic in `f32`.
+        let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let (q_norm, d_norm) = (norm(q), norm(d_out));
+        let first_norm = (sequence.k_entry * heads.key_value + kv_head) * keys.rows
+            + sequence.k_start
+            + visible.start;
+        let mut spread = Scores {
+            p: Vec::with_capacity(terms.len()),
+            ds: Vec::with_capacity(terms.len()),
+        };
+        for (index, key) in terms.iter().enumerate() {
+            let (p, ds) = (right.p[index], right.ds[index]);
+            if key.hidden {
+                spread.p.push(0.0);
+                spread.ds.push(0.0);
+                continue;
+            }
+            let reach = key.size(scale.abs() * q_norm * computation.key_norms[first_norm + index]);
+            let of_p = eps * p * (1.0 + reach + lse.abs());
+            let of_ds = of_p * (d_norm * self.value_norms[first_norm + index] + delta_size);
+            let two_roundings = |x: f64| match T::TYPE {
+                ElementType::F32 => 0.0,
+                _ => ulp(T::TYPE, x).powi(2) / 6.0,
+            };
+            spread.p.push(two_roundings(p) + of_p * of_p);
+            spread.ds.push(two_roundings(ds) + of_ds * of_ds);
+        }
+
+        let rows = |size: usize| {
+            let first = sequence.k_start + visible.start;
+            first * size..(first + visible.len()) * size
+        };
+        let of_keys = {
+            let start = self.rows_of_keys.start(sequence.k_entry, kv_head);
+            let rows = rows(dim);
+            &self.rows_of_keys.exact[start + rows.start..start + rows.end]
+        };
+        let dq_at = (in_group * sequence.q_len + position) * dim;
+        for (scores, to, square) in [
+            (&right, &mut *exact, false),
+            (&plain, rounded, false),
+            (&spread, variance, true),
+        ] {
+            let power = |x: f64| if square { x * x } else { x };
+            let factor = power(scale);
+            let mut sum = vec![0.0; dim];
+            weighted_sum(&scores.ds, of_keys, power, &mut sum);
+            for (to, x) in to[0][dq_at..dq_at + dim].iter_mut().zip(sum) {
+                *to = factor * x;
+            }
+            for (index, (p, ds)) in scores.p.iter().zip(&scores.ds).enumerate() {
+                let key = visible.start + index;
+                let (p, ds) = (*p, factor * ds);
+                for (to, x) in to[1][key * dim..(key + 1) * dim].iter_mut().zip(q) {
+                    *to += ds * power(*x);
+                }
+                for (to, x) in to[2][key * value_dim..(key + 1) * value_dim]
+                    .iter_mut()
+                    .zip(d_out)
+                {
+                    *to += p * power(*x);
+                }
+            }
+        }
+    }
+
+    /// A score, and its derivative by the scaled product; minus infinity for a hidden key.
+    fn score(&self, dot: f64, key: &KeyTerms, round: &dyn Fn(f64) -> f64) -> (f64, f64) {
+        if key.hidden {
+            return (f64::NEG_INFINITY, 0.0);
+        }
+        let scoring = self.computation.call.scoring();
+        let score = scoring.score(dot, &key.terms, round);
+        let slant = match scoring.softcap.map(f64::from) {
+            Some(cap) => {
+                let bent = round((round(round(dot) * f64::from(key.terms.scale)) / cap).tanh());
+                1.0 - bent * bent
+            }
+            None => 1.0,
+        };
+        (score, slant)
+    }
+}
