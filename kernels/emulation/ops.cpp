@@ -1,9 +1,14 @@
-// The kernels of merges, cache writes and the pre-pass of the backward pass as functions of the CPU, for crates/attention/tests/emulated.
+// The kernels of merges, cache writes and the backward pass as functions of the CPU, for crates/attention/tests/emulated.
 #include "shim.h"
 
 #include "guarded.h"
 
+namespace warptile {
+void named_barrier_wait(int id, int threads);
+}
+#include "backward/pair.cuh"
 #include "backward/prepass.cuh"
+#include "backward/sinks.cuh"
 #include "ops/append.cuh"
 #include "ops/merge.cuh"
 
@@ -13,6 +18,13 @@ using namespace warptile;
 
 namespace warptile {
 void wait_for_predecessor() { has_waited[threadIdx.x] = true; }
+
+static std::vector<std::unique_ptr<Barrier>> named;
+void named_barrier_wait(int id, int threads)
+{
+    if (!named[id]) named[id] = std::make_unique<Barrier>(threads, false);
+    named[id]->arrive_and_wait();
+}
 } // namespace warptile
 
 // Ends the program if a thread has not waited for the launch before. The threads of a CTA run one after the other, or in turns where
@@ -28,6 +40,12 @@ static void run(void (*kernel)(const Block&), const void* params, unsigned grid,
     for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
         if constexpr (IN_TURNS) {
             std::vector<Barrier> warps(threads / 32, Barrier(32, false));
+            Barrier all(threads, true);
+            cta_bar = &all;
+            named.clear();
+            named.resize(16);
+            std::fill(std::begin(copies), std::end(copies), Copies());
+            memset(shared, 0xff, sizeof shared);
             for (unsigned warp = 0; warp < threads / 32; ++warp) warp_bar[warp] = &warps[warp];
             Threads::run(threads, blockIdx.x, run_thread);
         } else {
@@ -36,12 +54,31 @@ static void run(void (*kernel)(const Block&), const void* params, unsigned grid,
     }
 }
 
+template <class Element, bool OF_KEYS> static bool run_pair(const std::string& tiling, const void* params, unsigned grid, unsigned threads)
+{
+#define PAIR(D, M, N, W, S)                                                                                                                        \
+    if (tiling == "d" #D "_" #M "x" #N "_w" #W "_s" #S)                                                                                            \
+        return run<true>(pair_gradients<PairTraits<Element, D, M, N, W, S, OF_KEYS>>, params, grid, threads), true;
+    if constexpr (sizeof(Element) == 2 && OF_KEYS) {
+        PAIR(64, 64, 64, 4, 2) PAIR(64, 64, 128, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(128, 64, 64, 4, 1) PAIR(128, 64, 128, 8, 2)
+        PAIR(192, 32, 64, 8, 1) PAIR(256, 32, 32, 4, 1) PAIR(256, 32, 64, 8, 1)
+    } else if constexpr (sizeof(Element) == 2) {
+        PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(128, 64, 64, 4, 1) PAIR(128, 128, 64, 8, 2) PAIR(192, 64, 32, 4, 1)
+        PAIR(256, 64, 32, 4, 1)
+    }
+#undef PAIR
+    return false;
+}
+
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
     else if (kernel == "append_w4") run(append_rows<AppendTraits<Element, 4, SameCache<Element>>>, params, grid, threads);
     else if (kernel == "append_e4m3_w4") run(append_rows<AppendTraits<Element, 4, E4m3Cache<Element>>>, params, grid, threads);
     else if (kernel == "prepass_w4") run<true>(prepare_rows<RowTraits<Element, 4, ROLE_PREPASS>>, params, grid, threads);
+    else if (kernel == "dsinks_w8") run<true>(sum_sinks<SinkTraits<Element, 8>>, params, grid, threads);
+    else if (kernel.rfind("dkv_", 0) == 0) return run_pair<Element, true>(kernel.substr(4), params, grid, threads);
+    else if (kernel.rfind("dq_", 0) == 0) return run_pair<Element, false>(kernel.substr(3), params, grid, threads);
     else return false;
     return true;
 }

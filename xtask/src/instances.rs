@@ -18,8 +18,8 @@ use crate::files;
 pub use crate::target::Target;
 
 /// Families the catalog's `Family` enum knows.
-const FAMILIES: [&str; 8] = [
-    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass",
+const FAMILIES: [&str; 11] = [
+    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass", "dkv", "dq", "dsinks",
 ];
 
 /// Element type of the tensors.

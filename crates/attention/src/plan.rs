@@ -2,6 +2,7 @@
 //!
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
+mod backward;
 mod choice;
 mod device;
 #[cfg(test)]
@@ -27,6 +28,8 @@ use warptile_kernels::{Features, Image};
 use crate::spec::Problem;
 
 pub use crate::considered::{Considered, Reason};
+pub use backward::BackwardProblem;
+pub(crate) use backward::BackwardScratch;
 pub use choice::Choice;
 pub use device::DeviceProfile;
 pub(crate) use occupancy::{MAX_TILES, alone_bytes};

@@ -1,14 +1,19 @@
 //! Backward passes of cases: their data, and the check of what a kernel made of it.
 
 use warptile::cpu::forward_cpu;
+use warptile::gpu::{Bindings, Gpu};
 use warptile::kernels::Kind;
+use warptile::plan::{BackwardProblem, Choice};
 use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand};
 use warptile::{Element, Layout};
+use warptile_driver::DeviceBuffer;
 
 use crate::accept::{GradientExpectation, Verdict};
 use crate::case::{Case, LayoutKind};
 use crate::data::{Buffer, Data, Inputs, Random, first_other, for_each_row};
+use crate::device::DeviceInputs;
 use crate::error::{Error, Result};
+use crate::ferry::Ferry;
 
 /// The gradients that are tensors.
 const TENSORS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
@@ -165,6 +170,61 @@ impl<T: Element> BackwardCase<T> {
     /// The inputs as the backward pass has them.
     pub fn host(&self) -> HostInputs<'_> {
         self.inputs.host()
+    }
+
+    /// Computes it on a GPU, with its lengths on the device if the case says so. `run` is called when all is queued.
+    ///
+    /// # Errors
+    /// As [`Gpu::prepare_backward`] and [`Prepared::launch`](warptile::gpu::Prepared::launch).
+    pub fn run_on_gpu(
+        &self,
+        gpu: &Gpu,
+        choice: &Choice,
+        run: impl FnOnce(),
+    ) -> Result<GradientBuffers<T>> {
+        let backward = self.case.backward_of(self.case.call_on_gpu()?)?;
+        let on_gpu = || -> warptile::Result<GradientBuffers<T>> {
+            let (stream, ferry) = (gpu.stream(), Ferry::default());
+            let prepared = gpu.prepare_backward(BackwardProblem::of(&backward), choice)?;
+            let inputs = DeviceInputs::upload(stream, &ferry, &self.inputs)?;
+            let lists = match self.case.device_lengths {
+                true => DeviceInputs::of_lists(stream, &ferry, &self.case.lists())?,
+                false => DeviceInputs::default(),
+            };
+            let mut result = self.result();
+            let mut bindings = Bindings::default();
+            inputs.add_to(&mut bindings)?;
+            lists.add_to(&mut bindings)?;
+            let mut tensors = Vec::new();
+            for buffer in result.tensors.iter().flatten() {
+                tensors.push((
+                    DeviceBuffer::from_slice(stream, &buffer.data)?,
+                    buffer.offset,
+                ));
+            }
+            let wanted: Vec<Operand> = { TENSORS.into_iter() }
+                .filter(|operand| backward.wants(*operand))
+                .collect();
+            for ((memory, offset), operand) in tensors.iter_mut().zip(wanted) {
+                bindings.set_output(operand, memory.slice_mut(*offset..)?);
+            }
+            let sinks = result.d_sinks.as_ref();
+            let mut sinks = sinks
+                .map(|sinks| DeviceBuffer::from_slice(stream, sinks))
+                .transpose()?;
+            if let Some(sinks) = &mut sinks {
+                bindings.set_output(Operand::DSinks, sinks.as_slice_mut());
+            }
+            prepared.launch(stream, &backward, &bindings)?;
+            run();
+            drop(bindings);
+            for (buffer, (memory, _)) in result.tensors.iter_mut().flatten().zip(tensors) {
+                buffer.data = memory.to_vec()?;
+            }
+            result.d_sinks = sinks.map(|sinks| sinks.to_vec()).transpose()?;
+            Ok(result)
+        };
+        Ok(on_gpu()?)
     }
 
     /// Compares a result with what is expected, and looks for writes to where no row lies. Gives the largest part of what is allowed that

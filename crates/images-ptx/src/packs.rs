@@ -39,6 +39,9 @@ pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../images
 /// The images of a kernel: `decode_d64_64x64_w4_s4_ptx.zst`.
 pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 25125] = *include_bytes!("../images/decode_d64_64x64_w4_s4_ptx.zst");
 
+/// The images of a kernel: `dsinks_w8_ptx.zst`.
+pub static DSINKS_W8_PTX: [u8; 2459] = *include_bytes!("../images/dsinks_w8_ptx.zst");
+
 /// The images of a kernel: `merge_w4_ptx.zst`.
 pub static MERGE_W4_PTX: [u8; 6640] = *include_bytes!("../images/merge_w4_ptx.zst");
 

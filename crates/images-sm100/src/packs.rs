@@ -51,6 +51,9 @@ pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35147] = *include_bytes!("../ima
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_100.zst`.
 pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 32097] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_100.zst");
 
+/// The images of a kernel: `dsinks_w8_sm_100.zst`.
+pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../images/dsinks_w8_sm_100.zst");
+
 /// The images of a kernel: `merge_w4_sm_100.zst`.
 pub static MERGE_W4_SM_100: [u8; 10498] = *include_bytes!("../images/merge_w4_sm_100.zst");
 

@@ -30,6 +30,9 @@ pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../ima
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_120.zst`.
 pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 31783] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_120.zst");
 
+/// The images of a kernel: `dsinks_w8_sm_120.zst`.
+pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../images/dsinks_w8_sm_120.zst");
+
 /// The images of a kernel: `merge_w4_sm_120.zst`.
 pub static MERGE_W4_SM_120: [u8; 10245] = *include_bytes!("../images/merge_w4_sm_120.zst");
 

@@ -26,11 +26,17 @@ pub enum Family {
     Append,
     /// The pre-pass of the backward pass, a CTA for 64 query rows of a head.
     Prepass,
+    /// Gradients of keys and values, by mma.sync, or of `f32` by the vector units.
+    Dkv,
+    /// The gradient of queries, likewise.
+    Dq,
+    /// The gradients of sinks, a CTA for each head.
+    Dsinks,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 8] = [
+    pub const ALL: [Family; 11] = [
         Family::Scalar,
         Family::Wmma,
         Family::Mma,
@@ -39,6 +45,9 @@ impl Family {
         Family::Merge,
         Family::Append,
         Family::Prepass,
+        Family::Dkv,
+        Family::Dq,
+        Family::Dsinks,
     ];
 }
 
@@ -53,6 +62,9 @@ impl fmt::Display for Family {
             Family::Merge => "merge",
             Family::Append => "append",
             Family::Prepass => "prepass",
+            Family::Dkv => "dkv",
+            Family::Dq => "dq",
+            Family::Dsinks => "dsinks",
         })
     }
 }

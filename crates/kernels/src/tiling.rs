@@ -68,6 +68,10 @@ families! {
     Mma;
     /// [`Family::Decode`].
     Decode;
+    /// [`Family::Dkv`].
+    Dkv;
+    /// [`Family::Dq`].
+    Dq;
 }
 
 /// A tiling that the catalog has a kernel of in the family `F`.

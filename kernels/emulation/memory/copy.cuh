@@ -8,3 +8,21 @@ inline void cp_async_16_once(unsigned to, const void* source, bool valid) { cp_a
 inline void cp_async_commit() { copies[threadIdx.x].commit(); }
 template <int PENDING> void cp_async_wait() { copies[threadIdx.x].wait(PENDING); }
 }
+// As memory/copy.cuh has them.
+namespace warptile {
+template <class Element> struct Rows {
+    Element* base;
+    long long stride;
+    Rows(Element* base, long long stride) : base(base), stride(stride) {}
+};
+template <int THREADS, int TILE_ROWS, int HEAD_DIM, int SHARED_STRIDE, class Element>
+void copy_tile_async(Element* to, const Rows<const Element>& rows, int first_row, int row_count, int head_dim)
+{
+    constexpr int ACROSS = HEAD_DIM / CHUNK<Element>;
+    for (int chunk = threadIdx.x; chunk < TILE_ROWS * ACROSS; chunk += THREADS) {
+        const int row = chunk / ACROSS, column = chunk % ACROSS * CHUNK<Element>;
+        cp_async_16(to + row * SHARED_STRIDE + column, rows.base + (first_row + row) * rows.stride + column,
+                    first_row + row < row_count && column < head_dim);
+    }
+}
+}

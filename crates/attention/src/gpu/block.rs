@@ -23,7 +23,7 @@ pub(super) fn forward(
         true => workspace + offset as u64,
         false => 0,
     };
-    let (queries, keys) = (call.queries(), call.keys());
+    let queries = call.queries();
     let rows = call.q().rows();
     let pages = call.pages().map_or_else(abi::Pages::default, |pages| {
         abi::Pages::of(
@@ -44,19 +44,7 @@ pub(super) fn forward(
             false => (call.heads().query * rows) as i64,
         },
         lse_head: rows as i64,
-        sequences: abi::Sequences {
-            query_offsets: at[Operand::QueryOffsets],
-            key_offsets: at[Operand::KeyOffsets],
-            query_lengths: at[Operand::QueryLengths],
-            key_lengths: at[Operand::KeyLengths],
-            batch: count(call.batch()),
-            query_len: count(call.query_len()),
-            key_len: count(call.key_len()),
-            query_rows: count(queries.rows()),
-            key_rows: count(keys.rows()),
-            ..Default::default()
-        }
-        .with_ragged(&pages),
+        sequences: sequences(call, at, &pages),
         pages,
         scoring: scoring(call, at),
         work: abi::Work {
@@ -75,6 +63,24 @@ pub(super) fn forward(
         },
         heads: heads(call.heads()),
     }
+}
+
+/// Lengths, and where sequences begin.
+pub(super) fn sequences(call: &Call, at: &Slots<u64>, pages: &abi::Pages) -> abi::Sequences {
+    let count = |n: usize| n as i32;
+    abi::Sequences {
+        query_offsets: at[Operand::QueryOffsets],
+        key_offsets: at[Operand::KeyOffsets],
+        query_lengths: at[Operand::QueryLengths],
+        key_lengths: at[Operand::KeyLengths],
+        batch: count(call.batch()),
+        query_len: count(call.query_len()),
+        key_len: count(call.key_len()),
+        query_rows: count(call.queries().rows()),
+        key_rows: count(call.keys().rows()),
+        ..Default::default()
+    }
+    .with_ragged(pages)
 }
 
 pub(super) fn heads(heads: Heads) -> abi::Heads {
@@ -115,7 +121,7 @@ pub(super) fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
     }
 }
 
-fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
+pub(super) fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
     let mask = call.mask();
     // Kernels know the two aligned diagonals. From any other the sides reach as far as from the top-left one, moved by the offset: a side
     // may be negative then, but never below what hides every key of every query.

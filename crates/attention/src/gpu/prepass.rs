@@ -69,39 +69,40 @@ impl Operation for Prepass {
         launch: &StepLaunch<'_>,
         taker: impl FnOnce(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let at = &launch.at.operands;
-        let count = |n: usize| n as i32;
-        let [_, row_count, heads, head_dim] = self.out().shape;
-        let rows = self.rows();
-        launch.kernel.give(
-            &abi::Prepass {
-                sequences: abi::Sequences {
-                    batch: count(self.batch()),
-                    query_len: count(rows.bound()),
-                    query_rows: count(rows.rows()),
-                    query_offsets: at[Operand::QueryOffsets],
-                    query_lengths: at[Operand::QueryLengths],
-                    ..Default::default()
-                }
-                .with_ragged(&abi::Pages::default()),
-                heads: count(heads),
-                head_dim: count(head_dim),
-                query_tiles: count(self.tiles()),
-                lanes: count(lanes(self)),
-                out: tensor(at[Operand::Out], self.out()),
-                d_out: tensor(at[Operand::DOut], self.d_out()),
-                lse: at[Operand::Lse],
-                lse_batch: match rows.is_packed() {
-                    true => 0,
-                    false => (heads * row_count) as i64,
-                },
-                lse_head: row_count as i64,
-                d_lse: at[Operand::DLse],
-                turns: 0,
-                delta: at[Operand::Delta],
-                scaled_lse: at[Operand::ScaledLse],
-            },
-            taker,
-        )
+        launch.kernel.give(&block(self, &launch.at.operands), taker)
+    }
+}
+
+/// The block, with results where operands have them.
+pub(super) fn block(prepass: &Prepass, at: &Slots<u64>) -> abi::Prepass {
+    let count = |n: usize| n as i32;
+    let [_, row_count, heads, head_dim] = prepass.out().shape;
+    let rows = prepass.rows();
+    abi::Prepass {
+        sequences: abi::Sequences {
+            batch: count(prepass.batch()),
+            query_len: count(rows.bound()),
+            query_rows: count(rows.rows()),
+            query_offsets: at[Operand::QueryOffsets],
+            query_lengths: at[Operand::QueryLengths],
+            ..Default::default()
+        }
+        .with_ragged(&abi::Pages::default()),
+        heads: count(heads),
+        head_dim: count(head_dim),
+        query_tiles: count(prepass.tiles()),
+        lanes: count(lanes(prepass)),
+        out: tensor(at[Operand::Out], prepass.out()),
+        d_out: tensor(at[Operand::DOut], prepass.d_out()),
+        lse: at[Operand::Lse],
+        lse_batch: match rows.is_packed() {
+            true => 0,
+            false => (heads * row_count) as i64,
+        },
+        lse_head: row_count as i64,
+        d_lse: at[Operand::DLse],
+        turns: 0,
+        delta: at[Operand::Delta],
+        scaled_lse: at[Operand::ScaledLse],
     }
 }

@@ -7,6 +7,7 @@ mod append;
 mod append_cases;
 #[path = "../common/append_on_gpu.rs"]
 mod append_on_gpu;
+mod backward;
 #[path = "../common/draw.rs"]
 mod draw;
 mod e4m3;

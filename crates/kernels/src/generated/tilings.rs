@@ -19,7 +19,9 @@ tilings! {
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
+    D192M32N64W8S1: head_dim 192, tile 32 x 64, warps 8, stages 1;
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
+    D192M64N32W4S1: head_dim 192, tile 64 x 32, warps 4, stages 1;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
     D192V128M192N80W16S3: head_dim 192 value_dim 128, tile 192 x 80, warps 16, stages 3;
@@ -28,6 +30,7 @@ tilings! {
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
+    D256M32N64W8S1: head_dim 256, tile 32 x 64, warps 8, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
@@ -50,6 +53,7 @@ tilings! {
     D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
     D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
     D64M48N64W8S2: head_dim 64, tile 48 x 64, warps 8, stages 2;
+    D64M64N128W4S2: head_dim 64, tile 64 x 128, warps 4, stages 2;
     D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
     D64M64N128W8S4: head_dim 64, tile 64 x 128, warps 8, stages 4;
     D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
@@ -110,6 +114,48 @@ kernels! {
     }
     Decode D64M64N64W4S4 "decode_d64_64x64_w4_s4" {
         2: shared 86348;
+    }
+    Dkv D128M64N128W8S2 "dkv_d128_64x128_w8_s2" {
+        2: shared 140328, k_stride 136, v_stride 136;
+    }
+    Dkv D128M64N64W4S1 "dkv_d128_64x64_w4_s1" {
+        2: shared 70184, k_stride 136, v_stride 136;
+    }
+    Dkv D192M32N64W8S1 "dkv_d192_32x64_w8_s1" {
+        2: shared 85288, k_stride 200, v_stride 200;
+    }
+    Dkv D256M32N32W4S1 "dkv_d256_32x32_w4_s1" {
+        2: shared 71976, k_stride 264, v_stride 264;
+    }
+    Dkv D256M32N64W8S1 "dkv_d256_32x64_w8_s1" {
+        2: shared 109864, k_stride 264, v_stride 264;
+    }
+    Dkv D64M64N128W4S2 "dkv_d64_64x128_w4_s2" {
+        2: shared 74792, k_stride 72, v_stride 72;
+    }
+    Dkv D64M64N64W4S2 "dkv_d64_64x64_w4_s2" {
+        2: shared 56360, k_stride 72, v_stride 72;
+    }
+    Dkv D96M64N64W4S2 "dkv_d96_64x64_w4_s2" {
+        2: shared 80936, k_stride 104, v_stride 104;
+    }
+    Dq D128M128N64W8S2 "dq_d128_128x64_w8_s2" {
+        2: shared 139304, k_stride 136, v_stride 136;
+    }
+    Dq D128M64N64W4S1 "dq_d128_64x64_w4_s1" {
+        2: shared 69672, k_stride 136, v_stride 136;
+    }
+    Dq D192M64N32W4S1 "dq_d192_64x32_w4_s1" {
+        2: shared 76840, k_stride 200, v_stride 200;
+    }
+    Dq D256M64N32W4S1 "dq_d256_64x32_w4_s1" {
+        2: shared 101416, k_stride 264, v_stride 264;
+    }
+    Dq D64M128N64W4S2 "dq_d64_128x64_w4_s2" {
+        2: shared 73768, k_stride 72, v_stride 72;
+    }
+    Dq D96M64N64W4S2 "dq_d96_64x64_w4_s2" {
+        2: shared 79912, k_stride 104, v_stride 104;
     }
     Mma D128M128N64W4S2 "mma_d128_128x64_w4_s2" {
         2: shared 98364;

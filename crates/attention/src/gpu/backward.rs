@@ -1,0 +1,145 @@
+//! The backward pass on a GPU.
+
+use warptile_kernels::abi;
+use warptile_kernels::{Operand, Role, Slots};
+
+use crate::error::{Error, Result};
+use crate::gpu::block::{heads, scoring, sequences, tensor};
+use crate::gpu::operation::{Operation, StepLaunch};
+use crate::gpu::prepass::block as prepass_block;
+use crate::gpu::{Gpu, Prepared};
+use crate::plan::{
+    BackwardProblem, BackwardScratch, Choice, LaunchShape, Plan, Planner, Scratch, Step,
+};
+use crate::spec::{Backward, Expected, Layout};
+
+impl Gpu {
+    /// The kernels of a backward pass, planned and loaded: from the last time, if it is among the last 64 problems.
+    ///
+    /// # Errors
+    /// As [`Gpu::prepare`].
+    pub fn prepare_backward(
+        &self,
+        problem: BackwardProblem,
+        choice: &Choice,
+    ) -> Result<Prepared<Backward>> {
+        self.prepared::<Backward>(problem, choice)
+    }
+}
+
+impl Operation for Backward {
+    type Problem = BackwardProblem;
+
+    const BLOCKS: &'static [u64] = abi::BACKWARD_BLOCKS;
+
+    fn plan(
+        planner: &Planner<'_>,
+        problem: BackwardProblem,
+        choice: &Choice,
+    ) -> Result<Plan<BackwardProblem>> {
+        Plan::of_backward(planner, problem, choice)
+    }
+
+    fn scratch(plan: &Plan<BackwardProblem>) -> Scratch {
+        BackwardScratch::of_problem(plan.problem())
+    }
+
+    fn check_problem(&self, prepared: &BackwardProblem) -> Result<()> {
+        let found = BackwardProblem::of(self);
+        match found == *prepared {
+            true => Ok(()),
+            false => Err(Error::OtherProblem {
+                found: found.to_string(),
+                prepared: prepared.to_string(),
+            }),
+        }
+    }
+
+    fn expected(&self) -> &Slots<Expected> {
+        self.expected()
+    }
+
+    fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
+        self.call().host_numbers()
+    }
+
+    fn shape(&self, step: &Step) -> Result<LaunchShape> {
+        step.shape_of_backward(self)
+    }
+
+    fn with_block(
+        &self,
+        launch: &StepLaunch<'_>,
+        taker: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let StepLaunch {
+            step,
+            kernel,
+            shape,
+            at,
+            workspace,
+        } = *launch;
+        let at = &at.operands;
+        let scratch = BackwardScratch::of_call(self);
+        let rows = abi::QueryRows {
+            delta: workspace + scratch.delta as u64,
+            scaled_lse: workspace + scratch.scaled_lse as u64,
+            query_tiles: self.prepass().tiles() as i32,
+            ..Default::default()
+        };
+        match step.role {
+            Role::Prepass => {
+                let mut block = prepass_block(self.prepass(), at);
+                (block.delta, block.scaled_lse) = (rows.delta, rows.scaled_lse);
+                kernel.give(&block, taker)
+            }
+            Role::SinkGradients => {
+                let block = abi::SinkGradient {
+                    rows,
+                    sinks: at[Operand::Sinks],
+                    d_sinks: at[Operand::DSinks],
+                    heads: self.call().heads().query as i32,
+                    entries: self.call().out().batch() as i32,
+                    ..Default::default()
+                };
+                kernel.give(&block, taker)
+            }
+            _ => kernel.give(&block(self, shape, rows, at), taker),
+        }
+    }
+}
+
+/// The block of kernels that read and write through addresses.
+fn block(
+    backward: &Backward,
+    shape: &LaunchShape,
+    rows: abi::QueryRows,
+    at: &Slots<u64>,
+) -> abi::Backward {
+    let call = backward.call();
+    let given = |operand, layout: &Layout| tensor(at[operand], layout);
+    let gradient = |operand| match backward.gradient(operand) {
+        Some(layout) => given(operand, layout),
+        None => abi::Tensor::default(),
+    };
+    abi::Backward {
+        work: abi::BackwardWork {
+            tiles: shape.tiles as i32,
+            head_tiles: shape.query_tiles as i32,
+            heads_at_once: shape.heads_at_once as i32,
+            ..Default::default()
+        },
+        heads: heads(call.heads()),
+        sequences: sequences(call, at, &abi::Pages::default()),
+        scoring: scoring(call, at),
+        rows,
+        q: given(Operand::Q, call.q()),
+        k: given(Operand::K, call.k()),
+        v: given(Operand::V, call.v()),
+        d_out: given(Operand::DOut, backward.d_out()),
+        dq: gradient(Operand::DQ),
+        dk: gradient(Operand::DK),
+        dv: gradient(Operand::DV),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,326 @@
+//! The backward pass: which kernels run, and how they are launched for a call.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use warptile_kernels::{ElementType, Features, Image, Role, images_for};
+
+use crate::considered::{Considered, Reason};
+use crate::error::{Error, Result};
+use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
+use crate::plan::planner::{check_images, preference};
+use crate::plan::{Choice, DeviceProfile, LaunchShape, Plan, Planner, Scratch, Step};
+use crate::spec::{Backward, Operand, Prepass, Problem};
+
+/// The backward pass as the planner sees it: the problem of its call, and the gradients that are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BackwardProblem {
+    problem: Problem,
+    of_queries: bool,
+    of_keys: bool,
+    of_sinks: bool,
+    aligned: bool,
+}
+
+impl BackwardProblem {
+    /// The problem that the backward pass is one of.
+    pub fn of(backward: &Backward) -> Self {
+        BackwardProblem {
+            problem: backward.call().problem(),
+            of_queries: backward.wants(Operand::DQ),
+            of_keys: backward.wants(Operand::DK) || backward.wants(Operand::DV),
+            of_sinks: backward.wants(Operand::DSinks),
+            aligned: backward.is_aligned(),
+        }
+    }
+
+    /// The problem of the call.
+    pub const fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// What an image must be able to do to compute this. Every backward pass reads a lse.
+    pub fn needs(&self) -> Features {
+        let aligned = match self.aligned {
+            true => Features::empty(),
+            false => Features::UNALIGNED,
+        };
+        (self.problem.needs() - Features::LSE) | aligned
+    }
+
+    fn roles(&self) -> impl Iterator<Item = Role> {
+        [
+            (true, Role::Prepass),
+            (self.of_keys, Role::KeyGradients),
+            (self.of_queries, Role::QueryGradients),
+            (self.of_sinks, Role::SinkGradients),
+        ]
+        .into_iter()
+        .filter_map(|(wanted, role)| wanted.then_some(role))
+    }
+}
+
+impl fmt::Display for BackwardProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} backward", self.problem)
+    }
+}
+
+impl Plan<BackwardProblem> {
+    /// A plan for the CPU path.
+    pub fn backward_on_cpu(problem: BackwardProblem) -> Self {
+        Plan::new(problem, None, Vec::new(), Vec::new(), None)
+    }
+
+    /// An image for each step. A choice of a kernel or an image is that of the step that it is for.
+    pub(crate) fn of_backward(
+        planner: &Planner<'_>,
+        problem: BackwardProblem,
+        choice: &Choice,
+    ) -> Result<Self> {
+        let device = planner.device();
+        device.check()?;
+        check_images(device, images_for(Role::Prepass))?;
+        let (mut steps, mut considered) = (Vec::new(), Vec::new());
+        let mut is_named = matches!(choice, Choice::Best);
+        for role in problem.roles() {
+            let of_role = || images_for(role);
+            let named: Vec<_> = of_role()
+                .filter(|image| is_named_by(choice, image))
+                .collect();
+            is_named |= !named.is_empty();
+            let fits = |image: &&'static Image| match reject(&problem, image, device) {
+                None => true,
+                Some(reason) => {
+                    let kernel = image.kernel;
+                    considered.push(Considered { kernel, reason });
+                    false
+                }
+            };
+            let fitting: Vec<_> = match named.is_empty() {
+                true => of_role().filter(fits).collect(),
+                false => named.into_iter().filter(fits).collect(),
+            };
+            let work = |image: &Image| passes(&problem, image, device);
+            let best = fitting.iter().copied().min_by_key(|image| {
+                (
+                    image.tiling.head_dim,
+                    work(image),
+                    Reverse(image.tiling.block_m * image.tiling.block_n),
+                    Reverse(preference(image.target)),
+                )
+            });
+            match best {
+                Some(image) => steps.push(Step::new(image, device, 0.0)),
+                None => return Err(no_kernel(&problem, device, considered)),
+            }
+        }
+        if !is_named {
+            return Err(no_kernel(&problem, device, considered));
+        }
+        // Of each kernel once: others are its images for other devices and types.
+        considered.retain(|one| {
+            !matches!(one.reason, Reason::Element(_) | Reason::NoImage { .. })
+                && steps.iter().all(|step| step.image.kernel != one.kernel)
+        });
+        considered.dedup();
+        let device = Some(device.clone());
+        Ok(Plan::new(problem, device, steps, considered, None))
+    }
+}
+
+fn no_kernel(
+    problem: &BackwardProblem,
+    device: &DeviceProfile,
+    considered: Vec<Considered>,
+) -> Error {
+    Error::NoKernel {
+        problem: format!("{problem} on {}", device.name),
+        considered,
+    }
+}
+
+fn is_named_by(choice: &Choice, image: &Image) -> bool {
+    match choice {
+        Choice::Best => false,
+        Choice::Family(family) => image.family == *family,
+        Choice::Kernel(name) => image.kernel == name,
+        Choice::Image(name) => image.name == name,
+    }
+}
+
+/// Why an image cannot be a step of the plan.
+fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> Option<Reason> {
+    let element = problem.problem.element();
+    if !image.target.runs_on(device.major, device.minor) {
+        let targets = vec![image.target];
+        return Some(Reason::NoImage { targets });
+    }
+    // Numbers of rows and their sums have one type.
+    let has_type = image.role == Role::SinkGradients || image.element == element;
+    if !has_type {
+        return Some(Reason::Element(element));
+    }
+    if !image.tiling.has_tiles() {
+        return None;
+    }
+    let largest = problem
+        .problem
+        .heads()
+        .dims()
+        .into_iter()
+        .max()
+        .unwrap_or(0);
+    let laid_out_for = image.tiling.head_dim;
+    if (laid_out_for as usize) < largest {
+        return Some(Reason::HeadDim { laid_out_for });
+    }
+    let lacks = problem.needs() - image.features;
+    if !lacks.is_empty() {
+        return Some(Reason::Lacks(lacks));
+    }
+    let (needed, available) = (shared_bytes(image), device.shared_bytes_per_cta);
+    (needed > available).then_some(Reason::SharedMemory { needed, available })
+}
+
+/// Rows that a multiprocessor has one after the other, of the tiles of a kernel.
+fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u64 {
+    if !image.tiling.has_tiles() {
+        return 0;
+    }
+    let of_keys = image.role == Role::KeyGradients;
+    let rows = u64::from(rows_of_tile(image));
+    let problem = &problem.problem;
+    let (len, heads) = match of_keys {
+        true => (problem.key_len(), problem.heads().key_value),
+        false => (problem.query_len(), problem.heads().query),
+    };
+    let tiles = (len as u64).div_ceil(rows) * (heads * problem.batch()) as u64;
+    let at_once = u64::from(occupancy(image, device));
+    let resident = u64::from(device.multiprocessors.max(1)) * at_once;
+    tiles.div_ceil(resident) * at_once * rows
+}
+
+/// Keys or queries of a tile of a step.
+fn rows_of_tile(image: &Image) -> u32 {
+    match image.role {
+        Role::KeyGradients => image.tiling.block_n,
+        _ => image.tiling.block_m,
+    }
+}
+
+/// Where the numbers that steps leave for later ones lie in the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BackwardScratch {
+    /// From where the pre-pass's sums are.
+    pub(crate) delta: usize,
+    /// From where its lse are.
+    pub(crate) scaled_lse: usize,
+    /// Bytes in all.
+    pub(crate) bytes: usize,
+}
+
+impl BackwardScratch {
+    /// For so many numbers of query rows.
+    fn of(numbers: usize) -> Self {
+        let list = numbers.saturating_mul(size_of::<f32>());
+        let delta = Scratch::counter().bytes;
+        let scaled_lse = delta.saturating_add(list);
+        BackwardScratch {
+            delta,
+            scaled_lse,
+            bytes: scaled_lse.saturating_add(list),
+        }
+    }
+
+    /// For a call.
+    pub(crate) fn of_call(backward: &Backward) -> Self {
+        Self::of(backward.prepass().len())
+    }
+
+    /// For the largest call of a problem.
+    pub(crate) fn of_problem(problem: &BackwardProblem) -> Scratch {
+        let problem = &problem.problem;
+        let tiles = match problem.packed_queries() {
+            true => problem.query_rows() / Prepass::TILE + problem.batch(),
+            false => problem
+                .batch()
+                .saturating_mul(problem.query_len().div_ceil(Prepass::TILE)),
+        };
+        let numbers = { tiles.saturating_mul(Prepass::TILE) }.saturating_mul(problem.heads().query);
+        Scratch {
+            bytes: Self::of(numbers).bytes,
+        }
+    }
+}
+
+/// Bytes of queries or keys that CTAs working at the same time read again and again: half of a large second-level cache.
+const READ_AGAIN_BYTES: usize = 24 << 20;
+
+impl Step {
+    /// The launch for a backward pass.
+    ///
+    /// # Errors
+    /// [`Error::Grid`] if it would have more tiles than a launch can have.
+    pub(crate) fn shape_of_backward(&self, backward: &Backward) -> Result<LaunchShape> {
+        let bytes = BackwardScratch::of_call(backward).bytes;
+        let of_rows = |rows| {
+            let shape = self.shape_of_rows(rows, 1)?;
+            Ok(LaunchShape {
+                workspace_bytes: bytes,
+                ..shape
+            })
+        };
+        let call = backward.call();
+        let of_keys = match self.role {
+            Role::KeyGradients => true,
+            Role::QueryGradients => false,
+            Role::SinkGradients => return of_rows(call.heads().query),
+            _ => return of_rows(backward.prepass().len() / Prepass::TILE),
+        };
+        let heads = call.heads();
+        let (own, others, own_heads, group) = match of_keys {
+            true => (
+                call.keys(),
+                call.queries(),
+                heads.key_value,
+                heads.group_size(),
+            ),
+            false => (call.queries(), call.keys(), heads.query, 1),
+        };
+        let rows = rows_of_tile(self.image) as usize;
+        let head_tiles = match own.is_packed() {
+            _ if call.batch() == 0 || own.bound() == 0 => 0,
+            true => own.rows() / rows + call.batch(),
+            false => own.bound().div_ceil(rows),
+        };
+        let all_heads = match own.is_packed() {
+            true => own_heads,
+            false => own_heads.saturating_mul(call.batch()),
+        };
+        let tiles = (head_tiles as u64).saturating_mul(all_heads as u64);
+        if tiles > MAX_TILES {
+            return Err(Error::Grid {
+                ctas: tiles,
+                limit: MAX_TILES,
+            });
+        }
+        let size = ElementType::size(call.element());
+        let read_again = others.bound() * group * (heads.dim + heads.value_dim) * size;
+        let resident = self.resident() as usize;
+        let at_once = (READ_AGAIN_BYTES / read_again.max(1))
+            .max(resident.div_ceil(head_tiles.max(1)))
+            .clamp(1, all_heads.max(1));
+        Ok(LaunchShape {
+            grid: tiles as u32,
+            tiles: tiles as u32,
+            query_tiles: head_tiles as u32,
+            heads_at_once: at_once as u32,
+            side_by_side: 1,
+            draws_tiles: false,
+            shares_keys: false,
+            splits: 1,
+            workspace_bytes: bytes,
+        })
+    }
+}

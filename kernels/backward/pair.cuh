@@ -1,0 +1,478 @@
+// The portable backward pass: two kernels by mma.sync, on every GPU from sm_80 on. One has a tile of keys of a key/value head and goes over
+// the queries that see some of them, head after head of those that share the keys: dK and dV. The other has a tile of queries of a head and
+// goes over the keys: dQ. Both compute the scores anew. Each sum is made by one warp in one order, so no bit depends on the launch.
+//
+// In both the tile's rows are the rows of all products, 16 or 32 for a warp: their own tensors stay in shared memory (keys and values, or
+// queries and the gradient of the output), those of the columns move through a ring. Weights and gradients of scores become left operands as
+// they are. Above head size 128, dK and dV are too many for a warp: two have the same rows, each computes half of a block's scores and half
+// of the columns of the results, and they exchange what they computed.
+#pragma once
+
+#include "backward/place.cuh"
+#include "base/record.cuh"
+#include "memory/chunk.cuh"
+#include "memory/copy.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/words.cuh"
+#include "rule/mask.cuh"
+#include "rule/score.cuh"
+#include "rule/tensors.cuh"
+
+namespace warptile {
+
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, bool OF_KEYS_> struct PairTraits {
+    using Element = Element_;
+    static constexpr bool OF_KEYS = OF_KEYS_; // else of queries
+    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int BLOCK_M = BLOCK_M_; // queries
+    static constexpr int BLOCK_N = BLOCK_N_; // keys
+    static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
+    static constexpr int STAGES = STAGES_; // blocks of columns in shared memory
+    static constexpr int STRIDE = HEAD_DIM + 8, K_STRIDE = STRIDE, V_STRIDE = STRIDE; // padded: eight rows' chunks lie in different banks
+    static constexpr unsigned ROLE = OF_KEYS ? ROLE_KEY_GRADIENTS : ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_ONE_TILE;
+    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_PACKED |
+                                         FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED | FEATURE_NEGATIVE_SCALE | FEATURE_VALUE_DIM;
+
+    static constexpr int ROWS = OF_KEYS ? BLOCK_N : BLOCK_M, COLUMNS = OF_KEYS ? BLOCK_M : BLOCK_N;
+    static constexpr int PARTS = OF_KEYS && HEAD_DIM > 128 ? 2 : 1; // warps that share rows
+    static constexpr int WARP_ROWS = ROWS / (WARPS / PARTS), ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
+    static constexpr int RESULT_TILES = HEAD_DIM / PARTS / FRAGMENT_COLUMNS; // of a warp
+    static constexpr int SPAN = COLUMNS / PARTS; // whose scores a warp computes
+    static constexpr int CHUNK = SPAN < 32 ? SPAN : 32, CHUNK_TILES = CHUNK / FRAGMENT_COLUMNS, CHUNK_STEPS = CHUNK / FRAGMENT_DEPTH;
+    static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
+    static_assert(WARP_ROWS % FRAGMENT_ROWS == 0 && WARP_ROWS * (WARPS / PARTS) == ROWS, "a product has 16 rows");
+    static_assert(SPAN % CHUNK == 0 && CHUNK % FRAGMENT_DEPTH == 0 && (PARTS == 1 || SPAN == CHUNK), "chunks of columns");
+    static_assert(!OF_KEYS || PREPASS_ROWS % COLUMNS == 0, "numbers of a block's queries are there");
+
+    // Shared memory.
+    static constexpr int ROW_BYTES = STRIDE * (int)sizeof(Element);
+    static constexpr int OWN_BYTES = ROWS * ROW_BYTES, MOVING_BYTES = COLUMNS * ROW_BYTES; // of each of two tensors
+    static constexpr int NUMBER_BYTES = OF_KEYS ? COLUMNS * (int)sizeof(float) : 0;        // of each of two lists
+    static constexpr int STAGE_BYTES = 2 * (MOVING_BYTES + NUMBER_BYTES);
+    static constexpr int STAGES_AT = 2 * OWN_BYTES;
+    static constexpr int EXCHANGE_AT = STAGES_AT + STAGES * STAGE_BYTES;
+    static constexpr int EXCHANGE_BYTES = PARTS == 1 ? 0 : 2 * ROWS * COLUMNS * (int)sizeof(Element);
+    static constexpr int PLACE_AT = EXCHANGE_AT + EXCHANGE_BYTES;
+    static constexpr int SHARED_BYTES = PLACE_AT + (int)sizeof(GradientPlace);
+    static constexpr int MIN_CTAS = WARPS <= 4 ? 2 : 1;
+};
+
+// Writes a tile of a gradient from shared memory to the rows and columns that exist.
+template <class Traits>
+__device__ inline void store_gradient(const Backward& params, const Tensor& to, const GradientPlace& place, const Extent& extent, int dim,
+                                      const float* tile)
+{
+    using Element = typename Traits::Element;
+    constexpr int COUNT = CHUNK<Element>, CHUNKS_PER_ROW = Traits::HEAD_DIM / COUNT;
+    const bool adds = params.gradients & GRADIENTS_ADD, aligned = in_chunks<Element>(to);
+#pragma unroll 1
+    for (int chunk = threadIdx.x; chunk < Traits::ROWS * CHUNKS_PER_ROW; chunk += Traits::THREADS) {
+        const int row = chunk / CHUNKS_PER_ROW, column = chunk % CHUNKS_PER_ROW * COUNT;
+        if (place.first + row >= extent.len || column >= dim) continue;
+        const float* const from = tile + row * Traits::STRIDE + column;
+        const long long at = place.batch * to.batch + (extent.first + place.first + row) * to.row + place.head * to.head + column;
+        if (params.gradients & GRADIENTS_F32) {
+            float* const numbers = static_cast<float*>(to.address) + at;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) numbers[i] = adds ? numbers[i] + from[i] : from[i];
+            continue;
+        }
+        Element* const elements = static_cast<Element*>(to.address) + at;
+        Chunk<Element> rounded;
+        if (adds) rounded = load_chunk(elements, aligned, COUNT);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) rounded.elements[i] = narrow<Element>(adds ? widen(rounded.elements[i]) + from[i] : from[i]);
+        store_chunk(elements, rounded, aligned, COUNT);
+    }
+}
+
+template <class Traits> class PairWarp {
+  public:
+    using Element = typename Traits::Element;
+    static constexpr int ROW_TILES = Traits::ROW_TILES, RESULT_TILES = Traits::RESULT_TILES;
+    static constexpr int CHUNK_TILES = Traits::CHUNK_TILES, CHUNK_STEPS = Traits::CHUNK_STEPS;
+    using Scores = float[ROW_TILES][CHUNK_TILES][4];
+    using Words = unsigned[ROW_TILES][CHUNK_STEPS][4]; // of 16 bits, as left operands
+    using Results = float[ROW_TILES][RESULT_TILES][4];
+
+    __device__ PairWarp(const Backward& params, unsigned shared, const GradientPlace& place)
+        : params(params), shared(shared), place(place), mask(params.scoring, place.q.len, place.k.len)
+    {
+        const int lane = threadIdx.x % 32;
+        own_at = shared + (first_row() + lane % 16) * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES;
+        scores_at = (part() * Traits::SPAN + lane / 16 * 8 + lane % 8) * Traits::ROW_BYTES + lane / 8 % 2 * CHUNK_BYTES;
+        results_at = lane % 16 * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES + part() * RESULT_TILES * CHUNK_BYTES;
+        clear(first);
+        clear(second);
+        if constexpr (!Traits::OF_KEYS) {
+            const long long numbers = place.numbers_of(params, place.head);
+#pragma unroll
+            for (int row = 0; row < 2 * ROW_TILES; row++) {
+                const int query = place.first + first_row() + 8 * row + lane / 4;
+                const bool is_there = query < place.q.len;
+                lse[row] = is_there ? params.rows.scaled_lse[numbers + query] : positive_infinity();
+                delta[row] = is_there ? params.rows.delta[numbers + query] : 0;
+            }
+        }
+    }
+
+    // Adds a block of columns of head `head`, which lies at `moving`: of the first tensor, and of the second behind it.
+    __device__ void add(unsigned moving, int head, int first_column)
+    {
+        if constexpr (Traits::PARTS == 1) {
+#pragma unroll 1
+            for (int from = 0; from < Traits::COLUMNS; from += Traits::CHUNK) {
+                Words weights, slopes;
+                weigh(moving, head, first_column, from, weights, slopes);
+                const unsigned block = moving + results_at + from * Traits::ROW_BYTES;
+                if constexpr (Traits::OF_KEYS) multiply_results(weights, block + Traits::MOVING_BYTES, second);
+                multiply_results(slopes, block, first);
+            }
+        } else {
+            Words weights, slopes;
+            weigh(moving, head, first_column, part() * Traits::SPAN, weights, slopes);
+            const unsigned exchange = shared + Traits::EXCHANGE_AT + row_warp() * Traits::WARP_ROWS * Traits::COLUMNS * 4 + threadIdx.x % 32 * 16;
+            const auto place_of = [&](int part, int tile, int step, int which) {
+                return exchange + (((part * ROW_TILES + tile) * CHUNK_STEPS + step) * 2 + which) * 512;
+            };
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int step = 0; step < CHUNK_STEPS; step++) {
+                    store_four_words(place_of(part(), tile, step, 0), weights[tile][step]);
+                    store_four_words(place_of(part(), tile, step, 1), slopes[tile][step]);
+                }
+            named_barrier_wait(1 + row_warp(), 64);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                    for (int step = 0; step < CHUNK_STEPS; step++) {
+                        load_four_words(weights[tile][step], place_of(half, tile, step, 0));
+                        load_four_words(slopes[tile][step], place_of(half, tile, step, 1));
+                    }
+                const unsigned block = moving + results_at + half * Traits::SPAN * Traits::ROW_BYTES;
+                multiply_results(weights, block + Traits::MOVING_BYTES, second);
+                multiply_results(slopes, block, first);
+            }
+        }
+    }
+
+    // Writes the results that are wanted, by way of the place of the tile's own tensors. All threads come here.
+    __device__ void write(float* tile) const
+    {
+        if constexpr (Traits::OF_KEYS) {
+            write(params.dk, first, params.scoring.scale, place.k, params.head_dim, tile);
+            write(params.dv, second, 1, place.k, params.value_dim, tile);
+        } else {
+            write(params.dq, first, params.scoring.scale, place.q, params.head_dim, tile);
+        }
+    }
+
+  private:
+    __device__ static int row_warp() { return threadIdx.x / 32 % (Traits::WARPS / Traits::PARTS); }
+    __device__ static int part() { return Traits::PARTS == 1 ? 0 : threadIdx.x / 32 / (Traits::WARPS / Traits::PARTS); }
+    __device__ static int first_row() { return row_warp() * Traits::WARP_ROWS; }
+
+    template <class Number> __device__ static void clear(Number& number) { number = 0; }
+    template <class T, int COUNT> __device__ static void clear(T (&list)[COUNT])
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) clear(list[i]);
+    }
+
+    // Products of the warp's rows with those of some columns.
+    __device__ void multiply_scores(unsigned own, unsigned moving, Scores& scores) const
+    {
+        clear(scores);
+#pragma unroll
+        for (int step = 0; step < Traits::HEAD_DIM / FRAGMENT_DEPTH; step++) {
+            unsigned left[ROW_TILES][4];
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+                load_matrices(left[tile], own + tile * FRAGMENT_ROWS * Traits::ROW_BYTES + step * 2 * CHUNK_BYTES);
+#pragma unroll
+            for (int pair = 0; pair < CHUNK_STEPS; pair++) {
+                unsigned right[4];
+                load_matrices(right, moving + pair * 16 * Traits::ROW_BYTES + step * 2 * CHUNK_BYTES);
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+#pragma unroll
+                    for (int tile = 0; tile < ROW_TILES; tile++)
+                        mma<Element>(scores[tile][2 * pair + half], left[tile], right[2 * half], right[2 * half + 1]);
+            }
+        }
+    }
+
+    // results += words times the rows of a tensor.
+    __device__ static void multiply_results(const Words& words, unsigned rows, Results& results)
+    {
+#pragma unroll
+        for (int step = 0; step < CHUNK_STEPS; step++)
+#pragma unroll
+            for (int pair = 0; pair < RESULT_TILES / 2; pair++) {
+                unsigned right[4];
+                load_matrices_transposed(right, rows + step * FRAGMENT_DEPTH * Traits::ROW_BYTES + pair * 2 * CHUNK_BYTES);
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+#pragma unroll
+                    for (int tile = 0; tile < ROW_TILES; tile++)
+                        mma<Element>(results[tile][2 * pair + half], words[tile][step], right[2 * half], right[2 * half + 1]);
+            }
+    }
+
+    // Calls `use(score, gradient, lse, delta)`, with the numbers of the query.
+    template <class Use> __device__ void each_pair(Scores& s, Scores& g, unsigned numbers, Use use) const
+    {
+#pragma unroll
+        for (int i = 0; i < CHUNK_TILES; i++) {
+            float two_lse[2], two_delta[2];
+            if constexpr (Traits::OF_KEYS) {
+                const uint2 l = load_two_words(numbers + 8 * i * sizeof(float)), d = load_two_words(numbers + Traits::NUMBER_BYTES + 8 * i * sizeof(float));
+                two_lse[0] = __uint_as_float(l.x), two_lse[1] = __uint_as_float(l.y);
+                two_delta[0] = __uint_as_float(d.x), two_delta[1] = __uint_as_float(d.y);
+            }
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    if constexpr (Traits::OF_KEYS)
+                        use(s[tile][i][j], g[tile][i][j], two_lse[j % 2], two_delta[j % 2]);
+                    else
+                        use(s[tile][i][j], g[tile][i][j], lse[2 * tile + j / 2], delta[2 * tile + j / 2]);
+                }
+        }
+    }
+
+    // Products become exponents, with all that a plain block does without; -inf where a key is hidden.
+    __device__ void bend(const ScoreRule& rule, int row, int column, int head, Scores& scores) const
+    {
+        const Scoring& scoring = params.scoring;
+        each(row, column, scores, [&](float& score, int, int) {
+            score = rule.score(score);
+            if (rule.has_softcap()) score = rule.with_softcap(score);
+        });
+        if (rule.has_alibi())
+            each(row, column, scores, [&](float& score, int query, int key) { score = rule.with_alibi(score, query, key); });
+        if (scoring.bias)
+            each(row, column, scores, [&](float& score, int query, int key) {
+                if (query < place.q.len && key < place.k.len)
+                    score = fmaf(widen(bias_row<Element>(scoring, place.batch, head, query)[key * scoring.bias_key]), LOG2_E, score);
+            });
+        if (scoring.key_mask)
+            each(row, column, scores, [&](float& score, int query, int key) {
+                if (query < place.q.len && key < place.k.len && !mask_row(scoring, place.batch, head, query)[key * scoring.mask_key])
+                    score = negative_infinity();
+            });
+        each(row, column, scores, [&](float& score, int query, int key) {
+            if (!mask.sees(query, key)) score = negative_infinity();
+        });
+    }
+    template <class Use> __device__ void each(int row, int column, Scores& scores, Use use) const
+    {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < CHUNK_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const int r = row + 16 * tile + j / 2 * 8 + lane / 4, c = column + 8 * i + lane % 4 * 2 + j % 2;
+                    use(scores[tile][i][j], Traits::OF_KEYS ? c : r, Traits::OF_KEYS ? r : c);
+                }
+    }
+
+    // Weights of a chunk's scores and gradients of these, in 16 bits. The chunk is at `from` of the block, the block at `first_column`.
+    __device__ void weigh(unsigned moving, int head, int first_column, int from, Words& weights, Words& slopes)
+    {
+        Scores s, g;
+        const unsigned chunk = moving + scores_at + (Traits::PARTS == 1 ? from * Traits::ROW_BYTES : 0);
+        multiply_scores(own_at, chunk, s);
+        multiply_scores(own_at + Traits::OWN_BYTES, chunk + Traits::MOVING_BYTES, g);
+        const Scoring& scoring = params.scoring;
+        const int lane = threadIdx.x % 32;
+        const int row = place.first + first_row(), column = first_column + from;
+        const bool hides = Traits::OF_KEYS ? mask.hides_part_of(column, Traits::CHUNK, row, Traits::WARP_ROWS)
+                                           : mask.hides_part_of(row, Traits::WARP_ROWS, column, Traits::CHUNK);
+        const float slope = scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + head] : 0.0f;
+        const ScoreRule rule(scoring, slope, place.q.len, place.k.len, LOG2_E);
+        // Of the block's queries, or of the warp's rows.
+        const unsigned numbers = moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float);
+        const auto weigh_all = [&](float factor) {
+            each_pair(s, g, numbers, [&](float& score, float& gradient, float lse, float delta) {
+                score = exp2_approximate(fmaf(score, factor, -lse));
+                gradient = score * (gradient - delta);
+            });
+        };
+        if (rule.has_softcap() || rule.has_alibi() || scoring.bias || scoring.key_mask || hides) {
+            bend(rule, row, column, head, s);
+            weigh_all(1);
+            // Its derivative, from the products once more: registers have no room for it meanwhile.
+            if (rule.has_softcap()) {
+                Scores products;
+                multiply_scores(own_at, chunk, products);
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                    for (int i = 0; i < CHUNK_TILES; i++)
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            const float bent = tanh_approximate(rule.score(products[tile][i][j]));
+                            g[tile][i][j] *= 1 - bent * bent;
+                        }
+            }
+        } else {
+            weigh_all(rule.scale);
+        }
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int step = 0; step < CHUNK_STEPS; step++)
+#pragma unroll
+                for (int word = 0; word < 4; word++) {
+                    const int at = 2 * step + word / 2, j = word % 2 * 2;
+                    weights[tile][step][word] = narrow2<Element>(s[tile][at][j], s[tile][at][j + 1]);
+                    slopes[tile][step][word] = narrow2<Element>(g[tile][at][j], g[tile][at][j + 1]);
+                }
+    }
+
+    __device__ void write(const Tensor& to, const Results& results, float factor, const Extent& rows, int dim, float* tile) const
+    {
+        if (!to.address) return;
+        const int lane = threadIdx.x % 32;
+        __syncthreads(); // all have read what was there
+        float* const own = tile + (first_row() + lane / 4) * Traits::STRIDE + part() * RESULT_TILES * FRAGMENT_COLUMNS + lane % 4 * 2;
+#pragma unroll
+        for (int tile_ = 0; tile_ < ROW_TILES; tile_++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int i = 0; i < RESULT_TILES; i++)
+                    *reinterpret_cast<float2*>(own + (16 * tile_ + 8 * half) * Traits::STRIDE + 8 * i) =
+                        {results[tile_][i][2 * half] * factor, results[tile_][i][2 * half + 1] * factor};
+        __syncthreads();
+        store_gradient<Traits>(params, to, place, rows, dim, tile);
+    }
+
+    const Backward& params;
+    const unsigned shared;
+    const GradientPlace& place;
+    const Mask mask;
+    unsigned own_at, scores_at, results_at; // of what this lane names of blocks of 16 rows
+    Results first;                          // dK or dQ, without the scale
+    float second[Traits::OF_KEYS ? ROW_TILES : 1][Traits::OF_KEYS ? RESULT_TILES : 1][4]; // dV
+    float lse[Traits::OF_KEYS ? 1 : 2 * ROW_TILES], delta[Traits::OF_KEYS ? 1 : 2 * ROW_TILES];
+};
+
+// The columns that some row of the tile sees, in blocks, and the heads that they are taken of.
+struct Moving {
+    int first_block, blocks, first_head, heads;
+};
+
+template <class Traits> __device__ inline Moving moving_of(const Backward& params, const GradientPlace& place)
+{
+    const Mask mask(params.scoring, place.q.len, place.k.len);
+    int from, to; // the last one
+    Moving moving;
+    if (Traits::OF_KEYS) {
+        const int group = params.heads / params.kv_heads;
+        const int last = min(place.first + Traits::ROWS, place.k.len) - 1 - mask.shift;
+        from = max(place.first - mask.shift - mask.right, 0);
+        to = min(last + mask.left, place.q.len - 1);
+        moving.first_head = place.head * group;
+        moving.heads = group;
+    } else {
+        from = mask.first_key(place.first);
+        to = mask.end_key(place.first, Traits::ROWS) - 1;
+        moving.first_head = place.head;
+        moving.heads = 1;
+    }
+    moving.first_block = from / Traits::COLUMNS;
+    moving.blocks = from <= to ? to / Traits::COLUMNS - moving.first_block + 1 : 0;
+    return moving;
+}
+
+// Starts the copy of COUNT rows of a head of a sequence to shared memory.
+template <class Traits, int COUNT>
+__device__ inline void load_rows(unsigned char* to, const Tensor& tensor, const GradientPlace& place, int head, const Extent& extent, int first,
+                                 int dim)
+{
+    using Element = typename Traits::Element;
+    const Element* const rows = static_cast<const Element*>(tensor.address) + place.batch * tensor.batch + head * tensor.head +
+                                extent.first * tensor.row;
+    copy_tile_async<Traits::THREADS, COUNT, Traits::HEAD_DIM, Traits::STRIDE>(reinterpret_cast<Element*>(to),
+                                                                              Rows<const Element>(rows, tensor.row), first, extent.len, dim);
+}
+
+template <class Traits> __device__ void pair_gradients(const Backward& params)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    wait_for_predecessor();
+    GradientPlace& place = *reinterpret_cast<GradientPlace*>(shared + Traits::PLACE_AT);
+    if (threadIdx.x == 0) place = gradient_place<Traits::ROWS, Traits::OF_KEYS>(params, blockIdx.x);
+    __syncthreads();
+    if (!place.exists(Traits::OF_KEYS)) return;
+    const Moving moving = moving_of<Traits>(params, place);
+
+    int load_head = moving.first_head, load_block = 0;
+    const auto load_next = [&](int stage) {
+        if (load_head < moving.first_head + moving.heads && moving.blocks > 0) {
+            const int at = Traits::STAGES_AT + stage * Traits::STAGE_BYTES, first = (moving.first_block + load_block) * Traits::COLUMNS;
+            if constexpr (Traits::OF_KEYS) {
+                load_rows<Traits, Traits::COLUMNS>(shared + at, params.q, place, load_head, place.q, first, params.head_dim);
+                load_rows<Traits, Traits::COLUMNS>(shared + at + Traits::MOVING_BYTES, params.d_out, place, load_head, place.q, first, params.value_dim);
+                constexpr int CHUNKS = Traits::NUMBER_BYTES / CHUNK_BYTES; // of each list
+                if (threadIdx.x < 2 * CHUNKS) {
+                    const int list = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+                    const float* const numbers = (list ? params.rows.delta : params.rows.scaled_lse) + place.numbers_of(params, load_head);
+                    cp_async_16(address + at + 2 * Traits::MOVING_BYTES + threadIdx.x * CHUNK_BYTES, numbers + first + 4 * chunk, true);
+                }
+            } else {
+                const int kv_head = load_head / (params.heads / params.kv_heads);
+                load_rows<Traits, Traits::COLUMNS>(shared + at, params.k, place, kv_head, place.k, first, params.head_dim);
+                load_rows<Traits, Traits::COLUMNS>(shared + at + Traits::MOVING_BYTES, params.v, place, kv_head, place.k, first, params.value_dim);
+            }
+            if (++load_block == moving.blocks) {
+                load_block = 0;
+                load_head++;
+            }
+        }
+        cp_async_commit();
+    };
+    if constexpr (Traits::OF_KEYS) {
+        load_rows<Traits, Traits::ROWS>(shared, params.k, place, place.head, place.k, place.first, params.head_dim);
+        load_rows<Traits, Traits::ROWS>(shared + Traits::OWN_BYTES, params.v, place, place.head, place.k, place.first, params.value_dim);
+    } else {
+        load_rows<Traits, Traits::ROWS>(shared, params.q, place, place.head, place.q, place.first, params.head_dim);
+        load_rows<Traits, Traits::ROWS>(shared + Traits::OWN_BYTES, params.d_out, place, place.head, place.q, place.first, params.value_dim);
+    }
+    constexpr int AHEAD = Traits::STAGES == 1 ? 1 : Traits::STAGES - 1; // blocks
+    for (int stage = 0; stage < AHEAD; stage++) load_next(stage);
+    PairWarp<Traits> warp(params, address, place);
+    int stage = 0, load_stage = AHEAD % Traits::STAGES;
+    const auto next = [](int stage) { return stage + 1 == Traits::STAGES ? 0 : stage + 1; };
+#pragma unroll 1
+    for (int head = moving.first_head; head < moving.first_head + moving.heads; head++) {
+#pragma unroll 1
+        for (int block = 0; block < moving.blocks; block++) {
+            cp_async_wait<AHEAD - 1>();
+            __syncthreads(); // the block is there, and all have added the one before
+            if constexpr (Traits::STAGES > 1) load_next(load_stage);
+            warp.add(address + Traits::STAGES_AT + stage * Traits::STAGE_BYTES, head, (moving.first_block + block) * Traits::COLUMNS);
+            if constexpr (Traits::STAGES == 1) {
+                __syncthreads();
+                load_next(0);
+            }
+            stage = next(stage);
+            load_stage = next(load_stage);
+        }
+    }
+    let_successor_begin();
+    cp_async_wait<0>();
+    warp.write(reinterpret_cast<float*>(shared));
+}
+
+} // namespace warptile
