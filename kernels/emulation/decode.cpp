@@ -214,33 +214,16 @@ template <class Traits> struct Problem {
         }
         if (has<Traits>(FEATURE_BIAS) && random.one_in(2)) {
             bias = guarded(random.normals<Element>(
-                reach_of_scores(random, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)));
+                reach_of_scores(random, block, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)));
             scoring.bias = bias->data();
         }
         if (has<Traits>(FEATURE_KEY_MASK) && random.one_in(2)) {
-            std::vector<unsigned char> mask(reach_of_scores(random, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
+            std::vector<unsigned char> mask(reach_of_scores(random, block, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
             const int shown = random.one_in(3) ? key_len / 2 : random.between(1, 4); // padding behind so many keys, or one of so many keys hidden
             for (size_t i = 0; i < mask.size(); i++) mask[i] = shown > 4 ? (int)i < shown : !random.one_in(shown);
             key_mask = guarded(mask);
             scoring.key_mask = key_mask->data();
         }
-    }
-
-    // Strides of a tensor over scores, which may be one number for all batches, heads or queries; and how many elements it has up to its last.
-    size_t reach_of_scores(Random& random, long long& of_batch, long long& of_head, long long& of_row, long long& of_key)
-    {
-        of_key = random.one_in(4) ? 2 : 1;
-        long long all = std::max(key_len, 1) * of_key, reach = all - of_key + 1;
-        const auto along = [&](int extent, long long& stride) {
-            stride = random.one_in(3) ? 0 : all;
-            if (stride == 0) return;
-            reach += (extent - 1) * stride;
-            all *= std::max(extent, 1);
-        };
-        along(query_len, of_row);
-        along(heads, of_head);
-        along(batch, of_batch);
-        return reach;
     }
 
     // Scores of equal keys near the lowest number there is, also below it; those of the keys before a random one are 0.

@@ -43,6 +43,23 @@ inline void put_diagonal(Random& random, Scoring& scoring, int query_len, int ke
     if (scoring.window_right != WINDOW_UNLIMITED) scoring.window_right = std::max(scoring.window_right + offset, -query_len);
 }
 
+// Strides of a tensor over scores, which may be one number for all batches, heads or queries; and how many elements it has up to its last.
+inline size_t reach_of_scores(Random& random, const Forward& block, long long& of_batch, long long& of_head, long long& of_row, long long& of_key)
+{
+    of_key = random.one_in(4) ? 2 : 1;
+    long long all = std::max(block.sequences.key_len, 1) * of_key, reach = all - of_key + 1;
+    const auto along = [&](int extent, long long& stride) {
+        stride = random.one_in(3) ? 0 : all;
+        if (stride == 0) return;
+        reach += (extent - 1) * stride;
+        all *= std::max(extent, 1);
+    };
+    along(block.sequences.query_len, of_row);
+    along(block.heads, of_head);
+    along(block.sequences.batch, of_batch);
+    return reach;
+}
+
 template <class T> const T NOT_A_NUMBER = rounded<T>(NAN);
 
 } // namespace warptile

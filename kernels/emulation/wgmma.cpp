@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, pairs, softcap;
+    bool serving, groups, pairs, softcap, tensors;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -54,6 +54,10 @@ template <class Traits> std::string name_of_barrier(unsigned address)
         for (int i = 0; i < SharedLayout<Traits>::TILE_SLOTS && name.empty(); i++) name = is("tile", layout.tile_full(i), i);
     if constexpr (Traits::PAIRS)
         if (name.empty()) name = is("mail", layout.mail_full(), 0);
+    if constexpr (Traits::has_tensors()) {
+        if (name.empty() && address == layout.shown_asked()) name = "shown_asked";
+        if (name.empty() && address == layout.shown_found()) name = "shown_found";
+    }
     return name.empty() ? "a barrier at " + std::to_string(address) : name;
 }
 
@@ -61,7 +65,7 @@ template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
             Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::PAIRS, Traits::SOFTCAP,
-            wgmma_attention<Traits>, name_of_barrier<Traits>};
+            Traits::has_tensors(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
 
 struct Problem {
@@ -69,7 +73,9 @@ struct Problem {
     int batch, kv_heads, group, heads, query_len, key_len, query_rows, key_rows, ctas;
     std::vector<int> first_query, queries, first_key, keys; // of each sequence, as they are to be understood
     Memory<int> query_offsets, key_offsets, query_lengths, key_lengths, table;
-    Memory<Element> out;
+    Memory<Element> bias, out;
+    Memory<unsigned char> key_mask;
+    Memory<float> slopes;
     Memory<float> lse, parts;
     Memory<unsigned> semaphores, counter;
     MapOf maps[4];
@@ -81,6 +87,9 @@ struct Problem {
     bool changes = false; // lengths do, while CTAs run
     // As they are again when a launch begins.
     std::vector<std::pair<Guarded<int>*, std::vector<int>>> lists;
+    std::vector<Element> given_bias;
+    std::vector<unsigned char> given_mask;
+    std::vector<float> given_slopes;
 
     Problem(const Tiling& tiling, Random& random) : tiling(tiling)
     {
@@ -105,6 +114,7 @@ struct Problem {
         block.head_dim = tiling.head_dim;
         block.value_dim = tiling.value_dim;
         set_scoring(random);
+        set_terms(random);
         if (tiling.serving && !has_packed_keys && random.one_in(2)) set_pages(random);
         set_output(is_packed);
         set_maps(is_packed, has_packed_keys);
@@ -180,6 +190,40 @@ struct Problem {
         if (causal) scoring.window_right = 0;
         else if (window) scoring.window_right = random.between(0, 2 * tiling.block_n);
         put_diagonal(random, scoring, query_len, key_len);
+    }
+
+    // What is added to scores, and a mask of keys: at times of padding on both sides.
+    void set_terms(Random& random)
+    {
+        Scoring& scoring = block.scoring;
+        if (tiling.tensors && random.one_in(3)) {
+            scoring.slopes_batch = random.one_in(2) ? heads : 0;
+            for (int i = 0; i < heads * (scoring.slopes_batch ? batch : 1); i++) given_slopes.push_back(0.1f * fabsf(random.normal()));
+        }
+        if (tiling.tensors && random.one_in(2)) {
+            given_bias = random.normals<Element>(
+                reach_of_scores(random, block, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key));
+            const float hides = random.one_in(2) ? -INFINITY : -65504.0f;
+            if (random.one_in(3))
+                for (Element& number : given_bias)
+                    if (random.one_in(3)) number = (Element)hides;
+        }
+        if (tiling.tensors && random.one_in(2)) {
+            given_mask.resize(reach_of_scores(random, block, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
+            if (random.one_in(2)) scoring.mask_head = scoring.mask_row = 0;
+            const int length = std::max(key_len, 1) * scoring.mask_key, kind = random.between(0, 3);
+            for (size_t begin = 0; begin < given_mask.size(); begin += length) {
+                const int from = kind == 1 ? 0 : random.between(-length / 2, length), to = kind == 2 ? length : random.between(0, length + length / 2);
+                for (int i = 0; i < length && begin + i < given_mask.size(); i++)
+                    given_mask[begin + i] = kind == 0 ? !random.one_in(3) : i >= from && i < to ? random.between(1, 255) : 0;
+            }
+        }
+        bias = guarded(given_bias);
+        key_mask = guarded(given_mask);
+        slopes = guarded(given_slopes);
+        if (!given_bias.empty()) scoring.bias = bias->data();
+        if (!given_mask.empty()) scoring.key_mask = key_mask->data();
+        if (!given_slopes.empty()) scoring.slopes = slopes->data();
     }
 
     // Of any multiple of 16 rows. Entries of no key are out of range.
@@ -287,10 +331,16 @@ struct Problem {
         spoil(*counter);
         spoil(*semaphores);
         for (auto& [memory, values] : lists) spoil(*memory);
+        bias->fill((Element)NAN);
+        spoil(*key_mask);
+        slopes->fill(NAN);
         launch.at_predecessors_end = [&] {
             counter->fill(0);
             semaphores->fill(0);
             for (auto& [memory, values] : lists) std::copy(values.begin(), values.end(), memory->data());
+            std::copy(given_bias.begin(), given_bias.end(), bias->data());
+            std::copy(given_mask.begin(), given_mask.end(), key_mask->data());
+            std::copy(given_slopes.begin(), given_slopes.end(), slopes->data());
             if (changes) change(random, 30);
         };
         launch.name_of_barrier = tiling.name_of_barrier;
@@ -353,6 +403,14 @@ struct Problem {
                          numbers::number(key_tag(numbers::KEYS, slab, kv_head, b, key));
             score *= block.scoring.scale;
             if (block.scoring.softcap > 0) score = block.scoring.softcap * tanh(score / block.scoring.softcap);
+            const auto at = [&](long long of_batch, long long of_head, long long of_row, long long of_key) {
+                return b * of_batch + head * of_head + query * of_row + key * of_key;
+            };
+            const Scoring& scoring = block.scoring;
+            if (scoring.slopes) score -= given_slopes[b * scoring.slopes_batch + head] * fabs((double)(query + keys[b] - queries[b] - key));
+            if (scoring.bias) score += (float)given_bias[at(scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)];
+            if (scoring.key_mask && !given_mask[at(scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key)]) continue;
+            if (score == -INFINITY) continue;
             scores.push_back({key, score});
             max = std::max(max, score);
         }
@@ -362,7 +420,7 @@ struct Problem {
             for (int slab = 0; slab < tiling.value_slabs; slab++)
                 values[slab] += weight * numbers::number(key_tag(numbers::VALUES, slab, kv_head, b, key));
         }
-        const auto differs = [](double x, double y) { return !(fabs(x - y) <= 3e-3); };
+        const auto differs = [](double x, double y) { return !(fabs(x - y) <= 3e-3 + fabs(y) * 0x1p-22); };
         for (int slab = 0; slab < tiling.value_slabs; slab++) {
             const double expected = sum == 0 ? 0 : values[slab] / (QUAD * sum), is = widen(out_at(of_batch, row, head, slab * 64));
             // Of a tile without keys, and of rows that others may follow, the first lane writes the first columns alone.

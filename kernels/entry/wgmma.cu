@@ -12,6 +12,8 @@ constexpr warptile::Variant VARIANT = warptile::Variant::SERVING_GROUPS;
 constexpr warptile::Variant VARIANT = warptile::Variant::PAIRS;
 #elif defined(WARPTILE_VARIANT_GROUPS)
 constexpr warptile::Variant VARIANT = warptile::Variant::GROUPS;
+#elif defined(WARPTILE_VARIANT_TENSORS)
+constexpr warptile::Variant VARIANT = warptile::Variant::TENSORS;
 #else
 constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 #endif

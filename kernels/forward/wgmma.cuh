@@ -4,6 +4,7 @@
 
 #include "forward/wgmma_consumer.cuh"
 #include "forward/wgmma_producer.cuh"
+#include "forward/wgmma_shown.cuh"
 
 namespace warptile {
 
@@ -39,6 +40,9 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
                 PageLoader<Traits, Traits::SLABS>(pages, shared, layout, params.k_map, layout.keys(0), layout.keys_full(0)).run();
             else
                 PageLoader<Traits, Traits::VALUE_SLABS>(pages, shared, layout, params.v_map, layout.values(0), layout.values_full(0)).run();
+        } else if (Traits::has_tensors() && warp == 1 && masks_keys_alone(params.forward.scoring)) {
+            wait_for_predecessor();
+            find_shown_keys<Traits>(params.forward.scoring, shared, layout);
         }
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();

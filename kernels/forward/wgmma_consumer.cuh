@@ -13,11 +13,12 @@
 #include "forward/wgmma_again.cuh"
 #include "forward/wgmma_epilogue.cuh"
 #include "forward/wgmma_parts.cuh"
+#include "forward/wgmma_terms.cuh"
 #include "work/lengths.cuh"
 
 namespace warptile {
 
-template <class Traits> class Consumer {
+template <class Traits> class Consumer : ScoreTerms<Traits> {
   public:
     using Element = typename Traits::Element;
 
@@ -67,11 +68,13 @@ template <class Traits> class Consumer {
         issue_scores();
         take_first_scores();
         for (;;) {
-            if (warp_agrees(block <= plain_top))
-                while (block > plain_floor) {
-                    block--;
-                    step<true>();
-                }
+            // Where scores have terms, rows may see nothing for long, and what is added would have to be added again.
+            if constexpr (!Traits::has_tensors())
+                if (warp_agrees(block <= plain_top))
+                    while (block > plain_floor) {
+                        block--;
+                        step<true>();
+                    }
             if (warp_agrees(block > last_block)) {
                 block--;
                 step<false>();
@@ -283,6 +286,7 @@ template <class Traits> class Consumer {
     // The weights of a tile's first block, whose scores are in flight.
     __device__ void take_first_scores()
     {
+        ask_for_terms();
         wgmma_wait<0>();
         pin(scores);
         release_keys();
@@ -322,6 +326,7 @@ template <class Traits> class Consumer {
         issue_scores();
         prepare_output<PLAIN>(block + 1);
         issue_output();
+        ask_for_terms();
 
         wgmma_wait<1>();
         pin(scores);
@@ -398,11 +403,12 @@ template <class Traits> class Consumer {
         wgmma_commit();
     }
 
-    // Scores -> weights in fp32: softcap, mask, online softmax.
+    // Scores -> weights in fp32: softcap, other terms, mask, online softmax.
     __device__ void soften()
     {
         if (scale.has_softcap())
             scale.cap(scores);
+        add_terms();
         apply_mask<Traits>(scores, params, tile(), warpgroup, block);
         state.update(scores, scale);
     }
@@ -421,6 +427,17 @@ template <class Traits> class Consumer {
             if (scale.has_softcap())
                 scale.cap(part);
         });
+    }
+
+    // Those of `block`.
+    __device__ void ask_for_terms()
+    {
+        if constexpr (Traits::has_tensors()) this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
+    }
+    __device__ void add_terms()
+    {
+        if constexpr (Traits::has_tensors())
+            this->add(scores, params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N, scale.unit());
     }
 
     __device__ void convert()

@@ -18,7 +18,7 @@ static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a w
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
 // What an image has that the plain one does without.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS };
 
 // Keys are loaded from pages in boxes of at least so many rows: pages of a multiple of them.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
@@ -89,13 +89,16 @@ struct WgmmaTraits {
 
     // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
     // warpgroups have no registers to spare for it.
-    static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP;
+    static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP || VARIANT_ == Variant::TENSORS;
+    // With what else is added to scores, and the key mask (forward/wgmma_terms.cuh).
+    __device__ static constexpr bool has_tensors() { return VARIANT_ == Variant::TENSORS; }
     static_assert(!SOFTCAP || (CONSUMERS < 3 && MIN_CTAS < 3), "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = PAIRS    ? SCHEDULE_PAIRS
                                                             : GROUPS ? SCHEDULE_PERSISTENT_GROUPS
                                                                      : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
-        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (SERVING ? FEATURE_PAGED : 0) | FEATURE_SINKS | FEATURE_PACKED |
+        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) |
+        (SERVING ? FEATURE_PAGED : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
@@ -174,6 +177,14 @@ struct Part {
     __device__ bool is_whole() const { return tile == WHOLE; }
 };
 
+// The keys of a sequence that a key mask of keys alone shows lie in [first, end).
+struct ShownKeys {
+    int batch; // Tile::END after the last sequence
+    int key_len;
+    int first;
+    int end;
+};
+
 // Addresses in shared memory. `full` barriers say that a buffer's bytes have arrived, `empty` ones that its readers are
 // done; a producer's first wait on an `empty` barrier passes when it waits for parity 1.
 template <class Traits> struct SharedLayout {
@@ -202,6 +213,10 @@ template <class Traits> struct SharedLayout {
     static constexpr int MAIL_BARRIERS_AT = (MAIL_AT + (Traits::PAIRS ? (int)sizeof(Tile) : 0) + 7) / 8 * 8;
     static constexpr int END = MAIL_BARRIERS_AT + (Traits::PAIRS ? 16 : 0);
     static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
+    // Of a key mask: the keys that it shows of a sequence, and two barriers.
+    __device__ static constexpr int shown_at() { return END; }
+    __device__ static constexpr int shown_barriers_at() { return shown_at() + 16; }
+    static_assert(shown_barriers_at() + 16 <= Traits::SHARED_BYTES, "and of the key mask");
 
     __device__ unsigned queries(int warpgroup, int stage) const
     {
@@ -218,6 +233,8 @@ template <class Traits> struct SharedLayout {
     __device__ unsigned tile_empty(int slot) const { return tile_full(slot) + 8; }
     __device__ unsigned mail_full() const { return base + MAIL_BARRIERS_AT; }
     __device__ unsigned mail_empty() const { return mail_full() + 8; }
+    __device__ unsigned shown_asked() const { return base + shown_barriers_at(); }
+    __device__ unsigned shown_found() const { return shown_asked() + 8; }
     __device__ unsigned queries_full(int warpgroup, int stage) const
     {
         return base + QUERY_BARRIERS_AT + query_buffer(warpgroup, stage) * 16;
@@ -231,6 +248,7 @@ template <class Traits> struct SharedLayout {
     {
         return reinterpret_cast<Tile*>(shared + TILES_AT)[number % TILE_SLOTS];
     }
+    __device__ static ShownKeys& shown(unsigned char* shared) { return *reinterpret_cast<ShownKeys*>(shared + shown_at()); }
     __device__ static Part& part(unsigned char* shared, unsigned number)
     {
         return reinterpret_cast<Part*>(shared + PARTS_AT)[number % TILE_SLOTS];
@@ -253,6 +271,8 @@ template <class Traits> struct SharedLayout {
     //     tile_empty                 both of them. The loading thread waits before it tells the tile that takes the slot next.
     //     mail_full                  the second CTA of a pair once a tile, which waits then, and the bytes from the first.
     //     mail_empty                 the second CTA when it has read the tile. The first waits before it sends the next one.
+    //     shown_asked                the loading thread for each sequence, the end included. The warp that reads key masks waits.
+    //     shown_found                this warp once for each sequence. The loading thread waits for the answer before it asks again.
     //
     __device__ void init_barriers(bool in_pages) const
     {
@@ -275,6 +295,10 @@ template <class Traits> struct SharedLayout {
         if constexpr (Traits::PAIRS) {
             barrier_init(mail_full(), 1);
             barrier_init(mail_empty(), 1);
+        }
+        if constexpr (Traits::has_tensors()) {
+            barrier_init(shown_asked(), 1);
+            barrier_init(shown_found(), 1);
         }
         fence_barrier_init();
     }

@@ -3,6 +3,7 @@
 
 #include "forward/wgmma_blocks.cuh"
 #include "forward/wgmma_pair.cuh"
+#include "rule/tensors.cuh"
 
 namespace warptile {
 
@@ -12,7 +13,14 @@ template <class Traits> struct PagedLoading<Traits, true> {
     RingPosition<SharedLayout<Traits>::TILE_SLOTS> told_at;
 };
 
-template <class Traits> class Producer : PagedLoading<Traits> {
+// What it knows of the key mask.
+template <class Traits, bool = Traits::has_tensors()> struct MaskedLoading {};
+template <class Traits> struct MaskedLoading<Traits, true> {
+    int masked_batch = Tile::END, masked_len; // the sequence whose keys have been looked at
+    unsigned shown_parity = 0;
+};
+
+template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Traits> {
   public:
     __device__ Producer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout)
         : params(params), shared(shared), layout(layout)
@@ -45,6 +53,8 @@ template <class Traits> class Producer : PagedLoading<Traits> {
                 layout.part(shared, tiles) = part;
                 exists |= !part.is_whole();
             }
+            if constexpr (Traits::has_tensors())
+                if (exists && masks_keys_alone(params.forward.scoring)) leave_out_hidden(tile);
             if (exists && !tile.is_empty()) {
                 load_tile<PAGED>(tile, order);
                 continue;
@@ -61,7 +71,31 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         Tile& end = next_slot();
         end = Tile::end();
         tell_loaders<PAGED>();
+        if constexpr (Traits::has_tensors())
+            if (masks_keys_alone(params.forward.scoring)) ask_for_shown(Tile::END, 0);
         announce(end);
+    }
+
+    // Blocks in front of the first key that the key mask shows, and behind the last one. They are asked for once a sequence.
+    __device__ void leave_out_hidden(Tile& tile)
+    {
+        if (this->masked_batch != tile.batch || this->masked_len != tile.key_len) {
+            ask_for_shown(tile.batch, tile.key_len);
+            barrier_wait(layout.shown_found(), this->shown_parity);
+            this->shown_parity ^= 1;
+            this->masked_batch = tile.batch;
+            this->masked_len = tile.key_len;
+        }
+        const ShownKeys& shown = SharedLayout<Traits>::shown(this->shared);
+        tile.first_block = max(tile.first_block, shown.first / Traits::BLOCK_N);
+        tile.end_block = min(tile.end_block, (shown.end + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+    }
+    __device__ void ask_for_shown(int batch, int key_len)
+    {
+        ShownKeys& shown = SharedLayout<Traits>::shown(this->shared);
+        shown.batch = batch;
+        shown.key_len = key_len;
+        barrier_arrive(layout.shown_asked());
     }
 
     // The same with tiles that one of two CTAs tells the other.

@@ -62,6 +62,9 @@ template <class Traits> struct ScoreScale {
 
     __device__ bool has_softcap() const { return has_softcap(params); }
 
+    // What a score is multiplied by to become a dot product, or what stands for one.
+    __device__ float unit() const { return LOG2_E * reciprocal_approximate(scale_log2); }
+
     // tanh(dot * scale / cap)
     template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const
     {

@@ -14,6 +14,8 @@ class Lanes {
     __device__ int own(int) const { return value; }
     // That of any lane; all of them ask for the same one.
     __device__ int operator[](int lane) const { return __shfl_sync(0xffffffff, value, lane); }
+    // Bit i: whether lane i's number is another than 0.
+    __device__ unsigned not_zero() const { return __ballot_sync(0xffffffff, value != 0); }
 
   private:
     int value;

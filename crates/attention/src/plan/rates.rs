@@ -278,11 +278,12 @@ impl Rates {
         // FLOP per microsecond.
         let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
         let needs = problem.needs();
-        let times: f64 = { self.features.iter() }
+        // Each is something more to do with a score.
+        let more: f64 = { self.features.iter() }
             .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
-            .map(|cost| cost.times)
-            .product();
-        let times = times / self.variant_speed(image).unwrap_or(1.0);
+            .map(|cost| cost.times - 1.0)
+            .sum();
+        let times = (1.0 + more) / self.variant_speed(image).unwrap_or(1.0);
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();

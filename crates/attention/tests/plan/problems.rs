@@ -154,6 +154,8 @@ fn values_of_192_and_128_go_to_tiles_made_for_them() {
 fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
     for (words, feature) in [
         ("alibi=head", Features::ALIBI),
+        ("bias", Features::BIAS),
+        ("keymask", Features::KEY_MASK),
         ("scale=-0.5", Features::NEGATIVE_SCALE),
         ("unaligned", Features::UNALIGNED),
         ("softcap=30", Features::SOFTCAP),
@@ -170,10 +172,10 @@ fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
                 .any(|one| one.kernel == tallest && one.reason == Reason::Lacks(feature)),
             "{words}: {plan}"
         );
-        // A softcap costs only the tiling with no registers left for it.
+        // What changes scores costs only the tilings with no registers left for it.
         assert_eq!(
             plan.kernel_name().starts_with("wgmma"),
-            words == "softcap=30",
+            !matches!(words, "scale=-0.5" | "unaligned"),
             "{words}: {plan}"
         );
     }
@@ -391,8 +393,10 @@ fn sinks_run_on_every_family_and_a_bias_on_those_that_have_it() {
     }
     for words in ["bias", "keymask"] {
         let plan = Plan::gpu(problem(words), &h200, &Choice::Best).unwrap();
-        assert_eq!(plan.image().unwrap().family, Family::Mma, "{plan}");
-        Plan::gpu(problem(words), &h200, &Choice::Family(Family::Scalar)).unwrap();
-        Plan::gpu(problem(words), &h200, &Choice::Family(Family::Wgmma)).unwrap_err();
+        assert_eq!(plan.image().unwrap().family, Family::Wgmma, "{plan}");
+        for family in [Family::Scalar, Family::Mma] {
+            Plan::gpu(problem(words), &h200, &Choice::Family(family)).unwrap();
+        }
+        Plan::gpu(problem(words), &h200, &Choice::Family(Family::Wmma)).unwrap_err();
     }
 }
