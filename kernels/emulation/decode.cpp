@@ -670,7 +670,7 @@ int main(int count, char** arguments)
     const auto check = [&]<class Traits>(Traits, int seed) {
         snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", Traits::HEAD_DIM,
                  Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-                 IS_DENSE<Traits> ? "dense" : !has<Traits>(FEATURE_PACKED) ? "paged" : Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
+                 IS_DENSE<Traits> ? "dense" : has<Traits>(SCORE_TENSORS) ? "tensors" : !has<Traits>(FEATURE_PACKED) ? "paged" : Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
                  Problem<Traits>::HAS_SCALES ? ", e4m3" : "", seed);
         fflush(stdout); // before a signal may end it
         alarm(SECONDS);
@@ -705,6 +705,12 @@ int main(int count, char** arguments)
         if (seed % 4 == 2) check(MmaTraits<__half, 128, 16, 128, 4, 2, Share, E4m3Keys<__half>>(), seed);
         if (seed % 4 == 3) check(MmaTraits<__nv_bfloat16, 128, 16, 256, 8, 2, Share, E4m3Keys<__nv_bfloat16>>(), seed);
         if (seed % 6 == 3) check(MmaTraits<__half, 256, 16, 64, 2, 2, Share, E4m3Keys<__half>>(), seed);
+        constexpr unsigned ALL = OPTIONAL_FEATURES | SCORE_TENSORS;
+        check(MmaTraits<__half, 64, 16, 128, 4, 2, Share, SameKeys<__half>, ALL>(), seed);
+        if (seed % 2 == 0) check(MmaTraits<__nv_bfloat16, 64, 64, 64, 4, 4, Share, SameKeys<__nv_bfloat16>, ALL>(), seed);
+        if (seed % 4 == 1) check(MmaTraits<__half, 256, 16, 32, 2, 2, Share, SameKeys<__half>, ALL>(), seed);
+        if (seed % 6 == 5) check(MmaTraits<__half, 512, 16, 16, 4, 2, Share, SameKeys<__half>, ALL>(), seed);
+        if (seed % 2 == 1) check(MmaTraits<__half, 128, 16, 128, 4, 2, Share, E4m3Keys<__half>, ALL>(), seed);
         constexpr unsigned PAGED = FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
         check(MmaTraits<__half, 64, 16, 256, 8, 2, Share, SameKeys<__half>, PAGED>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__nv_bfloat16, 128, 16, 128, 8, 2, Share, SameKeys<__nv_bfloat16>, PAGED>(), seed);

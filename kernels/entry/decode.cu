@@ -13,9 +13,11 @@ using Keys = warptile::SameKeys<WARPTILE_ELEMENT>;
 #define SCHEDULE warptile::Share
 #endif
 
-// Less code: dense problems without options; steps of serving without options.
+// Less code: dense problems without options; steps of serving without options. More: a bias and a key mask.
 #if defined(WARPTILE_VARIANT_DENSE)
 constexpr unsigned OPTIONS = 0;
+#elif defined(WARPTILE_VARIANT_TENSORS)
+constexpr unsigned OPTIONS = warptile::OPTIONAL_FEATURES | warptile::SCORE_TENSORS;
 #elif defined(WARPTILE_VARIANT_PAGED)
 constexpr unsigned OPTIONS = warptile::FEATURE_PAGED | warptile::FEATURE_DEVICE_LENGTHS;
 #else

@@ -18,9 +18,11 @@ __device__ constexpr int column_parts_of(int head_dim) { return head_dim > 256 ?
 
 // What a problem may have that most steps of decoding do not.
 constexpr unsigned OPTIONAL_FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
+// Tensors over scores (rule/tensors.cuh), for which others have no code. No variable: that would be data in each image.
+enum : unsigned { SCORE_TENSORS = FEATURE_BIAS | FEATURE_KEY_MASK };
 
 // `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are. `OPTIONS`: those of
-// OPTIONAL_FEATURES that there is code for.
+// OPTIONAL_FEATURES and SCORE_TENSORS that there is code for.
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_,
           class Keys_ = SameKeys<Element_>, unsigned OPTIONS = OPTIONAL_FEATURES>
 struct MmaTraits {
@@ -38,7 +40,7 @@ struct MmaTraits {
     // with eight takes 1.2% longer for one sequence if it does (docs/notebook-decode.md, "Lengths of many sequences"). No variable: that
     // would be data in each image.
     enum : bool {
-        KEEPS_MANY_LENGTHS = OPTIONS != OPTIONAL_FEATURES && OPTIONS & FEATURE_DEVICE_LENGTHS && !(HEAD_DIM == 128 && WARPS == 8)
+        KEEPS_MANY_LENGTHS = (OPTIONS | SCORE_TENSORS) != (OPTIONAL_FEATURES | SCORE_TENSORS) && OPTIONS & FEATURE_DEVICE_LENGTHS && !(HEAD_DIM == 128 && WARPS == 8)
     };
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
     static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
@@ -85,7 +87,7 @@ struct MmaTraits {
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a team's
 
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
-    static_assert(OPTIONS == OPTIONAL_FEATURES || prepares_early(), "only images that prepare early have fewer options");
+    static_assert((OPTIONS | SCORE_TENSORS) == (OPTIONAL_FEATURES | SCORE_TENSORS) || prepares_early(), "only images that prepare early have fewer options");
     static_assert(BLOCK_M % FRAGMENT_ROWS == 0, "a product has 16 rows");
     static_assert(WARPS % TEAM_WARPS == 0, "whole teams");
     static_assert(BLOCK_N % (TEAMS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");

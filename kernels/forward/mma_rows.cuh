@@ -4,6 +4,7 @@
 
 #include "forward/mma_layout.cuh"
 #include "rule/partial.cuh"
+#include "rule/tensors.cuh"
 
 namespace warptile {
 
@@ -269,6 +270,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
                 score -= slopes[half] * fabsf((float)(diagonal[half] + shift - key));
             });
         }
+        if constexpr (Traits::has(SCORE_TENSORS)) apply_tensors(first_key, scores);
         if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to) {
             const int last_key = thread.segment(segment).k.len - 1;
             each(scores, first_key, [&](float& score, int half, int key) {
@@ -304,6 +306,27 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             score = rescale(score, sums[half].max);
             sums[half].sum += score;
         });
+    }
+
+    // Adds the bias, and hides what the key mask does.
+    __device__ void apply_tensors(int first_key, Scores& scores) const
+    {
+        const Segment& of = thread.segment(segment);
+        const Scoring& scoring = params.scoring;
+        const int key = first_key + thread.lane % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const Row row(of, group, this->row(half, thread.lane));
+            const int head = min(row.head, params.heads - 1), query = min(row.query, of.q.len - 1);
+            const auto score = [&](int i) -> float& { return scores[i / 2][2 * half + i % 2]; };
+            if (scoring.bias)
+                each_of_row<KEY_TILES>(bias_row<Element>(scoring, of.batch, head, query), scoring.bias_key, key, of.k.len,
+                                       [&](int i, Element bias) { score(i) = with_bias(score(i), widen(bias)); });
+            if (scoring.key_mask)
+                each_of_row<KEY_TILES>(mask_row(scoring, of.batch, head, query), scoring.mask_key, key, of.k.len, [&](int i, unsigned char shown) {
+                    if (!shown) score(i) = negative_infinity();
+                });
+        }
     }
 
     const Forward& params;

@@ -433,12 +433,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
     __device__ void apply_tensors(int first_key, Scores& scores) const
     {
         if (params.scoring.bias)
-            each_bias(first_key, scores, [](float& score, float bias) {
-                // Not below the range where it is finite, as masks are that are added: rows of nothing else have equal weights.
-                constexpr float LEAST = -MAX_FLOAT / 2;
-                const float exponent = (bias < LEAST ? LEAST : bias) * LOG2_E;
-                score = bias == negative_infinity() ? bias : min_keeping_nan(score + exponent, MAX_FLOAT);
-            });
+            each_bias(first_key, scores, [](float& score, float bias) { score = with_bias(score, bias); });
         if (params.scoring.key_mask)
             each_tensor_row([&](int one, int head, int query, int lane_key) {
                 each_of_row<KEY_TILES>(mask_row(params.scoring, tile.batch, head, query), params.scoring.mask_key, first_key + lane_key,

@@ -43,6 +43,15 @@ __device__ inline const unsigned char* mask_row(const Scoring& scoring, int batc
     return scoring.key_mask + batch * scoring.mask_batch + head * scoring.mask_head + query * scoring.mask_row;
 }
 
+// A score in exponents of 2 with a bias on top. Not below the range where it is finite, as masks are that are added: rows of nothing else have
+// equal weights.
+__device__ inline float with_bias(float score, float bias)
+{
+    constexpr float LEAST = -MAX_FLOAT / 2;
+    const float exponent = (bias < LEAST ? LEAST : bias) * LOG2_E;
+    return bias == negative_infinity() ? bias : min_keeping_nan(score + exponent, MAX_FLOAT);
+}
+
 // Whether the key mask is that of keys alone, as of padding: the same for all heads and queries.
 __device__ inline bool masks_keys_alone(const Scoring& scoring)
 {

@@ -7,37 +7,37 @@ pub static APPEND_E4M3_W4_PTX: [u8; 18737] = *include_bytes!("../images/append_e
 pub static APPEND_W4_PTX: [u8; 10874] = *include_bytes!("../images/append_w4_ptx.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_ptx.zst`.
-pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 32956] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
+pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 62044] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_ptx.zst`.
-pub static DECODE_D128_16X64_W4_S2_PTX: [u8; 22500] = *include_bytes!("../images/decode_d128_16x64_w4_s2_ptx.zst");
+pub static DECODE_D128_16X64_W4_S2_PTX: [u8; 38221] = *include_bytes!("../images/decode_d128_16x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_ptx.zst`.
 pub static DECODE_D128_32X64_W4_S2_PTX: [u8; 24532] = *include_bytes!("../images/decode_d128_32x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_ptx.zst`.
-pub static DECODE_D128_64X64_W4_S2_PTX: [u8; 27035] = *include_bytes!("../images/decode_d128_64x64_w4_s2_ptx.zst");
+pub static DECODE_D128_64X64_W4_S2_PTX: [u8; 50589] = *include_bytes!("../images/decode_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_ptx.zst`.
-pub static DECODE_D256_16X32_W2_S2_PTX: [u8; 23120] = *include_bytes!("../images/decode_d256_16x32_w2_s2_ptx.zst");
+pub static DECODE_D256_16X32_W2_S2_PTX: [u8; 40121] = *include_bytes!("../images/decode_d256_16x32_w2_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_ptx.zst`.
-pub static DECODE_D256_16X64_W2_S2_E4M3_PTX: [u8; 33133] = *include_bytes!("../images/decode_d256_16x64_w2_s2_e4m3_ptx.zst");
+pub static DECODE_D256_16X64_W2_S2_E4M3_PTX: [u8; 62522] = *include_bytes!("../images/decode_d256_16x64_w2_s2_e4m3_ptx.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_ptx.zst`.
-pub static DECODE_D512_16X16_W4_S2_PTX: [u8; 24077] = *include_bytes!("../images/decode_d512_16x16_w4_s2_ptx.zst");
+pub static DECODE_D512_16X16_W4_S2_PTX: [u8; 40905] = *include_bytes!("../images/decode_d512_16x16_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_ptx.zst`.
-pub static DECODE_D64_16X128_W4_S2_PTX: [u8; 22716] = *include_bytes!("../images/decode_d64_16x128_w4_s2_ptx.zst");
+pub static DECODE_D64_16X128_W4_S2_PTX: [u8; 40751] = *include_bytes!("../images/decode_d64_16x128_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_ptx.zst`.
-pub static DECODE_D64_16X128_W4_S4_E4M3_PTX: [u8; 29411] = *include_bytes!("../images/decode_d64_16x128_w4_s4_e4m3_ptx.zst");
+pub static DECODE_D64_16X128_W4_S4_E4M3_PTX: [u8; 55037] = *include_bytes!("../images/decode_d64_16x128_w4_s4_e4m3_ptx.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_ptx.zst`.
 pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../images/decode_d64_32x128_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_ptx.zst`.
-pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 25125] = *include_bytes!("../images/decode_d64_64x64_w4_s4_ptx.zst");
+pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47709] = *include_bytes!("../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dsinks_w8_ptx.zst`.
 pub static DSINKS_W8_PTX: [u8; 2459] = *include_bytes!("../images/dsinks_w8_ptx.zst");

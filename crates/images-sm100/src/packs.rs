@@ -4,13 +4,13 @@
 pub static APPEND_W4_SM_100: [u8; 13840] = *include_bytes!("../images/append_w4_sm_100.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w8_s2_sm_100.zst`.
-pub static DECODE_D128_16X128_W8_S2_SM_100: [u8; 29679] = *include_bytes!("../images/decode_d128_16x128_w8_s2_sm_100.zst");
+pub static DECODE_D128_16X128_W8_S2_SM_100: [u8; 41355] = *include_bytes!("../images/decode_d128_16x128_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d128_16x256_w8_s2_e4m3_sm_100.zst`.
-pub static DECODE_D128_16X256_W8_S2_E4M3_SM_100: [u8; 43531] = *include_bytes!("../images/decode_d128_16x256_w8_s2_e4m3_sm_100.zst");
+pub static DECODE_D128_16X256_W8_S2_E4M3_SM_100: [u8; 62879] = *include_bytes!("../images/decode_d128_16x256_w8_s2_e4m3_sm_100.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_100.zst`.
-pub static DECODE_D128_16X64_W4_S2_SM_100: [u8; 29012] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_100.zst");
+pub static DECODE_D128_16X64_W4_S2_SM_100: [u8; 40235] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d128_32x128_w8_s2_sm_100.zst`.
 pub static DECODE_D128_32X128_W8_S2_SM_100: [u8; 34091] = *include_bytes!("../images/decode_d128_32x128_w8_s2_sm_100.zst");
@@ -25,22 +25,22 @@ pub static DECODE_D128_64X128_W8_S2_SM_100: [u8; 37625] = *include_bytes!("../im
 pub static DECODE_D128_64X64_W4_S2_SM_100: [u8; 34053] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_100.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_100: [u8; 30139] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_100.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_100: [u8; 37981] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w4_s2_sm_100.zst`.
-pub static DECODE_D256_16X64_W4_S2_SM_100: [u8; 30520] = *include_bytes!("../images/decode_d256_16x64_w4_s2_sm_100.zst");
+pub static DECODE_D256_16X64_W4_S2_SM_100: [u8; 38698] = *include_bytes!("../images/decode_d256_16x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_100.zst`.
-pub static DECODE_D512_16X16_W4_S2_SM_100: [u8; 30365] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_100.zst");
+pub static DECODE_D512_16X16_W4_S2_SM_100: [u8; 39548] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d512_16x32_w8_s2_sm_100.zst`.
-pub static DECODE_D512_16X32_W8_S2_SM_100: [u8; 31354] = *include_bytes!("../images/decode_d512_16x32_w8_s2_sm_100.zst");
+pub static DECODE_D512_16X32_W8_S2_SM_100: [u8; 42095] = *include_bytes!("../images/decode_d512_16x32_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_sm_100.zst`.
-pub static DECODE_D64_16X128_W4_S2_SM_100: [u8; 29475] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_100.zst");
+pub static DECODE_D64_16X128_W4_S2_SM_100: [u8; 42772] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d64_16x256_w8_s2_sm_100.zst`.
-pub static DECODE_D64_16X256_W8_S2_SM_100: [u8; 29851] = *include_bytes!("../images/decode_d64_16x256_w8_s2_sm_100.zst");
+pub static DECODE_D64_16X256_W8_S2_SM_100: [u8; 45400] = *include_bytes!("../images/decode_d64_16x256_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_100.zst`.
 pub static DECODE_D64_32X128_W4_S2_SM_100: [u8; 32811] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_100.zst");
@@ -49,7 +49,7 @@ pub static DECODE_D64_32X128_W4_S2_SM_100: [u8; 32811] = *include_bytes!("../ima
 pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35147] = *include_bytes!("../images/decode_d64_64x128_w8_s4_sm_100.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_100.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 32097] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_100.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55382] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_100.zst`.
 pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../images/dsinks_w8_sm_100.zst");

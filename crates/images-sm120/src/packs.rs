@@ -4,31 +4,31 @@
 pub static APPEND_W4_SM_120: [u8; 13944] = *include_bytes!("../images/append_w4_sm_120.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_120.zst`.
-pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 33457] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 49095] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_120.zst`.
-pub static DECODE_D128_16X64_W4_S2_SM_120: [u8; 29449] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_120.zst");
+pub static DECODE_D128_16X64_W4_S2_SM_120: [u8; 39635] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_sm_120.zst`.
 pub static DECODE_D128_32X64_W4_S2_SM_120: [u8; 31220] = *include_bytes!("../images/decode_d128_32x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_sm_120.zst`.
-pub static DECODE_D128_64X64_W4_S2_SM_120: [u8; 33557] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_120.zst");
+pub static DECODE_D128_64X64_W4_S2_SM_120: [u8; 62494] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_120.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_120: [u8; 30262] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_120.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_120: [u8; 37396] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_120.zst`.
-pub static DECODE_D512_16X16_W4_S2_SM_120: [u8; 30381] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_120.zst");
+pub static DECODE_D512_16X16_W4_S2_SM_120: [u8; 39534] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_sm_120.zst`.
-pub static DECODE_D64_16X128_W4_S2_SM_120: [u8; 29498] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_120.zst");
+pub static DECODE_D64_16X128_W4_S2_SM_120: [u8; 44444] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_120.zst`.
 pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_120.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 31783] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_120.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 50020] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_120.zst`.
 pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../images/dsinks_w8_sm_120.zst");

@@ -7,37 +7,37 @@ pub static APPEND_E4M3_W4_SM_80: [u8; 14231] = *include_bytes!("../images/append
 pub static APPEND_W4_SM_80: [u8; 11948] = *include_bytes!("../images/append_w4_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
-pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 37650] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59622] = *include_bytes!("../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 22558] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 30497] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_sm_80.zst`.
 pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 24008] = *include_bytes!("../images/decode_d128_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 26219] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 48895] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_80.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 23046] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_80.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 35517] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_sm_80.zst`.
-pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 32920] = *include_bytes!("../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
+pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 54910] = *include_bytes!("../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_80.zst`.
-pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 23429] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_80.zst");
+pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 31623] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_sm_80.zst`.
-pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 23052] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_80.zst");
+pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 38577] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_sm_80.zst`.
-pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 27187] = *include_bytes!("../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
+pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 44921] = *include_bytes!("../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_80.zst`.
 pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_80.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 25090] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_80.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_80.zst`.
 pub static DKV_D128_64X128_W8_S2_SM_80: [u8; 21085] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_80.zst");

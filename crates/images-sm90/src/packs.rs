@@ -7,13 +7,13 @@ pub static APPEND_E4M3_W4_SM_90: [u8; 18730] = *include_bytes!("../images/append
 pub static APPEND_W4_SM_90: [u8; 11739] = *include_bytes!("../images/append_w4_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w8_s2_sm_90.zst`.
-pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 71446] = *include_bytes!("../images/decode_d128_16x128_w8_s2_sm_90.zst");
+pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 80461] = *include_bytes!("../images/decode_d128_16x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_16x256_w8_s2_e4m3_sm_90.zst`.
-pub static DECODE_D128_16X256_W8_S2_E4M3_SM_90: [u8; 38158] = *include_bytes!("../images/decode_d128_16x256_w8_s2_e4m3_sm_90.zst");
+pub static DECODE_D128_16X256_W8_S2_E4M3_SM_90: [u8; 67616] = *include_bytes!("../images/decode_d128_16x256_w8_s2_e4m3_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_90.zst`.
-pub static DECODE_D128_16X64_W4_S2_SM_90: [u8; 52623] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_90.zst");
+pub static DECODE_D128_16X64_W4_S2_SM_90: [u8; 64539] = *include_bytes!("../images/decode_d128_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_32x128_w8_s2_sm_90.zst`.
 pub static DECODE_D128_32X128_W8_S2_SM_90: [u8; 80414] = *include_bytes!("../images/decode_d128_32x128_w8_s2_sm_90.zst");
@@ -25,31 +25,31 @@ pub static DECODE_D128_32X64_W4_S2_SM_90: [u8; 26179] = *include_bytes!("../imag
 pub static DECODE_D128_64X128_W8_S2_SM_90: [u8; 51216] = *include_bytes!("../images/decode_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_sm_90.zst`.
-pub static DECODE_D128_64X64_W4_S2_SM_90: [u8; 28207] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_90.zst");
+pub static DECODE_D128_64X64_W4_S2_SM_90: [u8; 55309] = *include_bytes!("../images/decode_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d256_16x128_w4_s2_e4m3_sm_90.zst`.
-pub static DECODE_D256_16X128_W4_S2_E4M3_SM_90: [u8; 33336] = *include_bytes!("../images/decode_d256_16x128_w4_s2_e4m3_sm_90.zst");
+pub static DECODE_D256_16X128_W4_S2_E4M3_SM_90: [u8; 51917] = *include_bytes!("../images/decode_d256_16x128_w4_s2_e4m3_sm_90.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_90.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_90: [u8; 25734] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_90.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_90: [u8; 36529] = *include_bytes!("../images/decode_d256_16x32_w2_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w4_s2_sm_90.zst`.
-pub static DECODE_D256_16X64_W4_S2_SM_90: [u8; 74928] = *include_bytes!("../images/decode_d256_16x64_w4_s2_sm_90.zst");
+pub static DECODE_D256_16X64_W4_S2_SM_90: [u8; 85340] = *include_bytes!("../images/decode_d256_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_90.zst`.
-pub static DECODE_D512_16X16_W4_S2_SM_90: [u8; 25216] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_90.zst");
+pub static DECODE_D512_16X16_W4_S2_SM_90: [u8; 37459] = *include_bytes!("../images/decode_d512_16x16_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d512_16x32_w8_s2_sm_90.zst`.
-pub static DECODE_D512_16X32_W8_S2_SM_90: [u8; 73082] = *include_bytes!("../images/decode_d512_16x32_w8_s2_sm_90.zst");
+pub static DECODE_D512_16X32_W8_S2_SM_90: [u8; 85866] = *include_bytes!("../images/decode_d512_16x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_sm_90.zst`.
-pub static DECODE_D64_16X128_W4_S2_SM_90: [u8; 24584] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_90.zst");
+pub static DECODE_D64_16X128_W4_S2_SM_90: [u8; 42115] = *include_bytes!("../images/decode_d64_16x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_16x256_w8_s2_sm_90.zst`.
-pub static DECODE_D64_16X256_W8_S2_SM_90: [u8; 69788] = *include_bytes!("../images/decode_d64_16x256_w8_s2_sm_90.zst");
+pub static DECODE_D64_16X256_W8_S2_SM_90: [u8; 91249] = *include_bytes!("../images/decode_d64_16x256_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_16x256_w8_s4_e4m3_sm_90.zst`.
-pub static DECODE_D64_16X256_W8_S4_E4M3_SM_90: [u8; 36292] = *include_bytes!("../images/decode_d64_16x256_w8_s4_e4m3_sm_90.zst");
+pub static DECODE_D64_16X256_W8_S4_E4M3_SM_90: [u8; 65572] = *include_bytes!("../images/decode_d64_16x256_w8_s4_e4m3_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_90.zst`.
 pub static DECODE_D64_32X128_W4_S2_SM_90: [u8; 27119] = *include_bytes!("../images/decode_d64_32x128_w4_s2_sm_90.zst");
@@ -58,7 +58,7 @@ pub static DECODE_D64_32X128_W4_S2_SM_90: [u8; 27119] = *include_bytes!("../imag
 pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../images/decode_d64_64x128_w8_s4_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_90.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 27124] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 20891] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");

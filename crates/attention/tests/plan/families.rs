@@ -181,8 +181,7 @@ fn what_wgmma_lacks_an_option_for_goes_to_mma() {
     }
 }
 
-/// The exceptions: rows that do not start at multiples of 16 bytes are for `scalar` if there is a bias or a key mask, and so may be a few queries with one,
-/// which `decode` does not take.
+/// The exception: rows that do not start at multiples of 16 bytes are for `scalar` if there is a bias or a key mask.
 #[test]
 fn no_combination_of_options_leaves_the_tensor_cores() {
     let options = [
@@ -198,6 +197,8 @@ fn no_combination_of_options_leaves_the_tensor_cores() {
     ];
     for device in iter::once(DeviceProfile::h200()).chain(others()) {
         for (q, head_dim, element) in [
+            (1, 128, "f16"),
+            (9, 256, "bf16"),
             (70, 128, "bf16"),
             (300, 64, "f16"),
             (2048, 96, "bf16"),

@@ -79,7 +79,7 @@ fn what_cannot_cut_keys_at_fixed_places_says_so() {
     let error = Plan::gpu(problem, &h200, &named("wmma_d128_64x64_w4_s1"));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("cannot cut keys at fixed places"), "{error}");
-    for words in ["f32", "f16 bias", "f16 unaligned"] {
+    for words in ["f32", "f16 unaligned", "f16 unaligned bias"] {
         let problem = every_512(&format!("b1 q1 k8192 h32/8 d128 {words}"));
         let error = Plan::gpu(problem, &h200, &Choice::Best).unwrap_err();
         assert!(matches!(error, Error::NoKernel { .. }), "{error}");
