@@ -4,8 +4,8 @@
 //
 // In both the tile's rows are the rows of all products, 16 or 32 for a warp: their own tensors stay in shared memory (keys and values, or
 // queries and the gradient of the output), those of the columns move through a ring. Weights and gradients of scores become left operands as
-// they are. Above head size 128, dK and dV are too many for a warp: two have the same rows, each computes half of a block's scores and half
-// of the columns of the results, and they exchange what they computed.
+// they are. Where dK and dV are too many for a warp, two or four have the same rows: each computes a part of a block's scores and a part of
+// the columns of the results, and they exchange weights and gradients.
 #pragma once
 
 #include "backward/place.cuh"
@@ -35,7 +35,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
                                          FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED | FEATURE_NEGATIVE_SCALE | FEATURE_VALUE_DIM;
 
     static constexpr int ROWS = OF_KEYS ? BLOCK_N : BLOCK_M, COLUMNS = OF_KEYS ? BLOCK_M : BLOCK_N;
-    static constexpr int PARTS = OF_KEYS && HEAD_DIM > 128 ? 2 : 1; // warps that share rows
+    // Warps that share rows: so that 32 of a warp's have results that fit registers where there are warps enough, else 16.
+    static constexpr int PARTS = !OF_KEYS ? 1 : WARPS == 8 && BLOCK_M == 64 ? (HEAD_DIM > 128 ? 4 : 2) : HEAD_DIM > 128 ? 2 : 1;
     static constexpr int WARP_ROWS = ROWS / (WARPS / PARTS), ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
     static constexpr int RESULT_TILES = HEAD_DIM / PARTS / FRAGMENT_COLUMNS; // of a warp
     static constexpr int SPAN = COLUMNS / PARTS; // whose scores a warp computes
@@ -53,9 +54,11 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGES_AT = 2 * OWN_BYTES;
     static constexpr int EXCHANGE_AT = STAGES_AT + STAGES * STAGE_BYTES;
     static constexpr int EXCHANGE_BYTES = PARTS == 1 ? 0 : 2 * ROWS * COLUMNS * (int)sizeof(Element);
-    static constexpr int PLACE_AT = EXCHANGE_AT + EXCHANGE_BYTES;
+    static constexpr int NUMBERS_AT = EXCHANGE_AT + EXCHANGE_BYTES; // of own queries
+    static constexpr int PLACE_AT = NUMBERS_AT + (OF_KEYS ? 0 : 2 * ROWS * (int)sizeof(float));
     static constexpr int SHARED_BYTES = PLACE_AT + (int)sizeof(GradientPlace);
-    static constexpr int MIN_CTAS = WARPS <= 4 ? 2 : 1;
+    // Three where a warp has few results.
+    static constexpr int MIN_CTAS = WARPS > 4 ? 1 : !OF_KEYS && ROW_TILES == 1 && HEAD_DIM <= 128 ? 3 : 2;
 };
 
 // Writes a tile of a gradient from shared memory to the rows and columns that exist.
@@ -97,7 +100,7 @@ template <class Traits> class PairWarp {
     using Results = float[ROW_TILES][RESULT_TILES][4];
 
     __device__ PairWarp(const Backward& params, unsigned shared, const GradientPlace& place)
-        : params(params), shared(shared), place(place), mask(params.scoring, place.q.len, place.k.len)
+        : params(params), shared(shared), place(place)
     {
         const int lane = threadIdx.x % 32;
         own_at = shared + (first_row() + lane % 16) * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES;
@@ -105,16 +108,6 @@ template <class Traits> class PairWarp {
         results_at = lane % 16 * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES + part() * RESULT_TILES * CHUNK_BYTES;
         clear(first);
         clear(second);
-        if constexpr (!Traits::OF_KEYS) {
-            const long long numbers = place.numbers_of(params, place.head);
-#pragma unroll
-            for (int row = 0; row < 2 * ROW_TILES; row++) {
-                const int query = place.first + first_row() + 8 * row + lane / 4;
-                const bool is_there = query < place.q.len;
-                lse[row] = is_there ? params.rows.scaled_lse[numbers + query] : positive_infinity();
-                delta[row] = is_there ? params.rows.delta[numbers + query] : 0;
-            }
-        }
     }
 
     // Adds a block of columns of head `head`, which lies at `moving`: of the first tensor, and of the second behind it.
@@ -143,17 +136,17 @@ template <class Traits> class PairWarp {
                     store_four_words(place_of(part(), tile, step, 0), weights[tile][step]);
                     store_four_words(place_of(part(), tile, step, 1), slopes[tile][step]);
                 }
-            named_barrier_wait(1 + row_warp(), 64);
+            named_barrier_wait(1 + row_warp(), 32 * Traits::PARTS);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int other = 0; other < Traits::PARTS; other++) {
 #pragma unroll
                 for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
                     for (int step = 0; step < CHUNK_STEPS; step++) {
-                        load_four_words(weights[tile][step], place_of(half, tile, step, 0));
-                        load_four_words(slopes[tile][step], place_of(half, tile, step, 1));
+                        load_four_words(weights[tile][step], place_of(other, tile, step, 0));
+                        load_four_words(slopes[tile][step], place_of(other, tile, step, 1));
                     }
-                const unsigned block = moving + results_at + half * Traits::SPAN * Traits::ROW_BYTES;
+                const unsigned block = moving + results_at + other * Traits::SPAN * Traits::ROW_BYTES;
                 multiply_results(weights, block + Traits::MOVING_BYTES, second);
                 multiply_results(slopes, block, first);
             }
@@ -223,37 +216,39 @@ template <class Traits> class PairWarp {
             }
     }
 
-    // Calls `use(score, gradient, lse, delta)`, with the numbers of the query.
+    // Calls `use(score, gradient, lse, delta)`, with the numbers of the query, which are at `numbers` in shared memory.
     template <class Use> __device__ void each_pair(Scores& s, Scores& g, unsigned numbers, Use use) const
     {
+        if constexpr (Traits::OF_KEYS) {
 #pragma unroll
-        for (int i = 0; i < CHUNK_TILES; i++) {
-            float two_lse[2], two_delta[2];
-            if constexpr (Traits::OF_KEYS) {
-                const uint2 l = load_two_words(numbers + 8 * i * sizeof(float)), d = load_two_words(numbers + Traits::NUMBER_BYTES + 8 * i * sizeof(float));
-                two_lse[0] = __uint_as_float(l.x), two_lse[1] = __uint_as_float(l.y);
-                two_delta[0] = __uint_as_float(d.x), two_delta[1] = __uint_as_float(d.y);
+            for (int i = 0; i < CHUNK_TILES; i++) {
+                const uint2 lse = load_two_words(numbers + 8 * i * sizeof(float));
+                const uint2 delta = load_two_words(numbers + Traits::NUMBER_BYTES + 8 * i * sizeof(float));
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        use(s[tile][i][j], g[tile][i][j], __uint_as_float(j % 2 ? lse.y : lse.x), __uint_as_float(j % 2 ? delta.y : delta.x));
             }
+        } else {
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    if constexpr (Traits::OF_KEYS)
-                        use(s[tile][i][j], g[tile][i][j], two_lse[j % 2], two_delta[j % 2]);
-                    else
-                        use(s[tile][i][j], g[tile][i][j], lse[2 * tile + j / 2], delta[2 * tile + j / 2]);
+                for (int half = 0; half < 2; half++) {
+                    const uint2 two = load_two_words(numbers + (2 * tile + half) * 8 * 2 * sizeof(float)); // lse and delta of a row
+#pragma unroll
+                    for (int i = 0; i < CHUNK_TILES; i++)
+#pragma unroll
+                        for (int j = 2 * half; j < 2 * half + 2; j++)
+                            use(s[tile][i][j], g[tile][i][j], __uint_as_float(two.x), __uint_as_float(two.y));
                 }
         }
     }
 
-    // Products become exponents, with all that a plain block does without; -inf where a key is hidden.
-    __device__ void bend(const ScoreRule& rule, int row, int column, int head, Scores& scores) const
+    // Adds to exponents what depends on the place; -inf where a key is hidden.
+    __device__ void bend(const ScoreRule& rule, const Mask& mask, int row, int column, int head, Scores& scores) const
     {
         const Scoring& scoring = params.scoring;
-        each(row, column, scores, [&](float& score, int, int) {
-            score = rule.score(score);
-            if (rule.has_softcap()) score = rule.with_softcap(score);
-        });
         if (rule.has_alibi())
             each(row, column, scores, [&](float& score, int query, int key) { score = rule.with_alibi(score, query, key); });
         if (scoring.bias)
@@ -292,39 +287,34 @@ template <class Traits> class PairWarp {
         multiply_scores(own_at, chunk, s);
         multiply_scores(own_at + Traits::OWN_BYTES, chunk + Traits::MOVING_BYTES, g);
         const Scoring& scoring = params.scoring;
+        const Mask mask(scoring, place.q.len, place.k.len); // anew for each block: registers have no room for it
         const int lane = threadIdx.x % 32;
         const int row = place.first + first_row(), column = first_column + from;
         const bool hides = Traits::OF_KEYS ? mask.hides_part_of(column, Traits::CHUNK, row, Traits::WARP_ROWS)
                                            : mask.hides_part_of(row, Traits::WARP_ROWS, column, Traits::CHUNK);
         const float slope = scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + head] : 0.0f;
         const ScoreRule rule(scoring, slope, place.q.len, place.k.len, LOG2_E);
-        // Of the block's queries, or of the warp's rows.
-        const unsigned numbers = moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float);
-        const auto weigh_all = [&](float factor) {
+        const unsigned numbers = Traits::OF_KEYS ? moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float)
+                                                 : shared + Traits::NUMBERS_AT + (first_row() + lane / 4) * 2 * (unsigned)sizeof(float);
+        if (rule.has_softcap() || rule.has_alibi() || scoring.bias || scoring.key_mask || hides) {
+            each_pair(s, g, numbers, [&](float& score, float& gradient, float, float delta) {
+                gradient -= delta;
+                score = rule.score(score);
+                if (!rule.has_softcap()) return;
+                const float bent = tanh_approximate(score);
+                gradient *= 1 - bent * bent;
+                score = rule.cap * bent;
+            });
+            bend(rule, mask, row, column, head, s);
+            each_pair(s, g, numbers, [&](float& score, float& gradient, float lse, float) {
+                score = exp2_approximate(score - lse);
+                gradient *= score;
+            });
+        } else {
             each_pair(s, g, numbers, [&](float& score, float& gradient, float lse, float delta) {
-                score = exp2_approximate(fmaf(score, factor, -lse));
+                score = exp2_approximate(fmaf(score, rule.scale, -lse));
                 gradient = score * (gradient - delta);
             });
-        };
-        if (rule.has_softcap() || rule.has_alibi() || scoring.bias || scoring.key_mask || hides) {
-            bend(rule, row, column, head, s);
-            weigh_all(1);
-            // Its derivative, from the products once more: registers have no room for it meanwhile.
-            if (rule.has_softcap()) {
-                Scores products;
-                multiply_scores(own_at, chunk, products);
-#pragma unroll
-                for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-                    for (int i = 0; i < CHUNK_TILES; i++)
-#pragma unroll
-                        for (int j = 0; j < 4; j++) {
-                            const float bent = tanh_approximate(rule.score(products[tile][i][j]));
-                            g[tile][i][j] *= 1 - bent * bent;
-                        }
-            }
-        } else {
-            weigh_all(rule.scale);
         }
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
@@ -359,11 +349,9 @@ template <class Traits> class PairWarp {
     const Backward& params;
     const unsigned shared;
     const GradientPlace& place;
-    const Mask mask;
     unsigned own_at, scores_at, results_at; // of what this lane names of blocks of 16 rows
     Results first;                          // dK or dQ, without the scale
     float second[Traits::OF_KEYS ? ROW_TILES : 1][Traits::OF_KEYS ? RESULT_TILES : 1][4]; // dV
-    float lse[Traits::OF_KEYS ? 1 : 2 * ROW_TILES], delta[Traits::OF_KEYS ? 1 : 2 * ROW_TILES];
 };
 
 // The columns that some row of the tile sees, in blocks, and the heads that they are taken of.
@@ -406,6 +394,26 @@ __device__ inline void load_rows(unsigned char* to, const Tensor& tensor, const 
                                                                               Rows<const Element>(rows, tensor.row), first, extent.len, dim);
 }
 
+// The tile's own rows of both tensors.
+template <class Traits> __device__ inline void load_own(unsigned char* shared, const Backward& params, const GradientPlace& place)
+{
+    const Extent& extent = Traits::OF_KEYS ? place.k : place.q;
+    load_rows<Traits, Traits::ROWS>(shared, Traits::OF_KEYS ? params.k : params.q, place, place.head, extent, place.first, params.head_dim);
+    load_rows<Traits, Traits::ROWS>(shared + Traits::OWN_BYTES, Traits::OF_KEYS ? params.v : params.d_out, place, place.head, extent, place.first,
+                                    params.value_dim);
+}
+
+// A block of columns of both tensors, of a query head.
+template <class Traits>
+__device__ inline void load_others(unsigned char* to, const Backward& params, const GradientPlace& place, int head, int first)
+{
+    const Extent& extent = Traits::OF_KEYS ? place.q : place.k;
+    const int of_tensors = Traits::OF_KEYS ? head : head / (params.heads / params.kv_heads);
+    load_rows<Traits, Traits::COLUMNS>(to, Traits::OF_KEYS ? params.q : params.k, place, of_tensors, extent, first, params.head_dim);
+    load_rows<Traits, Traits::COLUMNS>(to + Traits::MOVING_BYTES, Traits::OF_KEYS ? params.d_out : params.v, place, of_tensors, extent, first,
+                                       params.value_dim);
+}
+
 template <class Traits> __device__ void pair_gradients(const Backward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -421,19 +429,14 @@ template <class Traits> __device__ void pair_gradients(const Backward& params)
     const auto load_next = [&](int stage) {
         if (load_head < moving.first_head + moving.heads && moving.blocks > 0) {
             const int at = Traits::STAGES_AT + stage * Traits::STAGE_BYTES, first = (moving.first_block + load_block) * Traits::COLUMNS;
+            load_others<Traits>(shared + at, params, place, load_head, first);
             if constexpr (Traits::OF_KEYS) {
-                load_rows<Traits, Traits::COLUMNS>(shared + at, params.q, place, load_head, place.q, first, params.head_dim);
-                load_rows<Traits, Traits::COLUMNS>(shared + at + Traits::MOVING_BYTES, params.d_out, place, load_head, place.q, first, params.value_dim);
                 constexpr int CHUNKS = Traits::NUMBER_BYTES / CHUNK_BYTES; // of each list
                 if (threadIdx.x < 2 * CHUNKS) {
                     const int list = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
                     const float* const numbers = (list ? params.rows.delta : params.rows.scaled_lse) + place.numbers_of(params, load_head);
                     cp_async_16(address + at + 2 * Traits::MOVING_BYTES + threadIdx.x * CHUNK_BYTES, numbers + first + 4 * chunk, true);
                 }
-            } else {
-                const int kv_head = load_head / (params.heads / params.kv_heads);
-                load_rows<Traits, Traits::COLUMNS>(shared + at, params.k, place, kv_head, place.k, first, params.head_dim);
-                load_rows<Traits, Traits::COLUMNS>(shared + at + Traits::MOVING_BYTES, params.v, place, kv_head, place.k, first, params.value_dim);
             }
             if (++load_block == moving.blocks) {
                 load_block = 0;
@@ -442,12 +445,14 @@ template <class Traits> __device__ void pair_gradients(const Backward& params)
         }
         cp_async_commit();
     };
-    if constexpr (Traits::OF_KEYS) {
-        load_rows<Traits, Traits::ROWS>(shared, params.k, place, place.head, place.k, place.first, params.head_dim);
-        load_rows<Traits, Traits::ROWS>(shared + Traits::OWN_BYTES, params.v, place, place.head, place.k, place.first, params.value_dim);
-    } else {
-        load_rows<Traits, Traits::ROWS>(shared, params.q, place, place.head, place.q, place.first, params.head_dim);
-        load_rows<Traits, Traits::ROWS>(shared + Traits::OWN_BYTES, params.d_out, place, place.head, place.q, place.first, params.value_dim);
+    load_own<Traits>(shared, params, place);
+    if constexpr (!Traits::OF_KEYS) {
+        float2* const numbers = reinterpret_cast<float2*>(shared + Traits::NUMBERS_AT);
+        const long long first = place.numbers_of(params, place.head) + place.first;
+        for (int row = threadIdx.x; row < Traits::ROWS; row += Traits::THREADS) {
+            const bool is_there = place.first + row < place.q.len;
+            numbers[row] = {is_there ? params.rows.scaled_lse[first + row] : positive_infinity(), is_there ? params.rows.delta[first + row] : 0};
+        }
     }
     constexpr int AHEAD = Traits::STAGES == 1 ? 1 : Traits::STAGES - 1; // blocks
     for (int stage = 0; stage < AHEAD; stage++) load_next(stage);

@@ -6,7 +6,7 @@
 namespace warptile {
 void named_barrier_wait(int id, int threads);
 }
-#include "backward/pair.cuh"
+#include "backward/gradients.cuh"
 #include "backward/prepass.cuh"
 #include "backward/sinks.cuh"
 #include "ops/append.cuh"
@@ -58,13 +58,15 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
 {
 #define PAIR(D, M, N, W, S)                                                                                                                        \
     if (tiling == "d" #D "_" #M "x" #N "_w" #W "_s" #S)                                                                                            \
-        return run<true>(pair_gradients<PairTraits<Element, D, M, N, W, S, OF_KEYS>>, params, grid, threads), true;
-    if constexpr (sizeof(Element) == 2 && OF_KEYS) {
-        PAIR(64, 64, 64, 4, 2) PAIR(64, 64, 128, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(128, 64, 64, 4, 1) PAIR(128, 64, 128, 8, 2)
-        PAIR(192, 32, 64, 8, 1) PAIR(256, 32, 32, 4, 1) PAIR(256, 32, 64, 8, 1)
-    } else if constexpr (sizeof(Element) == 2) {
-        PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(128, 64, 64, 4, 1) PAIR(128, 128, 64, 8, 2) PAIR(192, 64, 32, 4, 1)
-        PAIR(256, 64, 32, 4, 1)
+        return run<true>(gradients<typename GradientTraits<Element, D, M, N, W, S, OF_KEYS>::Type>, params, grid, threads), true;
+    if constexpr (sizeof(Element) == 4) {
+        PAIR(64, 32, 32, 4, 1) PAIR(128, 32, 32, 4, 1) PAIR(256, 16, 16, 4, 1)
+    } else if constexpr (OF_KEYS) {
+        PAIR(64, 64, 64, 4, 2) PAIR(64, 64, 128, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 64, 128, 8, 2) PAIR(128, 64, 64, 4, 1)
+        PAIR(128, 64, 128, 8, 2) PAIR(192, 32, 64, 8, 1) PAIR(192, 64, 64, 8, 2) PAIR(256, 32, 32, 4, 1) PAIR(256, 64, 64, 8, 2)
+    } else {
+        PAIR(64, 64, 64, 4, 2) PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 128, 64, 4, 1) PAIR(128, 64, 64, 4, 1)
+        PAIR(128, 128, 64, 4, 1) PAIR(192, 64, 32, 4, 1) PAIR(192, 128, 32, 8, 2) PAIR(256, 64, 16, 4, 1) PAIR(256, 64, 32, 4, 1) PAIR(256, 128, 32, 8, 2)
     }
 #undef PAIR
     return false;

@@ -1,14 +1,14 @@
 // One image of the gradients of queries; the build names the element type, the tiling and the entry.
-#include "backward/pair.cuh"
+#include "backward/gradients.cuh"
 
 using Params = warptile::Backward;
-using Instance =
-    warptile::PairTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES, false>;
+using Instance = warptile::GradientTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
+                                          WARPTILE_STAGES, false>::Type;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    warptile::pair_gradients<Instance>(params);
+    warptile::gradients<Instance>(params);
 }

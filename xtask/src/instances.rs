@@ -291,7 +291,11 @@ impl FamilyDeclaration {
             suffix,
             extra_flags: [&self.flags[..], flags].concat(),
             expectations: Expectations {
-                tensor_instruction: self.tensor_instruction,
+                // Those of these families take no f32.
+                tensor_instruction: match element {
+                    Element::F32 => TensorInstruction::None,
+                    _ => self.tensor_instruction,
+                },
                 setmaxnreg: self.setmaxnreg,
                 may_spill: false,
             },

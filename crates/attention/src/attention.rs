@@ -1,5 +1,6 @@
 //! The one verb: options, queries and keys in, output and lse out.
 
+mod backward;
 mod given;
 mod options;
 
@@ -20,6 +21,8 @@ use crate::spec::{
 };
 use crate::tensor::{Bytes, Storage, Tensor, zeros};
 use given::Arguments;
+
+pub use backward::{Gradients, GradientsInto, OutputGradient};
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
 ///

@@ -162,7 +162,7 @@ mod recent;
 pub mod spec;
 mod tensor;
 
-pub use attention::{Attention, Output};
+pub use attention::{Attention, Gradients, GradientsInto, Output, OutputGradient};
 pub use backend::Backend;
 pub use cache::KvCache;
 pub use error::{Error, Result};

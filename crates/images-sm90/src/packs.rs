@@ -60,47 +60,83 @@ pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../imag
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_90.zst`.
 pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
+/// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 11445] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
-pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 20891] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");
+pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24979] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 20776] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 22251] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18679] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_90.zst");
+pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 17804] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d192_64x64_w8_s2_sm_90.zst`.
+pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20174] = *include_bytes!("../images/dkv_d192_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 11418] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 19294] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 18356] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
-/// The images of a kernel: `dkv_d256_32x64_w8_s1_sm_90.zst`.
-pub static DKV_D256_32X64_W8_S1_SM_90: [u8; 18922] = *include_bytes!("../images/dkv_d256_32x64_w8_s1_sm_90.zst");
+/// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
+pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20538] = *include_bytes!("../images/dkv_d256_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 10951] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 26541] = *include_bytes!("../images/dkv_d64_64x128_w4_s2_sm_90.zst");
+pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 22885] = *include_bytes!("../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 20918] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 19261] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
+pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23181] = *include_bytes!("../images/dkv_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 20068] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_90.zst");
+pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 20146] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_90.zst");
 
-/// The images of a kernel: `dq_d128_128x64_w8_s2_sm_90.zst`.
-pub static DQ_D128_128X64_W8_S2_SM_90: [u8; 19756] = *include_bytes!("../images/dq_d128_128x64_w8_s2_sm_90.zst");
+/// The images of a kernel: `dq_d128_128x64_w4_s1_sm_90.zst`.
+pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24089] = *include_bytes!("../images/dq_d128_128x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 10636] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 20678] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 18848] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d192_128x32_w8_s2_sm_90.zst`.
+pub static DQ_D192_128X32_W8_S2_SM_90: [u8; 19188] = *include_bytes!("../images/dq_d192_128x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 21075] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
+pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19333] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d256_128x32_w8_s2_sm_90.zst`.
+pub static DQ_D256_128X32_W8_S2_SM_90: [u8; 20501] = *include_bytes!("../images/dq_d256_128x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 10713] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 21127] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 20022] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 24333] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_90.zst");
+pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22632] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 10231] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 17838] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
+pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22784] = *include_bytes!("../images/dq_d96_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18759] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
+pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 17937] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_90.zst`.
 pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../images/dsinks_w8_sm_90.zst");

@@ -555,7 +555,7 @@ declare! {
         delta: u64 = "float*",
         /// The lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
         scaled_lse: u64 = "float*",
-        /// [CTAs] set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
+        /// `[CTAs]` set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
         turns: u64 = "unsigned*",
     }
 

@@ -18,4 +18,5 @@ template <> inline __nv_bfloat16 narrow<__nv_bfloat16>(float x)
 template<class E> unsigned narrow2(float a,float b);
 template<> inline unsigned narrow2<__half>(float a,float b){__half h[2]={(__half)a,(__half)b};unsigned u;memcpy(&u,h,4);return u;}
 template<> inline unsigned narrow2<__nv_bfloat16>(float a,float b){return narrow<__nv_bfloat16>(a).bits|(unsigned)narrow<__nv_bfloat16>(b).bits<<16;}
+inline float4 widen4(const float* four) { return {four[0], four[1], four[2], four[3]}; }
 }

@@ -182,6 +182,12 @@ impl<O: Operation> Prepared<O> {
             }
             (known, _) => known,
         };
+        // What a step leaves in the workspace is there for the next one: no other launch of this stream comes between.
+        let steps = match outline.shapes.len() {
+            0 | 1 => None,
+            _ => Some(stream.attached(|| Ok::<_, Error>(Mutex::<Steps>::default()))?),
+        };
+        let steps = steps.as_deref().map(lock);
         let submitted = bindings.submit_in_order(stream, capture, || {
             // Until the last launch is queued.
             let _staged = staged;
@@ -202,6 +208,7 @@ impl<O: Operation> Prepared<O> {
             }
             Ok(())
         });
+        drop(steps);
         drop(at);
         submitted.and_then(|()| sync::after_launch(stream, capture))
     }
@@ -229,6 +236,7 @@ impl<O: Operation> Prepared<O> {
     ///   it, has ended.
     /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets, lengths,
     ///   slots, positions and tables on the device are an exception: any bits at any time are safe, and give wrong numbers at worst.
+    /// - No two threads launch with the same workspace at the same time where a plan has several steps.
     /// - `workspace` is memory of [`Prepared::scratch`] bytes or more, or of the [`workspace_bytes`] that each step has for the call; 0 if
     ///   that is none. Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may
     ///   run at the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
@@ -325,6 +333,10 @@ impl<O: Operation> Prepared<O> {
         Ok(staged)
     }
 }
+
+/// The right to queue steps on a stream that share its workspace.
+#[derive(Debug, Default)]
+struct Steps;
 
 /// Everything about a launch except its addresses.
 #[derive(Debug)]

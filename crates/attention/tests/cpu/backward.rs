@@ -3,8 +3,10 @@
 use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
 use warptile::cpu::backward_cpu;
-use warptile::spec::Operand;
-use warptile::{Element, ElementType};
+use warptile::spec::{Backward, Call, CallBuilder, Operand, Types};
+use warptile::{
+    Attention, Backend, Element, ElementType, GradientsInto, Layout, Lse, Mask, Tensor,
+};
 use warptile_check::{BackwardCase, Case, Data, GradientFailure, Inputs, reference};
 
 use crate::common::Any;
@@ -161,4 +163,153 @@ fn gradients_are_those_of_finite_differences() {
             }
         }
     }
+}
+
+fn numbers(count: usize, factor: f32) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * factor).sin()).collect()
+}
+
+#[test]
+fn gradients_of_the_users_level_are_those_of_the_call() {
+    let backend = Backend::cpu();
+    let (shape, keys) = ([2, 5, 4, 16], [2, 7, 2, 16]);
+    let tensor = |shape: [usize; 4], factor| {
+        let count = shape.iter().product();
+        backend.tensor(&numbers(count, factor), shape).unwrap()
+    };
+    let (q, k, v) = (tensor(shape, 0.3), tensor(keys, 0.5), tensor(keys, 0.7));
+    let d_out = tensor(shape, 0.9);
+    let attention = Attention::new()
+        .mask(Mask::causal())
+        .sinks(&[0.5, -1.0, 2.0, 0.0]);
+    let output = attention.forward(&q, (&k, &v)).unwrap();
+    let d_lse = numbers(40, 1.1);
+    let d_lse = Lse::from_slice(&backend, &d_lse, shape).unwrap();
+    let all = attention
+        .backward((&d_out, &d_lse), &q, (&k, &v), &output)
+        .unwrap();
+    assert_eq!(
+        (all.dq.shape(), all.dk.shape(), all.dv.shape()),
+        (shape, keys, keys)
+    );
+    assert_eq!(all.d_sinks.as_ref().unwrap().shape(), [1, 1, 4, 1]);
+    assert_eq!(all.plan.kernel_name(), "cpu");
+
+    // By finite differences in one direction of all arguments.
+    let at = |step: f32| -> f64 {
+        let moved = |tensor: &Tensor<f32>, shape, factor| {
+            let direction = numbers(tensor.layout().reach(), factor);
+            let values = tensor.to_vec().unwrap();
+            let moved: Vec<f32> = values
+                .iter()
+                .zip(direction)
+                .map(|(x, y)| x + step * y)
+                .collect();
+            backend.tensor(&moved, shape).unwrap()
+        };
+        let (q, k, v) = (
+            moved(&q, shape, 0.2),
+            moved(&k, keys, 0.4),
+            moved(&v, keys, 0.6),
+        );
+        let output = attention.forward(&q, (&k, &v)).unwrap();
+        let sum = |a: Vec<f32>, b: Vec<f32>| -> f64 {
+            a.iter()
+                .zip(b)
+                .map(|(x, y)| f64::from(*x) * f64::from(y))
+                .sum()
+        };
+        sum(output.out.to_vec().unwrap(), d_out.to_vec().unwrap())
+            + sum(
+                output.lse.unwrap().to_vec().unwrap(),
+                d_lse.to_vec().unwrap(),
+            )
+    };
+    let found = (at(0.01) - at(-0.01)) / 0.02;
+    let expected: f64 = [(&all.dq, 0.2), (&all.dk, 0.4), (&all.dv, 0.6)]
+        .into_iter()
+        .flat_map(|(gradient, factor)| {
+            let direction = numbers(gradient.layout().reach(), factor);
+            gradient.to_vec().unwrap().into_iter().zip(direction)
+        })
+        .map(|(x, y)| f64::from(x) * f64::from(y))
+        .sum();
+    assert!(
+        (found - expected).abs() < 2e-3 * expected.abs(),
+        "{found} {expected}"
+    );
+
+    // Some of them, into memory of one's own.
+    let mut dk = backend.tensor(&[f32::NAN; 448], keys).unwrap();
+    let into = GradientsInto::new().dk(&mut dk);
+    let plan = attention
+        .backward_into((&d_out, &d_lse), &q, (&k, &v), &output, into)
+        .unwrap();
+    assert_eq!(dk.to_vec().unwrap(), all.dk.to_vec().unwrap());
+    assert!(plan.explain().contains(" backward"), "{}", plan.explain());
+}
+
+#[test]
+fn what_has_no_backward_pass_is_refused() {
+    let backend = Backend::cpu();
+    let refused = |head_dim: usize, attention: &Attention| {
+        let shape = [1, 2, 1, head_dim];
+        let tensor = backend.tensor(&vec![0.5_f32; 2 * head_dim], shape).unwrap();
+        let output = attention.forward(&tensor, (&tensor, &tensor)).unwrap();
+        let gradients = attention.backward(&tensor, &tensor, (&tensor, &tensor), &output);
+        gradients.map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(512, &Attention::new()),
+        "q has head size 512; the limit is 256"
+    );
+    assert_eq!(
+        refused(64, &Attention::new().without_lse()),
+        "lse is missing in the output, but gradients need it: compute it with the output"
+    );
+    let layout = Layout::bshd([1, 2, 1, 8]);
+    let refused = |call: CallBuilder<'_>| {
+        let call = call.build().unwrap();
+        Backward::builder(call)
+            .build()
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
+    };
+    let pages = Call::builder(&layout, &layout, &layout, ElementType::F16);
+    assert_eq!(
+        refused(pages.block_table(&[0], [1, 1])),
+        "block_table is given, but keys and values in pages have no backward pass"
+    );
+    let types = Types::of(ElementType::F16).keys(ElementType::E4m3);
+    let quantized = Call::builder(&layout, &layout, &layout, types)
+        .count(Operand::KScale, 1)
+        .count(Operand::VScale, 1);
+    assert_eq!(
+        refused(quantized),
+        "k is quantized, but quantized keys and values have no backward pass"
+    );
+    let call = Call::builder(&layout, &layout, &layout, ElementType::F16)
+        .build()
+        .unwrap();
+    let wrong = Backward::builder(call.clone()).layout(Operand::DK, Layout::bshd([1, 3, 1, 8]));
+    assert_eq!(
+        wrong.build().map(|_| ()).unwrap_err().to_string(),
+        "dk has length 3, but k has 2"
+    );
+    let overlapping = Layout::new([1, 2, 1, 8], [0, 0, 0, 1]);
+    let wrong = Backward::builder(call.clone()).layout(Operand::DQ, overlapping);
+    assert!(
+        wrong
+            .build()
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
+            .starts_with("dq overlaps")
+    );
+    // A gradient that is the same for all rows is read as it is.
+    Backward::builder(call)
+        .layout(Operand::DOut, overlapping)
+        .build()
+        .unwrap();
 }

@@ -6,6 +6,7 @@ mod append;
 mod append_cases;
 #[path = "../common/append_on_gpu.rs"]
 mod append_on_gpu;
+mod backward;
 mod cache;
 #[path = "../common/compositions.rs"]
 mod compositions;

@@ -2,6 +2,7 @@
 
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
+    D128M128N64W4S1: head_dim 128, tile 128 x 64, warps 4, stages 1;
     D128M128N64W4S2: head_dim 128, tile 128 x 64, warps 4, stages 2;
     D128M128N64W8S2: head_dim 128, tile 128 x 64, warps 8, stages 2;
     D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
@@ -9,13 +10,16 @@ tilings! {
     D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
     D128M192N80W16S3: head_dim 128, tile 192 x 80, warps 16, stages 3;
     D128M32N128W8S2: head_dim 128, tile 32 x 128, warps 8, stages 2;
+    D128M32N32W4S1: head_dim 128, tile 32 x 32, warps 4, stages 1;
     D128M32N64W4S1: head_dim 128, tile 32 x 64, warps 4, stages 1;
     D128M32N64W4S2: head_dim 128, tile 32 x 64, warps 4, stages 2;
     D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
+    D128M64N128W8S1: head_dim 128, tile 64 x 128, warps 8, stages 1;
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
     D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
     D160M192N64W16S3: head_dim 160, tile 192 x 64, warps 16, stages 3;
+    D192M128N32W8S2: head_dim 192, tile 128 x 32, warps 8, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
@@ -23,16 +27,21 @@ tilings! {
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
     D192M64N32W4S1: head_dim 192, tile 64 x 32, warps 4, stages 1;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
+    D192M64N64W8S2: head_dim 192, tile 64 x 64, warps 8, stages 2;
     D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
     D192V128M192N80W16S3: head_dim 192 value_dim 128, tile 192 x 80, warps 16, stages 3;
+    D256M128N32W8S2: head_dim 256, tile 128 x 32, warps 8, stages 2;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
+    D256M16N16W4S1: head_dim 256, tile 16 x 16, warps 4, stages 1;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
-    D256M32N64W8S1: head_dim 256, tile 32 x 64, warps 8, stages 1;
+    D256M64N16W4S1: head_dim 256, tile 64 x 16, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
+    D256M64N64W8S1: head_dim 256, tile 64 x 64, warps 8, stages 1;
+    D256M64N64W8S2: head_dim 256, tile 64 x 64, warps 8, stages 2;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
@@ -49,6 +58,7 @@ tilings! {
     D64M192N128W16S3: head_dim 64, tile 192 x 128, warps 16, stages 3;
     D64M256N64W20S6: head_dim 64, tile 256 x 64, warps 20, stages 6;
     D64M32N128W4S2: head_dim 64, tile 32 x 128, warps 4, stages 2;
+    D64M32N32W4S1: head_dim 64, tile 32 x 32, warps 4, stages 1;
     D64M32N32W4S2: head_dim 64, tile 32 x 32, warps 4, stages 2;
     D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
     D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
@@ -63,6 +73,7 @@ tilings! {
     D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
     D96M128N32W4S3: head_dim 96, tile 128 x 32, warps 4, stages 3;
     D96M128N32W4S4: head_dim 96, tile 128 x 32, warps 4, stages 4;
+    D96M128N64W4S1: head_dim 96, tile 128 x 64, warps 4, stages 1;
     D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
     D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
     D96M64N32W4S2: head_dim 96, tile 64 x 32, warps 4, stages 2;
@@ -115,8 +126,14 @@ kernels! {
     Decode D64M64N64W4S4 "decode_d64_64x64_w4_s4" {
         2: shared 86348;
     }
+    Dkv D128M32N32W4S1 "dkv_d128_32x32_w4_s1" {
+        4: shared 76088, k_stride 132, v_stride 132;
+    }
+    Dkv D128M64N128W8S1 "dkv_d128_64x128_w8_s1" {
+        2: shared 137768, k_stride 136, v_stride 136;
+    }
     Dkv D128M64N128W8S2 "dkv_d128_64x128_w8_s2" {
-        2: shared 140328, k_stride 136, v_stride 136;
+        2: shared 173096, k_stride 136, v_stride 136;
     }
     Dkv D128M64N64W4S1 "dkv_d128_64x64_w4_s1" {
         2: shared 70184, k_stride 136, v_stride 136;
@@ -124,11 +141,23 @@ kernels! {
     Dkv D192M32N64W8S1 "dkv_d192_32x64_w8_s1" {
         2: shared 85288, k_stride 200, v_stride 200;
     }
+    Dkv D192M64N64W8S2 "dkv_d192_64x64_w8_s2" {
+        2: shared 171048, k_stride 200, v_stride 200;
+    }
+    Dkv D256M16N16W4S1 "dkv_d256_16x16_w4_s1" {
+        4: shared 68792, k_stride 260, v_stride 260;
+    }
     Dkv D256M32N32W4S1 "dkv_d256_32x32_w4_s1" {
         2: shared 71976, k_stride 264, v_stride 264;
     }
-    Dkv D256M32N64W8S1 "dkv_d256_32x64_w8_s1" {
-        2: shared 109864, k_stride 264, v_stride 264;
+    Dkv D256M64N64W8S1 "dkv_d256_64x64_w8_s1" {
+        2: shared 152104, k_stride 264, v_stride 264;
+    }
+    Dkv D256M64N64W8S2 "dkv_d256_64x64_w8_s2" {
+        2: shared 220200, k_stride 264, v_stride 264;
+    }
+    Dkv D64M32N32W4S1 "dkv_d64_32x32_w4_s1" {
+        4: shared 43320, k_stride 68, v_stride 68;
     }
     Dkv D64M64N128W4S2 "dkv_d64_64x128_w4_s2" {
         2: shared 74792, k_stride 72, v_stride 72;
@@ -136,26 +165,53 @@ kernels! {
     Dkv D64M64N64W4S2 "dkv_d64_64x64_w4_s2" {
         2: shared 56360, k_stride 72, v_stride 72;
     }
+    Dkv D96M64N128W8S2 "dkv_d96_64x128_w8_s2" {
+        2: shared 140328, k_stride 104, v_stride 104;
+    }
     Dkv D96M64N64W4S2 "dkv_d96_64x64_w4_s2" {
         2: shared 80936, k_stride 104, v_stride 104;
     }
-    Dq D128M128N64W8S2 "dq_d128_128x64_w8_s2" {
-        2: shared 139304, k_stride 136, v_stride 136;
+    Dq D128M128N64W4S1 "dq_d128_128x64_w4_s1" {
+        2: shared 105512, k_stride 136, v_stride 136;
+    }
+    Dq D128M32N32W4S1 "dq_d128_32x32_w4_s1" {
+        4: shared 76088, k_stride 132, v_stride 132;
     }
     Dq D128M64N64W4S1 "dq_d128_64x64_w4_s1" {
-        2: shared 69672, k_stride 136, v_stride 136;
+        2: shared 70184, k_stride 136, v_stride 136;
+    }
+    Dq D192M128N32W8S2 "dq_d192_128x32_w8_s2" {
+        2: shared 154664, k_stride 200, v_stride 200;
     }
     Dq D192M64N32W4S1 "dq_d192_64x32_w4_s1" {
-        2: shared 76840, k_stride 200, v_stride 200;
+        2: shared 77352, k_stride 200, v_stride 200;
+    }
+    Dq D256M128N32W8S2 "dq_d256_128x32_w8_s2" {
+        2: shared 203816, k_stride 264, v_stride 264;
+    }
+    Dq D256M16N16W4S1 "dq_d256_16x16_w4_s1" {
+        4: shared 68792, k_stride 260, v_stride 260;
+    }
+    Dq D256M64N16W4S1 "dq_d256_64x16_w4_s1" {
+        2: shared 85032, k_stride 264, v_stride 264;
     }
     Dq D256M64N32W4S1 "dq_d256_64x32_w4_s1" {
-        2: shared 101416, k_stride 264, v_stride 264;
+        2: shared 101928, k_stride 264, v_stride 264;
     }
     Dq D64M128N64W4S2 "dq_d64_128x64_w4_s2" {
-        2: shared 73768, k_stride 72, v_stride 72;
+        2: shared 74792, k_stride 72, v_stride 72;
+    }
+    Dq D64M32N32W4S1 "dq_d64_32x32_w4_s1" {
+        4: shared 43320, k_stride 68, v_stride 68;
+    }
+    Dq D64M64N64W4S2 "dq_d64_64x64_w4_s2" {
+        2: shared 55848, k_stride 72, v_stride 72;
+    }
+    Dq D96M128N64W4S1 "dq_d96_128x64_w4_s1" {
+        2: shared 80936, k_stride 104, v_stride 104;
     }
     Dq D96M64N64W4S2 "dq_d96_64x64_w4_s2" {
-        2: shared 79912, k_stride 104, v_stride 104;
+        2: shared 80424, k_stride 104, v_stride 104;
     }
     Mma D128M128N64W4S2 "mma_d128_128x64_w4_s2" {
         2: shared 98364;

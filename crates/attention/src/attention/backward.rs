@@ -1,0 +1,386 @@
+//! The other verb: gradients of an output in, gradients of queries, keys and values out.
+
+use std::sync::Arc;
+
+use warptile_driver::DeviceBuffer;
+use warptile_kernels::Operand;
+
+use super::{Attention, Output, floats};
+use crate::attention::given::Arguments;
+use crate::backend::{Backend, Place, same_device};
+use crate::cpu::backward_cpu;
+use crate::error::Result;
+use crate::gpu::{Bindings, Gpu};
+use crate::lse::Lse;
+use crate::operands::{Given, Keys, Queries};
+use crate::plan::{BackwardProblem, Choice, Plan};
+use crate::spec::{
+    Backward, Element, HostInputs, HostOutputs, Invalid, Layout, Numbers, expect_same,
+};
+use crate::tensor::{Bytes, Storage, Tensor};
+
+/// The gradient of an output, and of its lse if that was used. A `&Tensor` is the gradient of the output alone, and a pair of a `&Tensor` and
+/// a `&Lse` that of both.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputGradient<'a, T: Element> {
+    d_out: &'a Tensor<T>,
+    d_lse: Option<&'a Lse>,
+}
+
+impl<'a, T: Element> From<&'a Tensor<T>> for OutputGradient<'a, T> {
+    fn from(d_out: &'a Tensor<T>) -> Self {
+        OutputGradient { d_out, d_lse: None }
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Lse)> for OutputGradient<'a, T> {
+    fn from((d_out, d_lse): (&'a Tensor<T>, &'a Lse)) -> Self {
+        OutputGradient {
+            d_out,
+            d_lse: Some(d_lse),
+        }
+    }
+}
+
+/// What [`Attention::backward`] gives.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Gradients<T: Element> {
+    /// The gradient of the queries, of their shape and dimension order.
+    pub dq: Tensor<T>,
+    /// The gradient of the keys: the sum over all query heads that share a key/value head.
+    pub dk: Tensor<T>,
+    /// The gradient of the values, likewise.
+    pub dv: Tensor<T>,
+    /// The gradients of the sinks, `[1, 1, heads, 1]`, if there are sinks.
+    pub d_sinks: Option<Tensor<f32>>,
+    /// How they were computed.
+    pub plan: Plan<BackwardProblem>,
+}
+
+/// Where [`Attention::backward_into`] writes: any of the gradients, in tensors of one's own.
+#[derive(Debug)]
+#[must_use]
+pub struct GradientsInto<'a, T: Element> {
+    tensors: [Option<&'a mut Tensor<T>>; 3],
+    d_sinks: Option<&'a mut Tensor<f32>>,
+}
+
+impl<T: Element> Default for GradientsInto<'_, T> {
+    fn default() -> Self {
+        GradientsInto {
+            tensors: [None, None, None],
+            d_sinks: None,
+        }
+    }
+}
+
+impl<'a, T: Element> GradientsInto<'a, T> {
+    /// No gradient yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The gradient of the queries.
+    pub fn dq(mut self, dq: &'a mut Tensor<T>) -> Self {
+        self.tensors[0] = Some(dq);
+        self
+    }
+
+    /// The gradient of the keys.
+    pub fn dk(mut self, dk: &'a mut Tensor<T>) -> Self {
+        self.tensors[1] = Some(dk);
+        self
+    }
+
+    /// The gradient of the values.
+    pub fn dv(mut self, dv: &'a mut Tensor<T>) -> Self {
+        self.tensors[2] = Some(dv);
+        self
+    }
+
+    /// The gradients of the sinks, `[1, 1, heads, 1]`.
+    pub fn d_sinks(mut self, d_sinks: &'a mut Tensor<f32>) -> Self {
+        self.d_sinks = Some(d_sinks);
+        self
+    }
+}
+
+/// The gradients that are tensors.
+const TENSORS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
+
+/// The memory that a backward pass reads besides what the forward pass reads.
+struct Outputs<'a> {
+    out: &'a dyn Bytes,
+    d_out: &'a dyn Bytes,
+    lse: &'a Lse,
+    d_lse: Option<&'a Lse>,
+}
+
+/// Where a gradient is written.
+type Written<'a> = (Operand, &'a mut dyn Bytes);
+
+impl Attention {
+    /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
+    /// [`forward`](Self::forward), which gave `output` with its lse; on a GPU the call returns when the work is submitted.
+    ///
+    /// The same arguments give the same bits each time: every sum has one order. `d_out` may have any strides whose last is 1. Rows of a
+    /// gradient that no sequence owns are 0.
+    ///
+    /// ```
+    /// use warptile::{Attention, Backend, Mask};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::auto()?;
+    /// let shape = [1, 4, 2, 8];
+    /// let data: Vec<f32> = (0..64).map(|i| (i as f32).sin()).collect();
+    /// let (q, k, v) = (backend.tensor(&data, shape)?, backend.tensor(&data, shape)?, backend.tensor(&data, shape)?);
+    /// let attention = Attention::new().mask(Mask::causal());
+    /// let output = attention.forward(&q, (&k, &v))?;
+    /// let d_out = backend.tensor(&data, shape)?;
+    /// let gradients = attention.backward(&d_out, &q, (&k, &v), &output)?;
+    /// // The first query sees one key, whatever its score: no gradient reaches it.
+    /// assert!(gradients.dq.to_vec()?[..16].iter().all(|x| x.abs() < 1e-6));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); without the output's lse; and for calls that have no backward pass: keys and values in pages or in e4m3,
+    /// and head sizes above 256.
+    pub fn backward<'a, T: Element>(
+        &self,
+        gradient: impl Into<OutputGradient<'a, T>>,
+        queries: impl Into<Queries<'a, T>>,
+        keys: impl Into<Keys<'a, T>>,
+        output: &Output<T>,
+    ) -> Result<Gradients<T>> {
+        let given = Arguments::new(self, queries.into(), keys.into());
+        let gradient = gradient.into();
+        let also = Outputs::of(&gradient, output)?;
+        let all = TENSORS.map(|operand| (operand, None));
+        let backward = self.describe_backward(&given, &also, &all, true)?;
+        let backend = given.backend();
+        let made = |operand: Operand| -> Result<Tensor<T>> {
+            let layout = *backward.gradient(operand).unwrap_or(&Layout::EMPTY);
+            match (backend.place(), backward.leaves_gaps(operand)) {
+                (Place::Gpu(gpu), true) => {
+                    let zeroed = DeviceBuffer::zeroed(gpu.stream(), layout.reach())?;
+                    let storage = Storage::Device(Arc::new(zeroed));
+                    Ok(Tensor::from_storage(backend.clone(), layout, storage))
+                }
+                _ => Tensor::uninit(backend, operand.name(), layout),
+            }
+        };
+        let [mut dq, mut dk, mut dv] = [made(Operand::DQ)?, made(Operand::DK)?, made(Operand::DV)?];
+        let sinks = || Tensor::uninit(backend, "d_sinks", sinks_layout(&backward));
+        let mut d_sinks = backward.wants(Operand::DSinks).then(sinks).transpose()?;
+        let mut written: Vec<Written<'_>> = vec![
+            (Operand::DQ, &mut dq),
+            (Operand::DK, &mut dk),
+            (Operand::DV, &mut dv),
+        ];
+        if let Some(d_sinks) = &mut d_sinks {
+            written.push((Operand::DSinks, d_sinks));
+        }
+        let plan = self.run_backward(&backward, &given, &also, written)?;
+        Ok(Gradients {
+            dq,
+            dk,
+            dv,
+            d_sinks,
+            plan,
+        })
+    }
+
+    /// As [`backward`](Self::backward), into tensors of one's own, which nobody else may hold: those of the gradients that are wanted. Rows
+    /// that no sequence owns are left alone, and so are the gaps of a strided one.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward); when a tensor is not of the shape of what it is the gradient of.
+    pub fn backward_into<'a, T: Element>(
+        &self,
+        gradient: impl Into<OutputGradient<'a, T>>,
+        queries: impl Into<Queries<'a, T>>,
+        keys: impl Into<Keys<'a, T>>,
+        output: &Output<T>,
+        into: GradientsInto<'_, T>,
+    ) -> Result<Plan<BackwardProblem>> {
+        let given = Arguments::new(self, queries.into(), keys.into());
+        let gradient = gradient.into();
+        let also = Outputs::of(&gradient, output)?;
+        let wanted = TENSORS.into_iter().zip(&into.tensors);
+        let wanted: Vec<_> = wanted
+            .filter_map(|(operand, to)| Some((operand, Some(&**to.as_ref()? as &dyn Bytes))))
+            .collect();
+        let backward = self.describe_backward(&given, &also, &wanted, into.d_sinks.is_some())?;
+        let mut written: Vec<Written<'_>> = Vec::new();
+        for (operand, to) in TENSORS.into_iter().zip(into.tensors) {
+            written.extend(to.map(|to| (operand, to as &mut dyn Bytes)));
+        }
+        if let Some(d_sinks) = into.d_sinks {
+            let dimensions = ["batch", "length", "heads", "head size"];
+            let shape = sinks_layout(&backward).shape;
+            expect_same("d_sinks", d_sinks.shape(), ("sinks", shape), dimensions)?;
+            written.push((Operand::DSinks, d_sinks));
+        }
+        for (operand, to) in &written {
+            same_device(operand.name(), Some(to.backend()), given.backend())?;
+        }
+        self.run_backward(&backward, &given, &also, written)
+    }
+
+    /// The backward pass that the options and tensors describe, with all of it checked. `wanted` are the gradients, with the tensors that
+    /// they are written to if these have layouts of their own.
+    fn describe_backward(
+        &self,
+        given: &Arguments<'_>,
+        also: &Outputs<'_>,
+        wanted: &[(Operand, Option<&dyn Bytes>)],
+        wants_sinks: bool,
+    ) -> Result<Backward> {
+        for (argument, backend) in also.backends() {
+            same_device(argument, Some(backend), given.backend())?;
+        }
+        let tensors = || {
+            wanted
+                .iter()
+                .filter_map(|(operand, to)| Some((*operand, (*to)?)))
+        };
+        let aligned = also.d_out.starts_aligned() && tensors().all(|(_, to)| to.starts_aligned());
+        let request = self.request(given, Some(also.out))?.want_lse(true);
+        let call = match aligned {
+            true => request.build()?,
+            false => request.unaligned_addresses().build()?,
+        };
+        Self::check(&call, given)?;
+        let shape = call.lse_shape();
+        for (argument, lse) in [("lse", Some(also.lse)), ("d_lse", also.d_lse)] {
+            if let Some(lse) = lse {
+                let dimensions = ["batch", "heads", "length"];
+                expect_same(argument, lse.shape(), ("q", shape), dimensions)?;
+            }
+        }
+        let has_sinks = call.has(Operand::Sinks);
+        let mut builder = Backward::builder(call)
+            .layout(Operand::DOut, *also.d_out.layout())
+            .d_lse(also.d_lse.is_some())
+            .want(Operand::DSinks, wants_sinks && has_sinks);
+        for operand in TENSORS {
+            let is_wanted = wanted.iter().any(|(wanted, _)| *wanted == operand);
+            builder = builder.want(operand, is_wanted);
+        }
+        for (operand, to) in tensors() {
+            builder = builder.layout(operand, *to.layout());
+        }
+        Ok(builder.build()?)
+    }
+
+    fn run_backward(
+        &self,
+        backward: &Backward,
+        given: &Arguments<'_>,
+        also: &Outputs<'_>,
+        written: Vec<Written<'_>>,
+    ) -> Result<Plan<BackwardProblem>> {
+        match given.backend().place() {
+            Place::Cpu => {
+                self.choice.check_on_cpu()?;
+                let mut inputs = HostInputs::default();
+                for (operand, given) in given.iter() {
+                    // The rest is in the description.
+                    if backward.call().numbers(operand).is_none() {
+                        inputs.set(operand, given.on_host(operand.name())?);
+                    }
+                }
+                inputs.set(Operand::Out, also.out.on_host("out")?);
+                inputs.set(Operand::DOut, also.d_out.on_host("d_out")?);
+                inputs.set(Operand::Lse, also.lse.on_host("lse")?);
+                if let Some(d_lse) = also.d_lse {
+                    inputs.set(Operand::DLse, d_lse.on_host("d_lse")?);
+                }
+                let mut outputs = HostOutputs::default();
+                for (operand, to) in written {
+                    outputs = outputs.with(operand, to.host_mut(operand.name())?);
+                }
+                backward_cpu(backward, &inputs, outputs)?;
+                Ok(Plan::backward_on_cpu(BackwardProblem::of(backward)))
+            }
+            Place::Gpu(gpu) => backward_on_gpu(gpu, backward, given, also, written),
+        }
+    }
+}
+
+fn backward_on_gpu(
+    gpu: &Gpu,
+    backward: &Backward,
+    given: &Arguments<'_>,
+    also: &Outputs<'_>,
+    mut written: Vec<Written<'_>>,
+) -> Result<Plan<BackwardProblem>> {
+    // A kernel that was chosen for the output is none for gradients.
+    let prepared = gpu.prepare_backward(BackwardProblem::of(backward), &Choice::Best)?;
+    let mut constants = Vec::new();
+    for (operand, given) in given.iter() {
+        if let Some(values) = floats(backward.call(), operand, given) {
+            constants.push((operand, gpu.constant(values)?));
+        }
+    }
+    let mut bindings = Bindings::default();
+    for (operand, given) in given.iter() {
+        match given {
+            Given::Tensor(part) => bindings.set_bytes(operand, part.on_device(operand.name())?),
+            Given::Numbers(Numbers::Device(numbers)) => {
+                bindings.set_bytes(operand, numbers.clone());
+            }
+            Given::Numbers(_) => {}
+        }
+    }
+    for (operand, values) in &constants {
+        bindings.set_bytes(*operand, values.as_slice().into_bytes());
+    }
+    bindings.set_bytes(Operand::Out, also.out.on_device("out")?);
+    bindings.set_bytes(Operand::DOut, also.d_out.on_device("d_out")?);
+    bindings.set_bytes(Operand::Lse, also.lse.on_device("lse")?.into_bytes());
+    if let Some(d_lse) = also.d_lse {
+        bindings.set_bytes(Operand::DLse, d_lse.on_device("d_lse")?.into_bytes());
+    }
+    for (operand, to) in &mut written {
+        bindings.set_bytes(*operand, to.device_mut(operand.name())?);
+    }
+    prepared.launch(gpu.stream(), backward, &bindings)?;
+    Ok(prepared.plan().clone())
+}
+
+impl<'a> Outputs<'a> {
+    fn of<T: Element>(gradient: &OutputGradient<'a, T>, output: &'a Output<T>) -> Result<Self> {
+        let missing = || {
+            Invalid::presence(
+                "lse",
+                "is missing in the output, but gradients need it: compute it with the output",
+            )
+        };
+        Ok(Outputs {
+            out: &output.out,
+            d_out: gradient.d_out,
+            lse: output.lse.as_ref().ok_or_else(missing)?,
+            d_lse: gradient.d_lse,
+        })
+    }
+
+    fn backends(&self) -> impl Iterator<Item = (&'static str, &Backend)> {
+        let d_lse = self.d_lse.map(|d_lse| ("d_lse", d_lse.backend()));
+        [
+            ("out", self.out.backend()),
+            ("d_out", self.d_out.backend()),
+            ("lse", self.lse.backend()),
+        ]
+        .into_iter()
+        .chain(d_lse)
+    }
+}
+
+/// `[1, 1, heads, 1]`.
+fn sinks_layout(backward: &Backward) -> Layout {
+    Layout::bshd([1, 1, backward.call().heads().query, 1])
+}

@@ -1,0 +1,191 @@
+//! Gradients on a GPU against float64, and their bits.
+
+use half::{bf16, f16};
+use warptile::kernels::{Image, Role, images_for};
+use warptile::plan::Choice;
+use warptile::spec::Operand;
+use warptile::{Element, ElementType};
+use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, BackwardCase, Case, GradientBuffers};
+
+use crate::harness::{gpu, quickcheck, ran, side_by_side};
+
+/// Computes a case's gradients with a choice of kernels, and holds them against float64.
+fn verify(case: &Case, choice: &Choice) -> Result<f64, String> {
+    fn typed<T: Element>(case: &Case, choice: &Choice) -> Result<f64, String> {
+        let failed = |failure: String| format!("{case} by {choice}: {failure}");
+        let backward = case
+            .backward::<T>()
+            .map_err(|error| failed(error.to_string()))?;
+        let result = run(&backward, choice);
+        let expected = backward
+            .expectation()
+            .map_err(|error| failed(error.to_string()))?;
+        { backward.check(&expected, &result) }.map_err(|failure| failed(failure.to_string()))
+    }
+    match case.element {
+        ElementType::F16 => typed::<f16>(case, choice),
+        ElementType::Bf16 => typed::<bf16>(case, choice),
+        _ => typed::<f32>(case, choice),
+    }
+}
+
+fn run<T: Element>(backward: &BackwardCase<T>, choice: &Choice) -> GradientBuffers<T> {
+    backward.run_on_gpu(gpu(), choice, || ()).unwrap()
+}
+
+/// All bits of a result.
+fn bits<T: Element>(result: &GradientBuffers<T>) -> Vec<u8> {
+    let tensors = { result.tensors.iter().flatten() }
+        .flat_map(|buffer| bytemuck::cast_slice::<T, u8>(&buffer.data).to_vec());
+    let sinks = result
+        .d_sinks
+        .iter()
+        .flat_map(|sinks| bytemuck::cast_slice(sinks).to_vec());
+    tensors.chain(sinks).collect()
+}
+
+fn verify_all(cases: impl IntoIterator<Item = (Case, Choice), IntoIter: Send>) {
+    side_by_side(cases, |(case, choice)| {
+        if let Err(failure) = verify(&case, &choice) {
+            panic!("{failure}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_gradients_equal_float64() {
+    fn one(seed: u64) -> quickcheck::TestResult {
+        match verify(&Case::random(seed, 300).differentiable(), &Choice::Best) {
+            Ok(_) => quickcheck::TestResult::passed(),
+            Err(failure) => quickcheck::TestResult::error(failure),
+        }
+    }
+    quickcheck(50).quickcheck(one as fn(u64) -> quickcheck::TestResult);
+    verify_all((0..400).map(|seed| (Case::random(seed, 400).differentiable(), Choice::Best)));
+}
+
+/// The images that compute gradients here.
+fn images() -> impl Iterator<Item = &'static Image> {
+    let profile = gpu().profile();
+    let of_roles = [Role::KeyGradients, Role::QueryGradients].into_iter();
+    { of_roles.flat_map(images_for) }
+        .filter(|image| image.target.runs_on(profile.major, profile.minor))
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_image_equals_float64() {
+    for image in images() {
+        let largest = image.tiling.head_dim as usize;
+        let case = |seed: u64| {
+            let mut case = Case::random(seed, 400).differentiable();
+            case.heads.dim = (case.heads.dim - 1) % largest + 1;
+            case.heads.dim = case.heads.dim.next_multiple_of(8);
+            case.heads.value_dim = match seed % 4 {
+                0 => case.heads.value_dim.min(largest),
+                _ => case.heads.dim,
+            };
+            case.element = image.element;
+            // Not every case wants what the image gives.
+            let backward = case.backward_of(case.call()).unwrap();
+            let wanted = match image.role {
+                Role::KeyGradients => backward.wants(Operand::DK) || backward.wants(Operand::DV),
+                _ => backward.wants(Operand::DQ),
+            };
+            wanted.then(|| (case, Choice::Image(image.name.to_owned())))
+        };
+        verify_all((0..40).filter_map(case));
+        ran(image);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn awkward_shapes_equal_float64() {
+    let mut cases = Vec::new();
+    for (query, key) in AWKWARD_LENGTHS {
+        for mask in ["none", "causal"] {
+            if query * key < 1 << 22 {
+                cases.push(format!("b1 q{query} k{key} h2/1 d64 bf16 mask={mask}"));
+            }
+        }
+    }
+    for head_dim in AWKWARD_HEAD_DIMS {
+        for (heads, value_dim) in [("1", head_dim), ("6/2", head_dim), ("8/1", 8)] {
+            cases.push(format!(
+                "b2 q130 k200 h{heads} d{head_dim}/{value_dim} f16 mask=causal"
+            ));
+        }
+    }
+    verify_all(
+        cases
+            .into_iter()
+            .map(|text| (text.parse().unwrap(), Choice::Best)),
+    );
+}
+
+/// Problems that gradients of other libraries failed on.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn named_bugs() {
+    let texts = [
+        // Hangs, and bad addresses, of empty sequences.
+        "packed=0x0,0x1,5x0,0x3,9x9 h4/1 d256 bf16 mask=causal",
+        "packed=0x2538,1208x1742,840x840,0x3072 h4/1 d256 bf16",
+        // NaN with 76 queries and a key, packed and causal.
+        "packed=76x1 h2 d64 bf16 mask=causal",
+        "packed=1x76,76x1,3x3 h2 d128 f16 mask=causal",
+        "b2 q0 k70 h2 d64 bf16",
+        "b2 q70 k0 h2 d64 bf16",
+        "b0 q70 k70 h2 d64 bf16",
+        // Windows whose tiles see nothing.
+        "b1 q640 k640 h8/2 d64 bf16 mask=window,64,0",
+        "b1 q640 k300 h8/2 d64 bf16 mask=window,3,0 diagonal=top-left",
+        "b1 q300 k640 h8/2 d64 bf16 mask=causal diagonal=top-left",
+        // Head sizes of values beside others of keys.
+        "b1 q200 k200 h8/2 d128/96 bf16",
+        "b1 q200 k200 h8/2 d128/40 f16 mask=causal",
+        "b1 q200 k200 h8/2 d128/8 bf16",
+        "b1 q200 k200 h8/2 d104/160 bf16",
+        "b1 q200 k200 h8/2 d104/200 f16",
+        "b1 q200 k200 h8/2 d104/208 bf16",
+        "b1 q200 k200 h8/2 d104/224 bf16 mask=causal",
+        // Rows of another length behind a block's end.
+        "b1 q63 k1 h2 d64 bf16 mask=causal",
+        "b1 q65 k65 h2 d64 bf16 mask=causal",
+        "b1 q127 k129 h2 d96 bf16 mask=causal",
+        "b1 q129 k127 h2 d96 bf16 mask=causal",
+        // Scales that most kernels do not think of.
+        "b1 q130 k130 h2 d64 bf16 scale=0",
+        "b1 q130 k130 h2 d64 bf16 scale=-0.5 mask=causal",
+        "b1 q704 k704 h2 d64 bf16 mask=causal scale=3",
+    ];
+    let all = texts.iter().flat_map(|text| {
+        (0..4).map(move |seed| (format!("{text} seed={seed}").parse().unwrap(), Choice::Best))
+    });
+    verify_all(all.collect::<Vec<_>>());
+}
+
+/// The same bits on repetition, each time over what the last launches left in the workspace.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gradients_repeat_bit_for_bit() {
+    let cases = [
+        "b2 q500 k600 h8/2 d64 bf16 mask=causal",
+        "b2 q500 k600 h4 d128 bf16",
+        "packed=300x300,5x700,640x640 h4/2 d128 bf16 mask=causal sinks",
+        "b1 q300 k300 h4/1 d256 bf16 mask=window,64,0",
+    ];
+    for (index, text) in cases.into_iter().enumerate() {
+        let case: Case = text.parse().unwrap();
+        let backward = case.backward::<bf16>().unwrap();
+        let other: Case = cases[(index + 1) % cases.len()].parse().unwrap();
+        let other = other.backward::<bf16>().unwrap();
+        let first = bits(&run(&backward, &Choice::Best));
+        for _ in 0..50 {
+            run(&other, &Choice::Best);
+            assert!(bits(&run(&backward, &Choice::Best)) == first, "{case}");
+        }
+    }
+}
