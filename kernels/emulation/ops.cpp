@@ -66,7 +66,7 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
         PAIR(128, 64, 128, 8, 2) PAIR(192, 32, 64, 8, 1) PAIR(192, 64, 64, 8, 2) PAIR(256, 32, 32, 4, 1) PAIR(256, 64, 64, 8, 2)
     } else {
         PAIR(64, 64, 64, 4, 2) PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 128, 64, 4, 1) PAIR(128, 64, 64, 4, 1)
-        PAIR(128, 128, 64, 4, 1) PAIR(192, 64, 32, 4, 1) PAIR(192, 128, 32, 8, 2) PAIR(256, 64, 16, 4, 1) PAIR(256, 64, 32, 4, 1) PAIR(256, 128, 32, 8, 2)
+        PAIR(128, 128, 64, 4, 1) PAIR(192, 64, 32, 4, 1) PAIR(256, 64, 16, 4, 1) PAIR(256, 64, 32, 4, 1)
     }
 #undef PAIR
     return false;

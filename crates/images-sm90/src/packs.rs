@@ -108,14 +108,8 @@ pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 10636] = *include_bytes!("../images/d
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
 pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 18848] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
-/// The images of a kernel: `dq_d192_128x32_w8_s2_sm_90.zst`.
-pub static DQ_D192_128X32_W8_S2_SM_90: [u8; 19188] = *include_bytes!("../images/dq_d192_128x32_w8_s2_sm_90.zst");
-
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19333] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
-
-/// The images of a kernel: `dq_d256_128x32_w8_s2_sm_90.zst`.
-pub static DQ_D256_128X32_W8_S2_SM_90: [u8; 20501] = *include_bytes!("../images/dq_d256_128x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
 pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 10713] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");

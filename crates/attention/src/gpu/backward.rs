@@ -37,7 +37,7 @@ impl Operation for Backward {
         problem: BackwardProblem,
         choice: &Choice,
     ) -> Result<Plan<BackwardProblem>> {
-        Plan::of_backward(planner, problem, choice)
+        planner.plan_backward(problem, choice)
     }
 
     fn scratch(plan: &Plan<BackwardProblem>) -> Scratch {

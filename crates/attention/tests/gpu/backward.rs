@@ -1,31 +1,37 @@
 //! Gradients on a GPU against float64, and their bits.
 
 use half::{bf16, f16};
+use warptile::gpu::Gpu;
 use warptile::kernels::{Image, Role, images_for};
-use warptile::plan::Choice;
-use warptile::spec::Operand;
-use warptile::{Element, ElementType};
+use warptile::plan::{BackwardProblem, Choice};
+use warptile::spec::{Backward, Operand, Slots};
+use warptile::{Attention, Backend, Element, ElementType, Keys, Mask, Queries};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, BackwardCase, Case, GradientBuffers};
+use warptile_driver::{DeviceBuffer, Driver, Stream};
 
-use crate::harness::{gpu, quickcheck, ran, side_by_side};
+use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran, side_by_side};
 
 /// Computes a case's gradients with a choice of kernels, and holds them against float64.
 fn verify(case: &Case, choice: &Choice) -> Result<f64, String> {
-    fn typed<T: Element>(case: &Case, choice: &Choice) -> Result<f64, String> {
+    verify_on(gpu(), case, choice)
+}
+
+fn verify_on(gpu: &Gpu, case: &Case, choice: &Choice) -> Result<f64, String> {
+    fn typed<T: Element>(gpu: &Gpu, case: &Case, choice: &Choice) -> Result<f64, String> {
         let failed = |failure: String| format!("{case} by {choice}: {failure}");
         let backward = case
             .backward::<T>()
             .map_err(|error| failed(error.to_string()))?;
-        let result = run(&backward, choice);
+        let result = backward.run_on_gpu(gpu, choice, || ()).unwrap();
         let expected = backward
             .expectation()
             .map_err(|error| failed(error.to_string()))?;
         { backward.check(&expected, &result) }.map_err(|failure| failed(failure.to_string()))
     }
     match case.element {
-        ElementType::F16 => typed::<f16>(case, choice),
-        ElementType::Bf16 => typed::<bf16>(case, choice),
-        _ => typed::<f32>(case, choice),
+        ElementType::F16 => typed::<f16>(gpu, case, choice),
+        ElementType::Bf16 => typed::<bf16>(gpu, case, choice),
+        _ => typed::<f32>(gpu, case, choice),
     }
 }
 
@@ -63,6 +69,12 @@ fn random_gradients_equal_float64() {
     }
     quickcheck(50).quickcheck(one as fn(u64) -> quickcheck::TestResult);
     verify_all((0..400).map(|seed| (Case::random(seed, 400).differentiable(), Choice::Best)));
+    side_by_side(0..60, |seed| {
+        let case = Case::random(seed, 300).differentiable();
+        if let Err(failure) = verify_on(gpu_of_ptx(), &case, &Choice::Best) {
+            panic!("{failure}");
+        }
+    });
 }
 
 /// The images that compute gradients here.
@@ -186,6 +198,110 @@ fn gradients_repeat_bit_for_bit() {
         for _ in 0..50 {
             run(&other, &Choice::Best);
             assert!(bits(&run(&backward, &Choice::Best)) == first, "{case}");
+        }
+    }
+}
+
+/// Nothing of the workspace counts, and none of it has to be cleared but the counter.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_workspace_may_hold_anything() {
+    let gpu = gpu();
+    let stream = Stream::new(gpu.context()).unwrap();
+    let case: Case = "b2 q300 k400 h4/2 d64 bf16 mask=causal".parse().unwrap();
+    let data = case.backward::<bf16>().unwrap();
+    let backward = Backward::builder(case.call()).build().unwrap();
+    let prepared = gpu
+        .prepare_backward(BackwardProblem::of(&backward), &Choice::Best)
+        .unwrap();
+    let upload = |bytes: &[u8]| DeviceBuffer::from_slice(&stream, bytes).unwrap();
+    let mut addresses = Slots::<u64>::default();
+    let mut inputs = Vec::new();
+    for (operand, buffer) in [
+        (Operand::Q, &data.inputs.q),
+        (Operand::K, &data.inputs.k),
+        (Operand::V, &data.inputs.v),
+    ] {
+        inputs.push(upload(bytemuck::cast_slice(buffer.elements())));
+        addresses[operand] = inputs[inputs.len() - 1].pointer();
+    }
+    for operand in [Operand::Out, Operand::DOut, Operand::Lse] {
+        let (bytes, first) = data.inputs.others[operand].as_ref().unwrap().bytes();
+        inputs.push(upload(&bytes[first..]));
+        addresses[operand] = inputs[inputs.len() - 1].pointer();
+    }
+    let layouts = [
+        (Operand::DQ, backward.call().q()),
+        (Operand::DK, backward.call().k()),
+        (Operand::DV, backward.call().v()),
+    ];
+    let results = [0, 1, 0x7f, 0xff].map(|poison: u8| {
+        let outputs = layouts.map(|(_, layout)| {
+            let poisoned = vec![bf16::NAN; layout.reach()];
+            DeviceBuffer::from_slice(&stream, &poisoned).unwrap()
+        });
+        for ((operand, _), output) in layouts.iter().zip(&outputs) {
+            addresses[*operand] = output.pointer();
+        }
+        let mut workspace = vec![poison; prepared.scratch().bytes];
+        workspace[..256].fill(0);
+        let workspace = upload(&workspace);
+        // SAFETY: the addresses are those of memory that the layouts fit, and the stream is waited for.
+        unsafe {
+            stream
+                .context()
+                .within(|| {
+                    prepared.launch_raw(stream.raw(), &backward, &addresses, workspace.pointer())
+                })
+                .unwrap();
+        }
+        outputs.map(|output| {
+            let values: Vec<bf16> = output.to_vec().unwrap();
+            assert!(values.iter().all(|x| x.is_finite()));
+            values
+        })
+    });
+    assert!(results.iter().all(|result| *result == results[0]));
+}
+
+/// The user's level on a GPU gives what the CPU gives, but for rounding.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gradients_are_those_of_the_cpu() {
+    let backends = [
+        Backend::from_gpu(Gpu::new(&Driver::load().unwrap(), 0).unwrap().into()),
+        Backend::cpu(),
+    ];
+    let [found, expected] = backends.map(|backend| {
+        let (rows, keys) = ([1, 90, 4, 64], [1, 70, 2, 64]);
+        let tensor = |shape: [usize; 4], factor: f32| {
+            let count = shape.iter().product::<usize>();
+            let data: Vec<f32> = (0..count).map(|i| (i as f32 * factor).sin()).collect();
+            backend.tensor(&data, shape).unwrap()
+        };
+        let (q, k, v) = (tensor(rows, 0.31), tensor(keys, 0.57), tensor(keys, 0.73));
+        let d_out = tensor(rows, 0.91);
+        let attention = Attention::new()
+            .mask(Mask::causal())
+            .sinks(&[0.5, 0.0, -1.0, 2.0]);
+        // Rows behind the last offset belong to no sequence.
+        let queries = || Queries::new(&q).packed(&[0, 20, 85]);
+        let of_keys = || Keys::new(&k, &v).packed(&[0, 33, 66]);
+        let output = attention.forward(queries(), of_keys()).unwrap();
+        let all = attention
+            .backward(&d_out, queries(), of_keys(), &output)
+            .unwrap();
+        let sinks = all.d_sinks.unwrap().to_vec().unwrap();
+        [all.dq, all.dk, all.dv]
+            .map(|gradient| gradient.to_vec().unwrap())
+            .into_iter()
+            .chain([sinks])
+            .collect::<Vec<_>>()
+    });
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found.len(), expected.len());
+        for (x, y) in found.iter().zip(expected) {
+            assert!((x - y).abs() <= 1e-4 * (1.0 + y.abs()), "{x} {y}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod architectures;
 mod asked_for;
+mod backward;
 mod families;
 mod measured;
 mod memory;

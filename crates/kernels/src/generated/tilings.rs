@@ -19,7 +19,6 @@ tilings! {
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
     D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
     D160M192N64W16S3: head_dim 160, tile 192 x 64, warps 16, stages 3;
-    D192M128N32W8S2: head_dim 192, tile 128 x 32, warps 8, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
@@ -30,7 +29,6 @@ tilings! {
     D192M64N64W8S2: head_dim 192, tile 64 x 64, warps 8, stages 2;
     D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
     D192V128M192N80W16S3: head_dim 192 value_dim 128, tile 192 x 80, warps 16, stages 3;
-    D256M128N32W8S2: head_dim 256, tile 128 x 32, warps 8, stages 2;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
     D256M16N16W4S1: head_dim 256, tile 16 x 16, warps 4, stages 1;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
@@ -180,14 +178,8 @@ kernels! {
     Dq D128M64N64W4S1 "dq_d128_64x64_w4_s1" {
         2: shared 70184, k_stride 136, v_stride 136;
     }
-    Dq D192M128N32W8S2 "dq_d192_128x32_w8_s2" {
-        2: shared 154664, k_stride 200, v_stride 200;
-    }
     Dq D192M64N32W4S1 "dq_d192_64x32_w4_s1" {
         2: shared 77352, k_stride 200, v_stride 200;
-    }
-    Dq D256M128N32W8S2 "dq_d256_128x32_w8_s2" {
-        2: shared 203816, k_stride 264, v_stride 264;
     }
     Dq D256M16N16W4S1 "dq_d256_16x16_w4_s1" {
         4: shared 68792, k_stride 260, v_stride 260;

@@ -1,0 +1,97 @@
+//! The kernels of backward passes.
+
+use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner};
+use warptile::spec::{Backward, Operand};
+use warptile_check::Case;
+
+/// The kernels of the gradients of keys and of queries, on a device.
+fn kernels(device: &DeviceProfile, words: &str) -> [&'static str; 2] {
+    let plan = plan(device, words);
+    assert_eq!(plan.steps()[0].image.kernel, "prepass_w4");
+    [1, 2].map(|step| plan.steps()[step].image.kernel)
+}
+
+fn plan(device: &DeviceProfile, words: &str) -> Plan<BackwardProblem> {
+    let case: Case = words.parse().unwrap();
+    let backward = Backward::builder(case.call())
+        .want(Operand::DSinks, words.contains("sinks"))
+        .build()
+        .unwrap();
+    Planner::new(device)
+        .plan_backward(BackwardProblem::of(&backward), &Choice::Best)
+        .unwrap()
+}
+
+#[test]
+fn large_problems_take_tiles_of_many_rows() {
+    let h200 = DeviceProfile::h200();
+    for (words, expected) in [
+        (
+            "b4 q4096 k4096 h32 d64 bf16",
+            ["dkv_d64_64x128_w4_s2", "dq_d64_128x64_w4_s2"],
+        ),
+        (
+            "b4 q4096 k4096 h16 d128 f16 mask=causal",
+            ["dkv_d128_64x128_w8_s2", "dq_d128_128x64_w4_s1"],
+        ),
+        (
+            "b4 q4096 k4096 h8 d256 bf16",
+            ["dkv_d256_64x64_w8_s2", "dq_d256_64x32_w4_s1"],
+        ),
+        (
+            "b4 q4096 k4096 h8/2 d104/160 bf16",
+            ["dkv_d192_64x64_w8_s2", "dq_d192_64x32_w4_s1"],
+        ),
+        (
+            "b2 q512 k512 h8 d64 f32",
+            ["dkv_d64_32x32_w4_s1", "dq_d64_32x32_w4_s1"],
+        ),
+        // Few rows.
+        (
+            "b1 q64 k64 h8 d64 bf16",
+            ["dkv_d64_64x64_w4_s2", "dq_d64_64x64_w4_s2"],
+        ),
+    ] {
+        assert_eq!(kernels(&h200, words), expected, "{words}");
+    }
+}
+
+#[test]
+fn every_gpu_has_kernels_for_every_head_size() {
+    let h200 = DeviceProfile::h200();
+    for (major, minor, shared_kb) in [
+        (8, 0, 163),
+        (8, 6, 99),
+        (8, 9, 99),
+        (9, 0, 227),
+        (10, 0, 227),
+        (12, 0, 99),
+        (13, 0, 99),
+    ] {
+        let mut device = h200.clone();
+        (device.major, device.minor) = (major, minor);
+        device.shared_bytes_per_cta = shared_kb << 10;
+        for element in ["f16", "bf16", "f32"] {
+            for dim in (8..=256).step_by(8) {
+                let words = format!("b2 q300 k300 h4/2 d{dim} {element} mask=causal");
+                let plan = plan(&device, &words);
+                for step in plan.steps() {
+                    assert!(step.image.target.runs_on(major, minor), "{words}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_says_why_others_do_not_run() {
+    let text = plan(&DeviceProfile::h200(), "b2 q300 k300 h4 d128 bf16 sinks").explain();
+    for line in [
+        "problem  bf16 b2 q320 k320 h4 d128 sinks backward",
+        "prepass  prepass_w4 (image prepass_w4_bf16_sm_90)",
+        "not      dq_d64_64x64_w4_s2: its tiles hold head sizes up to 64",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(text.contains("sink gradients dsinks_w8"), "{text}");
+}
