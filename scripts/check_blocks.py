@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the fenced blocks of Markdown pages as a reader would paste them, and compares what they print with what the page shows.
 
-Usage: scripts/check_blocks.py PAGE...
+Usage: scripts/check_blocks.py [--optimised] PAGE...
 
 The blocks of a page run from top to bottom in one shell, in an empty folder:
 
@@ -11,7 +11,8 @@ The blocks of a page run from top to bottom in one shell, in an empty folder:
 - A block of another language whose introduction ends with a file name, as in "`src/main.rs`:", is written into that file.
 - A block with a second word is left out: `sh gpu` needs a GPU, `sh release` a published version, `sh shown` is only an example.
 
-`git clone` gives this repository as it is on disk, without a copy.
+`git clone` gives this repository as it is on disk, without a copy. Crates of the reader's own are compiled without optimisation, which
+takes a third of the time, unless --optimised is given.
 """
 
 import argparse
@@ -114,11 +115,15 @@ def check_itself():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--optimised", action="store_true", help="compile as a reader does")
     parser.add_argument("pages", nargs="+", type=Path)
     arguments = parser.parse_args()
     check_itself()
     failed = False
     with tempfile.TemporaryDirectory() as folder:
+        if not arguments.optimised:
+            Path(folder, ".cargo").mkdir()
+            Path(folder, ".cargo/config.toml").write_text("[profile.release]\nopt-level = 0\n", encoding="utf-8")
         for page in arguments.pages:
             wrong, run = check(page, folder)
             for text in wrong:
