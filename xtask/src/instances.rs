@@ -139,9 +139,9 @@ pub struct TilingRow {
     flags: Vec<String>,
     /// Besides the plain image, one for each of these.
     #[serde(default)]
-    variants: Vec<Variant>,
+    variants: Vec<String>,
     /// Element type of keys and values, if it is not that of the other tensors.
-    cache: Option<Cache>,
+    cache: Option<String>,
 }
 
 impl TilingRow {
@@ -190,58 +190,19 @@ impl TilingRow {
     }
 }
 
-/// An element type that keys and values may have in a cache beside queries of another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Cache {
-    /// 8 bits, with scales.
-    E4m3,
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
-/// What an image of a tiling can do that would cost the plain one something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Variant {
-    /// A softcap.
-    Softcap,
-    /// Keys in pages, and tiles whose keys several CTAs share.
-    Serving,
-    /// CTAs in clusters of two, which load each block of keys once.
-    Pairs,
-    /// Tiles whose rows are those of all query heads that share a key/value head.
-    Groups,
-    /// Such tiles, with what [`Variant::Serving`] has.
-    #[serde(rename = "serving_groups")]
-    ServingGroups,
-    /// One or several clusters of CTAs a tile.
-    Cluster,
-    /// Dense problems without options.
-    Dense,
-    /// Keys in pages, and lengths on the device; no options.
-    Paged,
-    /// Scores with a bias and a key mask.
-    Tensors,
+impl FromStr for Element {
+    type Err = serde::de::value::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::deserialize(text.into_deserializer())
+    }
 }
-
-/// Prints and parses a type as `instances.toml` has it.
-macro_rules! text_as_in_file {
-    ($($Type:ty),*) => {$(
-        impl fmt::Display for $Type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.serialize(f)
-            }
-        }
-
-        impl FromStr for $Type {
-            type Err = serde::de::value::Error;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                Self::deserialize(text.into_deserializer())
-            }
-        }
-    )*};
-}
-text_as_in_file!(Element, Cache, Variant);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -276,7 +237,7 @@ impl FamilyDeclaration {
         &self,
         tiling: TilingRow,
         element: Element,
-        variant: Option<Variant>,
+        variant: Option<String>,
         target: Target,
         suffix: Option<String>,
         flags: &[String],
@@ -315,7 +276,7 @@ pub struct Instance {
     /// Element type.
     pub element: Element,
     /// `None` for the plain image.
-    pub variant: Option<Variant>,
+    pub variant: Option<String>,
     /// What to compile for.
     pub target: Target,
     /// End of the kernel's name, of an instance that is not for the catalog.
@@ -327,12 +288,13 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_e4m3` behind it for keys and values of that type, and `v{size}` behind
+    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_{type}` behind it for keys and values of another type, and `v{size}` behind
     /// the head size for values of another one.
     pub fn kernel(&self) -> String {
         let tiling = &self.tiling;
         // So that the images of a kernel follow each other in the order of their names.
-        let cache = { tiling.cache.map(|cache| format!("_{cache}")) }.unwrap_or_default();
+        let cache = tiling.cache.iter().map(|cache| format!("_{cache}"));
+        let cache: String = cache.collect();
         let values = { tiling.value_dim.map(|size| format!("v{size}")) }.unwrap_or_default();
         let mut name = match tiling.has_tiles() {
             false => format!("{}{cache}_w{}", self.family, tiling.warps),
@@ -364,10 +326,38 @@ impl Instance {
 
     fn function(&self) -> String {
         let mut name = format!("{}_{}", self.kernel(), self.element);
-        if let Some(variant) = self.variant {
+        if let Some(variant) = &self.variant {
             name += &format!("_{variant}");
         }
         name
+    }
+
+    /// The macros that say to the source which variant this is, and of what type keys and values are.
+    fn macros(&self) -> impl Iterator<Item = String> {
+        let named = [("VARIANT", &self.variant), ("CACHE", &self.tiling.cache)];
+        { named.into_iter() }.filter_map(|(kind, name)| {
+            Some(format!("WARPTILE_{kind}_{}", name.as_ref()?.to_uppercase()))
+        })
+    }
+
+    /// That the source, in `kernels`, asks for each of its [`macros`](Self::macros): else this would be the plain image by another name.
+    fn check_macros(&self, kernels: &Path) -> Result<()> {
+        for name in self.macros() {
+            let source = files::read_text(&kernels.join(&self.source))?;
+            let asked = source.lines().any(|line| {
+                line.starts_with('#')
+                    && line
+                        .split(|c: char| c != '_' && !c.is_alphanumeric())
+                        .any(|word| word == name)
+            });
+            ensure!(
+                asked,
+                "instances.toml: {} knows no {name}, which {} needs",
+                self.source,
+                self.image()
+            );
+        }
+        Ok(())
     }
 
     /// Compiler flags apart from include paths.
@@ -390,14 +380,7 @@ impl Instance {
         let given = tile.into_iter().filter(|&(_, number)| number > 0);
         flags.extend(given.map(|(name, number)| format!("-DWARPTILE_{name}={number}")));
         flags.push(format!("-DWARPTILE_ENTRY={}", self.entry()));
-        if let Some(variant) = self.variant {
-            let name = variant.to_string().to_uppercase();
-            flags.push(format!("-DWARPTILE_VARIANT_{name}"));
-        }
-        if let Some(cache) = self.tiling.cache {
-            let name = cache.to_string().to_uppercase();
-            flags.push(format!("-DWARPTILE_CACHE_{name}"));
-        }
+        flags.extend(self.macros().map(|name| format!("-D{name}")));
         flags.extend(self.extra_flags.iter().cloned());
         flags
     }
@@ -406,9 +389,12 @@ impl Instance {
 /// Reads `instances.toml` into images ordered by name.
 ///
 /// # Errors
-/// If the file is missing, malformed, or describes an image twice.
+/// If the file is missing or malformed, describes an image twice, or has a variant that the kernel's source beside it does not know.
 pub fn load(path: &Path) -> Result<Vec<Instance>> {
-    parse(&files::read_text(path)?)
+    let instances = parse(&files::read_text(path)?)?;
+    let kernels = path.parent().unwrap_or(path);
+    { instances.iter() }.try_for_each(|one| one.check_macros(kernels))?;
+    Ok(instances)
 }
 
 fn malformed(error: toml::de::Error) -> anyhow::Error {
@@ -449,7 +435,7 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
             );
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
-                    let variants = tiling.variants.iter().copied().map(Some);
+                    let variants = tiling.variants.iter().cloned().map(Some);
                     instances.extend(iter::once(None).chain(variants).map(|variant| {
                         let (tiling, flags) = (tiling.clone(), &tiling.flags);
                         family.instance(tiling, element, variant, target, None, flags)
@@ -568,8 +554,21 @@ mod tests {
             })
             .collect();
         assert_eq!(flags, [false, true]);
-        let unknown = parse(&FAMILY.replace("stages = 2 }", &row.replace("softcap", "soft")));
-        assert!(unknown.unwrap_err().to_string().contains("soft"));
+        let kernels = tempfile::tempdir().unwrap();
+        let source = kernels.path().join("wmma.cu");
+        for (text, known) in [("SOFTCAP", true), ("SOFTCAP_TOO", false), ("SOFT", false)] {
+            files::write(
+                &source,
+                format!("#ifdef WARPTILE_VARIANT_{text}\n").as_bytes(),
+            )
+            .unwrap();
+            both[0].check_macros(kernels.path()).unwrap();
+            assert_eq!(
+                both[1].check_macros(kernels.path()).is_ok(),
+                known,
+                "{text}"
+            );
+        }
     }
 
     #[test]

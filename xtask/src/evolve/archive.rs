@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::instances::{TilingRow, Variant};
+use crate::instances::TilingRow;
 use crate::manifest::ManifestEntry;
 use crate::target::Target;
 
@@ -21,7 +21,7 @@ pub struct Plan {
     /// Search among images of this variant, such as `serving`, in place of plain ones
     #[arg(long)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub variant: Option<Variant>,
+    pub variant: Option<String>,
     /// A problem that counts, such as "b4 q4096 k4096 h32 d64 bf16"; all of one element type
     #[arg(long = "problem", value_name = "PROBLEM", required = true)]
     pub problems: Vec<String>,

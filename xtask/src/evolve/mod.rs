@@ -115,7 +115,7 @@ impl Search {
         }
         ensure!(
             !search.candidates.is_empty(),
-            "the family ships nothing for this target and these problems"
+            "the family ships nothing for this target, this variant and these problems"
         );
         search.save()?;
         Ok(search)
@@ -211,7 +211,7 @@ impl Search {
         Ok(self.declaration()?.instance(
             genes.row(),
             self.element()?,
-            self.plan.variant,
+            self.plan.variant.clone(),
             self.plan.target,
             genes.suffix(),
             &genes.switches,

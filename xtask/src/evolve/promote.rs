@@ -159,7 +159,7 @@ fn with_row(declared: &str, search: &Search, genes: &Genes) -> Result<String> {
     if !genes.switches.is_empty() {
         let _ = write!(row, ", flags = {:?}", genes.switches);
     }
-    if let Some(variant) = plan.variant {
+    if let Some(variant) = &plan.variant {
         let _ = write!(row, ", variants = [\"{variant}\"]");
     }
     row.push_str(" },\n");

@@ -1,38 +1,28 @@
 """`warptile.attention` for torch.compile: an operator of torch, which a compiler takes as a whole. It has no gradient."""
 
+import ast
+
 import torch
 
 from ._errors import Unsupported
-from ._native import attention, attention_without_gradient
+from ._native import attention, attention_without_gradient, options_stub
 
-# The operator's optional arguments in the order of its schema: tensors, then other options with their types.
-_TENSORS = (
-    "bias",
-    "key_mask",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "block_table",
-    "alibi_slopes",
-    "sinks",
-    "k_descale",
-    "v_descale",
-)
-_OTHERS = {
-    "causal": "bool",
-    "left": "int",
-    "right": "int",
-    "diagonal": "str",
-    "scale": "float",
-    "softcap": "float",
-    "layout": "str",
-    "max_seqlen_q": "SymInt",
-    "max_seqlen_k": "SymInt",
-    "kernel_name": "str",
-    "_caller": "str",
-}
-_OFFSETS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table"}
+# What compiled code cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
+_NEVER = ("out", "lse", "stream")
+_RENAMED = {"window": {"left": "int", "right": "int"}, "kernel": {"kernel_name": "str"}}
+_TYPES = {"int | None": "SymInt", "bool | None": "bool", "float | None": "float"}
+
+# The operator's optional arguments in the order of its schema: tensors, with the element type that a list becomes, then other options with
+# their types.
+_TENSORS, _OTHERS = {}, {}
+for _field in ast.parse(options_stub()).body[-1].body:
+    if isinstance(_field, ast.AnnAssign) and _field.target.id not in _NEVER:
+        _of = ast.unparse(_field.annotation)
+        if _of.startswith("Array"):
+            _TENSORS[_field.target.id] = torch.float32 if "float" in _of else torch.int32
+        else:
+            _OTHERS |= _RENAMED.get(_field.target.id, {_field.target.id: _TYPES.get(_of, "str")})
+_OTHERS["_caller"] = "str"
 
 _library = torch.library.Library("warptile", "FRAGMENT")
 _library.define(
@@ -87,16 +77,14 @@ torch.library.register_autograd("warptile::attention", _backward, lib=_library)
 
 def _traced(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, **options):
     """`attention` as a compiler sees it."""
-    # Inductor has an argument called `kernel` of its own.
     options["kernel_name"] = kernel
-    for name in ("out", "lse", "stream"):
+    for name in _NEVER:
         if options.pop(name, None) is not None:
             raise Unsupported(f"{name} is not supported by warptile.attention in compiled code")
-    for name in _TENSORS:
+    for name, dtype in _TENSORS.items():
         given = options.get(name)
         if given is not None and not isinstance(given, torch.Tensor):
             listed = list(given) if isinstance(given, (list, tuple)) else [given]
-            dtype = torch.int32 if name in _OFFSETS else torch.float32
             options[name] = torch.tensor(listed, dtype=dtype, device=q.device)
     if window is not None:
         options["left"], options["right"] = window
