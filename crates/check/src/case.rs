@@ -124,6 +124,8 @@ pub struct Case {
     /// Multiprocessors that a GPU is planned to have, if not its own: on few of them small problems take the paths of large
     /// ones.
     pub multiprocessors: Option<u32>,
+    /// Whether gradients are computed, instead of the output.
+    pub backward: bool,
     /// What the data follows from.
     pub seed: u64,
 }
@@ -149,6 +151,7 @@ impl Case {
             layout: LayoutKind::Bshd,
             unaligned: false,
             multiprocessors: None,
+            backward: false,
             seed: 0,
         }
     }

@@ -81,6 +81,9 @@ impl fmt::Display for Case {
         if let Some(count) = self.multiprocessors {
             write!(f, " sms={count}")?;
         }
+        if self.backward {
+            f.write_str(" backward")?;
+        }
         write!(f, " seed={}", self.seed)
     }
 }
@@ -128,8 +131,12 @@ impl FromStr for Case {
                 case.runs
             )));
         }
-        case.try_call()
-            .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
+        let call = case.try_call();
+        match case.backward {
+            true => call.and_then(|call| case.backward_of(call)).map(drop),
+            false => call.map(drop),
+        }
+        .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         let is_length = |about: &str| ["q", "k", "packed", "lengths"].contains(&about);
         match said.iter().any(|(about, _)| is_length(about)) {
             true => Ok(case),
@@ -165,7 +172,7 @@ fn excludes(one: &str, other: &str) -> bool {
 }
 
 /// The words that are known besides those of options, heads and lengths.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "packed",
     "used",
     "lengths",
@@ -178,6 +185,7 @@ const NAMES: [&str; 12] = [
     "seed",
     "unaligned",
     "device-lengths",
+    "backward",
 ];
 
 /// What another program's word is here, if that is clear.
@@ -323,6 +331,7 @@ impl Parser {
         match word {
             "unaligned" => case.unaligned = true,
             "device-lengths" => case.device_lengths = true,
+            "backward" => case.backward = true,
             _ => {
                 let element = ElementType::from_name(word);
                 if let Some(element) = element.filter(|element| !element.is_scaled()) {
@@ -411,6 +420,15 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d192/128 bf16 mask=causal seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 mask=causal unaligned sms=2 backward seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let error = "b2 q3 k5 h2 d64 f16 pages=16 backward"
+            .parse::<Case>()
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("have no backward pass"),
+            "{error}"
+        );
         let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 runs=2 lengths=5,2 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
     }

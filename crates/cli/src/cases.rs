@@ -41,6 +41,7 @@ A problem is a line of words, such as
                   page) [bshd]
   unaligned       tensors begin at odd multiples of an element
   sms=N           plan as if the GPU had N multiprocessors
+  backward        gradients instead of the output: `verify` takes them
   seed=N          seed of the random values [0]";
 
 /// Examples for `--help`: command lines without the name of the program.
@@ -76,6 +77,17 @@ pub(crate) fn help(lines: &[&str]) -> String {
 /// # Errors
 /// What is wrong with the text, in words.
 pub(crate) fn parse(text: &str) -> Result<Case, String> {
+    match parse_any(text)? {
+        case if case.backward => Err("`verify` alone computes `backward`".to_owned()),
+        case => Ok(case),
+    }
+}
+
+/// As [`parse`], for a command that computes gradients, too.
+///
+/// # Errors
+/// As [`parse`].
+pub(crate) fn parse_any(text: &str) -> Result<Case, String> {
     text.parse()
         .map_err(|error: ParseCaseError| error.to_string())
 }

@@ -135,6 +135,7 @@ impl Case {
             layout,
             unaligned,
             multiprocessors,
+            backward: false,
             seed,
         };
         let case = match paged {

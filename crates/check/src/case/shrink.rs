@@ -32,6 +32,7 @@ impl Case {
                 case.used = Used::Each(case.used_lengths());
             }
         });
+        push(&|case| case.backward = false);
         push(&|case| case.multiprocessors = None);
         push(&|case| case.unaligned = false);
         push(&|case| case.layout = LayoutKind::Bshd);

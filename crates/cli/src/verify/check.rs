@@ -62,6 +62,11 @@ impl<'a> Lane<'a> {
         })
     }
 
+    /// The GPU, with a stream of its own.
+    pub(super) fn gpu(&self) -> &'a Gpu {
+        self.gpu
+    }
+
     fn reference(&self) -> warptile_check::Result<&ReferenceOnGpu> {
         if let Some(reference) = self.reference.get() {
             return Ok(reference);

@@ -92,6 +92,12 @@ impl Verify<'_> {
         if self.args.paged && case.pages.is_none() {
             case = case.with_pages();
         }
+        if self.args.backward {
+            case = Case {
+                backward: true,
+                ..case.differentiable()
+            };
+        }
         let images = match &self.images {
             Some(images) if !self.args.best => &images[..],
             _ => &[],

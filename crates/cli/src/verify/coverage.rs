@@ -38,6 +38,7 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
         ("gaps", case.layout == LayoutKind::Gaps),
         ("interleaved", case.layout == LayoutKind::Interleaved),
         ("unaligned", case.unaligned),
+        ("backward", case.backward),
     ];
     let options = { Scoring::words() }
         .filter(|word| !["mask", "diagonal"].contains(word))
@@ -138,7 +139,7 @@ mod tests {
         let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
         let each = [
             "q1 d8 f16 mask=causal h4/2".to_owned(),
-            "q1 d8 f32 mask=causal diagonal=top-left layout=gaps unaligned".to_owned(),
+            "q1 d8 f32 mask=causal diagonal=top-left layout=gaps unaligned backward".to_owned(),
             format!(
                 "q1 d64 bf16 layout=interleaved {}",
                 options(Scoring::new().mask(warptile::Mask::window(1, 1)), true)

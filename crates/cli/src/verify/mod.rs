@@ -1,5 +1,6 @@
 //! `warptile verify`: random problems against the float64 reference.
 
+mod backward;
 mod check;
 mod choose;
 mod coverage;
@@ -68,6 +69,10 @@ pub(crate) struct VerifyArgs {
     #[arg(long, conflicts_with = "case")]
     paged: bool,
 
+    /// Gradients of random problems instead of their outputs, by the kernels that the planner chooses
+    #[arg(long, conflicts_with_all = ["case", "paged", "kernel", "target", "each_kernel", "tile", "settings"])]
+    backward: bool,
+
     /// Kernels to verify: a family such as scalar, or the name of a kernel or an image; best: the planner's choice
     ///
     /// The problems are spread over all images of the family or the kernel that run on the device.
@@ -93,7 +98,7 @@ pub(crate) struct VerifyArgs {
     best: bool,
 
     /// Compute this problem instead of random ones; may be given several times
-    #[arg(long, value_name = "PROBLEM", value_parser = cases::parse, conflicts_with_all = ["count", "seed", "max_len"])]
+    #[arg(long, value_name = "PROBLEM", value_parser = cases::parse_any, conflicts_with_all = ["count", "seed", "max_len"])]
     case: Vec<Case>,
 
     /// Plan every problem as if the GPU had only N multiprocessors
@@ -268,7 +273,11 @@ impl Verify<'_> {
         let place = self.place(lane, trial.image, trial.host_work);
         let mut seconds = Phases::default();
         let (case, runs) = (&trial.case, self.runs);
-        match with_element!(case.element, T => check::<T>(case, place, runs, known, &mut seconds)) {
+        let checked = with_element!(case.element, T => match case.backward {
+            true => backward::check::<T>(case, place, runs, &mut seconds),
+            false => check::<T>(case, place, runs, known, &mut seconds),
+        });
+        match checked {
             Ok(checked) => Ok((checked, seconds)),
             Err(error) => {
                 let failure = Failure::from(error);

@@ -89,6 +89,27 @@ fn verify_counts_what_it_computed() {
 }
 
 #[test]
+fn verify_takes_gradients_and_other_commands_say_that_they_do_not() {
+    let (stdout, _) = expect_code(
+        0,
+        warptile().args(["verify", "--device", "cpu", "--count", "20", "--backward"]),
+    );
+    assert!(stdout.contains("20 problems on cpu"), "{stdout}");
+    assert!(stdout.contains("backward 20,"), "{stdout}");
+    let problem = "q9 h4/2 d16 f16 mask=causal backward";
+    let (stdout, _) = expect_code(
+        0,
+        warptile().args(["verify", "--device", "cpu", "--case", problem]),
+    );
+    assert!(stdout.contains("verified 1 problem"), "{stdout}");
+    let (_, stderr) = expect_code(2, warptile().args(["plan", problem]));
+    assert!(
+        stderr.contains("`verify` alone computes `backward`"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn verify_counts_the_same_on_any_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("verify.json");
