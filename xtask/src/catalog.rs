@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::instances::{Element, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs;
-use warptile_spec::{Features, TileShape};
+use warptile_spec::{ElementType, Features, TileShape, Types};
 
 const HEADER: &str = "// Written by `cargo xtask build-kernels` from manifest.json. Do not edit.\n";
 
@@ -66,7 +66,8 @@ pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     let of_tiles = |entry: &&ManifestEntry| {
         let plain = format!("{}_{}_{}", entry.kernel, entry.element, entry.target);
         entry.tiling.has_tiles()
-            && entry.features & Features::E4M3.bits() == 0
+            && Features::from_bits(entry.features)
+                .is_some_and(|has| Types::of_image(ElementType::F16, has).scaled().is_none())
             && entry.name == plain
     };
     for entry in manifest.images.iter().filter(of_tiles) {

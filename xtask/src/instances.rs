@@ -529,7 +529,7 @@ mod tests {
 
     #[test]
     fn a_variant_is_one_more_image_of_its_kernel() {
-        let row = "stages = 2, variants = [\"softcap\"] }";
+        let row = "stages = 2, variants = [\"tensors\"] }";
         let instances = parse(&FAMILY.replace("stages = 2 }", row)).unwrap();
         let both: Vec<&Instance> = instances
             .iter()
@@ -540,23 +540,23 @@ mod tests {
             names,
             [
                 "wmma_d64_32x64_w4_s2_f16_sm_90a",
-                "wmma_d64_32x64_w4_s2_f16_softcap_sm_90a"
+                "wmma_d64_32x64_w4_s2_f16_tensors_sm_90a"
             ]
         );
         assert_eq!(both[0].kernel(), both[1].kernel());
-        assert_eq!(both[1].entry(), "warptile_wmma_d64_32x64_w4_s2_f16_softcap");
+        assert_eq!(both[1].entry(), "warptile_wmma_d64_32x64_w4_s2_f16_tensors");
         let flags: Vec<bool> = both
             .iter()
             .map(|one| {
                 one.flags()
                     .iter()
-                    .any(|flag| flag == "-DWARPTILE_VARIANT_SOFTCAP")
+                    .any(|flag| flag == "-DWARPTILE_VARIANT_TENSORS")
             })
             .collect();
         assert_eq!(flags, [false, true]);
         let kernels = tempfile::tempdir().unwrap();
         let source = kernels.path().join("wmma.cu");
-        for (text, known) in [("SOFTCAP", true), ("SOFTCAP_TOO", false), ("SOFT", false)] {
+        for (text, known) in [("TENSORS", true), ("TENSORS_TOO", false), ("TENS", false)] {
             files::write(
                 &source,
                 format!("#ifdef WARPTILE_VARIANT_{text}\n").as_bytes(),

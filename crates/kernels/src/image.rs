@@ -164,7 +164,7 @@ pub struct Image {
     pub features: Features,
     /// What it was compiled for.
     pub target: Target,
-    /// Element type of the tensors; keys and values are of another if [`features`](Self::features) has [`Features::E4M3`].
+    /// Element type of the tensors; that of keys and values may be another: see [`types`](Self::types).
     pub element: ElementType,
     /// Tile shape.
     pub tiling: TileShape,
@@ -195,11 +195,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 impl Image {
     /// The element types of the tensors that the image takes.
     pub const fn types(&self) -> Types {
-        let types = Types::of(self.element);
-        match self.features.contains(Features::E4M3) {
-            true => types.keys(ElementType::E4m3),
-            false => types,
-        }
+        Types::of_image(self.element, self.features)
     }
 
     /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX. The whole pack is decompressed for it, which takes

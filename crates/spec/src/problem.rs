@@ -183,8 +183,9 @@ impl Problem {
             .into_iter()
             .filter(|(wanted, _)| *wanted)
             .map(|(_, feature)| feature)
-            .chain(self.types.scaled().map(|_| Features::E4M3))
-            .fold(self.scoring.needs(), |all, feature| all | feature)
+            .fold(self.scoring.needs() | self.types.needs(), |all, feature| {
+                all | feature
+            })
     }
 
     /// The problem on one line, in the words of the `warptile` program ("b2 q512 k576 h8/2 d64 f16 mask=causal"): what `Rates` and the

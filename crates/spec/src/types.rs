@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::E4m3;
+use crate::{E4m3, Features};
 
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -133,6 +133,22 @@ impl Types {
         self.k = element;
         self.v = element;
         self
+    }
+
+    /// The types of an image's tensors: keys and values of another type are one of its features.
+    pub const fn of_image(element: ElementType, features: Features) -> Self {
+        match features.contains(Features::E4M3) {
+            true => Types::of(element).keys(ElementType::E4m3),
+            false => Types::of(element),
+        }
+    }
+
+    /// What an image must be able to do to take tensors of these types.
+    pub fn needs(self) -> Features {
+        match self.scaled() {
+            Some(_) => Features::E4M3,
+            None => Features::empty(),
+        }
     }
 
     /// The type of keys and values, if it is a scaled one.
