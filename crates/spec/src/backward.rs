@@ -22,7 +22,8 @@ const TENSORS: [(Operand, Operand); 3] = [
 /// `dq = scale * ds k`, `dk = scale * ds q`, `dv = p d_out`, where `dk` and `dv` are the sums over all query heads that share a key/value
 /// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head.
 ///
-/// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone.
+/// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone. These three may be `f32`, whatever the type of the tensors, and gradients
+/// may be added to what is there instead of replacing it.
 ///
 /// ```
 /// use warptile::spec::{Backward, Call, Scoring};
@@ -42,6 +43,8 @@ pub struct Backward {
     /// The gradients of `TENSORS` that are wanted.
     gradients: [Option<Layout>; 3],
     d_sinks: bool,
+    gradient_type: ElementType,
+    adds: bool,
     prepass: Prepass,
     expected: Box<Slots<Expected>>,
 }
@@ -55,6 +58,8 @@ pub struct BackwardBuilder {
     d_lse: bool,
     gradients: [Option<Layout>; 3],
     d_sinks: bool,
+    gradient_type: ElementType,
+    adds: bool,
 }
 
 impl Backward {
@@ -68,6 +73,8 @@ impl Backward {
             d_lse: false,
             gradients: [call.q(), call.k(), call.v()].map(|layout| Some(layout.dense_like())),
             d_sinks: false,
+            gradient_type: call.element(),
+            adds: false,
             call,
         }
     }
@@ -96,6 +103,16 @@ impl Backward {
         }
     }
 
+    /// Element type of dq, dk and dv: that of the tensors, or `f32`.
+    pub const fn gradient_type(&self) -> ElementType {
+        self.gradient_type
+    }
+
+    /// Whether gradients are added to what is there.
+    pub const fn adds(&self) -> bool {
+        self.adds
+    }
+
     /// The numbers of query rows that come first.
     pub const fn prepass(&self) -> &Prepass {
         &self.prepass
@@ -103,11 +120,11 @@ impl Backward {
 
     /// Whether every tensor's rows start at multiples of 16 bytes, as [`Call::is_aligned`].
     pub fn is_aligned(&self) -> bool {
-        let size = self.call.element().size();
-        let others = [Some(self.d_out())]
-            .into_iter()
-            .chain(self.gradients.iter().map(Option::as_ref));
-        self.call.is_aligned() && others.flatten().all(|layout| layout.steps_aligned(size))
+        let fits = |layout: &Layout, element: ElementType| layout.steps_aligned(element.size());
+        let mut gradients = self.gradients.iter().flatten();
+        self.call.is_aligned()
+            && fits(self.d_out(), self.call.element())
+            && gradients.all(|layout| fits(layout, self.gradient_type))
     }
 
     /// Whether some row of a gradient belongs to no sequence, or could: then nothing writes it.
@@ -165,6 +182,19 @@ impl BackwardBuilder {
         BackwardBuilder { d_lse, ..self }
     }
 
+    /// Element type of dq, dk and dv: that of the tensors, which is the default, or `f32`.
+    pub fn gradient_type(self, gradient_type: ElementType) -> Self {
+        BackwardBuilder {
+            gradient_type,
+            ..self
+        }
+    }
+
+    /// Whether gradients are added to what is there, instead of replacing it. Default: no.
+    pub fn adds(self, adds: bool) -> Self {
+        BackwardBuilder { adds, ..self }
+    }
+
     /// Checks everything and freezes the description.
     ///
     /// # Errors
@@ -204,7 +234,14 @@ impl BackwardBuilder {
         expect_same("d_out", self.d_out.shape, ("out", out), DIMENSIONS)?;
         check_alone("d_out", &self.d_out, false)?;
         let prepass = Prepass::of(&call, self.d_out, self.d_lse);
-        let element = call.element();
+        let element = self.gradient_type;
+        if element != call.element() && element != ElementType::F32 {
+            return Err(Invalid::ElementMismatch {
+                argument: "dq",
+                expected: call.element(),
+                found: element,
+            });
+        }
         let mut expected = Box::new(UNWANTED);
         for (operand, found) in call.expected().iter() {
             // The call writes its output and its lse.
@@ -247,6 +284,8 @@ impl BackwardBuilder {
             call,
             gradients: self.gradients,
             d_sinks: self.d_sinks,
+            gradient_type: self.gradient_type,
+            adds: self.adds,
             prepass,
             expected,
         })

@@ -15,7 +15,7 @@ use crate::lse::Lse;
 use crate::operands::{Given, Keys, Queries};
 use crate::plan::{BackwardProblem, Choice, Plan};
 use crate::spec::{
-    Backward, Element, HostInputs, HostOutputs, Invalid, Layout, Numbers, expect_same,
+    Backward, Element, ElementType, HostInputs, HostOutputs, Invalid, Layout, Numbers, expect_same,
 };
 use crate::tensor::{Bytes, Storage, Tensor};
 
@@ -58,12 +58,13 @@ pub struct Gradients<T: Element> {
     pub plan: Plan<BackwardProblem>,
 }
 
-/// Where [`Attention::backward_into`] writes: any of the gradients, in tensors of one's own.
+/// Where [`Attention::backward_into`] writes: any of the gradients, in tensors of one's own, of the type of the queries or of `f32`.
 #[derive(Debug)]
 #[must_use]
 pub struct GradientsInto<'a, T: Element> {
     tensors: [Option<&'a mut Tensor<T>>; 3],
     d_sinks: Option<&'a mut Tensor<f32>>,
+    adds: bool,
 }
 
 impl<T: Element> Default for GradientsInto<'_, T> {
@@ -71,6 +72,7 @@ impl<T: Element> Default for GradientsInto<'_, T> {
         GradientsInto {
             tensors: [None, None, None],
             d_sinks: None,
+            adds: false,
         }
     }
 }
@@ -99,6 +101,12 @@ impl<'a, T: Element> GradientsInto<'a, T> {
         self
     }
 
+    /// Adds the gradients to what is there, as of several batches, instead of replacing it.
+    pub fn add(mut self) -> Self {
+        self.adds = true;
+        self
+    }
+
     /// The gradients of the sinks, `[1, 1, heads, 1]`.
     pub fn d_sinks(mut self, d_sinks: &'a mut Tensor<f32>) -> Self {
         self.d_sinks = Some(d_sinks);
@@ -115,6 +123,15 @@ struct Outputs<'a> {
     d_out: &'a dyn Bytes,
     lse: &'a Lse,
     d_lse: Option<&'a Lse>,
+}
+
+/// The gradients that are wanted.
+struct Wanted<'a> {
+    /// With the tensors that they are written to, if these have layouts of their own.
+    tensors: &'a [(Operand, Option<&'a dyn Bytes>)],
+    sinks: bool,
+    gradient_type: ElementType,
+    adds: bool,
 }
 
 /// Where a gradient is written.
@@ -159,7 +176,13 @@ impl Attention {
         let gradient = gradient.into();
         let also = Outputs::of(&gradient, output)?;
         let all = TENSORS.map(|operand| (operand, None));
-        let backward = self.describe_backward(&given, &also, &all, true)?;
+        let wanted = Wanted {
+            tensors: &all,
+            sinks: true,
+            gradient_type: T::TYPE,
+            adds: false,
+        };
+        let backward = self.describe_backward(&given, &also, &wanted)?;
         let backend = given.backend();
         let made = |operand: Operand| -> Result<Tensor<T>> {
             let layout = *backward.gradient(operand).unwrap_or(&Layout::EMPTY);
@@ -197,14 +220,14 @@ impl Attention {
     /// that no sequence owns are left alone, and so are the gaps of a strided one.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward); when a tensor is not of the shape of what it is the gradient of.
-    pub fn backward_into<'a, T: Element>(
+    /// As [`backward`](Self::backward); when a tensor is not of the shape of what it is the gradient of, or of another type than that and `f32`.
+    pub fn backward_into<'a, T: Element, G: Element>(
         &self,
         gradient: impl Into<OutputGradient<'a, T>>,
         queries: impl Into<Queries<'a, T>>,
         keys: impl Into<Keys<'a, T>>,
         output: &Output<T>,
-        into: GradientsInto<'_, T>,
+        into: GradientsInto<'_, G>,
     ) -> Result<Plan<BackwardProblem>> {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
@@ -213,7 +236,13 @@ impl Attention {
         let wanted: Vec<_> = wanted
             .filter_map(|(operand, to)| Some((operand, Some(&**to.as_ref()? as &dyn Bytes))))
             .collect();
-        let backward = self.describe_backward(&given, &also, &wanted, into.d_sinks.is_some())?;
+        let wanted = Wanted {
+            tensors: &wanted,
+            sinks: into.d_sinks.is_some(),
+            gradient_type: G::TYPE,
+            adds: into.adds,
+        };
+        let backward = self.describe_backward(&given, &also, &wanted)?;
         let mut written: Vec<Written<'_>> = Vec::new();
         for (operand, to) in TENSORS.into_iter().zip(into.tensors) {
             written.extend(to.map(|to| (operand, to as &mut dyn Bytes)));
@@ -230,23 +259,18 @@ impl Attention {
         self.run_backward(&backward, &given, &also, written)
     }
 
-    /// The backward pass that the options and tensors describe, with all of it checked. `wanted` are the gradients, with the tensors that
-    /// they are written to if these have layouts of their own.
+    /// The backward pass that the options and tensors describe, with all of it checked.
     fn describe_backward(
         &self,
         given: &Arguments<'_>,
         also: &Outputs<'_>,
-        wanted: &[(Operand, Option<&dyn Bytes>)],
-        wants_sinks: bool,
+        wanted: &Wanted<'_>,
     ) -> Result<Backward> {
         for (argument, backend) in also.backends() {
             same_device(argument, Some(backend), given.backend())?;
         }
-        let tensors = || {
-            wanted
-                .iter()
-                .filter_map(|(operand, to)| Some((*operand, (*to)?)))
-        };
+        let tensors =
+            || (wanted.tensors.iter()).filter_map(|(operand, to)| Some((*operand, (*to)?)));
         let aligned = also.d_out.starts_aligned() && tensors().all(|(_, to)| to.starts_aligned());
         let request = self.request(given, Some(also.out))?.want_lse(true);
         let call = match aligned {
@@ -265,9 +289,11 @@ impl Attention {
         let mut builder = Backward::builder(call)
             .layout(Operand::DOut, *also.d_out.layout())
             .d_lse(also.d_lse.is_some())
-            .want(Operand::DSinks, wants_sinks && has_sinks);
+            .want(Operand::DSinks, wanted.sinks && has_sinks)
+            .gradient_type(wanted.gradient_type)
+            .adds(wanted.adds);
         for operand in TENSORS {
-            let is_wanted = wanted.iter().any(|(wanted, _)| *wanted == operand);
+            let is_wanted = wanted.tensors.iter().any(|(of, _)| *of == operand);
             builder = builder.want(operand, is_wanted);
         }
         for (operand, to) in tensors() {

@@ -40,15 +40,18 @@ pub fn backward_cpu(
     inputs: &HostInputs<'_>,
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    match backward.call().element() {
-        ElementType::F16 => typed::<half::f16>(backward, inputs, outputs),
-        ElementType::Bf16 => typed::<half::bf16>(backward, inputs, outputs),
+    use half::{bf16, f16};
+    match (backward.call().element(), backward.gradient_type()) {
+        (ElementType::F16, ElementType::F16) => typed::<f16, f16>(backward, inputs, outputs),
+        (ElementType::F16, _) => typed::<f16, f32>(backward, inputs, outputs),
+        (ElementType::Bf16, ElementType::Bf16) => typed::<bf16, bf16>(backward, inputs, outputs),
+        (ElementType::Bf16, _) => typed::<bf16, f32>(backward, inputs, outputs),
         // No call has queries of a scaled type.
-        _ => typed::<f32>(backward, inputs, outputs),
+        _ => typed::<f32, f32>(backward, inputs, outputs),
     }
 }
 
-fn typed<T: Element>(
+fn typed<T: Element, G: Element>(
     backward: &Backward,
     inputs: &HostInputs<'_>,
     mut outputs: HostOutputs<'_>,
@@ -83,9 +86,14 @@ fn typed<T: Element>(
         scaled_lse: &scaled_lse,
     };
     let mut taken = |operand| -> Result<_> {
-        let memory = outputs.take::<T>(operand)?;
-        Ok({ memory.zip(backward.gradient(operand)) }
-            .map(|(memory, layout)| (SharedMut::new(memory), *layout)))
+        let memory = outputs.take::<G>(operand)?;
+        Ok(
+            { memory.zip(backward.gradient(operand)) }.map(|(memory, layout)| Target {
+                memory: SharedMut::new(memory),
+                layout: *layout,
+                adds: backward.adds(),
+            }),
+        )
     };
     let (dq, dk, dv) = (
         taken(Operand::DQ)?,
@@ -98,7 +106,7 @@ fn typed<T: Element>(
         (of_head, call.batch() * heads * of_head)
     };
     let (of_head, count) = blocks(call.query_len(), call.heads().query, BLOCK_M);
-    if let Some((dq, layout)) = &dq {
+    if let Some(dq) = &dq {
         in_parallel(count, |index| {
             let (batch, head) = (
                 index / of_head / call.heads().query,
@@ -111,14 +119,12 @@ fn typed<T: Element>(
                 let rows = BLOCK_M.min(sequence.q_len - first);
                 // SAFETY: the rows of this block are those of this task alone.
                 unsafe {
-                    store(
-                        dq,
-                        layout,
+                    dq.store(
                         &sums,
                         [sequence.q_entry, sequence.q_start + first, head],
                         rows,
-                    )
-                };
+                    );
+                }
             }
         });
     }
@@ -134,9 +140,9 @@ fn typed<T: Element>(
                 let rows = BLOCK_N.min(sequence.k_len - first);
                 for (to, sums) in [&dk, &dv].into_iter().zip(&sums) {
                     let place = [sequence.k_entry, sequence.k_start + first, head];
-                    if let Some((to, layout)) = to {
+                    if let Some(to) = to {
                         // SAFETY: as above.
-                        unsafe { store(to, layout, sums, place, rows) };
+                        unsafe { to.store(sums, place, rows) };
                     }
                 }
             }
@@ -146,29 +152,36 @@ fn typed<T: Element>(
     if let Some(d_sinks) = outputs.take::<f32>(Operand::DSinks)? {
         let sinks = floats(Operand::Sinks)?.unwrap_or_default();
         for (head, (gradient, sink)) in d_sinks.iter_mut().zip(sinks).enumerate() {
-            *gradient = pass.of_sink(prepass, head, *sink);
+            let before = if backward.adds() { *gradient } else { 0.0 };
+            *gradient = before + pass.of_sink(prepass, head, *sink);
         }
     }
     Ok(())
 }
 
-/// Rounds rows of a gradient, from the first one at `place`: entry, row and head.
-///
-/// # Safety
-/// Nobody else has these rows.
-unsafe fn store<T: Element>(
-    to: &SharedMut<T>,
-    layout: &Layout,
-    sums: &Rows,
-    [entry, first, head]: [usize; 3],
-    rows: usize,
-) {
-    for (row, numbers) in sums.data.chunks_exact(sums.stride).take(rows).enumerate() {
-        // SAFETY: the caller's promise; the memory holds the layout, whose rows do not overlap.
-        let to = unsafe { to.slice(layout.offset(entry, first + row, head), layout.head_dim()) };
-        for (to, x) in to.iter_mut().zip(numbers) {
-            // Whether a sum of nothing is 0 or -0 depends on how many there were.
-            *to = T::from_f32(x + 0.0);
+/// Where a gradient goes.
+struct Target<G> {
+    memory: SharedMut<G>,
+    layout: Layout,
+    adds: bool,
+}
+
+impl<G: Element> Target<G> {
+    /// Rounds rows of a gradient, from the first one at `place`: entry, row and head.
+    ///
+    /// # Safety
+    /// Nobody else has these rows.
+    unsafe fn store(&self, sums: &Rows, [entry, first, head]: [usize; 3], rows: usize) {
+        let layout = &self.layout;
+        for (row, numbers) in sums.data.chunks_exact(sums.stride).take(rows).enumerate() {
+            let start = layout.offset(entry, first + row, head);
+            // SAFETY: the caller's promise; the memory holds the layout, whose rows do not overlap.
+            let to = unsafe { self.memory.slice(start, layout.head_dim()) };
+            for (to, x) in to.iter_mut().zip(numbers) {
+                // Whether a sum of nothing is 0 or -0 depends on how many there were.
+                let before = if self.adds { to.to_f32() } else { 0.0 };
+                *to = G::from_f32(x + before);
+            }
         }
     }
 }

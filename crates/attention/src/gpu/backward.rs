@@ -81,6 +81,7 @@ impl Operation for Backward {
         } = *launch;
         let at = &at.operands;
         let scratch = BackwardScratch::of_call(self);
+        let adds = if self.adds() { abi::GRADIENTS_ADD } else { 0 };
         let rows = abi::QueryRows {
             delta: workspace + scratch.delta as u64,
             scaled_lse: workspace + scratch.scaled_lse as u64,
@@ -100,11 +101,12 @@ impl Operation for Backward {
                     d_sinks: at[Operand::DSinks],
                     heads: self.call().heads().query as i32,
                     entries: self.call().out().batch() as i32,
+                    gradients: adds,
                     ..Default::default()
                 };
                 kernel.give(&block, taker)
             }
-            _ => kernel.give(&block(self, shape, rows, at), taker),
+            _ => kernel.give(&block(self, shape, rows, at, adds), taker),
         }
     }
 }
@@ -115,6 +117,7 @@ fn block(
     shape: &LaunchShape,
     rows: abi::QueryRows,
     at: &Slots<u64>,
+    adds: i32,
 ) -> abi::Backward {
     let call = backward.call();
     let given = |operand, layout: &Layout| tensor(at[operand], layout);
@@ -140,6 +143,10 @@ fn block(
         dq: gradient(Operand::DQ),
         dk: gradient(Operand::DK),
         dv: gradient(Operand::DV),
+        gradients: match backward.gradient_type() == call.element() {
+            true => adds,
+            false => adds | abi::GRADIENTS_F32,
+        },
         ..Default::default()
     }
 }

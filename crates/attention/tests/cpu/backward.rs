@@ -246,6 +246,20 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
         .backward_into((&d_out, &d_lse), &q, (&k, &v), &output, into)
         .unwrap();
     assert_eq!(dk.to_vec().unwrap(), all.dk.to_vec().unwrap());
+
+    // Once more, added to what is there.
+    let mut sinks = backend.tensor(&[1.0_f32; 4], [1, 1, 4, 1]).unwrap();
+    let into = GradientsInto::new().dk(&mut dk).d_sinks(&mut sinks).add();
+    attention
+        .backward_into((&d_out, &d_lse), &q, (&k, &v), &output, into)
+        .unwrap();
+    let twice = |x: &f32| x + x;
+    let expected: Vec<f32> = all.dk.to_vec().unwrap().iter().map(twice).collect();
+    assert_eq!(dk.to_vec().unwrap(), expected);
+    let one_more = |x: &f32| 1.0 + x;
+    let expected = all.d_sinks.unwrap().to_vec().unwrap();
+    let expected: Vec<f32> = expected.iter().map(one_more).collect();
+    assert_eq!(sinks.to_vec().unwrap(), expected);
     assert!(plan.explain().contains(" backward"), "{}", plan.explain());
 }
 
@@ -312,4 +326,42 @@ fn what_has_no_backward_pass_is_refused() {
         .layout(Operand::DOut, overlapping)
         .build()
         .unwrap();
+}
+
+#[test]
+fn gradients_of_16_bits_may_be_written_as_f32() {
+    let backend = Backend::cpu();
+    let shape = [1, 9, 2, 16];
+    let tensor = |factor: f32| {
+        let values: Vec<bf16> = numbers(288, factor)
+            .into_iter()
+            .map(bf16::from_f32)
+            .collect();
+        backend.tensor(&values, shape).unwrap()
+    };
+    let (q, k, v, d_out) = (tensor(0.3), tensor(0.5), tensor(0.7), tensor(0.9));
+    let attention = Attention::new();
+    let output = attention.forward(&q, (&k, &v)).unwrap();
+    let rounded = attention.backward(&d_out, &q, (&k, &v), &output).unwrap();
+    let mut dq = backend.tensor(&[f32::NAN; 288], shape).unwrap();
+    let into = GradientsInto::new().dq(&mut dq);
+    attention
+        .backward_into(&d_out, &q, (&k, &v), &output, into)
+        .unwrap();
+    let found: Vec<bf16> = dq
+        .to_vec()
+        .unwrap()
+        .into_iter()
+        .map(bf16::from_f32)
+        .collect();
+    assert_eq!(found, rounded.dq.to_vec().unwrap());
+    let mut wrong = backend.tensor(&[f16::ZERO; 288], shape).unwrap();
+    let into = GradientsInto::new().dq(&mut wrong);
+    let error = attention
+        .backward_into(&d_out, &q, (&k, &v), &output, into)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "dq has elements of type f16, but must have bf16"
+    );
 }

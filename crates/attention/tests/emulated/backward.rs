@@ -2,9 +2,12 @@
 
 use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
-use warptile::plan::Choice;
+use warptile::gpu::Bindings;
+use warptile::plan::{BackwardProblem, Choice};
+use warptile::spec::{Backward, Operand};
 use warptile::{Element, ElementType};
-use warptile_check::{Case, GradientFailure};
+use warptile_check::{Case, DeviceInputs, Ferry, GradientFailure};
+use warptile_driver::DeviceBuffer;
 
 use crate::place::{Emulated, with_emulated};
 
@@ -32,4 +35,101 @@ fn gradients_equal_float64() {
     QuickCheck::new()
         .tests(100)
         .quickcheck(one as fn(u64) -> TestResult);
+}
+
+/// Gradients in f32, added to what is there, are those in 16 bits before rounding.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_are_added_in_f32() {
+    for words in [
+        "b2 q70 k40 h4/2 d64 bf16 mask=causal",
+        "b1 q33 k70 h2 d136 bf16",
+        "b1 q20 k30 h2 d24 f32 sinks",
+    ] {
+        let case: Case = words.parse().unwrap();
+        match case.element {
+            ElementType::Bf16 => added::<bf16>(&case),
+            _ => added::<f32>(&case),
+        }
+    }
+}
+
+fn added<T: Element>(case: &Case) {
+    with_emulated(|place| {
+        let (gpu, stream) = (&place.gpu, place.gpu.stream());
+        let data = case.backward::<T>().unwrap();
+        let run = |gradient_type: ElementType, adds: bool| -> Vec<Vec<f32>> {
+            let backward = Backward::builder(case.call())
+                .d_lse(data.backward.expected()[Operand::DLse].wanted)
+                .want(Operand::DSinks, case.call().has(Operand::Sinks))
+                .gradient_type(gradient_type)
+                .adds(adds)
+                .build()
+                .unwrap();
+            let problem = BackwardProblem::of(&backward);
+            let prepared = gpu.prepare_backward(problem, &Choice::Best).unwrap();
+            let inputs = DeviceInputs::upload(stream, &Ferry::default(), &data.inputs).unwrap();
+            let mut bindings = Bindings::default();
+            inputs.add_to(&mut bindings).unwrap();
+            let operands = [Operand::DQ, Operand::DK, Operand::DV, Operand::DSinks];
+            let mut outputs: Vec<_> = operands
+                .into_iter()
+                .filter(|operand| backward.wants(*operand))
+                .map(|operand| {
+                    let slot = backward.expected()[operand];
+                    let ones = match slot.size {
+                        2 => {
+                            bytemuck::cast_slice(&vec![bf16::ONE; slot.bytes.reach() as usize / 2])
+                                .to_vec()
+                        }
+                        _ => bytemuck::cast_slice(&vec![1.0_f32; slot.bytes.reach() as usize / 4])
+                            .to_vec(),
+                    };
+                    (
+                        operand,
+                        slot.size,
+                        DeviceBuffer::<u8>::from_slice(stream, &ones).unwrap(),
+                    )
+                })
+                .collect();
+            for (operand, _, memory) in &mut outputs {
+                bindings.set_output(*operand, memory.as_slice_mut());
+            }
+            prepared.launch(stream, &backward, &bindings).unwrap();
+            place.run_launches();
+            drop(bindings);
+            let numbers = |(_, size, memory): (Operand, u64, DeviceBuffer<u8>)| {
+                let bytes = memory.to_vec().unwrap();
+                match size {
+                    2 => bytes
+                        .chunks(2)
+                        .map(|x| bf16::from_le_bytes([x[0], x[1]]).to_f32())
+                        .collect(),
+                    _ => bytes
+                        .chunks(4)
+                        .map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]))
+                        .collect(),
+                }
+            };
+            outputs.into_iter().map(numbers).collect()
+        };
+        let (plain, added) = (run(T::TYPE, false), run(ElementType::F32, true));
+        for (plain, added) in plain.iter().zip(&added) {
+            assert_eq!(plain.len(), added.len());
+            for (x, y) in plain.iter().zip(added) {
+                assert!(
+                    (1.0 + x - y).abs() <= x.abs() / 250.0 + 1e-6,
+                    "{case}: {x} {y}"
+                );
+            }
+        }
+        for (rounded, plain) in run(T::TYPE, true).iter().zip(&plain) {
+            for (x, y) in plain.iter().zip(rounded) {
+                assert!(
+                    (1.0 + x - y).abs() <= (1.0 + x.abs()) / 100.0,
+                    "{case}: {x} {y}"
+                );
+            }
+        }
+    });
 }
