@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the fenced blocks of Markdown pages as a reader would paste them, and compares what they print with what the page shows.
 
-Usage: scripts/check_blocks.py [--optimised] PAGE...
+Usage: scripts/check_blocks.py [--optimised | --lock FILE] PAGE...
 
 The blocks of a page run from top to bottom in one shell, in an empty folder:
 
@@ -12,7 +12,7 @@ The blocks of a page run from top to bottom in one shell, in an empty folder:
 - A block with a second word is left out: `sh gpu` needs a GPU, `sh release` a published version, `sh shown` is only an example.
 
 `git clone` gives this repository as it is on disk, without a copy. Crates of the reader's own are compiled without optimisation, which
-takes a third of the time, unless --optimised is given.
+takes a third of the time, unless --optimised is given. With --lock they have the versions of that lock file, which others may have built.
 """
 
 import argparse
@@ -62,10 +62,12 @@ def agrees(printed, expected):
     return re.fullmatch(pattern, "".join(line + "\n" for line in printed)) is not None
 
 
-def script(page_steps, folder):
+def script(page_steps, folder, lock):
     """One shell program for the page, which leaves what each block printed in a file."""
     clone = f'if [[ $1 == clone ]]; then ln -s {shlex.quote(str(ROOT))} "$(basename "$2" .git)"; else command git "$@"; fi'
     lines = ["set -euo pipefail", f"git() {{ {clone}; }}"]
+    if lock:
+        lines.append(f'cargo() {{ command cargo "$@"; [[ $1 != new ]] || cp {shlex.quote(str(lock.resolve()))} "$2/Cargo.lock"; }}')
     for number, (kind, body, other) in enumerate(page_steps):
         if kind == "write":
             quoted = shlex.quote(other)
@@ -75,7 +77,7 @@ def script(page_steps, folder):
     return "\n".join(lines)
 
 
-def check(page, folder):
+def check(page, folder, lock=None):
     """What is wrong with the blocks of a page, and how many were run. A folder of the same name lets cargo build packages once."""
     page_steps = steps(page.read_text(encoding="utf-8"))
     wrong, run = [], 0
@@ -85,7 +87,7 @@ def check(page, folder):
         work.mkdir()
         for number, (_, body, _) in enumerate(page_steps):
             Path(logs, f"{number}.in").write_text(body, encoding="utf-8")
-        program = script(page_steps, logs)
+        program = script(page_steps, logs, lock)
         command = ["bash", "-c", program]
         ended = subprocess.run(command, cwd=work, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for number, (kind, body, expected) in enumerate(page_steps):
@@ -116,6 +118,7 @@ def check_itself():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimised", action="store_true", help="compile as a reader does")
+    parser.add_argument("--lock", type=Path, help="lock file of new crates")
     parser.add_argument("pages", nargs="+", type=Path)
     arguments = parser.parse_args()
     check_itself()
@@ -125,7 +128,7 @@ def main():
             Path(folder, ".cargo").mkdir()
             Path(folder, ".cargo/config.toml").write_text("[profile.release]\nopt-level = 0\n", encoding="utf-8")
         for page in arguments.pages:
-            wrong, run = check(page, folder)
+            wrong, run = check(page, folder, arguments.lock)
             for text in wrong:
                 print(f"error: {text}", file=sys.stderr)
             print(f"{page}: {run} blocks run, {len(wrong)} wrong", flush=True)

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Usage: run.sh
+# Usage: run.sh [--release]
 #
 # Tests warptile-candle with its feature cuda on the CPU, runs the examples there, and calls it on CUDA devices of candle's where the driver
 # is warptile-fake-cuda, which checks that memory is alive and in order wherever a launch uses it. Without the feature, it is compiled. For
 # machines without a GPU and without CUDA; needs cc.
 set -euo pipefail
+release=("$@")
 cd "$(dirname "$0")/.."
 fake=$(../../crates/fake-cuda/library.sh)
 target=$(cargo metadata --locked --no-deps --format-version 1 | grep -o '"target_directory":"[^"]*"' | cut -d '"' -f 4)
+built=$target/$([[ ${release[*]} ]] && echo release || echo debug)
 libraries=$target/candle-stand-in
 rm -rf "$libraries"
 mkdir -p "$libraries"
@@ -25,15 +27,15 @@ done
 export LIBRARY_PATH=$libraries
 build() {
     # The examples' dependencies choose the features that the tests have: candle is compiled once.
-    cargo build --locked --quiet --workspace --lib --examples "$@"
+    cargo build --locked --quiet --workspace --lib --examples "${release[@]}" "$@"
 }
 features=warptile-candle-stand-in/stand-in
 on_cpu=$libraries/0:$libraries
-LD_LIBRARY_PATH=$on_cpu cargo test --locked --quiet --workspace --features "$features"
+LD_LIBRARY_PATH=$on_cpu cargo test --locked --quiet --workspace "${release[@]}" --features "$features"
 build --bins --features "$features"
 for example in attention packed; do
-    LD_LIBRARY_PATH=$on_cpu "$target/debug/examples/$example"
+    LD_LIBRARY_PATH=$on_cpu "$built/examples/$example"
 done
 # Both cudarc and warptile find the driver by its name.
-LD_LIBRARY_PATH=$libraries/1:$libraries "$target/debug/warptile-candle-stand-in"
+LD_LIBRARY_PATH=$libraries/1:$libraries "$built/warptile-candle-stand-in"
 build --no-default-features --features warptile-candle-stand-in/candle-cuda
