@@ -199,6 +199,7 @@ fn no_combination_of_options_leaves_the_tensor_cores() {
         for (q, head_dim, element) in [
             (1, 128, "f16"),
             (9, 256, "bf16"),
+            (1, 128, "bf16"),
             (70, 128, "bf16"),
             (300, 64, "f16"),
             (2048, 96, "bf16"),
