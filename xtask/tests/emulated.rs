@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 
 use xtask::files;
-use xtask::instances::{self, Element, Instance, Variant};
+use xtask::instances::{self, Element, Instance};
 
 /// Of each tiling: many, as windows of boxes that end within a tile are rare.
 const PROBLEMS: u32 = 80;
@@ -21,16 +21,15 @@ fn rows() -> Vec<Instance> {
     listed
         .into_iter()
         .filter(|instance| instance.family == "wgmma" && instance.element == Element::F16)
-        .filter(|instance| instance.variant != Some(Variant::Softcap))
+        .filter(|instance| instance.variant.as_deref() != Some("softcap"))
         .collect()
 }
 
 /// A line of what kernels/emulation/wgmma.cpp includes.
 fn line(instance: &Instance) -> String {
     let tiling = &instance.tiling;
-    let variant = { instance.variant }.map_or("PLAIN".to_owned(), |variant| {
-        variant.to_string().to_uppercase()
-    });
+    let variant = instance.variant.as_deref().unwrap_or("plain");
+    let variant = variant.to_uppercase();
     format!(
         "TILING({}, {}, {}, {}, {}, {}, {variant})\n",
         tiling.head_dim,
