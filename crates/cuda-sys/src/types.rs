@@ -109,7 +109,8 @@ macro_rules! integers {
 }
 
 integers! {
-    /// What `cuDeviceGetAttribute` can be asked. Texture and surface limits have no name here.
+    /// What `cuDeviceGetAttribute` can be asked. What belongs to functions that are not in the table has no name here: textures, managed and
+    /// virtual memory, other processes. Its number works as well.
     CUdeviceAttribute(u32), "CU_DEVICE_ATTRIBUTE_" {
         MAX_THREADS_PER_BLOCK = 1,
         MAX_BLOCK_DIM_X = 2,
@@ -121,14 +122,11 @@ integers! {
         MAX_SHARED_MEMORY_PER_BLOCK = 8,
         TOTAL_CONSTANT_MEMORY = 9,
         WARP_SIZE = 10,
-        MAX_PITCH = 11,
         MAX_REGISTERS_PER_BLOCK = 12,
         CLOCK_RATE = 13,
-        GPU_OVERLAP = 15,
         MULTIPROCESSOR_COUNT = 16,
         KERNEL_EXEC_TIMEOUT = 17,
         INTEGRATED = 18,
-        CAN_MAP_HOST_MEMORY = 19,
         COMPUTE_MODE = 20,
         CONCURRENT_KERNELS = 31,
         ECC_ENABLED = 32,
@@ -145,68 +143,22 @@ integers! {
         COMPUTE_CAPABILITY_MAJOR = 75,
         COMPUTE_CAPABILITY_MINOR = 76,
         STREAM_PRIORITIES_SUPPORTED = 78,
-        GLOBAL_L1_CACHE_SUPPORTED = 79,
-        LOCAL_L1_CACHE_SUPPORTED = 80,
         MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81,
         MAX_REGISTERS_PER_MULTIPROCESSOR = 82,
-        MANAGED_MEMORY = 83,
         MULTI_GPU_BOARD = 84,
-        MULTI_GPU_BOARD_GROUP_ID = 85,
-        HOST_NATIVE_ATOMIC_SUPPORTED = 86,
-        SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO = 87,
-        PAGEABLE_MEMORY_ACCESS = 88,
-        CONCURRENT_MANAGED_ACCESS = 89,
-        COMPUTE_PREEMPTION_SUPPORTED = 90,
-        CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
-        CAN_USE_STREAM_MEM_OPS_V1 = 92,
-        CAN_USE_64_BIT_STREAM_MEM_OPS_V1 = 93,
-        CAN_USE_STREAM_WAIT_VALUE_NOR_V1 = 94,
         COOPERATIVE_LAUNCH = 95,
-        COOPERATIVE_MULTI_DEVICE_LAUNCH = 96,
         MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
-        CAN_FLUSH_REMOTE_WRITES = 98,
-        HOST_REGISTER_SUPPORTED = 99,
-        PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES = 100,
-        DIRECT_MANAGED_MEM_ACCESS_FROM_HOST = 101,
-        VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
-        HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
-        HANDLE_TYPE_WIN32_HANDLE_SUPPORTED = 104,
-        HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED = 105,
         MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
-        GENERIC_COMPRESSION_SUPPORTED = 107,
         MAX_PERSISTING_L2_CACHE_SIZE = 108,
-        MAX_ACCESS_POLICY_WINDOW_SIZE = 109,
-        GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
         RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
-        SPARSE_CUDA_ARRAY_SUPPORTED = 112,
-        READ_ONLY_HOST_REGISTER_SUPPORTED = 113,
-        TIMELINE_SEMAPHORE_INTEROP_SUPPORTED = 114,
         MEMORY_POOLS_SUPPORTED = 115,
-        GPU_DIRECT_RDMA_SUPPORTED = 116,
-        GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS = 117,
-        GPU_DIRECT_RDMA_WRITES_ORDERING = 118,
-        MEMPOOL_SUPPORTED_HANDLE_TYPES = 119,
         CLUSTER_LAUNCH = 120,
-        DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED = 121,
-        CAN_USE_64_BIT_STREAM_MEM_OPS = 122,
-        CAN_USE_STREAM_WAIT_VALUE_NOR = 123,
-        DMA_BUF_SUPPORTED = 124,
-        IPC_EVENT_SUPPORTED = 125,
-        MEM_SYNC_DOMAIN_COUNT = 126,
         TENSOR_MAP_ACCESS_SUPPORTED = 127,
-        HANDLE_TYPE_FABRIC_SUPPORTED = 128,
-        UNIFIED_FUNCTION_POINTERS = 129,
         NUMA_CONFIG = 130,
         NUMA_ID = 131,
         MULTICAST_SUPPORTED = 132,
         MPS_ENABLED = 133,
         HOST_NUMA_ID = 134,
-        D3D12_CIG_SUPPORTED = 135,
-        MEM_DECOMPRESS_ALGORITHM_MASK = 136,
-        MEM_DECOMPRESS_MAXIMUM_LENGTH = 137,
-        GPU_PCI_DEVICE_ID = 139,
-        GPU_PCI_SUBSYSTEM_ID = 140,
-        HOST_NUMA_MULTINODE_IPC_SUPPORTED = 143,
     }
 
     /// What `cuFuncGetAttribute` can be asked and `cuFuncSetAttribute` told.
@@ -218,45 +170,22 @@ integers! {
         NUM_REGS = 4,
         PTX_VERSION = 5,
         BINARY_VERSION = 6,
-        CACHE_MODE_CA = 7,
         MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
-        PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
-        CLUSTER_SIZE_MUST_BE_SET = 10,
-        REQUIRED_CLUSTER_WIDTH = 11,
-        REQUIRED_CLUSTER_HEIGHT = 12,
-        REQUIRED_CLUSTER_DEPTH = 13,
         NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
-        CLUSTER_SCHEDULING_POLICY_PREFERENCE = 15,
     }
 
     /// An option of `cuModuleLoadDataEx`.
     CUjitOption(u32), "CU_JIT_" {
-        MAX_REGISTERS = 0,
-        THREADS_PER_BLOCK = 1,
-        WALL_TIME = 2,
         INFO_LOG_BUFFER = 3,
         INFO_LOG_BUFFER_SIZE_BYTES = 4,
         ERROR_LOG_BUFFER = 5,
         ERROR_LOG_BUFFER_SIZE_BYTES = 6,
-        OPTIMIZATION_LEVEL = 7,
-        TARGET_FROM_CUCONTEXT = 8,
-        TARGET = 9,
-        FALLBACK_STRATEGY = 10,
-        GENERATE_DEBUG_INFO = 11,
-        LOG_VERBOSE = 12,
-        GENERATE_LINE_INFO = 13,
-        CACHE_MODE = 14,
     }
 
     /// What `cuPointerGetAttribute` can be asked.
     CUpointerAttribute(u32), "CU_POINTER_ATTRIBUTE_" {
-        CONTEXT = 1,
         MEMORY_TYPE = 2,
-        DEVICE_POINTER = 3,
-        HOST_POINTER = 4,
         DEVICE_ORDINAL = 9,
-        RANGE_START_ADDR = 11,
-        RANGE_SIZE = 12,
     }
 
     /// Where memory lies.
@@ -269,9 +198,6 @@ integers! {
 
     /// What can be set of a memory pool.
     CUmemPoolAttribute(u32), "CU_MEMPOOL_ATTR_" {
-        REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
-        REUSE_ALLOW_OPPORTUNISTIC = 2,
-        REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
         RELEASE_THRESHOLD = 4,
     }
 
@@ -305,7 +231,6 @@ integers! {
         COOPERATIVE = 2,
         CLUSTER_DIMENSION = 4,
         PROGRAMMATIC_STREAM_SERIALIZATION = 6,
-        PRIORITY = 8,
     }
 
     /// Element type of a tensor map.
@@ -369,8 +294,6 @@ pub const CU_EVENT_DEFAULT: c_uint = 0x0;
 pub const CU_EVENT_DISABLE_TIMING: c_uint = 0x2;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, not just the current one.
 pub const CU_MEMHOSTALLOC_PORTABLE: c_uint = 0x1;
-/// `CU_MEMHOSTALLOC_DEVICEMAP`: the pinned memory also has a device address.
-pub const CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 0x2;
 
 /// A device's identity, the same in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
