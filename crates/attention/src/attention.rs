@@ -12,13 +12,11 @@ use warptile_kernels::Operand;
 use crate::backend::{Place, same_device};
 use crate::cpu::forward_cpu;
 use crate::error::Result;
-use crate::gpu::{Bindings, Gpu, Ready};
+use crate::gpu::{Gpu, Ready};
 use crate::lse::Lse;
 use crate::operands::{Given, Keys, Queries};
 use crate::plan::{Choice, Plan};
-use crate::spec::{
-    Call, CallBuilder, Element, HostInputs, HostOutputs, Numbers, Scoring, Splits, expect_same,
-};
+use crate::spec::{Call, CallBuilder, Element, HostOutputs, Scoring, Splits, expect_same};
 use crate::tensor::{Bytes, Storage, Tensor, zeros};
 use given::Arguments;
 
@@ -217,12 +215,10 @@ impl Attention {
 
     /// Checks the numbers that are in host memory and that no description has.
     fn check(call: &Call, given: &Arguments<'_>) -> Result<()> {
-        for (operand, given) in given.iter() {
-            if let Some(values) = floats(call, operand, given) {
-                call.check_values(operand, values)?;
-            }
-        }
-        Ok(())
+        { given.floats(call) }.try_for_each(|(operand, values)| {
+            call.check_values(operand, values)?;
+            Ok(())
+        })
     }
 
     fn plan_on_cpu(&self, call: &Call) -> Result<Plan> {
@@ -256,14 +252,7 @@ impl Attention {
         outputs: HostOutputs<'_>,
     ) -> Result<Plan> {
         let plan = self.plan_on_cpu(call)?;
-        let mut inputs = HostInputs::default();
-        for (operand, given) in given.iter() {
-            // The rest is in the description.
-            if call.numbers(operand).is_none() {
-                inputs.set(operand, given.on_host(operand.name())?);
-            }
-        }
-        forward_cpu(call, &inputs, outputs)?;
+        forward_cpu(call, &given.inputs(call)?, outputs)?;
         Ok(plan)
     }
 
@@ -307,42 +296,14 @@ impl Attention {
         lse: Option<DeviceSlice<'_, u8>>,
     ) -> Result<Plan> {
         let call = ready.call();
-        // Numbers on the host that were not used before are uploaded. Lengths and pages travel with the launch.
-        let mut constants = Vec::new();
-        for (operand, given) in given.iter() {
-            if let Some(values) = floats(call, operand, given) {
-                constants.push((operand, gpu.constant(values)?));
-            }
-        }
-        let mut bindings = Bindings::default();
-        for (operand, given) in given.iter() {
-            match given {
-                Given::Tensor(part) => bindings.set_bytes(operand, part.on_device(operand.name())?),
-                Given::Numbers(Numbers::Device(numbers)) => {
-                    bindings.set_bytes(operand, numbers.clone())
-                }
-                Given::Numbers(_) => {}
-            }
-        }
-        for (operand, values) in &constants {
-            bindings.set_bytes(*operand, values.as_slice().into_bytes());
-        }
+        let constants = given.constants(call, gpu)?;
+        let mut bindings = given.bindings(&constants)?;
         bindings.set_bytes(Operand::Out, out);
         if let Some(lse) = lse {
             bindings.set_bytes(Operand::Lse, lse);
         }
         ready.launch(gpu.stream(), &bindings)?;
         Ok(ready.prepared().plan().clone())
-    }
-}
-
-/// The numbers of an option, or scales, that are in host memory.
-fn floats<'a>(call: &Call, operand: Operand, given: &Given<'a>) -> Option<&'a [f32]> {
-    match given {
-        Given::Numbers(Numbers::Host(bytes)) if call.numbers(operand).is_none() => {
-            Some(bytemuck::cast_slice(bytes))
-        }
-        _ => None,
     }
 }
 

@@ -5,18 +5,16 @@ use std::sync::Arc;
 use warptile_driver::DeviceBuffer;
 use warptile_kernels::Operand;
 
-use super::{Attention, Output, floats};
+use super::{Attention, Output};
 use crate::attention::given::Arguments;
 use crate::backend::{Backend, Place, same_device};
 use crate::cpu::backward_cpu;
 use crate::error::Result;
-use crate::gpu::{Bindings, Gpu};
+use crate::gpu::Gpu;
 use crate::lse::Lse;
-use crate::operands::{Given, Keys, Queries};
+use crate::operands::{Keys, Queries};
 use crate::plan::{BackwardProblem, Choice, Plan};
-use crate::spec::{
-    Backward, Element, ElementType, HostInputs, HostOutputs, Invalid, Layout, Numbers, expect_same,
-};
+use crate::spec::{Backward, Element, ElementType, HostOutputs, Invalid, Layout, expect_same};
 use crate::tensor::{Bytes, Storage, Tensor};
 
 /// The gradient of an output, and of its lse if that was used. A `&Tensor` is the gradient of the output alone, and a pair of a `&Tensor` and
@@ -312,13 +310,7 @@ impl Attention {
         match given.backend().place() {
             Place::Cpu => {
                 self.choice.check_on_cpu()?;
-                let mut inputs = HostInputs::default();
-                for (operand, given) in given.iter() {
-                    // The rest is in the description.
-                    if backward.call().numbers(operand).is_none() {
-                        inputs.set(operand, given.on_host(operand.name())?);
-                    }
-                }
+                let mut inputs = given.inputs(backward.call())?;
                 inputs.set(Operand::Out, also.out.on_host("out")?);
                 inputs.set(Operand::DOut, also.d_out.on_host("d_out")?);
                 inputs.set(Operand::Lse, also.lse.on_host("lse")?);
@@ -346,25 +338,8 @@ fn backward_on_gpu(
 ) -> Result<Plan<BackwardProblem>> {
     // A kernel that was chosen for the output is none for gradients.
     let prepared = gpu.prepare_backward(BackwardProblem::of(backward), &Choice::Best)?;
-    let mut constants = Vec::new();
-    for (operand, given) in given.iter() {
-        if let Some(values) = floats(backward.call(), operand, given) {
-            constants.push((operand, gpu.constant(values)?));
-        }
-    }
-    let mut bindings = Bindings::default();
-    for (operand, given) in given.iter() {
-        match given {
-            Given::Tensor(part) => bindings.set_bytes(operand, part.on_device(operand.name())?),
-            Given::Numbers(Numbers::Device(numbers)) => {
-                bindings.set_bytes(operand, numbers.clone());
-            }
-            Given::Numbers(_) => {}
-        }
-    }
-    for (operand, values) in &constants {
-        bindings.set_bytes(*operand, values.as_slice().into_bytes());
-    }
+    let constants = given.constants(backward.call(), gpu)?;
+    let mut bindings = given.bindings(&constants)?;
     bindings.set_bytes(Operand::Out, also.out.on_device("out")?);
     bindings.set_bytes(Operand::DOut, also.d_out.on_device("d_out")?);
     bindings.set_bytes(Operand::Lse, also.lse.on_device("lse")?.into_bytes());

@@ -1,11 +1,19 @@
 //! Arguments of a call, whatever the type of its elements.
 
+use std::sync::Arc;
+
+use warptile_driver::DeviceBuffer;
 use warptile_kernels::{Operand, Types};
 
 use super::Attention;
 use crate::backend::Backend;
+use crate::error::Result;
+use crate::gpu::{Bindings, Gpu};
 use crate::operands::{Given, Keys, Part, Queries};
-use crate::spec::{Call, CallBuilder, Element, Numbers};
+use crate::spec::{Call, CallBuilder, Element, HostInputs, Numbers};
+
+/// Numbers of an option in device memory.
+pub(super) type Constant = (Operand, Arc<DeviceBuffer<f32>>);
 
 /// The arguments of a call without the type of its elements: what is done with them is compiled here, and not once more in each program
 /// that calls.
@@ -56,6 +64,52 @@ impl<'a> Arguments<'a> {
     pub(super) fn iter(&self) -> impl Iterator<Item = (Operand, &Given<'a>)> {
         let given = self.tensors.iter().chain(&self.others);
         given.map(|(operand, given)| (*operand, given))
+    }
+
+    /// The numbers of options, and scales, that are in host memory: those that no description has.
+    pub(super) fn floats(&self, call: &Call) -> impl Iterator<Item = (Operand, &'a [f32])> {
+        self.iter().filter_map(|(operand, given)| match given {
+            Given::Numbers(Numbers::Host(bytes)) if call.numbers(operand).is_none() => {
+                Some((operand, bytemuck::cast_slice(bytes)))
+            }
+            _ => None,
+        })
+    }
+
+    /// What the CPU reads; the rest is in the description.
+    pub(super) fn inputs(&self, call: &Call) -> Result<HostInputs<'_>> {
+        let mut inputs = HostInputs::default();
+        for (operand, given) in self.iter() {
+            if call.numbers(operand).is_none() {
+                inputs.set(operand, given.on_host(operand.name())?);
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// [`floats`](Self::floats) on a GPU. Those that were not used before are uploaded; lengths and pages travel with the launch.
+    pub(super) fn constants(&self, call: &Call, gpu: &Gpu) -> Result<Vec<Constant>> {
+        { self.floats(call) }
+            .map(|(operand, values)| Ok((operand, gpu.constant(values)?)))
+            .collect()
+    }
+
+    /// What a launch reads, with what [`constants`](Self::constants) has.
+    pub(super) fn bindings<'b>(&'b self, constants: &'b [Constant]) -> Result<Bindings<'b>> {
+        let mut bindings = Bindings::default();
+        for (operand, given) in self.iter() {
+            match given {
+                Given::Tensor(part) => bindings.set_bytes(operand, part.on_device(operand.name())?),
+                Given::Numbers(Numbers::Device(numbers)) => {
+                    bindings.set_bytes(operand, numbers.clone())
+                }
+                Given::Numbers(_) => {}
+            }
+        }
+        for (operand, values) in constants {
+            bindings.set_bytes(*operand, values.as_slice().into_bytes());
+        }
+        Ok(bindings)
     }
 
     /// A description of the call that has the types and bounds, and no operand yet but q, k and v.
