@@ -1,6 +1,6 @@
 //! Types of elements and accesses of the views that a launch is given.
 
-use crate::{Access, Append, Call, Expected, MemoryType, Result, Slots};
+use crate::{Access, Append, Backward, Call, Expected, MemoryType, Result, Slots};
 
 /// The types of views, each with the access that the view gives: [`Access::Write`] of an exclusive one.
 pub type ViewTypes = Slots<Option<(MemoryType, Access)>>;
@@ -18,6 +18,16 @@ impl Call {
 }
 
 impl Append {
+    /// Checks the types of views for a raw launch, as [`Call::check_types`] does.
+    ///
+    /// # Errors
+    /// As [`Call::check_types`].
+    pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
+        check_view_types(types, self.expected())
+    }
+}
+
+impl Backward {
     /// Checks the types of views for a raw launch, as [`Call::check_types`] does.
     ///
     /// # Errors

@@ -7,9 +7,9 @@ use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
-use warptile::gpu::{Addresses, Gpu, Prepared};
-use warptile::plan::Choice;
-use warptile::spec::{Append, Call, Merge, Operand, Scoring, Slots};
+use warptile::gpu::{Addresses, Gpu};
+use warptile::plan::{BackwardProblem, Choice};
+use warptile::spec::{Append, Backward, Call, Merge, Operand, Scoring, Slots};
 use warptile::{Element, Layout};
 
 use crate::bindings::{Bindings, Locked, MergeBindings, lock};
@@ -130,7 +130,11 @@ impl Session {
         call.check_types(&types)?;
         locked.check(call.memory().map(of_operand))?;
         let prepared = self.gpu.prepare(call.problem(), choice)?;
-        self.with_workspace(&prepared, &call, |workspace| {
+        let mut bytes = 0;
+        for step in prepared.plan().steps() {
+            bytes = bytes.max(step.shape(&call)?.workspace_bytes);
+        }
+        self.with_workspace(bytes, |workspace| {
             let stream = self.enter()?;
             // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now. Every
             // address is that of a view, which is of that context and as long as the call needs, as was checked. cudarc keeps the memory
@@ -139,6 +143,33 @@ impl Session {
             // writes. Lists are clamped by the kernels. The workspace is zeroed, large enough, and no other launch has it at the same
             // time. The GPU with its kernels is never dropped.
             unsafe { prepared.launch_raw(stream, &call, &addresses, workspace) }?;
+            Ok(())
+        })
+    }
+
+    /// Submits the backward pass of a call; doesn't wait. It is described as a call is for [`Session::launch_with`].
+    ///
+    /// # Errors
+    /// As [`Session::launch`], and those of `describe`.
+    pub fn backward_with(
+        &self,
+        mut bindings: Bindings<'_>,
+        describe: impl FnOnce(bool) -> warptile::Result<Backward>,
+    ) -> Result<()> {
+        let types = bindings.types();
+        let locked = bindings.lock(&self.stream)?;
+        let addresses = of_operands(&locked);
+        let aligned = { addresses.iter() }
+            .all(|(operand, at)| !operand.moves_rows() || at.is_multiple_of(16));
+        let backward = describe(aligned)?;
+        backward.check_types(&types)?;
+        locked.check(backward.memory().map(of_operand))?;
+        let problem = BackwardProblem::of(&backward);
+        let prepared = self.gpu.prepare_backward(problem, &Choice::Best)?;
+        self.with_workspace(prepared.scratch().bytes, |workspace| {
+            let stream = self.enter()?;
+            // SAFETY: as in `launch_with`; the steps of one launch follow each other, as nobody else has the workspace meanwhile.
+            unsafe { prepared.launch_raw(stream, &backward, &addresses, workspace) }?;
             Ok(())
         })
     }
@@ -207,17 +238,8 @@ impl Session {
         Ok(CUstream(self.stream.cu_stream().cast()))
     }
 
-    /// Has `launch` use a workspace for the call, if its kernels need one.
-    fn with_workspace(
-        &self,
-        prepared: &Prepared,
-        call: &Call,
-        launch: impl FnOnce(u64) -> Result<()>,
-    ) -> Result<()> {
-        let mut bytes = 0;
-        for step in prepared.plan().steps() {
-            bytes = bytes.max(step.shape(call)?.workspace_bytes);
-        }
+    /// Has `launch` use a workspace of so many bytes, if it needs any.
+    fn with_workspace(&self, bytes: usize, launch: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         if bytes == 0 {
             return launch(0);
         }

@@ -3,7 +3,8 @@
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, DeviceLocation, Layout, Result, Shape, Storage, Tensor,
+    CpuStorage, CudaStorage, CustomOp3, Device, DeviceLocation, Layout, Result, Shape, Storage,
+    Tensor,
 };
 use warptile::spec::{Operand, Scoring, Slots};
 
@@ -160,13 +161,14 @@ impl Attention {
         self.has(Operand::BlockTable)
     }
 
-    /// Computes attention. The output is contiguous and has the shape of q.
+    /// Computes attention. The output is contiguous and has the shape of q. Gradients flow to q, k and v, but for pages, quantized keys and
+    /// head sizes above 256: their backward pass is an error. They have the same bits each time. `bwd` computes the output once more, for the
+    /// log-sum-exp.
     ///
     /// # Errors
     /// A message that names the argument and the rule it breaks; what the GPU's driver reports.
     pub fn forward(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         match [q, k, v].into_iter().any(Tensor::track_op) {
-            // Candle refuses the gradients that lead here.
             true => q.apply_op3(k, v, self),
             false => Ok(self.run([q, k, v], false)?.0),
         }
@@ -231,6 +233,49 @@ impl Attention {
         ))
     }
 
+    /// The gradients of q, k and v from that of the output. The forward pass is computed once more: candle keeps its output alone, without the
+    /// log-sum-exp.
+    pub(crate) fn gradients(&self, tensors: [&Tensor; 3], grad: &Tensor) -> Result<[Tensor; 3]> {
+        for (operand, list) in self.lists() {
+            if list.track_op() {
+                let name = operand.name();
+                return Err(self
+                    .caller
+                    .broken(format!("{name} has no gradient; detach it")));
+            }
+        }
+        let (out, lse) = self.run(tensors, true)?;
+        let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
+        let grad = grad.contiguous()?;
+        let layouts = tensors.map(Tensor::layout);
+        let (device, dtype) = (tensors[0].device(), tensors[0].dtype());
+        let described = self.describe(tensors.map(Tensor::dtype), layouts, &device.location())?;
+        let read = [
+            (Operand::Out, &out),
+            (Operand::DOut, &grad),
+            (Operand::Lse, &lse),
+        ];
+        let read = { ROWS.into_iter() }.zip(tensors).chain(read);
+        let storages = match device {
+            Device::Cuda(device) => {
+                let mut locks = Locks::new(read.chain(self.lists()));
+                locks.take(usize::MAX);
+                cuda::backward(self, &described, device, &locks, dtype, layouts)?.map(Storage::Cuda)
+            }
+            _ => {
+                let lists = cpu::lists(self.caller, self.lists())?;
+                let mut locks = Locks::new(read);
+                locks.take(usize::MAX);
+                cpu::backward(self, &described, &locks, &lists, dtype)?.map(Storage::Cpu)
+            }
+        };
+        let mut shapes = tensors.map(|tensor| tensor.shape().clone()).into_iter();
+        Ok(storages.map(|storage| {
+            let shape = shapes.next().unwrap_or_else(|| Shape::from(()));
+            Tensor::from_storage(storage, shape, BackpropOp::none(), false)
+        }))
+    }
+
     /// The memory of q, k and v, which is of one kind.
     fn storages<'b, S>(
         &self,
@@ -257,6 +302,9 @@ impl Attention {
         self
     }
 }
+
+/// The gradients of [`ROWS`].
+pub(crate) const GRADIENTS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
 
 /// The tensors that every call has.
 pub(crate) const ROWS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
@@ -307,5 +355,17 @@ impl CustomOp3 for Attention {
         locks.take(usize::MAX);
         let (out, _) = cuda::forward(self, &described, storages, layouts, &locks, false)?;
         Ok((out, output_shape(q_l, v_l)))
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        _out: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [dq, dk, dv] = self.gradients([q, k, v], grad)?;
+        Ok((Some(dq), Some(dk), Some(dv)))
     }
 }

@@ -4,15 +4,16 @@ use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use warptile::bytemuck;
-use warptile::cpu::{append_cpu, forward_cpu};
+use warptile::cpu::{append_cpu, backward_cpu, forward_cpu};
 use warptile::kernels::Elements;
 use warptile::spec::{HostInputs, HostOutputs, Numbers, Operand, Slots};
 
-use crate::attention::{Attention, ROWS};
+use crate::attention::{Attention, GRADIENTS, ROWS};
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::{Caller, name_of};
 use crate::describe::Described;
 use crate::elements::with_cpu_elements;
+use crate::locks::Locks;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -49,6 +50,45 @@ pub(crate) fn forward(
     }
     forward_cpu(&call, &inputs, outputs).map_err(|error| caller.failed(error))?;
     Ok((out, lse.map(CpuStorage::F32)))
+}
+
+/// The gradients of q, k and v; the tensors are those of the locks.
+pub(crate) fn backward(
+    attention: &Attention,
+    described: &Described,
+    locks: &Locks<'_>,
+    lists: &Lists,
+    dtype: DType,
+) -> Result<[CpuStorage; 3]> {
+    let caller = attention.caller;
+    let numbers = { lists.given() }.map(|(operand, list)| (operand, Numbers::Host(&list[..])));
+    let call = attention.call(described, numbers, true);
+    let backward = attention.backward(described, call);
+    let backward = backward.map_err(|error| caller.failed(error))?;
+    let mut inputs = HostInputs::default();
+    for operand in locks.operands() {
+        let Some((Storage::Cpu(storage), layout)) = locks.get(operand) else {
+            return Err(caller.broken("a tensor is not on the CPU"));
+        };
+        inputs.set(operand, bytes(caller, storage, layout)?);
+    }
+    set_floats(&mut inputs, lists);
+    let zeros = |operand| {
+        let layout = backward.gradient(operand);
+        let count = layout.and_then(warptile::Layout::element_count);
+        CpuDevice.zeros_impl(&Shape::from(count.unwrap_or(0)), dtype)
+    };
+    let mut gradients = [
+        zeros(Operand::DQ)?,
+        zeros(Operand::DK)?,
+        zeros(Operand::DV)?,
+    ];
+    let mut outputs = HostOutputs::default();
+    for (operand, gradient) in GRADIENTS.into_iter().zip(&mut gradients) {
+        outputs = outputs.with(operand, bytes_mut(caller, gradient, 0)?);
+    }
+    backward_cpu(&backward, &inputs, outputs).map_err(|error| caller.failed(error))?;
+    Ok(gradients)
 }
 
 /// Writes new keys and values into pages.

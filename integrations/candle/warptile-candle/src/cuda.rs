@@ -15,7 +15,7 @@ use warptile::plan::Choice;
 use warptile::spec::{Numbers, Operand};
 use warptile_cudarc::{Bindings, Session};
 
-use crate::attention::{Attention, ROWS};
+use crate::attention::{Attention, GRADIENTS, ROWS};
 use crate::cache::{CALLER, Pages, Write};
 use crate::caller::{Caller, name_of};
 use crate::describe::Described;
@@ -82,6 +82,51 @@ pub(crate) fn forward(
     });
     launched.map_err(|error| failed(caller, error))?;
     Ok((out, lse))
+}
+
+/// The gradients of q, k and v; the tensors are those of the locks.
+pub(crate) fn backward(
+    attention: &Attention,
+    described: &Described,
+    device: &CudaDevice,
+    locks: &Locks<'_>,
+    dtype: DType,
+    layouts: [&Layout; 3],
+) -> Result<[CudaStorage; 3]> {
+    let caller = attention.caller;
+    let session = session(caller, &device.cuda_stream())?;
+    // Rows that no sequence owns have none.
+    let zeros = |index: usize| device.zeros_impl(layouts[index].shape(), dtype);
+    let mut gradients = [zeros(0)?, zeros(1)?, zeros(2)?];
+    let mut bindings = Bindings::default();
+    for (operand, gradient) in GRADIENTS.into_iter().zip(&mut gradients) {
+        bindings = bindings.output(operand, whole(caller, operand.name(), gradient)?);
+    }
+    let mut numbers = Vec::new();
+    for operand in locks.operands() {
+        bindings = bindings.with(operand, locked(caller, operand, locks)?);
+    }
+    for (operand, list) in attention.lists() {
+        // The kernels read them from the device and clamp them.
+        let reach = reach(caller, name_of(operand), list.layout())?;
+        numbers.push((operand, Numbers::Device(reach)));
+    }
+    let launched = session.backward_with(bindings, |aligned| {
+        let mut builder = attention.call(described, numbers.into_iter(), true);
+        let [queries, keys] = attention.longest;
+        if let Some(longest) = queries {
+            builder = builder.longest_queries(longest);
+        }
+        if let Some(longest) = keys {
+            builder = builder.longest_keys(longest);
+        }
+        if !aligned {
+            builder = builder.unaligned_addresses();
+        }
+        attention.backward(described, builder)
+    });
+    launched.map_err(|error| failed(caller, error))?;
+    Ok(gradients)
 }
 
 /// Writes new keys and values into pages.

@@ -3,7 +3,7 @@
 use candle_core::{DType, DeviceLocation, Layout, Result};
 use warptile::Mask;
 use warptile::kernels::{Count, Kind};
-use warptile::spec::{Call, CallBuilder, Operand, Request, Scoring, TableLayout, Types};
+use warptile::spec::{Backward, Call, CallBuilder, Operand, Request, Scoring, TableLayout, Types};
 
 use crate::attention::Attention;
 use crate::caller::Sizes;
@@ -82,6 +82,21 @@ impl Attention {
         let keys = |keys: usize| keys.min(u32::MAX as usize) as u32;
         let [left, right] = self.window.map(|side| limit(side).map(keys));
         Mask::window(left, right)
+    }
+
+    /// The gradients of a call, each contiguous.
+    pub(crate) fn backward(
+        &self,
+        described: &Described,
+        call: CallBuilder<'_>,
+    ) -> warptile::Result<Backward> {
+        let Described { q, k, v, .. } = described;
+        let gradients = [(Operand::DQ, q), (Operand::DK, k), (Operand::DV, v)];
+        let mut builder = Backward::builder(call.build()?);
+        for (operand, layout) in gradients {
+            builder = builder.layout(operand, warptile::Layout::bshd(layout.shape));
+        }
+        Ok(builder.build()?)
     }
 
     /// The call with its lists: numbers in host memory, or how many there are on the device.

@@ -68,6 +68,17 @@ macro_rules! flash_attn_operation {
             ) -> Result<(CudaStorage, Shape)> {
                 self.attention().cuda_fwd(q, q_l, k, k_l, v, v_l)
             }
+
+            fn bwd(
+                &self,
+                q: &Tensor,
+                k: &Tensor,
+                v: &Tensor,
+                out: &Tensor,
+                grad: &Tensor,
+            ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+                self.attention().bwd(q, k, v, out, grad)
+            }
         }
     };
 }

@@ -33,8 +33,9 @@
 //! - Keys and values in 8 bits with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU
 //!   the head size is a multiple of 16 up to 256 then, and q is f16 or bf16.
 //!
-//! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
-//! no backward pass, as in candle-flash-attn.
+//! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors.
+//! Gradients flow to q, k and v, unlike in candle-flash-attn, but not from pages, quantized keys and head sizes above 256. There is no
+//! dropout.
 //!
 //! # On a GPU
 //!

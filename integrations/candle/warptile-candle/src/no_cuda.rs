@@ -1,6 +1,6 @@
 //! Where `cuda` would be: this build has no GPU in it.
 
-use candle_core::{CudaStorage, Error, Layout, Result};
+use candle_core::{CudaDevice, CudaStorage, DType, Error, Layout, Result};
 
 use crate::attention::Attention;
 use crate::cache::{CALLER, Pages, Write};
@@ -26,6 +26,18 @@ pub(crate) fn forward(
     _: &Locks<'_>,
     _: bool,
 ) -> Result<(CudaStorage, Option<CudaStorage>)> {
+    Err(absent(attention.caller))
+}
+
+/// An error.
+pub(crate) fn backward(
+    attention: &Attention,
+    _: &Described,
+    _: &CudaDevice,
+    _: &Locks<'_>,
+    _: DType,
+    _: [&Layout; 3],
+) -> Result<[CudaStorage; 3]> {
     Err(absent(attention.caller))
 }
 

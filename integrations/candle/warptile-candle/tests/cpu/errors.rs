@@ -279,13 +279,23 @@ fn keys_in_pages() {
     );
 }
 
-/// As with candle-flash-attn: what has to be differentiated says so.
+/// What has to be differentiated and cannot be says so.
 #[test]
-fn gradients_are_refused() {
-    let q = candle_core::Var::from_tensor(&tensor(&[1, 5, 4, 64], DType::F32)).unwrap();
-    let out = flash_attn(&q, &q, &q, 0.125, true).unwrap();
-    let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
-    assert!(error.contains("flash-attn"), "{error}");
+fn gradients_that_there_are_not_are_refused() {
+    let var = |dims: &[usize]| candle_core::Var::from_tensor(&tensor(dims, DType::F32)).unwrap();
+    let error_of = |out: Tensor| out.sum_all().unwrap().backward().unwrap_err().to_string();
+    let q = var(&[1, 5, 4, 264]);
+    let error = error_of(flash_attn(&q, &q, &q, 0.125, true).unwrap());
+    assert!(
+        error.contains("flash-attn: q has head size 264; the limit is 256"),
+        "{error}"
+    );
+    let (q, slopes) = (var(&[1, 5, 4, 64]), var(&[4]));
+    let error = error_of(flash_attn_alibi(&q, &q, &q, &slopes, 0.125, true).unwrap());
+    assert!(
+        error.contains("alibi_slopes has no gradient; detach it"),
+        "{error}"
+    );
 }
 
 #[cfg(not(feature = "cuda"))]

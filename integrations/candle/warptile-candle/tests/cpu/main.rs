@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod errors;
+mod gradients;
 mod random;
 mod signatures;
 mod writes;
