@@ -1,0 +1,83 @@
+//! The keys that a rank's queries see.
+
+use std::ops::Range;
+
+use warptile::{Diagonal, Mask};
+
+use crate::error::{Error, Result};
+use crate::shard::{Chunk, RowMap};
+
+/// One chunk of queries as a call of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The queries among the rank's rows.
+    pub local: Range<usize>,
+    /// The keys, counted over all documents: one span that has every key that a query of the chunk sees, and at least one key.
+    pub keys: Range<usize>,
+    /// The mask of the call of these queries and keys.
+    pub mask: Mask,
+}
+
+/// The calls of a rank. Each row gets the keys that it would get from one call over all rows.
+///
+/// # Errors
+/// [`Error::Sharding`] if a diagonal does not fit into 32 bits.
+pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
+    let mut local = 0;
+    let mut parts = Vec::new();
+    for chunk in map.chunks(rank) {
+        let keys = seen(chunk, mask);
+        parts.push(Part {
+            local: local..local + chunk.rows.len(),
+            mask: moved(chunk, &keys, mask)?,
+            keys,
+        });
+        local += chunk.rows.len();
+    }
+    Ok(parts)
+}
+
+/// Spans of keys that a rank stages, in order and apart from each other.
+pub fn staged(parts: &[Part]) -> Vec<Range<usize>> {
+    let mut spans: Vec<_> = parts.iter().map(|part| part.keys.clone()).collect();
+    spans.sort_by_key(|span| span.start);
+    spans.dedup_by(|next, span| {
+        let joins = next.start <= span.end;
+        if joins {
+            span.end = span.end.max(next.end);
+        }
+        joins
+    });
+    spans
+}
+
+fn seen(chunk: &Chunk, mask: Mask) -> Range<usize> {
+    let (first, len) = (chunk.document.start, chunk.document.len());
+    let visible = |row: usize| mask.visible(row - first, len, len);
+    // Both ends rise with the row, so the first row has the first key and the last row the last one.
+    let (start, end) = (
+        visible(chunk.rows.start).start,
+        visible(chunk.rows.end - 1).end,
+    );
+    let start = start.min(len - 1);
+    first + start..first + end.max(start + 1)
+}
+
+fn moved(chunk: &Chunk, keys: &Range<usize>, mask: Mask) -> Result<Mask> {
+    let len = chunk.document.len();
+    let first_row = (chunk.rows.start - chunk.document.start) as i128;
+    let first_key = (keys.start - chunk.document.start) as i128;
+    let offset = mask.diagonal.offset(len, len) + first_row - first_key;
+    if mask.hides_nothing() {
+        return Ok(mask.diagonal(Diagonal::BottomRight));
+    }
+    if offset == keys.len() as i128 - chunk.rows.len() as i128 {
+        return Ok(mask.diagonal(Diagonal::BottomRight));
+    }
+    let offset = i32::try_from(offset).map_err(|_| {
+        Error::Sharding(format!(
+            "a diagonal at key {offset} does not fit into 32 bits"
+        ))
+    })?;
+    Ok(mask.diagonal(Diagonal::At(offset)))
+}

@@ -1,0 +1,181 @@
+//! The rows that each rank owns.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// How the rows of a sequence are dealt to ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Sharding {
+    /// One chunk a rank, in order. Balanced without a mask.
+    Contiguous,
+    /// Of twice as many chunks as ranks, rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Balanced under a causal mask.
+    Zigzag,
+    /// Packed documents, by their row offsets: `documents + 1` numbers from 0. A document of at least 256 rows a rank is dealt in zigzag;
+    /// shorter ones stay whole and go, the largest first, to the rank with the least causal work.
+    Documents(Vec<usize>),
+}
+
+/// Neighbouring rows of one document on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// The rows, counted over all documents.
+    pub rows: Range<usize>,
+    /// All rows of their document.
+    pub document: Range<usize>,
+}
+
+/// Rows of a span that lie next to each other on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The owner.
+    pub rank: usize,
+    /// The rows, counted over all documents.
+    pub rows: Range<usize>,
+    /// The first of them among the owner's rows.
+    pub local: usize,
+}
+
+/// Which rank owns which rows. Every row has one owner; a rank may have none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowMap {
+    len: usize,
+    chunks: Vec<Vec<Chunk>>,
+}
+
+/// Rows per rank and half from which a document is cut.
+const SHORTEST_CHUNK: usize = 128;
+
+impl RowMap {
+    /// Deals `len` rows to `ranks` ranks.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`] without ranks, or if the offsets of documents do not rise from 0 to `len`.
+    pub fn new(sharding: &Sharding, len: usize, ranks: usize) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::Sharding("no ranks".to_owned()));
+        }
+        let mut map = RowMap {
+            len,
+            chunks: vec![Vec::new(); ranks],
+        };
+        match sharding {
+            Sharding::Contiguous => {
+                for rank in 0..ranks {
+                    map.give(rank, part(len, rank, ranks), 0..len);
+                }
+            }
+            Sharding::Zigzag => map.zigzag(0..len),
+            Sharding::Documents(offsets) => map.documents(offsets)?,
+        }
+        for chunks in &mut map.chunks {
+            chunks.sort_by_key(|chunk| chunk.rows.start);
+        }
+        Ok(map)
+    }
+
+    fn give(&mut self, rank: usize, rows: Range<usize>, document: Range<usize>) {
+        if !rows.is_empty() {
+            self.chunks[rank].push(Chunk { rows, document });
+        }
+    }
+
+    fn zigzag(&mut self, document: Range<usize>) {
+        let parts = 2 * self.ranks();
+        for index in 0..parts {
+            let rows = part(document.len(), index, parts);
+            let rows = document.start + rows.start..document.start + rows.end;
+            self.give(index.min(parts - 1 - index), rows, document.clone());
+        }
+    }
+
+    fn documents(&mut self, offsets: &[usize]) -> Result<()> {
+        let rises = offsets.windows(2).all(|pair| pair[0] <= pair[1]);
+        if offsets.first() != Some(&0) || offsets.last() != Some(&self.len) || !rises {
+            return Err(Error::Sharding(format!(
+                "the offsets of documents must rise from 0 to the length {}",
+                self.len
+            )));
+        }
+        let cut_from = 2 * SHORTEST_CHUNK * self.ranks();
+        let mut short = Vec::new();
+        for pair in offsets.windows(2) {
+            match pair[1] - pair[0] >= cut_from {
+                true => self.zigzag(pair[0]..pair[1]),
+                false => short.push(pair[0]..pair[1]),
+            }
+        }
+        short.sort_by_key(|document| std::cmp::Reverse(document.len()));
+        let mut loads = vec![0_u128; self.ranks()];
+        for document in short {
+            let least = (0..loads.len())
+                .min_by_key(|&rank| loads[rank])
+                .unwrap_or(0);
+            loads[least] += (document.len() as u128).pow(2);
+            self.give(least, document.clone(), document);
+        }
+        Ok(())
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The chunks of a rank, in the order in which its tensors have them.
+    pub fn chunks(&self, rank: usize) -> &[Chunk] {
+        &self.chunks[rank]
+    }
+
+    /// How many rows a rank owns.
+    pub fn local_len(&self, rank: usize) -> usize {
+        self.chunks[rank].iter().map(|chunk| chunk.rows.len()).sum()
+    }
+
+    /// Who has the rows of a span: pieces in the order of rows, as long as possible.
+    pub fn pieces(&self, span: Range<usize>) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (rank, chunks) in self.chunks.iter().enumerate() {
+            let mut local = 0;
+            for Chunk { rows, .. } in chunks {
+                let (start, end) = (rows.start.max(span.start), rows.end.min(span.end));
+                if start < end {
+                    pieces.push(Piece {
+                        rank,
+                        rows: start..end,
+                        local: local + start - rows.start,
+                    });
+                }
+                local += rows.len();
+            }
+        }
+        pieces.sort_by_key(|piece| piece.rows.start);
+        pieces.dedup_by(|next, piece| {
+            let joins = next.rank == piece.rank
+                && next.rows.start == piece.rows.end
+                && next.local == piece.local + piece.rows.len();
+            if joins {
+                piece.rows.end = next.rows.end;
+            }
+            joins
+        });
+        pieces
+    }
+}
+
+/// Part `index` of `len` rows in `parts` parts, whose lengths differ by at most one.
+fn part(len: usize, index: usize, parts: usize) -> Range<usize> {
+    let at = |index: usize| (len as u128 * index as u128 / parts as u128) as usize;
+    at(index)..at(index + 1)
+}
