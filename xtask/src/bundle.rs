@@ -209,7 +209,7 @@ fn archive(out: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether a test executable has tests that are ignored without a GPU.
+/// Returns true if a test executable has tests that are ignored without a GPU.
 fn has_gpu_tests(executable: &Path) -> Result<bool> {
     let listed = Command::new(executable)
         .args(["--list", "--ignored", "--format=terse"])

@@ -61,8 +61,8 @@ pub fn packs(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> String
 pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     let mut tilings: BTreeMap<String, String> = BTreeMap::new();
     let mut kernels: BTreeMap<(String, String), (String, BTreeSet<String>)> = BTreeMap::new();
-    // A tiling names the kernel whose tensors have one element type, and says what its plain images take: another schedule, or what only a variant
-    // keeps, may take more.
+    // A tiling names the kernel whose tensors have one element type, and says what its plain images take: another
+    // schedule, or what only a variant keeps, may take more.
     let of_tiles = |entry: &&ManifestEntry| {
         let plain = format!("{}_{}_{}", entry.kernel, entry.element, entry.target);
         entry.tiling.has_tiles()

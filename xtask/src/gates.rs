@@ -10,7 +10,7 @@ pub struct Facts {
     pub log: LogReport,
     /// The image's record.
     pub record: Result<ImageRecord, RecordError>,
-    /// Whether the entry has machine code.
+    /// True if the entry has machine code.
     pub has_entry: bool,
     /// Size of each parameter by the ELF's own account.
     pub parameter_sizes: Vec<u32>,

@@ -107,7 +107,7 @@ pub fn parameter_sizes(cubin: &[u8], entry: &str) -> Result<Vec<u32>, ElfError> 
     Ok(sizes)
 }
 
-/// Whether the ELF has machine code under the entry's name.
+/// Returns true if the ELF has machine code under the entry's name.
 ///
 /// # Errors
 /// [`ElfError`] if the bytes are not an ELF.

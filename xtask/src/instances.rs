@@ -72,9 +72,9 @@ pub enum TensorInstruction {
 pub struct Expectations {
     /// Tensor-core instruction that must occur.
     pub tensor_instruction: TensorInstruction,
-    /// Whether `USETMAXREG` must occur.
+    /// True if `USETMAXREG` must occur.
     pub setmaxnreg: bool,
-    /// Whether registers may be spilled: in debug images, whose asserts need some.
+    /// True if registers may be spilled: in debug images, whose asserts need some.
     pub may_spill: bool,
 }
 
@@ -104,7 +104,7 @@ impl Knobs {
         [&self.block_m, &self.block_n, &self.warps, &self.stages]
     }
 
-    /// Whether the rules hold.
+    /// Returns true if the rules hold.
     pub(crate) fn allow(&self, genes: &Genes) -> bool {
         { self.rules.iter() }.all(|rule| rule.holds(&|name| genes.value(name)))
     }
@@ -175,7 +175,7 @@ impl TilingRow {
         }
     }
 
-    /// Whether keys and values have one head size.
+    /// Returns true if keys and values have one head size.
     pub(crate) fn has_one_size(&self) -> bool {
         self.value_dim() == self.head_dim
     }
@@ -184,7 +184,7 @@ impl TilingRow {
         [self.head_dim, self.block_m, self.block_n, self.stages]
     }
 
-    /// Whether the kernel computes in tiles.
+    /// Returns true if the kernel computes in tiles.
     fn has_tiles(&self) -> bool {
         self.of_tile().iter().any(|&number| number > 0)
     }
@@ -288,8 +288,8 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_{type}` behind it for keys and values of another type, and `v{size}` behind
-    /// the head size for values of another one.
+    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_{type}` behind it for keys and values of
+    /// another type, and `v{size}` behind the head size for values of another one.
     pub fn kernel(&self) -> String {
         let tiling = &self.tiling;
         // So that the images of a kernel follow each other in the order of their names.

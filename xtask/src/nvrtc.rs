@@ -18,7 +18,7 @@ const COMPILATION_ERROR: c_int = 6;
 /// What came of a program.
 #[derive(Debug, Clone, Default)]
 pub struct Compiled {
-    /// Whether it compiled.
+    /// True if it compiled.
     pub ok: bool,
     /// Errors, warnings, and the resource report of `--ptxas-options=-v`.
     pub log: String,

@@ -7,8 +7,8 @@
 //! <!-- end generated -->
 //! ```
 //!
-//! `evidence/` is the record of one GPU, and a folder in it with a `summary.json` that of another. A block is about the first, or about the folder
-//! that it names: `<!-- generated: decode h100 -->`.
+//! `evidence/` is the record of one GPU, and a folder in it with a `summary.json` that of another. A block is about
+//! the first, or about the folder that it names: `<!-- generated: decode h100 -->`.
 
 mod acceptance;
 mod baseline;
@@ -204,7 +204,7 @@ pub struct Generated {
 }
 
 impl Generated {
-    /// Whether the file on disk is the same.
+    /// Returns true if the file on disk is the same.
     pub fn is_fresh(&self) -> bool {
         std::fs::read(&self.path).is_ok_and(|present| present == self.text.as_bytes())
     }

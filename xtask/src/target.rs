@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct Target {
     /// Compute capability times ten.
     pub number: u32,
-    /// Whether architecture-specific instructions are on (the trailing `a`).
+    /// True if architecture-specific instructions are on (the trailing `a`).
     pub exact: bool,
-    /// Whether the image is PTX rather than machine code.
+    /// True if the image is PTX rather than machine code.
     pub ptx: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct Toolchain {
     pub nvdisasm: PathBuf,
     /// Such as `NVRTC 12.8.93`.
     pub version: String,
-    /// Whether this is the pinned toolchain, whose images may be committed.
+    /// True if this is the pinned toolchain, whose images may be committed.
     pub pinned: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The kernels on wgmma as C++ of the CPU, whose warps, copies and messages come in random order: nobody waits for ever, and nothing is read
-//! before it is there (kernels/emulation/README.md). Needs g++ 12 or newer.
+//! The kernels on wgmma as C++ of the CPU, whose warps, copies and messages come in random order: nobody waits for
+//! ever, and nothing is read before it is there (kernels/emulation/README.md). Needs g++ 12 or newer.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -149,8 +149,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// With a loading thread that does not keep pace with those who load out of pages, and, as they have been, CTAs of a pair that end while they
-/// are still told something.
+/// With a loading thread that does not keep pace with those who load out of pages, and, as they have been, CTAs of a
+/// pair that end while they are still told something.
 #[test]
 fn kernels_that_get_ahead_or_write_to_nobody_are_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -175,8 +175,8 @@ fn kernels_that_get_ahead_or_write_to_nobody_are_found() {
     assert!(said.contains("arrives at CTA"), "{said}");
 }
 
-/// With a loading thread that tells the next tile before the last one in its slot has been read. Those who load out of pages fall so far behind
-/// where most tiles have no keys.
+/// With a loading thread that tells the next tile before the last one in its slot has been read. Those who load out
+/// of pages fall so far behind where most tiles have no keys.
 #[test]
 fn tiles_that_are_told_too_early_are_found() {
     let folder = tempfile::tempdir().unwrap();

@@ -8,9 +8,10 @@ use std::time::Duration;
 use serde_json::Value;
 use xtask::files;
 
-/// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
-/// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages, FAULT=cut fails after the first rows of a measurement, FAULT=worse
-/// tunes for what is slower in the next process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C.
+/// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile,
+/// FAULT=missing leaves one out, FAULT=wide plans nearly everything for the whole GPU, FAULT=pages has nothing in
+/// pages, FAULT=cut fails after the first rows of a measurement, FAULT=worse tunes for what is slower in the next
+/// process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -59,8 +60,9 @@ if "--json" in words:
 sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
-/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all,
-/// FAULT=uncompiled compiles nothing, FAULT=absent lacks a peer.
+/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves
+/// our own row out, FAULT=ends ends with an error after all, FAULT=uncompiled compiles nothing, FAULT=absent lacks a
+/// peer.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
 if "--find" in words:

@@ -89,7 +89,7 @@ fn begin(
     Ok(Some(sequence))
 }
 
-/// Whether no replay differed.
+/// Returns true if no replay differed.
 fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
     let (backend, stream) = (Backend::from_gpu(gpu.clone()), gpu.stream());
     let mut cache = KvCache::builder(KV_HEADS, HEAD_DIM)

@@ -66,9 +66,10 @@ impl Attention {
     /// Attention of queries to keys and values, each dense or packed. On a GPU the call returns when the work is submitted;
     /// reading the output waits.
     ///
-    /// The first call of a problem plans it and loads its kernel; numbers of options that were not used before are uploaded.
-    /// A call whose options, layouts and lengths on the device are those of one of the last 64 is not described and checked anew, and tensors
-    /// that lie where they lay keep their tensor maps. A GPU keeps its last 64 problems as well, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
+    /// The first call of a problem plans it and loads its kernel; numbers of options that were not used before are
+    /// uploaded. A call whose options, layouts and lengths on the device are those of one of the last 64 is not
+    /// described and checked anew, and tensors that lie where they lay keep their tensor maps. A GPU keeps its last
+    /// 64 problems as well, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
     /// grew by a row, only allocates the output and launches. Row offsets on the host travel along without a wait.
     ///
     /// Rows of a packed output that no sequence owns are 0.

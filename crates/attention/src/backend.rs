@@ -170,7 +170,7 @@ impl Backend {
         }
     }
 
-    /// Whether this is a GPU.
+    /// Returns true if this is a GPU.
     pub fn is_gpu(&self) -> bool {
         self.gpu().is_some()
     }
@@ -189,7 +189,7 @@ impl Backend {
             .map_or(Ok(()), |gpu| Ok(gpu.stream().synchronize()?))
     }
 
-    /// Whether tensors of both can be used in one call: both are the CPU, or GPUs of one context.
+    /// Returns true if tensors of both can be used in one call: both are the CPU, or GPUs of one context.
     pub fn is_same(&self, other: &Backend) -> bool {
         match (&self.place, &other.place) {
             (Place::Cpu, Place::Cpu) => true,

@@ -121,8 +121,8 @@ pub struct KvCacheBuilder<T> {
 }
 
 impl<T: Element> KvCacheBuilder<T> {
-    /// Holds keys and values in a type of 8 bits: half the memory of 16 bits, and half the bytes to read in a step of decoding. What is appended
-    /// is divided by scales, which are 1 until [`KvCache::set_scales`] sets others.
+    /// Holds keys and values in a type of 8 bits: half the memory of 16 bits, and half the bytes to read in a step of
+    /// decoding. What is appended is divided by scales, which are 1 until [`KvCache::set_scales`] sets others.
     ///
     /// ```
     /// use warptile::{Attention, Backend, ElementType, KvCache};
@@ -281,8 +281,8 @@ impl<T: Element> KvCache<T> {
     /// On a GPU the numbers go where the old ones were, in the order of the backend's stream, so a captured step reads them.
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is not quantized; a number of scales that is neither 1 nor that of the heads; a scale that is not
-    /// finite and above 0; if the device fails.
+    /// If there is no such layer, or the cache is not quantized; a number of scales that is neither 1 nor that of the
+    /// heads; a scale that is not finite and above 0; if the device fails.
     pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
         self.check_layer(layer)?;
         let Layer::Quantized {
@@ -353,9 +353,10 @@ impl<T: Element> KvCache<T> {
     /// On a GPU nothing waits, and what was queued before still reads the numbers of its own step.
     ///
     /// # Errors
-    /// Before anything changes: [`Error::OutOfPages`](crate::Error::OutOfPages); a sequence that is not one of this cache, that was freed, that is named twice,
-    /// or that would be too long; more sequences than the cache was made for. If the device fails, or the backend's stream is in
-    /// a capture, no sequence has grown, and the cache is in no step.
+    /// Before anything changes: [`Error::OutOfPages`](crate::Error::OutOfPages); a sequence that is not one of this
+    /// cache, that was freed, that is named twice, or that would be too long; more sequences than the cache was made
+    /// for. If the device fails, or the backend's stream is in a capture, no sequence has grown, and the cache is in
+    /// no step.
     pub fn step(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
         self.step_padded(rows, rows.len())
     }
@@ -391,8 +392,8 @@ impl<T: Element> KvCache<T> {
     }
 
     /// A write of the step's keys and values into a layer. Nothing happens before [`CacheWrite::run`]; with
-    /// [`CacheWrite::rotary`] keys are rotated by their places in their sequences (tables must have a row for each), and with [`CacheWrite::queries`] so are queries of the
-    /// same form. Writing again writes the same places.
+    /// [`CacheWrite::rotary`] keys are rotated by their places in their sequences (tables must have a row for each),
+    /// and with [`CacheWrite::queries`] so are queries of the same form. Writing again writes the same places.
     ///
     /// # Errors
     /// If there is no such layer, or the tensors do not have the rows of the step.

@@ -51,8 +51,8 @@ pub enum Reason {
     /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even
     /// that share a key/value head, nor does every query see all keys.
     Pairs,
-    /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another number of them than those it
-    /// was made for.
+    /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another
+    /// number of them than those it was made for.
     Groups,
     /// Its CTAs come in clusters, of which the device can hold none.
     Clusters,

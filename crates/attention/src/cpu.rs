@@ -69,14 +69,15 @@ pub use stop::Stop;
 /// depend on the processor's vector instructions, and on whether it has AMX or AVX512_BF16: in its last bits, for `bf16` by about the
 /// rounding of a weight to `bf16`; and these two take numbers of `bf16` below the normal ones (2^-126) for 0.
 ///
-/// A NaN or an infinity in `v` reaches queries that do not see its key: rows are computed together, a key that a mask, a bias or the key mask
-/// hides from one of them has the weight 0 there, and 0 times either is NaN. It stays in its component. Which rows it reaches follows from
-/// which are computed together, and so from tiles, instructions and threads. It never reaches a row of another sequence or key/value head.
-/// What lies behind a length, in rows of no sequence or in pages that no sequence has is not read: lengths and pages keep garbage in
-/// `v` away, masks do not. In `q` it stays in its row, and in `k` in the rows that see the key.
+/// A NaN or an infinity in `v` reaches queries that do not see its key: rows are computed together, a key that a
+/// mask, a bias or the key mask hides from one of them has the weight 0 there, and 0 times either is NaN. It stays in
+/// its component. Which rows it reaches follows from which are computed together, and so from tiles, instructions and
+/// threads. It never reaches a row of another sequence or key/value head. What lies behind a length, in rows of no
+/// sequence or in pages that no sequence has is not read: lengths and pages keep garbage in `v` away, masks do not.
+/// In `q` it stays in its row, and in `k` in the rows that see the key.
 ///
-/// Sums are not divided by the sum of weights before the end, so values near the largest number of `f32`, which has the range of `bf16`, may add
-/// up to infinity.
+/// Sums are not divided by the sum of weights before the end, so values near the largest number of `f32`, which has
+/// the range of `bf16`, may add up to infinity.
 ///
 /// # Errors
 /// Memory of another element type than the call's, or shorter than its layout; lengths that are on a device; operands that are missing, or

@@ -12,7 +12,8 @@
 //! With `WARPTILE_SYNC=1` in the environment every launch outside captures is waited for, and its error names the kernel that failed:
 //! for finding faults, as it costs the time of the wait.
 //!
-//! Other operations are launched in the same way: [`Gpu::prepare_backward`], [`Gpu::prepare_merge`] and [`Gpu::prepare_append`] prepare them.
+//! Other operations are launched in the same way: [`Gpu::prepare_backward`], [`Gpu::prepare_merge`] and
+//! [`Gpu::prepare_append`] prepare them.
 
 mod append;
 mod backward;

@@ -26,10 +26,13 @@
 //! - [`Attention`] holds the options (the list is [`Scoring`](crate::spec::Scoring)) and has one verb, [`forward`](Attention::forward). Its
 //!   arguments are [`Queries`] and [`Keys`]: dense tensors, sequences packed one after the other, or keys and values in pages.
 //!   Values may have another head size than keys, and both may be [quantized](Keys::quantized) to 8 bits with scales.
-//! - A [`Call`](crate::spec::Call) is one computation with its layouts and lengths. What is fixed of it is its [`Problem`](crate::spec::Problem): the planner chooses
-//!   kernels for a problem, so a decode step or a new packed batch does not plan again.
-//! - A [`Plan`](crate::plan::Plan) says which kernels run and why every other does not; [`Plan::explain`](crate::plan::Plan::explain) prints it. [`Choice`](crate::plan::Choice) asks for others.
-//! - [`merge()`](crate::ops::merge) joins results over disjoint keys; [`CacheWrite`](crate::ops::CacheWrite) writes new keys and values into a cache, and rotates them.
+//! - A [`Call`](crate::spec::Call) is one computation with its layouts and lengths. What is fixed of it is its
+//!   [`Problem`](crate::spec::Problem): the planner chooses kernels for a problem, so a decode step or a new packed
+//!   batch does not plan again.
+//! - A [`Plan`](crate::plan::Plan) says which kernels run and why every other does not;
+//!   [`Plan::explain`](crate::plan::Plan::explain) prints it. [`Choice`](crate::plan::Choice) asks for others.
+//! - [`merge()`](crate::ops::merge) joins results over disjoint keys; [`CacheWrite`](crate::ops::CacheWrite) writes
+//!   new keys and values into a cache, and rotates them.
 //! - [`gpu`] is the level below, for streams, memory and graphs of your own; its raw layer serves those of other libraries.
 //!
 //! # Sequences of different lengths
@@ -111,10 +114,10 @@
 //! # }
 //! ```
 //!
-//! On a GPU the table and the lengths stay at their addresses, so a graph that captured a step does the next one, too, while lengths
-//! and pages grow: [`KvCache`] says how. Below it are [`CacheWrite`](crate::ops::CacheWrite), which writes into pages of one's own, by slots as well, and
-//! [`Keys::paged`], which reads them. `examples/decoder` generates text with several sequences, and `examples/captured_step.rs`
-//! replays a captured step.
+//! On a GPU the table and the lengths stay at their addresses, so a graph that captured a step does the next one,
+//! too, while lengths and pages grow: [`KvCache`] says how. Below it are [`CacheWrite`](crate::ops::CacheWrite),
+//! which writes into pages of one's own, by slots as well, and [`Keys::paged`], which reads them. `examples/decoder`
+//! generates text with several sequences, and `examples/captured_step.rs` replays a captured step.
 //!
 //! # The same bits in every batch
 //!

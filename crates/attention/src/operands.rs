@@ -237,7 +237,7 @@ impl<'a> Part<'a> {
         self.memory.backend()
     }
 
-    /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
+    /// Returns true if it starts at a multiple of 16 bytes. On the CPU it does not matter.
     pub(crate) fn starts_aligned(&self) -> bool {
         self.memory.starts_aligned() && self.at.is_multiple_of(CHUNK_BYTES)
     }
@@ -285,9 +285,9 @@ impl<'a, T: Element> Keys<'a, T> {
         Self::of([Part::all(k), Part::all(v)], None)
     }
 
-    /// Dense keys and values in 8 bits, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the bytes to read in a step
-    /// of decoding. [`CacheWrite`](crate::ops::CacheWrite) writes them; `scales` are those that it divides by. In pages:
-    /// [`in_pages`](Self::in_pages).
+    /// Dense keys and values in 8 bits, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the
+    /// bytes to read in a step of decoding. [`CacheWrite`](crate::ops::CacheWrite) writes them; `scales` are those
+    /// that it divides by. In pages: [`in_pages`](Self::in_pages).
     ///
     /// ```
     /// use warptile::{Attention, Backend, E4m3, Keys, Scales};
@@ -409,8 +409,9 @@ impl<'a, T: Element> Keys<'a, T> {
         self
     }
 
-    /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0. Values of hidden keys count 0 times, so they must be
-    /// finite: 0 times a NaN or an infinity is NaN. [`lengths`](Self::lengths) hide keys whose values may be anything.
+    /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0. Values of hidden keys count
+    /// 0 times, so they must be finite: 0 times a NaN or an infinity is NaN. [`lengths`](Self::lengths) hide keys
+    /// whose values may be anything.
     pub fn key_mask(self, key_mask: &'a Tensor<u8>) -> Self {
         self.scores(Operand::KeyMask, key_mask)
     }

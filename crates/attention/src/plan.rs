@@ -67,9 +67,9 @@ pub struct Basis {
     pub standing: Standing,
     /// The GPU that the rates are of.
     pub rates_of: String,
-    /// Whether that is the device's own kind.
+    /// True if that is the device's own kind.
     pub of_this_gpu: bool,
-    /// Whether trials chose the kernel for this very problem.
+    /// True if trials chose the kernel for this very problem.
     pub tuned: bool,
 }
 
@@ -178,7 +178,7 @@ impl<P> Plan<P> {
         self.steps().iter().map(|step| step.estimate_us).sum()
     }
 
-    /// Whether every row of every tensor has to start at a multiple of 16 bytes.
+    /// Returns true if every row of every tensor has to start at a multiple of 16 bytes.
     pub fn needs_alignment(&self) -> bool {
         self.steps()
             .iter()

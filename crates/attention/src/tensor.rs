@@ -296,7 +296,7 @@ impl<T: Pod> Tensor<T> {
 }
 
 impl<T: Pod> Tensor<T> {
-    /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
+    /// Returns true if it starts at a multiple of 16 bytes. On the CPU it does not matter.
     pub(crate) fn starts_aligned(&self) -> bool {
         match &self.storage {
             Storage::Device(buffer) => {

@@ -126,7 +126,7 @@ impl Tolerance {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Verdict {
-    /// Whether every value is right.
+    /// True if every value is right.
     pub passed: bool,
     /// The largest error; infinite if any value is NaN or missing.
     pub max_error: f64,

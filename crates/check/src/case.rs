@@ -24,8 +24,9 @@ pub enum LayoutKind {
     Bhsd,
     /// BSHD with unused elements after every head, row and batch entry.
     Gaps,
-    /// BSHD, except that k and v are of one tensor: every batch entry or page of keys is followed by that of values. Where both have the same
-    /// head size, the tensor is `[batch, 2, length, heads, head size]`. On the host, k and v have vectors of their own, with room for the other.
+    /// BSHD, except that k and v are of one tensor: every batch entry or page of keys is followed by that of values.
+    /// Where both have the same head size, the tensor is `[batch, 2, length, heads, head size]`. On the host, k and v
+    /// have vectors of their own, with room for the other.
     Interleaved,
 }
 
@@ -104,7 +105,7 @@ pub struct Case {
     /// How many neighbouring pages a sequence has one after the other; the runs are in random order. A cache that has served for a while
     /// leaves more or less of them. At least 1, which is any order.
     pub runs: usize,
-    /// Whether offsets, used lengths and the block table are in device memory, if the case runs on a GPU.
+    /// True if offsets, used lengths and the block table are in device memory, if the case runs on a GPU.
     pub device_lengths: bool,
     /// The heads and their sizes.
     pub heads: Heads,
@@ -118,13 +119,13 @@ pub struct Case {
     pub splits: Splits,
     /// How the tensors are stored.
     pub layout: LayoutKind,
-    /// Whether tensors start, and with [`LayoutKind::Gaps`] also step, at odd multiples of an element: what a kernel must not
+    /// True if tensors start, and with [`LayoutKind::Gaps`] also step, at odd multiples of an element: what a kernel must not
     /// touch with 16-byte copies.
     pub unaligned: bool,
     /// Multiprocessors that a GPU is planned to have, if not its own: on few of them small problems take the paths of large
     /// ones.
     pub multiprocessors: Option<u32>,
-    /// Whether gradients are computed, instead of the output.
+    /// True if gradients are computed, instead of the output.
     pub backward: bool,
     /// What the data follows from.
     pub seed: u64,

@@ -31,7 +31,7 @@ impl DeviceInputs {
     /// Copies the data of a case.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn upload<T: Element>(
         stream: &Stream,
         ferry: &Ferry,
@@ -82,7 +82,7 @@ impl DeviceInputs {
     /// Copies the lists that there are.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn of_lists(stream: &Stream, ferry: &Ferry, lists: &Lists) -> warptile::Result<Self> {
         let places = lists.given().try_map(|_, list| {
             let bytes = ferry.upload(stream, bytemuck::cast_slice(list))?;
@@ -94,7 +94,7 @@ impl DeviceInputs {
     /// The same inputs once more, copied on the device.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
         let places = self.0.try_map(|_, place| {
             Ok::<_, warptile::Error>(match place {
@@ -151,8 +151,9 @@ impl DeviceInputs {
     }
 }
 
-/// The elements from the first key to the first value, if keys and values of these layouts are of one tensor without gaps: in each batch entry
-/// or page the keys, then the values. [`LayoutKind::Interleaved`](crate::LayoutKind::Interleaved) makes such layouts.
+/// The elements from the first key to the first value, if keys and values of these layouts are of one tensor without
+/// gaps: in each batch entry or page the keys, then the values.
+/// [`LayoutKind::Interleaved`](crate::LayoutKind::Interleaved) makes such layouts.
 pub fn values_behind_keys(k: &Layout, v: &Layout) -> Option<usize> {
     let [keys, values] = [k, v].map(|layout| Layout::bshd(layout.shape));
     let entry = keys.strides[0].saturating_add(values.strides[0]);

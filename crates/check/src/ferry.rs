@@ -104,7 +104,7 @@ impl Ferry {
     /// returns.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn upload<T: Pod>(
         &self,
         stream: &Stream,
@@ -127,7 +127,7 @@ impl Ferry {
     /// Queues a copy of device memory to the host on the buffer's stream.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn begin_download<T: Pod>(
         &self,
         buffer: &DeviceBuffer<T>,
@@ -157,7 +157,7 @@ impl Ferry {
     /// A copy of device memory on the host. Waits for the buffer's stream.
     ///
     /// # Errors
-    /// What failed on the stream up to here.
+    /// An error of earlier work on the stream.
     pub fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> warptile::Result<Vec<T>> {
         self.begin_download(buffer)?.wait()
     }

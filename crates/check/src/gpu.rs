@@ -68,7 +68,7 @@ impl Case {
     /// Uploads the case to `gpu` for `plan`, on a stream of its own.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn upload<T: Element>(
         &self,
         inputs: &Inputs<T>,
@@ -88,7 +88,7 @@ impl Case {
     /// other: a stream keeps its workspace, and getting one takes the driver longer than many a kernel.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn upload_on<T: Element>(
         &self,
         inputs: &Inputs<T>,
@@ -126,7 +126,7 @@ impl Case {
     /// Uploads, launches once and reads the result back.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn run_on_gpu<T: Element>(
         &self,
         inputs: &Inputs<T>,
@@ -143,7 +143,7 @@ impl<T: Element> OnGpu<T> {
     /// The same data in memory of its own, copied on the device, with results that are poisoned.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn once_more(&self) -> warptile::Result<Self> {
         let stream = &self.stream;
         Ok(OnGpu {
@@ -185,7 +185,7 @@ impl<T: Element> OnGpu<T> {
     /// Poisons the result buffers again.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn poison(&mut self) -> warptile::Result<()> {
         self.out.copy_from(&self.poison.0)?;
         Ok(self.lse.copy_from(&self.poison.1)?)
@@ -202,7 +202,7 @@ impl<T: Element> OnGpu<T> {
     /// Queues copies of the result behind the launches.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn begin_result(&self) -> warptile::Result<ComingResult<'_, T>> {
         Ok(ComingResult {
             out: self.ferry.begin_download(&self.out)?,

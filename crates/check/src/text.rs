@@ -100,8 +100,8 @@ fn pairs(lengths: &[(usize, usize)]) -> String {
 impl FromStr for Case {
     type Err = ParseCaseError;
 
-    /// Parses what `Display` prints. Words may come in any order. Without the word, there is one sequence, one query, as many keys as queries,
-    /// one head of size 64, `f32`, and no feature. Some word must give a length.
+    /// Parses what `Display` prints. Words may come in any order. Without the word, there is one sequence, one query,
+    /// as many keys as queries, one head of size 64, `f32`, and no feature. Some word must give a length.
     fn from_str(text: &str) -> Result<Self, ParseCaseError> {
         let mut parser = Parser::default();
         let mut said: Vec<(&str, &str)> = Vec::new();
@@ -161,7 +161,7 @@ fn subject(word: &str) -> &str {
     }
 }
 
-/// Whether a case has no words about both.
+/// Returns true if a case has no words about both.
 fn excludes(one: &str, other: &str) -> bool {
     let replaces = |packed, dense| packed == "packed" && ["b", "q", "k"].contains(&dense);
     let of_lengths = |subject| ["used", "lengths"].contains(&subject);

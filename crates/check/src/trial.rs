@@ -14,7 +14,8 @@
 //!   its bound in at most 1% of searches.
 //! - B wins if the bound is above [`LEAST_GAIN`]. It must win twice: in a first trial and in its repeat in a fresh process.
 //!
-//! The number of blocks is to be decided before the first is measured. Whoever stops at the first bound that pleases has tried more than once.
+//! The number of blocks is to be decided before the first is measured. Whoever stops at the first bound that pleases
+//! has tried more than once.
 //!
 //! ```
 //! use warptile_check::trial::{Rules, ratio};
@@ -111,7 +112,7 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Whether the new one won this trial. A choice changes only if its repeat in a fresh process is won as well.
+    /// Returns true if the new one won this trial. A choice changes only if its repeat in a fresh process is won as well.
     pub fn wins(&self) -> bool {
         self.bound.is_some_and(|bound| bound > LEAST_GAIN)
     }

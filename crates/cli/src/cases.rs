@@ -92,7 +92,7 @@ pub(crate) fn parse_any(text: &str) -> Result<Case, String> {
         .map_err(|error: ParseCaseError| error.to_string())
 }
 
-/// Whether this is a word of problems.
+/// Returns true if this is a word of problems.
 pub(crate) fn is_word(text: &str) -> bool {
     !matches!(text.parse::<Case>(), Err(ParseCaseError::Word { .. }))
 }

@@ -85,8 +85,8 @@ struct DeviceInfo {
     in_force: Rates,
 }
 
-/// An image in the JSON that `--json` writes. `role` is what it is for: `forward`, or an operation beside attention; `schedule` is how tiles come
-/// to CTAs, and `shared_bytes` the dynamic shared memory of a CTA.
+/// An image in the JSON that `--json` writes. `role` is what it is for: `forward`, or an operation beside attention;
+/// `schedule` is how tiles come to CTAs, and `shared_bytes` the dynamic shared memory of a CTA.
 fn image_json(image: &Image) -> Value {
     json!({
         "image": image.name,
@@ -361,8 +361,8 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
     Ok(())
 }
 
-/// For each family above the chosen one, why none of its kernels was chosen: how much longer the fastest one that applies would take, or why
-/// none does.
+/// For each family above the chosen one, why none of its kernels was chosen: how much longer the fastest one that
+/// applies would take, or why none does.
 fn why_not_better(plan: &Plan) -> String {
     let family_of = |kernel: &str| {
         let mut images = catalog().iter();

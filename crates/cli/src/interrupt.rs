@@ -9,7 +9,7 @@ use warptile::cpu::Stop;
 use crate::failure::{Failure, INTERRUPTED};
 use crate::output;
 
-/// Whether the command ends by itself when it is asked to.
+/// True if the command ends by itself when it is asked to.
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static REQUESTED: LazyLock<Stop> = LazyLock::new(Stop::default);
 
@@ -33,7 +33,7 @@ pub(crate) fn watch() {
     WATCHED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the command was asked to end.
+/// Returns true if the command was asked to end.
 pub(crate) fn requested() -> bool {
     REQUESTED.is_requested()
 }

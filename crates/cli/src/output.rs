@@ -140,7 +140,7 @@ fn temporary(target: &Path, present: Option<&fs::Metadata>) -> io::Result<NamedT
     Ok(file)
 }
 
-/// Whether both paths lead to the same file.
+/// Returns true if both paths lead to the same file.
 pub(crate) fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }

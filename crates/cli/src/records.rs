@@ -28,7 +28,7 @@ struct Stamped {
 /// The rows of one file.
 pub(crate) struct Record {
     pub(crate) path: PathBuf,
-    /// Whether rows are missing because the measurement was ended early.
+    /// True if rows are missing because the measurement was ended early.
     pub(crate) cut_short: bool,
     /// What the whole file is about.
     commit: Option<String>,

@@ -30,9 +30,9 @@ use crate::text::{self, say};
 /// have another head size, which is then that of the output.
 /// If the file has cu_seqlens_q and cu_seqlens_k, the sequences are packed without padding, and the shapes are [total, heads, head size].
 ///
-/// Instead of k and v, a file may have a paged cache: k_pages and v_pages, of shape [pages, page rows, heads, head size] with 1 to
-/// 256 rows in a page, and the table of each sequence's pages (below). Table entries and rows after the last key of a sequence are ignored. With
-/// cu_seqlens_q the queries are packed.
+/// Instead of k and v, a file may have a paged cache: k_pages and v_pages, of shape [pages, page rows, heads, head
+/// size] with 1 to 256 rows in a page, and the table of each sequence's pages (below). Table entries and rows after
+/// the last key of a sequence are ignored. With cu_seqlens_q the queries are packed.
 #[derive(Debug, Args)]
 #[command(after_help = files::help() + "\n" + &cases::examples(&[
     "run qkv.safetensors --causal -o out.safetensors",

@@ -21,7 +21,7 @@ macro_rules! handles {
             /// The null handle.
             pub const NULL: $name = $name(std::ptr::null_mut());
 
-            /// Whether this is the null handle.
+            /// Returns true if this is the null handle.
             pub fn is_null(self) -> bool {
                 self.0.is_null()
             }

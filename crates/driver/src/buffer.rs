@@ -56,7 +56,7 @@ macro_rules! accessors {
             self$(.$view)?.len
         }
 
-        /// Whether there are none.
+        /// Returns true if there are none.
         pub fn is_empty(&self) -> bool {
             self.len() == 0
         }
@@ -198,7 +198,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// then queued on `stream` sees the buffer's contents.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn available_to(&self, stream: &Stream) -> Result<()> {
         stream.wait_for(self.stream())
     }
@@ -207,7 +207,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// that the buffer may be changed, read back or dropped.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn used_by(&self, stream: &Stream) -> Result<()> {
         self.stream().wait_for(stream)
     }
@@ -252,7 +252,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// The contents. Waits for the stream.
     ///
     /// # Errors
-    /// What failed on the stream up to here, naming the kernels launched on it.
+    /// An error of earlier work on the stream, naming the kernels launched on it.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.as_slice().to_vec()
     }
@@ -332,7 +332,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// The contents. Waits for the stream.
     ///
     /// # Errors
-    /// What failed on the stream up to here, naming the kernels launched on it.
+    /// An error of earlier work on the stream, naming the kernels launched on it.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut values = bytemuck::zeroed_vec(self.len);
         self.copy_to_slice(&mut values)?;
@@ -417,7 +417,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// Sets every byte, in stream order.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn fill_bytes(&mut self, byte: u8) -> Result<()> {
         let bytes = self.len() * size_of::<T>();
         if bytes == 0 {

@@ -48,7 +48,7 @@ pub(crate) struct Kept {
     pub(crate) graphs: HashMap<usize, (Arc<graph::Inner>, Arc<Event>)>,
     /// Kernels the graph launches, for naming suspects.
     pub(crate) kernels: Vec<Arc<str>>,
-    /// Whether something is kept that nobody here knows how it frees what it has. Buffers free
+    /// True if something is kept that nobody here knows how it frees what it has. Buffers free
     /// theirs in the order of their streams, and modules wait.
     pub(crate) opaque: bool,
 }
@@ -93,7 +93,7 @@ struct Table {
 }
 
 impl Captures {
-    /// Whether a capture of ours is under way: one load in the common case that none is.
+    /// Returns true if a capture of ours is under way: one load in the common case that none is.
     pub(crate) fn active(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
     }

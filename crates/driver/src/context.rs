@@ -122,7 +122,7 @@ impl Context {
     /// retains the device's primary context, which the driver creates if this process has none yet.
     ///
     /// # Errors
-    /// What the driver reports; creating a context takes some device memory.
+    /// The driver's error; creating a context takes some device memory.
     pub fn new(device: &Device) -> Result<Context> {
         let key = (device.driver().identity(), device.raw());
         let mut contexts = lock(&CONTEXTS);
@@ -230,7 +230,7 @@ impl Context {
     /// Most and least urgent stream priority: smaller numbers are more urgent.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn stream_priorities(&self) -> Result<std::ops::RangeInclusive<i32>> {
         let _current = self.enter()?;
         let (mut least, mut greatest) = (0, 0);
@@ -269,7 +269,7 @@ impl Context {
         &self.inner.private
     }
 
-    /// Whether both are the same CUDA context: one device by way of one driver.
+    /// Returns true if both are the same CUDA context: one device by way of one driver.
     pub fn is_same(&self, other: &Context) -> bool {
         self.inner.raw == other.inner.raw && self.driver().identity() == other.driver().identity()
     }
@@ -293,7 +293,7 @@ impl Context {
         self.inner.order_lost.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether memory may be in use by work that nothing orders with its stream.
+    /// Returns true if memory may be in use by work that nothing orders with its stream.
     pub(crate) fn has_lost_order(&self) -> bool {
         let inner = &self.inner;
         inner.order_regained.load(Ordering::Acquire) < inner.order_lost.load(Ordering::Acquire)
@@ -400,7 +400,7 @@ impl Inner {
         }
         // SAFETY: the context is still retained.
         let push = || unsafe { call!(driver, operation, ctx_push_current(self.raw)) };
-        // What failed the first time may be an error of earlier work.
+        // The first failure may be an error of earlier work.
         if push().or_else(|_| push()).is_err() {
             return;
         }
@@ -412,7 +412,7 @@ impl Inner {
             private.is_none_or(|stream| {
                 // SAFETY: made by `private_stream`, and its context is current.
                 let wait = || unsafe { call!(driver, operation, stream_synchronize(stream)) };
-                // What fails the first time may be an error of earlier work.
+                // The first failure may be an error of earlier work.
                 wait().or_else(|_| wait()).is_ok()
             })
         };

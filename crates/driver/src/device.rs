@@ -47,7 +47,7 @@ impl Device {
     /// The product name, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn name(&self) -> Result<String> {
         let mut text = [0_u8; 256];
         // SAFETY: the buffer outlives the call and has the length that is passed.
@@ -64,7 +64,7 @@ impl Device {
     /// The identity that is the same in every process.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn uuid(&self) -> Result<[u8; 16]> {
         let mut uuid = CUuuid::default();
         // SAFETY: `uuid` outlives the call.
@@ -81,7 +81,7 @@ impl Device {
     /// The PCI address, such as `0000:65:00.0`.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn pci_bus_id(&self) -> Result<String> {
         let mut text = [0_u8; 32];
         // SAFETY: the buffer outlives the call and has the length that is passed.
@@ -98,7 +98,7 @@ impl Device {
     /// Device memory in bytes, used or not.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn total_memory(&self) -> Result<usize> {
         let mut bytes = 0;
         // SAFETY: `bytes` outlives the call.
@@ -115,7 +115,7 @@ impl Device {
     /// One attribute, by its name: `device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT)`.
     ///
     /// # Errors
-    /// What the driver reports: an attribute newer than the driver is an invalid value.
+    /// The driver's error: an attribute newer than the driver is an invalid value.
     pub fn attribute(&self, attribute: CUdeviceAttribute) -> Result<i32> {
         let mut value = 0;
         // SAFETY: `value` outlives the call; an unknown attribute is an error code.
@@ -134,7 +134,7 @@ impl Device {
         Ok(u32::try_from(self.attribute(attribute)?).unwrap_or(0))
     }
 
-    /// Whether an attribute that answers yes or no says yes. A driver too old to know it says no.
+    /// Returns true if an attribute that answers yes or no says yes. A driver too old to know it says no.
     pub(crate) fn has(&self, attribute: CUdeviceAttribute) -> Result<bool> {
         match self.attribute(attribute) {
             Ok(value) => Ok(value != 0),
@@ -150,7 +150,7 @@ impl Device {
     /// Compute capability, major and minor: `(9, 0)` for Hopper.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn compute_capability(&self) -> Result<(u32, u32)> {
         Ok((
             self.count_of(CUdeviceAttribute::COMPUTE_CAPABILITY_MAJOR)?,
@@ -161,7 +161,7 @@ impl Device {
     /// How many streaming multiprocessors the device has.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn multiprocessors(&self) -> Result<u32> {
         self.count_of(CUdeviceAttribute::MULTIPROCESSOR_COUNT)
     }
@@ -169,15 +169,15 @@ impl Device {
     /// Most shared memory a block can have, in bytes, static and dynamic together.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn max_shared_bytes_per_block(&self) -> Result<u32> {
         self.count_of(CUdeviceAttribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     }
 
-    /// Whether kernels on this device can read `other`'s memory once peer access is enabled.
+    /// Returns true if kernels on this device can read `other`'s memory once peer access is enabled.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn can_access_peer(&self, other: &Device) -> Result<bool> {
         let mut can = 0;
         // SAFETY: `can` outlives the call.

@@ -118,7 +118,7 @@ impl Driver {
     /// All devices this process can see, in the driver's order; perhaps none.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn devices(&self) -> Result<Vec<Device>> {
         (0..self.device_count()?)
             .map(|ordinal| Device::get(self, ordinal))

@@ -199,12 +199,12 @@ impl DriverError {
         }
     }
 
-    /// Whether the device ran out of memory; the context stays usable.
+    /// Returns true if the device ran out of memory; the context stays usable.
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::ERROR_OUT_OF_MEMORY)
     }
 
-    /// Whether the context is lost: every later call in this process fails the same way.
+    /// Returns true if the context is lost: every later call in this process fails the same way.
     pub fn is_sticky(&self) -> bool {
         self.code().is_some_and(is_sticky)
     }

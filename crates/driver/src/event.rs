@@ -24,7 +24,7 @@ impl Event {
     /// An event that orders work; the cheap kind.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Event> {
         Event::with_flags(context, CU_EVENT_DISABLE_TIMING)
     }
@@ -32,7 +32,7 @@ impl Event {
     /// An event that also notes the time, for [`Event::elapsed_since`].
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn timed(context: &Context) -> Result<Event> {
         Event::with_flags(context, CU_EVENT_DEFAULT)
     }
@@ -71,7 +71,7 @@ impl Event {
     /// Waits until the event has happened.
     ///
     /// # Errors
-    /// What failed in the work before it.
+    /// An error of the work before it.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.context.enter()?;
         // As it is, a wait or a question breaks the captures that this thread minds.
@@ -86,10 +86,10 @@ impl Event {
         }
     }
 
-    /// Whether the event has happened; doesn't wait.
+    /// Returns true if the event has happened; doesn't wait.
     ///
     /// # Errors
-    /// What failed in the work before it.
+    /// An error of the work before it.
     pub fn query(&self) -> Result<bool> {
         let _relaxed = self.context.relaxed()?;
         self.ask()

@@ -31,7 +31,7 @@ impl Context {
     /// A thread of the driver's drops it.
     ///
     /// # Errors
-    /// What the driver reports; the value has been dropped then.
+    /// The driver's error; the value has been dropped then.
     ///
     /// # Safety
     /// - `graph` is a graph of this driver's, and no other thread uses it meanwhile.

@@ -31,13 +31,13 @@ const PROGRAMMATIC_EDGES: Version = Version(12_030);
 #[non_exhaustive]
 #[must_use]
 pub struct KernelOptions {
-    /// What errors call the kernel, if not by its entry's name.
+    /// The name that errors give the kernel, if not by its entry's name.
     pub name: Option<String>,
     /// Size in bytes that the image records for its parameter block, to be checked against `P`.
     pub param_bytes: Option<usize>,
     /// The most dynamic shared memory that a launch will ask for, in bytes.
     pub dynamic_shared_bytes: u32,
-    /// Whether clusters may have 16 blocks instead of 8.
+    /// True if clusters may have 16 blocks instead of 8.
     pub large_clusters: bool,
 }
 
@@ -179,7 +179,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         Ok(kernel)
     }
 
-    /// What errors call the kernel.
+    /// The name that errors give the kernel.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -197,7 +197,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     /// One attribute, by its name: `kernel.attribute(FunctionAttribute::NUM_REGS)`.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn attribute(&self, attribute: CUfunctionAttribute) -> Result<i32> {
         let context = self.module.context();
         let _current = context.enter()?;
@@ -438,7 +438,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         }
     }
 
-    /// Whether a stream is in a capture, or the driver does not tell.
+    /// Returns true if a stream is in a capture, or the driver does not tell.
     ///
     /// # Safety
     /// As [`Kernel::wait_raw`].
@@ -450,7 +450,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         asked != CUresult::SUCCESS || status != CUstreamCaptureStatus::NONE
     }
 
-    /// Whether a launch that may begin early may be captured. Without the edges for it, such a launch is captured in order: the
+    /// Returns true if a launch that may begin early may be captured. Without the edges for it, such a launch is captured in order: the
     /// kernel waits for what has ended then.
     fn has_programmatic_edges(&self) -> bool {
         self.module.context().driver().version() >= PROGRAMMATIC_EDGES
@@ -525,7 +525,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     /// How many blocks of this kernel a multiprocessor can hold at once.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn blocks_per_multiprocessor(&self, config: &LaunchConfig) -> Result<u32> {
         let context = self.module.context();
         let _current = context.enter()?;

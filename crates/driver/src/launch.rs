@@ -22,9 +22,9 @@ pub struct LaunchConfig {
     pub dynamic_shared_bytes: u32,
     /// Blocks of a cluster, if the grid is made of clusters (compute capability 9.0 and newer).
     pub cluster: Option<[u32; 3]>,
-    /// Whether all blocks are resident at once, so that the grid can synchronize.
+    /// True if all blocks are resident at once, so that the grid can synchronize.
     pub cooperative: bool,
-    /// Whether the launch may begin before its predecessor in the stream has ended (compute
+    /// True if the launch may begin before its predecessor in the stream has ended (compute
     /// capability 9.0 and newer). The kernel itself waits for it, by `griddepcontrol.wait`. In a
     /// capture with a driver older than 12.3, whose graphs cannot say so, the launch is in order.
     pub programmatic: bool,

@@ -107,7 +107,7 @@ impl Module {
     /// Address and size in bytes of a global variable.
     ///
     /// # Errors
-    /// What the driver reports; not found if there is no such variable.
+    /// The driver's error; not found if there is no such variable.
     pub fn global(&self, name: &str) -> Result<(CUdeviceptr, usize)> {
         let name_c = c_name(name)?;
         let _current = self.context().enter()?;

@@ -32,7 +32,7 @@ impl<T: Pod> PinnedBuffer<T> {
     /// Pinned memory of zero bytes.
     ///
     /// # Errors
-    /// What the driver reports; the system limits how much memory can be pinned.
+    /// The driver's error; the system limits how much memory can be pinned.
     /// [`DriverError::Alignment`] if the memory is not aligned for `T`: it is to a page, which few
     /// types exceed.
     pub fn zeroed(context: &Context, len: usize) -> Result<PinnedBuffer<T>> {
@@ -143,9 +143,9 @@ pub struct PendingCopy<T: Pod> {
     done: Event,
     /// `None` once the memory is given back.
     values: Option<PinnedBuffer<T>>,
-    /// Whether a copy may be running.
+    /// True if a copy may be running.
     queued: bool,
-    /// Whether `done` marks the copy's end.
+    /// True if `done` marks the copy's end.
     recorded: bool,
 }
 
@@ -179,10 +179,10 @@ impl<T: Pod> PendingCopy<T> {
         Ok(())
     }
 
-    /// Whether the copy is done; doesn't wait.
+    /// Returns true if the copy is done; doesn't wait.
     ///
     /// # Errors
-    /// What failed on the stream up to the copy.
+    /// An error of the stream up to the copy.
     pub fn is_done(&self) -> Result<bool> {
         self.done.query()
     }
@@ -190,7 +190,7 @@ impl<T: Pod> PendingCopy<T> {
     /// Waits for the copy and gives the pinned memory back.
     ///
     /// # Errors
-    /// What failed on the stream up to the copy; the memory is freed then.
+    /// An error of the stream up to the copy; the memory is freed then.
     pub fn wait(mut self) -> Result<PinnedBuffer<T>> {
         self.done.synchronize()?;
         self.queued = false;

@@ -63,7 +63,7 @@ impl Scratch {
         // SAFETY: stream and context are live, the latter current.
         let wait = || unsafe { call!(&context, operation, stream_synchronize(stream)) };
         let done = wait();
-        // What failed the first time may be an error of earlier work. The context is no other way:
+        // The first failure may be an error of earlier work. The context is no other way:
         // waiting for it would break the captures that are under way.
         if done.is_err() && wait().is_err() {
             context.retire(Retired::Memory(std::mem::take(&mut self.pointer)));

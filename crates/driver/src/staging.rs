@@ -196,7 +196,7 @@ impl Slot {
         self.memory.pinned.len()
     }
 
-    /// Whether the device is past the slot; doesn't wait. The thread minds no captures.
+    /// Returns true if the device is past the slot; doesn't wait. The thread minds no captures.
     fn is_free(&mut self) -> bool {
         if let Busy::Unmarked(stream) = &self.busy {
             let stream = stream.clone();

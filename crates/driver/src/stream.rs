@@ -43,7 +43,7 @@ struct Inner {
     context: Context,
     raw: CUstream,
     holder: Holder,
-    /// Whether the stream may be in a capture, as far as this crate has taken it into one. Of a
+    /// True if the stream may be in a capture, as far as this crate has taken it into one. Of a
     /// borrowed stream nobody but the driver knows.
     maybe_captured: AtomicBool,
     /// See [`Stream::attached`].
@@ -54,9 +54,9 @@ struct Inner {
     keeps_spares: AtomicBool,
     /// Memory that was dropped and waits for an allocation of its size; the oldest first.
     spares: Mutex<Vec<Freed>>,
-    /// Whether nothing was launched since the stream was last found done.
+    /// True if nothing was launched since the stream was last found done.
     idle: AtomicBool,
-    /// Whether something was launched whose code or memory others own, outside of captures.
+    /// True if something was launched whose code or memory others own, outside of captures.
     launched: AtomicBool,
     /// Kernels that were launched on the idle stream, the latest last.
     alone: Mutex<Vec<Alone>>,
@@ -76,7 +76,7 @@ impl Stream {
     /// Creates a stream of normal priority that does not wait for the legacy default stream.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Stream> {
         Stream::with_priority(context, 0)
     }
@@ -85,7 +85,7 @@ impl Stream {
     /// [`Context::stream_priorities`] is moved to the nearest inside.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn with_priority(context: &Context, priority: i32) -> Result<Stream> {
         let _current = context.enter()?;
         let mut raw = CUstream::NULL;
@@ -159,7 +159,7 @@ impl Stream {
         Ok(Stream::of(context, raw, Holder::Owner { _owner: owner }))
     }
 
-    /// Whether both are the same CUDA stream: the handle and the context.
+    /// Returns true if both are the same CUDA stream: the handle and the context.
     pub fn is_same(&self, other: &Stream) -> bool {
         self.raw() == other.raw() && self.context().is_same(other.context())
     }
@@ -218,7 +218,7 @@ impl Stream {
         queued.and(done)
     }
 
-    /// Whether everything queued so far is done; doesn't wait.
+    /// Returns true if everything queued so far is done; doesn't wait.
     ///
     /// # Errors
     /// As [`Stream::synchronize`].
@@ -421,7 +421,7 @@ impl Inner {
                 )
             }
         };
-        // What fails the first time may be an error of earlier work.
+        // The first failure may be an error of earlier work.
         let done = wait().or_else(|_| wait());
         self.context.defer(relaxed.map(drop));
         done

@@ -36,7 +36,7 @@ thread_local! {
 }
 
 impl State {
-    /// Whether a graph is that of a capture under way.
+    /// Returns true if a graph is that of a capture under way.
     pub(crate) fn is_being_captured(&self, graph: usize) -> bool {
         self.captures.values().any(|capture| capture.graph == graph)
     }
@@ -62,7 +62,7 @@ impl State {
         !of_context.is_empty()
     }
 
-    /// Whether the stream is in a capture.
+    /// Returns true if the stream is in a capture.
     pub(crate) fn is_capturing(&self, stream: Key) -> bool {
         self.streams
             .get(&stream)

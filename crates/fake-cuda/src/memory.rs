@@ -31,7 +31,7 @@ pub(crate) struct Allocation {
     device: CUdevice,
     /// The pool it came from, if it came from one.
     pool: Option<usize>,
-    /// Whether its end is queued: the caller has given it back.
+    /// True if its end is queued: the caller has given it back.
     pub(crate) given_back: bool,
 }
 
@@ -167,7 +167,7 @@ impl State {
         }
     }
 
-    /// Whether work of a stream can use device memory. Peer access opens what came from no pool.
+    /// Returns true if work of a stream can use device memory. Peer access opens what came from no pool.
     pub(crate) fn is_accessible(&self, address: u64, stream: Key) -> bool {
         let (Some(stream), Some((_, allocation))) = (
             self.streams.get(&stream),

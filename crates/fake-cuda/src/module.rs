@@ -21,7 +21,7 @@ pub(crate) struct Function {
     name: String,
     params: Option<Vec<usize>>,
     shared_limit: c_int,
-    /// Whether its clusters may have more than 8 blocks.
+    /// True if its clusters may have more than 8 blocks.
     large_clusters: bool,
 }
 

@@ -78,7 +78,7 @@ impl Op {
         }
     }
 
-    /// Whether both are launches of one kernel in one graph, which have their memory in common.
+    /// Returns true if both are launches of one kernel in one graph, which have their memory in common.
     pub(crate) fn is_again(&self, other: &Op) -> bool {
         match (self, other) {
             (Op::Launch { launch, .. }, Op::Launch { launch: other, .. }) => {

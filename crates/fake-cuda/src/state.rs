@@ -46,7 +46,7 @@ pub(crate) struct State {
     pub(crate) broken: Option<(Vec<String>, CUresult)>,
     /// Name of the function that the last fault hit.
     pub(crate) hit: Option<&'static str>,
-    /// Whether the call under way will report an error whatever it does.
+    /// True if the call under way will report an error whatever it does.
     pub(crate) failing: bool,
     /// What the next kernel to run will do to the context.
     pub(crate) kernel_fault: Option<CUresult>,
@@ -157,7 +157,7 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 /// Functions that tell of errors and of the driver; they work whatever has happened.
 const INFORMATION: &[&str] = &["cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion"];
 
-/// Whether the function gives something back. Such a function does so even when it reports an
+/// Returns true if the function gives something back. Such a function does so even when it reports an
 /// error, which is then that of earlier work.
 fn gives_back(symbol: &str) -> bool {
     [

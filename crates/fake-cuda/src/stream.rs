@@ -21,7 +21,7 @@ pub(crate) struct Stream {
     pub(crate) ops: VecDeque<(u64, Op)>,
     /// The capture the stream is in.
     pub(crate) capture: Option<usize>,
-    /// Whether the legacy default stream waits for it, and it for that.
+    /// True if the legacy default stream waits for it, and it for that.
     pub(crate) blocking: bool,
     pub(crate) kind: StreamKind,
     /// Its handle is none any more; what is queued still runs.

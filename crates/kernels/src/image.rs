@@ -82,7 +82,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Whether a device of compute capability `major.minor` can run the image.
+    /// Returns true if a device of compute capability `major.minor` can run the image.
     pub const fn runs_on(self, major: u32, minor: u32) -> bool {
         let device = major * 10 + minor;
         match self {

@@ -2,8 +2,9 @@
 //!
 //! Pure data: nothing here calls CUDA. [`catalog`] lists every embedded image; [`Image::bytes`] unpacks one.
 //!
-//! Words: a *kernel* is one compiled instance, named `{family}_{tiling}` such as `scalar_d64_32x64_w4_s2` (`{family}_w{warps}` if it has no tiles); an *image* is
-//! that kernel for one element type and one target, named `{kernel}_{element}_{target}`.
+//! Words: a *kernel* is one compiled instance, named `{family}_{tiling}` such as `scalar_d64_32x64_w4_s2`
+//! (`{family}_w{warps}` if it has no tiles); an *image* is that kernel for one element type and one target, named
+//! `{kernel}_{element}_{target}`.
 //!
 //! # Cargo features
 //! One for each architecture, all on by default. Each brings the crate that the images lie in, `warptile-images-sm80` for `sm_80`.

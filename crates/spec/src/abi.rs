@@ -1,11 +1,12 @@
 //! What a launch hands to a kernel: every parameter block, declared once.
 //!
-//! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made of *parts*,
-//! so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take blocks of their own
-//! ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo xtask build-kernels` writes the C++ of the same structs to
-//! `kernels/base/abi.cuh` ([`cpp_header`]), of merges and cache writes to `kernels/base/abi_ops.cuh`
-//! ([`cpp_header_of_operations`]), and of the backward pass to `kernels/base/abi_backward.cuh` ([`cpp_header_of_backward`]) and
-//! `abi_backward_tma.cuh` ([`cpp_header_of_backward_tma`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
+//! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made
+//! of *parts*, so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take
+//! blocks of their own ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo
+//! xtask build-kernels` writes the C++ of the same structs to `kernels/base/abi.cuh` ([`cpp_header`]), of merges and
+//! cache writes to `kernels/base/abi_ops.cuh` ([`cpp_header_of_operations`]), and of the backward pass to
+//! `kernels/base/abi_backward.cuh` ([`cpp_header_of_backward`]) and `abi_backward_tma.cuh`
+//! ([`cpp_header_of_backward_tma`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
 //!
 //! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
 //! dimension that is never stepped along has a stride of 0.
@@ -559,15 +560,17 @@ declare! {
         turns: u64 = "unsigned*",
     }
 
-    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows of a
-    /// head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
+    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass:
+    /// PREPASS_ROWS query rows of a head, number t % query_tiles of the tiles of head t / query_tiles, counted
+    /// through the batch.
     struct QueryRows {
         /// The pre-pass's numbers: tile t has PREPASS_ROWS from t * PREPASS_ROWS on.
         delta: u64 = "const float*",
         /// Likewise.
         scaled_lse: u64 = "const float*",
-        /// Sums of dq over the keys that were added so far, in an arrangement of the kernels' own. Tile t has PREPASS_ROWS times the tiling's
-        /// head size from t times as many on. Null: the plan has no kernel that adds. Nobody clears it: the first to add stores.
+        /// Sums of dq over the keys that were added so far, in an arrangement of the kernels' own. Tile t has
+        /// PREPASS_ROWS times the tiling's head size from t times as many on. Null: the plan has no kernel that adds.
+        /// Nobody clears it: the first to add stores.
         dq_sum: u64 = "float*",
         /// Of each tile, how many tiles of keys have been added to its sum: whose turn it is to add. 0 before the kernel that adds.
         turns: u64 = "unsigned*",
@@ -592,10 +595,11 @@ declare! {
         unused: i32,
     }
 
-    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys, and dQ
-    /// of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what the tiles
-    /// of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a
-    /// score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
+    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV
+    /// of a tile of keys, and dQ of a tile of queries), and those that turn sums of dQ into dQ. One block serves all
+    /// of them, for they differ only in what the tiles of `work` are, and in whether `rows.dq_sum` is there. With s
+    /// the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a score is ds = p * (d_out v - delta);
+    /// softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
     struct Backward {
         /// Tiles.
         work: BackwardWork,

@@ -213,7 +213,7 @@ impl Append {
         &self.positions
     }
 
-    /// Whether positions on the device have 64 bits.
+    /// Returns true if positions on the device have 64 bits.
     pub const fn wide_positions(&self) -> bool {
         self.wide_positions
     }

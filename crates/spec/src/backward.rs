@@ -14,8 +14,8 @@ const TENSORS: [(Operand, Operand); 3] = [
     (Operand::DV, Operand::V),
 ];
 
-/// The backward pass of a call, checked: from the gradient of its output, and of its lse if that is used, to the gradients of queries, keys,
-/// values and sinks.
+/// The backward pass of a call, checked: from the gradient of its output, and of its lse if that is used, to the
+/// gradients of queries, keys, values and sinks.
 ///
 /// It reads what the call reads, and the call's output and lse. With `p = exp(score - lse)` for the keys that a query sees,
 /// `delta = sum(out * d_out) - d_lse` for each row, and `ds = p * (d_out v - delta)`, times the derivative of the softcap:
@@ -95,7 +95,7 @@ impl Backward {
         self.gradients[index].as_ref()
     }
 
-    /// Whether a gradient is wanted.
+    /// Returns true if a gradient is wanted.
     pub fn wants(&self, operand: Operand) -> bool {
         match operand {
             Operand::DSinks => self.d_sinks,
@@ -118,7 +118,7 @@ impl Backward {
         &self.prepass
     }
 
-    /// Whether every tensor's rows start at multiples of 16 bytes, as [`Call::is_aligned`].
+    /// Returns true if every tensor's rows start at multiples of 16 bytes, as [`Call::is_aligned`].
     pub fn is_aligned(&self) -> bool {
         let fits = |layout: &Layout, element: ElementType| layout.steps_aligned(element.size());
         let mut gradients = self.gradients.iter().flatten();
@@ -127,7 +127,7 @@ impl Backward {
             && gradients.all(|layout| fits(layout, self.gradient_type))
     }
 
-    /// Whether some row of a gradient belongs to no sequence, or could: then nothing writes it.
+    /// Returns true if some row of a gradient belongs to no sequence, or could: then nothing writes it.
     pub fn leaves_gaps(&self, operand: Operand) -> bool {
         match operand {
             Operand::DK | Operand::DV => self.call.keys().leaves_gaps(),
@@ -150,7 +150,7 @@ impl Backward {
             .map(|operand| (operand, self.expected[operand].needed()))
     }
 
-    /// What is expected of the memory of each operand.
+    /// The requirements on the memory of each operand.
     pub const fn expected(&self) -> &Slots<Expected> {
         &self.expected
     }
@@ -167,7 +167,7 @@ impl BackwardBuilder {
         self
     }
 
-    /// Whether a gradient is wanted: `dq`, `dk` and `dv` are by default, `d_sinks` is not.
+    /// Sets whether a gradient is wanted: `dq`, `dk` and `dv` are by default, `d_sinks` is not.
     pub fn want(mut self, operand: Operand, wanted: bool) -> Self {
         match TENSORS.iter().position(|(of, _)| *of == operand) {
             Some(index) if !wanted => self.gradients[index] = None,
@@ -177,7 +177,7 @@ impl BackwardBuilder {
         self
     }
 
-    /// Whether the lse has a gradient, too. Default: no.
+    /// Sets whether the lse has a gradient, too. Default: no.
     pub fn d_lse(self, d_lse: bool) -> Self {
         BackwardBuilder { d_lse, ..self }
     }

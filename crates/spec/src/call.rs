@@ -109,18 +109,18 @@ impl Call {
         }
     }
 
-    /// Whether the call has an operand.
+    /// Returns true if the call has an operand.
     pub const fn has(&self, operand: Operand) -> bool {
         self.given & 1 << operand as u64 != 0
     }
 
-    /// What is expected of the memory of each operand.
+    /// The requirements on the memory of each operand.
     #[inline]
     pub const fn expected(&self) -> &Slots<Expected> {
         &self.expected
     }
 
-    /// Whether what the call was described with has an operand.
+    /// Returns true if what the call was described with has an operand.
     fn describes(&self, operand: Operand) -> bool {
         match operand {
             Operand::Lse => self.terms.want_lse,
@@ -216,7 +216,7 @@ impl Call {
         self.pages.as_ref()
     }
 
-    /// Whether only the device knows some length.
+    /// Returns true if only the device knows some length.
     pub const fn lengths_on_device(&self) -> bool {
         self.queries.on_device() || self.keys.on_device()
     }
@@ -246,12 +246,12 @@ impl Call {
         self.terms.scoring.scale_of(self.heads().dim)
     }
 
-    /// Whether the lse is wanted.
+    /// Returns true if the lse is wanted.
     pub const fn wants_lse(&self) -> bool {
         self.terms.want_lse
     }
 
-    /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose address
+    /// Returns true if every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose address
     /// is taken to be one unless the call was built with [`CallBuilder::unaligned_addresses`].
     pub fn is_aligned(&self) -> bool {
         let types = self.terms.types;
@@ -340,7 +340,7 @@ impl Call {
         (sequence.q_entry * self.q().heads() + head) * self.q().rows() + sequence.q_start
     }
 
-    /// Whether some row of the output belongs to no sequence, or could: then nothing writes it.
+    /// Returns true if some row of the output belongs to no sequence, or could: then nothing writes it.
     pub fn leaves_gaps(&self) -> bool {
         self.queries.leaves_gaps()
     }

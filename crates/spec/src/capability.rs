@@ -60,12 +60,12 @@ impl Features {
         self.0
     }
 
-    /// Whether there is none.
+    /// Returns true if the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether every feature of `other` is in this set.
+    /// Returns true if every feature of `other` is in this set.
     pub const fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
@@ -202,9 +202,9 @@ numbered! {
         Pairs = 5, "persistent pairs", "PAIRS";
         /// As persistent; the rows of a tile are queries with each of the heads that share a key/value head.
         PersistentGroups = 6, "persistent, tiles of all heads that share keys", "PERSISTENT_GROUPS";
-        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys, or several clusters do: the grid is as many
-        /// times the number of tiles. They share the tile's keys evenly, and merge their results in their shared memory, those of several
-        /// clusters in the workspace.
+        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys, or several
+        /// clusters do: the grid is as many times the number of tiles. They share the tile's keys evenly, and merge
+        /// their results in their shared memory, those of several clusters in the workspace.
         ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
     }
 }
@@ -222,7 +222,8 @@ impl Schedule {
         }
     }
 
-    /// Whether the rows of a tile are queries with each of the heads that share a key/value head, where CTAs do not share keys evenly.
+    /// Returns true if the rows of a tile are queries with each of the heads that share a key/value head, where CTAs
+    /// do not share keys evenly.
     pub const fn has_group_tiles(self) -> bool {
         matches!(
             self,
@@ -230,13 +231,13 @@ impl Schedule {
         )
     }
 
-    /// Whether a kernel waits itself for the launch before it, in machine code for compute capability 9.0 and newer, so that its launches may
-    /// begin before that one has ended.
+    /// Returns true if a kernel waits itself for the launch before it, in machine code for compute capability 9.0 and
+    /// newer, so that its launches may begin before that one has ended.
     pub const fn begins_early(self) -> bool {
         !matches!(self, Schedule::OneTile)
     }
 
-    /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
+    /// Returns true if CTAs stay and take one tile, or pair of tiles, after the other.
     pub const fn is_persistent(self) -> bool {
         matches!(
             self,

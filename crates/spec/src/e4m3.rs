@@ -36,12 +36,12 @@ impl E4m3 {
         self.0
     }
 
-    /// Whether it is not a number.
+    /// Returns true if it is not a number.
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f == 0x7f
     }
 
-    /// The same number as an `f32`; exact.
+    /// Converts to `f32`, exactly.
     pub const fn to_f32(self) -> f32 {
         WIDENED[self.0 as usize]
     }

@@ -19,13 +19,13 @@ pub trait Element:
     /// The run-time name of this type.
     const TYPE: ElementType;
 
-    /// The same number as an `f32`; exact.
+    /// Converts to `f32`, exactly.
     fn to_f32(self) -> f32;
 
     /// The nearest number of this type, ties to even; beyond the largest finite one, an infinity.
     fn from_f32(value: f32) -> Self;
 
-    /// The same number as an `f64`; exact.
+    /// Converts to `f64`, exactly.
     fn to_f64(self) -> f64;
 
     /// The nearest number of this type, ties to even, rounded once (not by way of `f32`).

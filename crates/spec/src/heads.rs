@@ -75,7 +75,7 @@ impl Heads {
         }
     }
 
-    /// Whether a head of any of the tensors is whole pieces of so many elements.
+    /// Returns true if a head of any of the tensors is whole pieces of so many elements.
     pub const fn are_multiples_of(&self, elements: usize) -> bool {
         self.dim.is_multiple_of(elements) && self.value_dim.is_multiple_of(elements)
     }
@@ -110,7 +110,7 @@ impl Heads {
         }
     }
 
-    /// Whether values have another head size than keys.
+    /// Returns true if values have another head size than keys.
     pub const fn values_differ(&self) -> bool {
         self.value_dim != self.dim
     }

@@ -140,7 +140,7 @@ impl Layout {
         self.required_len().unwrap_or(usize::MAX)
     }
 
-    /// Whether every row starts at a multiple of 16 bytes if the first one does.
+    /// Returns true if every row starts at a multiple of 16 bytes if the first one does.
     pub fn steps_aligned(&self, element_bytes: usize) -> bool {
         (0..3).all(|dimension| {
             self.shape[dimension] <= 1
@@ -176,7 +176,7 @@ impl Layout {
             .ok_or(Invalid::LayoutTooLarge { argument })
     }
 
-    /// Whether no two indices share an element, which an output needs.
+    /// Returns true if no two indices share an element, which an output needs.
     ///
     /// Sufficient rather than exact: walking from the smallest stride to the largest, each must step over everything the
     /// smaller ones reach. Exotic interleavings that happen not to collide are turned down.
@@ -280,8 +280,8 @@ impl<'a, T: Copy> View<'a, T> {
     }
 }
 
-/// Checks a layout for itself: extents that kernels can count, strides that memory can have, and if the tensor is written, no two elements at one
-/// address.
+/// Checks a layout for itself: extents that kernels can count, strides that memory can have, and if the tensor is
+/// written, no two elements at one address.
 pub fn check_alone(argument: &'static str, layout: &Layout, written: bool) -> Result<()> {
     for (found, dimension) in layout.shape.into_iter().zip(DIMENSIONS) {
         expect_countable(argument, dimension, found)?;
@@ -351,8 +351,8 @@ mod tests {
             })
         }
 
-        /// Beside the layouts themselves, calls, merges and cache writes with small extents, where any stride may belong to one that is never
-        /// stepped along.
+        /// Beside the layouts themselves, calls, merges and cache writes with small extents, where any stride may
+        /// belong to one that is never stepped along.
         fn hostile_shapes_never_panic(shape: (usize, usize, usize, usize), strides: (usize, usize, usize, usize)) -> bool {
             let shape = [shape.0, shape.1, shape.2, shape.3];
             let strided = Layout::new(shape, [strides.0, strides.1, strides.2, strides.3]);

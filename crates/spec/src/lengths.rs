@@ -44,17 +44,17 @@ impl SideLengths {
         &self.used
     }
 
-    /// Whether the sequences lie one after the other in a tensor whose batch extent is 1.
+    /// Returns true if the sequences lie one after the other in a tensor whose batch extent is 1.
     pub const fn is_packed(&self) -> bool {
         self.offsets.is_given()
     }
 
-    /// Whether the host does not know every length.
+    /// Returns true if the host does not know every length.
     pub const fn on_device(&self) -> bool {
         self.offsets.on_device() || self.used.on_device()
     }
 
-    /// Whether some row belongs to no sequence, or could.
+    /// Returns true if some row belongs to no sequence, or could.
     pub fn leaves_gaps(&self) -> bool {
         self.used.is_given()
             || match &self.offsets {

@@ -131,12 +131,12 @@ impl Mask {
         Mask { diagonal, ..self }
     }
 
-    /// Whether every query sees every key, wherever the diagonal runs.
+    /// Returns true if every query sees every key, wherever the diagonal runs.
     pub const fn hides_nothing(&self) -> bool {
         self.left.is_none() && self.right.is_none()
     }
 
-    /// Whether a query sees all keys up to its diagonal and no other.
+    /// Returns true if a query sees all keys up to its diagonal and no other.
     pub const fn is_causal(&self) -> bool {
         self.left.is_none() && matches!(self.right, Some(0))
     }

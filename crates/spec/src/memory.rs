@@ -32,9 +32,9 @@ impl Access {
 /// What a call expects of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// What errors call it.
+    /// The name that errors give it.
     pub name: &'static str,
-    /// Whether the call has it; if not, it must not be given.
+    /// True if the call has it; if not, it must not be given.
     pub wanted: bool,
     /// Whether the operation reads or writes it.
     pub access: Access,
@@ -42,13 +42,13 @@ pub struct Expected {
     pub bytes: Strided,
     /// The address is a multiple of this power of two.
     pub alignment: u64,
-    /// Whether it is a multiple of [`CHUNK_BYTES`] as well where kernels move rows in chunks.
+    /// True if it is a multiple of [`CHUNK_BYTES`] as well where kernels move rows in chunks.
     pub moves_rows: bool,
     /// Bytes of an element.
     pub size: u64,
     /// The type of its elements, if it is one of tensors.
     pub element: Option<ElementType>,
-    /// Whether its numbers travel with the call instead of lying on the device.
+    /// True if its numbers travel with the call instead of lying on the device.
     pub on_host: bool,
 }
 
@@ -135,8 +135,8 @@ impl Expected {
 /// Places in memory, with what is expected of each and its address.
 pub type Places<'a> = (&'a [Expected], &'a [u64]);
 
-/// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over anything. `inputs` are places
-/// that are only read; with `chunks`, kernels move rows 16 bytes at a time.
+/// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over
+/// anything. `inputs` are places that are only read; with `chunks`, kernels move rows 16 bytes at a time.
 ///
 /// # Errors
 /// [`Invalid::Presence`], [`Invalid::Misaligned`], [`Invalid::LayoutTooLarge`] or [`Invalid::OutputOverlaps`].
@@ -270,7 +270,7 @@ impl Strided {
         }
     }
 
-    /// Whether there is no byte.
+    /// Returns true if there are no bytes.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.reach == 0
@@ -294,7 +294,7 @@ impl Strided {
         self
     }
 
-    /// Whether some byte of these, laid at `at`, could be one of `other`'s at `other_at`. A no is certain.
+    /// Returns true if some byte of these, laid at `at`, could be one of `other`'s at `other_at`. A no is certain.
     ///
     /// Ranges that are apart never meet. Otherwise all pieces of both start at multiples of the common divisor of their
     /// distances from where they began: if they fill different parts of it, as keys and values interleaved in one tensor do,

@@ -61,10 +61,10 @@ macro_rules! names {
     ($kind:literal: $($index:literal)*) => { [$(concat!("parts[", $index, "].", $kind)),*] };
 }
 
-/// What errors call the parts.
+/// The name that errors give the parts.
 pub const PART_OUT: [&str; MERGE_PARTS] = names!("out": 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
     26 27 28 29 30 31);
-/// What errors call their lse.
+/// The name that errors give their lse.
 pub const PART_LSE: [&str; MERGE_PARTS] = names!("lse": 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
     26 27 28 29 30 31);
 
@@ -204,7 +204,7 @@ impl MergeBuilder<'_> {
         self
     }
 
-    /// Whether to compute the lse. Default: yes.
+    /// Sets whether to compute the lse. Default: yes.
     pub fn want_lse(self, want_lse: bool) -> Self {
         MergeBuilder { want_lse, ..self }
     }
@@ -212,7 +212,8 @@ impl MergeBuilder<'_> {
     /// Checks everything and freezes the description.
     ///
     /// # Errors
-    /// [`Invalid::Count`] without parts, [`Invalid::TooLong`] for more than 32; an [`Invalid`] that names the argument and the rule it breaks.
+    /// [`Invalid::Count`] without parts, [`Invalid::TooLong`] for more than 32; an [`Invalid`] that names the
+    /// argument and the rule it breaks.
     pub fn build(self) -> Result<Merge> {
         let count = self.parts.len();
         let first = match self.parts {

@@ -31,12 +31,12 @@ impl<H, D> Numbers<H, D> {
         }
     }
 
-    /// Whether they are in device memory.
+    /// Returns true if they are in device memory.
     pub const fn on_device(&self) -> bool {
         matches!(self, Numbers::Device(_))
     }
 
-    /// Whether there are any.
+    /// Returns true if there are any.
     pub const fn is_given(&self) -> bool {
         !matches!(self, Numbers::None)
     }

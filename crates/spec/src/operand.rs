@@ -83,7 +83,7 @@ pub enum Values {
 }
 
 impl Values {
-    /// Whether a list may have this number.
+    /// Returns true if a list may have this number.
     #[inline]
     pub const fn allow(self, value: f32) -> bool {
         match self {
@@ -120,7 +120,7 @@ impl Operations {
     /// Attention and cache writes.
     pub const BOTH: Operations = Operations(3);
 
-    /// Whether any operation is in both sets.
+    /// Returns true if any operation is in both sets.
     #[inline]
     pub const fn meet(self, other: Operations) -> bool {
         self.0 & other.0 != 0
@@ -261,13 +261,13 @@ impl Operand {
         self.row().values
     }
 
-    /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
+    /// Returns true if kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.
     #[inline]
     pub const fn moves_rows(self) -> bool {
         matches!(self.kind(), Kind::Queries | Kind::Keys)
     }
 
-    /// Whether an operation writes it.
+    /// Returns true if an operation writes it.
     #[inline]
     pub const fn is_written(self) -> bool {
         self.row().written

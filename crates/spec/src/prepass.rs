@@ -20,9 +20,10 @@ const ROWS: Names = Names {
 /// The description of a pre-pass, checked. For each query row and head it computes the sum over the row of the output times its gradient
 /// less the gradient of the row's lse if it is given (`delta`), and the lse to base 2 (`scaled_lse`).
 ///
-/// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with [`tiles`](Self::tiles) of 64 rows for each
-/// head: the rows of a sequence begin at a multiple of 64. Sequence `b` of packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that
-/// stand for no row are 0 and plus infinity; and a row that saw no key, whose lse is minus infinity, has plus infinity, too.
+/// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with
+/// [`tiles`](Self::tiles) of 64 rows for each head: the rows of a sequence begin at a multiple of 64. Sequence `b` of
+/// packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that stand for no row are 0 and plus infinity; and a
+/// row that saw no key, whose lse is minus infinity, has plus infinity, too.
 #[derive(Debug, Clone)]
 pub struct Prepass {
     element: ElementType,
@@ -102,7 +103,7 @@ impl Prepass {
             .saturating_mul(self.tiles().saturating_mul(Self::TILE))
     }
 
-    /// Whether there are no numbers.
+    /// Returns true if there are no numbers.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -126,7 +127,7 @@ impl Prepass {
         }
     }
 
-    /// What is expected of the memory of each operand.
+    /// The requirements on the memory of each operand.
     pub const fn expected(&self) -> &Slots<Expected> {
         &self.expected
     }
@@ -149,7 +150,7 @@ impl<'a> PrepassBuilder<'a> {
         self
     }
 
-    /// Whether the lse has a gradient, too. Default: no.
+    /// Sets whether the lse has a gradient, too. Default: no.
     pub fn d_lse(self, d_lse: bool) -> Self {
         PrepassBuilder { d_lse, ..self }
     }

@@ -125,7 +125,7 @@ impl Problem {
         self.query_rows
     }
 
-    /// Whether the queries are packed.
+    /// Returns true if the queries are packed.
     pub const fn packed_queries(&self) -> bool {
         self.packed_queries
     }
@@ -139,12 +139,12 @@ impl Problem {
         }
     }
 
-    /// Whether sequences may differ in length.
+    /// Returns true if sequences may differ in length.
     pub const fn is_uneven(&self) -> bool {
         self.packed_queries || self.packed_keys || self.device_lengths
     }
 
-    /// Whether used lengths are given, or only the device knows lengths.
+    /// Returns true if used lengths are given, or only the device knows lengths.
     pub const fn device_lengths(&self) -> bool {
         self.device_lengths
     }
@@ -164,7 +164,7 @@ impl Problem {
         self.scoring.mask
     }
 
-    /// Whether all rows of all tensors start at multiples of 16 bytes.
+    /// Returns true if all rows of all tensors start at multiples of 16 bytes.
     pub const fn is_aligned(&self) -> bool {
         self.aligned
     }
@@ -285,7 +285,8 @@ impl Problem {
         )
     }
 
-    /// Tiles of `block_m` rows in all, if every sequence were a typical one, where the query heads of a key/value head are rows of one tile.
+    /// Tiles of `block_m` rows in all, if every sequence were a typical one, where the query heads of a key/value
+    /// head are rows of one tile.
     pub fn typical_group_tiles(&self, block_m: u32) -> f64 {
         let rows = self.typical_lengths().0 * self.heads.group_size();
         let of_a_head = rows.div_ceil(block_m as usize) as f64;

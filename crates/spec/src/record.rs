@@ -86,12 +86,12 @@ impl ImageRecord {
         })
     }
 
-    /// Whether it takes a block that this program declares.
+    /// Returns true if it takes a block that this program declares.
     pub fn takes_a_block(&self) -> bool {
         BLOCKS.contains(&(self.abi_hash, self.param_bytes as usize))
     }
 
-    /// Whether it takes the block `B` as this program declares it.
+    /// Returns true if it takes the block `B` as this program declares it.
     pub fn takes<B: Declared>(&self) -> bool {
         self.abi_hash == B::HASH && self.param_bytes as usize == size_of::<B>()
     }

@@ -106,7 +106,7 @@ impl Scoring {
         self
     }
 
-    /// Whether scores need an operand that belongs to an option.
+    /// Returns true if scores need an operand that belongs to an option.
     pub fn has(&self, operand: Operand) -> bool {
         match operand {
             Operand::Slopes => self.alibi.is_some(),
@@ -337,12 +337,12 @@ impl Scoring {
         [self.scale_of(head_dim), self.softcap.unwrap_or(0.0)]
     }
 
-    /// Whether every score is below a bound before ALiBi and bias.
+    /// Returns true if every score is below a bound before ALiBi and bias.
     pub const fn bounds_scores(&self) -> bool {
         self.softcap.is_some()
     }
 
-    /// Whether numbers of the call bend or shift every score: a softcap, or ALiBi.
+    /// Returns true if numbers of the call bend or shift every score: a softcap, or ALiBi.
     pub const fn changes_scores(&self) -> bool {
         self.softcap.is_some() || self.alibi.is_some()
     }
@@ -359,7 +359,7 @@ impl Scoring {
         less
     }
 
-    /// Whether the option that has this word is in use.
+    /// Returns true if the option that has this word is in use.
     pub fn uses(&self, word: &str) -> bool {
         self.to_string()
             .split_whitespace()

@@ -22,7 +22,7 @@ pub struct TileShape {
 }
 
 impl TileShape {
-    /// Whether the kernel computes in tiles.
+    /// Returns true if the kernel computes in tiles.
     pub const fn has_tiles(&self) -> bool {
         self.block_m > 0
     }

@@ -15,14 +15,16 @@ use crate::{Invalid, Result};
 ///   causal mask or a window (bottom-right aligned) may be cut in chunks, each against the keys up to its own end.
 /// - They do depend on element type, head size, heads, the other options, `n`, the kind of device, its `Rates` and this
 ///   crate's version, and on whether `Choice` asks for another kernel than the planner takes.
-/// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16`, and of the options neither a bias nor a
-///   key mask. They are made for few queries: prompts are slow, and each range of each tile of rows leaves its part in device
-///   memory until all are added up. Chunks of some hundred queries keep that in bounds. Where only the device knows lengths it
-///   follows from their bounds (`Keys::longest`, `KvCacheBuilder::longest`).
+/// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16`, and of the
+///   options neither a bias nor a key mask. They are made for few queries: prompts are slow, and each range of each
+///   tile of rows leaves its part in device memory until all are added up. Chunks of some hundred queries keep that
+///   in bounds. Where only the device knows lengths it follows from their bounds (`Keys::longest`,
+///   `KvCacheBuilder::longest`).
 /// - On the CPU nothing changes: its bits are the same either way, whatever `n` is.
 ///
-/// A NaN or an infinity in `v` may reach queries of its sequence from which a mask hides its key, and which ones depends on where keys are cut
-/// and on the tiles of rows: the weight of a hidden key is 0, and 0 times either is NaN. Lengths and pages keep such values away.
+/// A NaN or an infinity in `v` may reach queries of its sequence from which a mask hides its key, and which ones
+/// depends on where keys are cut and on the tiles of rows: the weight of a hidden key is 0, and 0 times either is
+/// NaN. Lengths and pages keep such values away.
 ///
 /// Prints and parses as `even`, or as the number of keys.
 ///

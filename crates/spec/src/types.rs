@@ -36,7 +36,7 @@ impl ElementType {
         }
     }
 
-    /// Whether its numbers count times a scale: only keys and values have such a type.
+    /// Returns true if its numbers count times a scale: only keys and values have such a type.
     pub const fn is_scaled(self) -> bool {
         matches!(self, ElementType::E4m3)
     }

@@ -10,8 +10,9 @@ impl Call {
     /// addresses.
     ///
     /// # Errors
-    /// [`Invalid::ElementMismatch`](crate::Invalid::ElementMismatch); [`Invalid::Presence`](crate::Invalid::Presence) where one of both types is
-    /// that of whole numbers, or the operation writes what is shared, or only reads what is exclusive.
+    /// [`Invalid::ElementMismatch`](crate::Invalid::ElementMismatch); [`Invalid::Presence`](crate::Invalid::Presence)
+    /// where one of both types is that of whole numbers, or the operation writes what is shared, or only reads what
+    /// is exclusive.
     pub fn check_types(&self, types: &ViewTypes) -> Result<()> {
         check_view_types(types, self.expected())
     }

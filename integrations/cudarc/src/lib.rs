@@ -1,8 +1,8 @@
 //! Warptile's attention on [cudarc](https://docs.rs/cudarc)'s streams and memory.
 //!
-//! A [`Session`] is Warptile's side of a [`CudaStream`](cudarc::driver::CudaStream). It launches descriptions of Warptile's, a
-//! [`Call`](warptile::spec::Call), an [`Append`](warptile::spec::Append) or a [`Merge`](warptile::spec::Merge), on views of cudarc's memory: [`Bindings`] and
-//! [`MergeBindings`].
+//! A [`Session`] is Warptile's side of a [`CudaStream`](cudarc::driver::CudaStream). It launches descriptions of
+//! Warptile's, a [`Call`](warptile::spec::Call), an [`Append`](warptile::spec::Append) or a
+//! [`Merge`](warptile::spec::Merge), on views of cudarc's memory: [`Bindings`] and [`MergeBindings`].
 //!
 //! ```no_run
 //! use warptile_cudarc::Session;
@@ -41,7 +41,8 @@
 //!   ([`CudaContext::disable_event_tracking`](cudarc::driver::CudaContext::disable_event_tracking)).
 //! - Some kernels need memory besides their tensors: it becomes part of the graph, or is that of a session made by
 //!   [`Session::for_graph`].
-//! - Lengths, offsets and tables are read again at each replay. Views borrow their memory only for the launch: keep it until the last replay.
+//! - Lengths, offsets and tables are read again at each replay. Views borrow their memory only for the launch: keep
+//!   it until the last replay.
 //! - No other thread begins a capture of the stream during a launch.
 //!
 //! # Threads

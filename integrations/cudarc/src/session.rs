@@ -41,8 +41,9 @@ impl Session {
     }
 
     /// For the launches of one capture, with a workspace of so many bytes: the most that a plan of them needs
-    /// ([`Plan::scratch`](warptile::plan::Plan::scratch)). A captured launch of any other session allocates its workspace, fills it with zeros
-    /// and frees it at each replay, which takes microseconds where the workspace is of megabytes.
+    /// ([`Plan::scratch`](warptile::plan::Plan::scratch)). A captured launch of any other session allocates its
+    /// workspace, fills it with zeros and frees it at each replay, which takes microseconds where the workspace is of
+    /// megabytes.
     ///
     /// Waits until the workspace is ready.
     ///

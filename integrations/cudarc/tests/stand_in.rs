@@ -1,5 +1,5 @@
-//! Launches where the driver is a stand-in, which records kernels instead of running them, and checks that what their parameters point to is
-//! alive, and in order with work on other streams. `stand-in.sh` runs this.
+//! Launches where the driver is a stand-in, which records kernels instead of running them, and checks that what their
+//! parameters point to is alive, and in order with work on other streams. `stand-in.sh` runs this.
 
 use std::error::Error;
 use std::ffi::{c_char, c_int};

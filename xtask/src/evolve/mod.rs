@@ -506,8 +506,8 @@ fn archive_of(root: &Path, family: &str) -> PathBuf {
 
 /// What a pack runs.
 const RUN: &str = "#!/bin/sh
-# Checks and times the candidates of this folder; needs an NVIDIA driver and a program only: the one in this folder, or $WARPTILE. Run it again if
-# it was interrupted.
+# Checks and times the candidates of this folder; needs an NVIDIA driver and a program only: the one in this folder,
+# or $WARPTILE. Run it again if it was interrupted.
 here=$(cd \"$(dirname \"$0\")\" && pwd) || exit 1
 exec \"${WARPTILE:-$here/warptile}\" trial \"$here\" --out \"${1:-$here/results.json}\"
 ";

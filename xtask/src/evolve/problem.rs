@@ -18,7 +18,7 @@ pub(crate) struct Shape {
     pub(crate) heads: Heads,
     /// Element type.
     pub(crate) element: Element,
-    /// Whether every query sees every key.
+    /// True if every query sees every key.
     pub(crate) unmasked: bool,
 }
 

@@ -13,7 +13,7 @@ pub struct Rule(String);
 type Numbers<'a> = &'a dyn Fn(&str) -> Option<u64>;
 
 impl Rule {
-    /// Whether it holds of the numbers that `value` gives to names. One that cannot be computed does not: it divides by 0.
+    /// Returns true if it holds of the numbers that `value` gives to names. One that cannot be computed does not: it divides by 0.
     pub fn holds(&self, value: Numbers<'_>) -> bool {
         holds(&self.0, value) == Ok(true)
     }

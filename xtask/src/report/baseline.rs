@@ -57,7 +57,7 @@ impl std::fmt::Display for Loss {
     }
 }
 
-/// Whether more is lost than two sessions differ by.
+/// Returns true if more is lost than two sessions differ by.
 pub(crate) fn is_loss(before: f64, now: f64) -> bool {
     now < before * (1.0 - TOLERANCE)
 }

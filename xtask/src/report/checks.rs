@@ -61,7 +61,7 @@ struct Verified {
     family: String,
     /// Of the longest sequence; cases of an operation beside forward have none.
     max_len: Option<u64>,
-    /// Whether keys and values are in pages in all of them.
+    /// True if keys and values are in pages in all of them.
     #[serde(default)]
     paged: bool,
     count: u64,
@@ -136,7 +136,7 @@ struct ImageRuns {
     sha256: String,
     passed: u64,
     failed: u64,
-    /// Whether its CTAs stay and draw tiles where there are more tiles than CTAs.
+    /// True if its CTAs stay and draw tiles where there are more tiles than CTAs.
     persistent: bool,
     /// Passed problems in which they did.
     drew_tiles: u64,
@@ -172,7 +172,7 @@ impl Checks {
         })
     }
 
-    /// Whether exactly these bytes computed random problems on a GPU, all of them rightly, and a persistent kernel's CTAs drew
+    /// Returns true if exactly these bytes computed random problems on a GPU, all of them rightly, and a persistent kernel's CTAs drew
     /// tiles in some of them.
     pub(super) fn is_proven(&self, image: &ManifestEntry) -> bool {
         self.images.images.get(&image.name).is_some_and(|runs| {

@@ -17,8 +17,8 @@ use crate::plan::{BackwardProblem, Choice, Plan};
 use crate::spec::{Backward, Element, ElementType, HostOutputs, Invalid, Layout, expect_same};
 use crate::tensor::{Bytes, Storage, Tensor};
 
-/// The gradient of an output, and of its lse if that was used. A `&Tensor` is the gradient of the output alone, and a pair of a `&Tensor` and
-/// a `&Lse` that of both.
+/// The gradient of an output, and of its lse if that was used. A `&Tensor` is the gradient of the output alone, and a
+/// pair of a `&Tensor` and a `&Lse` that of both.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputGradient<'a, T: Element> {
     d_out: &'a Tensor<T>,
@@ -161,8 +161,8 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); without the output's lse; and for calls that have no backward pass: keys and values in pages or in e4m3,
-    /// and head sizes above 256.
+    /// As [`forward`](Self::forward); without the output's lse; and for calls that have no backward pass: keys and
+    /// values in pages or in e4m3, and head sizes above 256.
     pub fn backward<'a, T: Element>(
         &self,
         gradient: impl Into<OutputGradient<'a, T>>,

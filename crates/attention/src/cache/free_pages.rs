@@ -5,9 +5,10 @@ use std::ops::Range;
 
 /// The free pages, as runs of neighbours that are as long as they can be: no run begins where another one ends.
 ///
-/// A GPU translates addresses in units of 2 MB. With 8 key/value heads of size 128 in 16 bits, that is 32 pages of 16 rows. Decoding takes
-/// longer if the pages of a sequence are scattered over many such units (docs/notebook/decode.md, "What pages cost"). If the page that came
-/// back last is given out first, the pages of a sequence are soon as good as in random order. So a sequence gets neighbours here, where it can:
+/// A GPU translates addresses in units of 2 MB. With 8 key/value heads of size 128 in 16 bits, that is 32 pages of 16
+/// rows. Decoding takes longer if the pages of a sequence are scattered over many such units
+/// (docs/notebook/decode.md, "What pages cost"). If the page that came back last is given out first, the pages of a
+/// sequence are soon as good as in random order. So a sequence gets neighbours here, where it can:
 ///
 /// - It goes on with the page right behind its last one if that is free.
 /// - Otherwise it begins anew in the largest run, and leaves as many free pages before its own as behind them: the sequence that ends
@@ -90,8 +91,8 @@ impl FreePages {
 
     /// The run for a beginning with `count` pages, and how many of its own are left before them.
     fn beginning(&self, count: usize) -> Option<(Range<i32>, usize)> {
-        /// Few are a sixteenth of all. In simulations of serving an eighth is worse where a tenth is free, and a thirty-second where requests wait for
-        /// pages.
+        /// Few are a sixteenth of all. In simulations of serving an eighth is worse where a tenth is free, and a
+        /// thirty-second where requests wait for pages.
         const FEW: usize = 16;
         let few = self.count <= self.all / FEW;
         let largest = self.by_length.last();

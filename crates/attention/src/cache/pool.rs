@@ -147,9 +147,9 @@ mod tests {
         }
     }
 
-    /// Serves requests in the order in which they come, up to `most` at a time, in a cache with rows for 64 average ones at their end and
-    /// `slack` per cent more. Returns how many per cent of the steps from a sequence's page to its next one stay within a unit of 512 rows: 2 MB
-    /// with 8 key/value heads of size 128 in 16 bits.
+    /// Serves requests in the order in which they come, up to `most` at a time, in a cache with rows for 64 average
+    /// ones at their end and `slack` per cent more. Returns how many per cent of the steps from a sequence's page to
+    /// its next one stay within a unit of 512 rows: 2 MB with 8 key/value heads of size 128 in 16 bits.
     fn steps_within_units(page_rows: usize, most: usize, slack: usize) -> usize {
         let mut draw = Draw(1);
         let mut request = || [draw.between(256, 4096), draw.between(64, 1024)];

@@ -22,7 +22,7 @@ pub(super) struct Step {
     longest: usize,
     /// Sequences of the present step, empty places included.
     batch: usize,
-    /// Whether all places are empty.
+    /// True if all places are empty.
     vacant: bool,
     /// New rows of each sequence, if all have the same number.
     rows_each: Option<usize>,

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::cpu::engine::BLOCK;
 
-/// Whether this process may use tile registers, for `bf16`.
+/// Returns true if this process may use tile registers, for `bf16`.
 pub(super) fn usable() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
     *USABLE.get_or_init(|| {

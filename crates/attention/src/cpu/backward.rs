@@ -413,7 +413,7 @@ impl<T: Element> Pass<'_, T> {
         sum as f32
     }
 
-    /// Whether some query of a block sees some key of another.
+    /// Returns true if some query of a block sees some key of another.
     fn meet(&self, sequence: &Sequence, first_query: usize, first_key: usize) -> bool {
         let rows = first_query..sequence.q_len.min(first_query + BLOCK_M);
         let mask = self.call().mask();

@@ -313,7 +313,7 @@ impl<'a, T: Element> Block<'a, T> {
         }
     }
 
-    /// Whether products only have to be multiplied to be scores in units of ln 2.
+    /// Returns true if products only have to be multiplied to be scores in units of ln 2.
     pub(super) fn plain(&self) -> bool {
         let tensors = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
         !self.call.scoring().changes_scores() && !tensors

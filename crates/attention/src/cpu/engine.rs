@@ -25,7 +25,7 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    /// Whether products are left to tile registers.
+    /// Returns true if products are left to tile registers.
     pub(super) fn is_tiles(&self) -> bool {
         match self {
             #[cfg(warptile_amx)]

@@ -29,7 +29,7 @@ impl Work for Round<'_> {
 pub(super) struct FewDots<'a, T> {
     /// Rows of `bf16`.
     pub(super) values: &'a [&'a [T]],
-    /// Whether the first value is the second one of a pair.
+    /// True if the first value is the second one of a pair.
     pub(super) odd: bool,
     /// Rows that will be needed soon.
     pub(super) ahead: &'a [&'a [T]],

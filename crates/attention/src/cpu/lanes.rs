@@ -25,7 +25,7 @@ pub(super) trait Lanes: Copy {
     /// Numbers in a register; divides [`MAX_WIDTH`].
     const WIDTH: usize;
 
-    /// Whether a fused multiply-add is one instruction.
+    /// True if a fused multiply-add is one instruction.
     const FMA: bool;
 
     unsafe fn splat(x: f32) -> Self;

@@ -10,9 +10,10 @@ use crate::spec::{
 /// Merges results on the CPU; `parts` are the outputs and lse in the layouts of `merge`. See [`merge`](crate::ops::merge()) for the rules.
 ///
 /// # Errors
-/// [`Invalid::Count`](crate::spec::Invalid::Count), [`Invalid::ElementMismatch`](crate::spec::Invalid::ElementMismatch),
-/// [`Invalid::BufferTooSmall`](crate::spec::Invalid::BufferTooSmall) or [`Invalid::Presence`](crate::spec::Invalid::Presence) if the slices are not those of the
-/// description.
+/// [`Invalid::Count`](crate::spec::Invalid::Count),
+/// [`Invalid::ElementMismatch`](crate::spec::Invalid::ElementMismatch),
+/// [`Invalid::BufferTooSmall`](crate::spec::Invalid::BufferTooSmall) or
+/// [`Invalid::Presence`](crate::spec::Invalid::Presence) if the slices are not those of the description.
 pub fn merge_cpu<T: Element>(
     merge: &Merge,
     parts: &[(&[T], &[f32])],

@@ -106,7 +106,7 @@ impl HostMemory {
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len / size_of::<T>()) }
     }
 
-    /// Whether both have a byte in common.
+    /// Returns true if both have a byte in common.
     fn meets(&self, other: &HostMemory) -> bool {
         let [start, other_start] = [self, other].map(|memory| memory.start.addr());
         let is_empty = self.len == 0 || other.len == 0;

@@ -39,7 +39,7 @@ impl Task {
         self.heads.len() * self.positions.len()
     }
 
-    /// Whether these are more parts of the same rows' keys.
+    /// Returns true if these are more parts of the same rows' keys.
     pub(super) fn continues(&self, other: &Task) -> bool {
         let rows = |task: &Task| (task.sequence, task.heads.start, task.positions.start);
         self.parts.is_some() && rows(self) == rows(other)

@@ -90,8 +90,9 @@ struct Helpers {
 
 static HELPERS: AtomicPtr<Helpers> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Threads of our own, one less than those that compute; `None` if that is none, or the system starts none. Not rayon's global pool,
-/// which panics where a thread cannot start, and is of the process that made it. Takes no lock, as another thread may have held it at a fork.
+/// Threads of our own, one less than those that compute; `None` if that is none, or the system starts none. Not
+/// rayon's global pool, which panics where a thread cannot start, and is of the process that made it. Takes no lock,
+/// as another thread may have held it at a fork.
 fn helpers() -> Option<&'static Pool> {
     let process = std::process::id();
     let known = HELPERS.load(Ordering::Acquire);
@@ -136,8 +137,9 @@ fn thread_count() -> usize {
         .unwrap_or(1)
 }
 
-/// Which cores the threads of a call are on. Where a core has worked lately, Linux does not look for an idle one when a thread wakes up, but
-/// leaves it where it was or puts it beside who woke it: calls of a millisecond are over before it is moved.
+/// Which cores the threads of a call are on. Where a core has worked lately, Linux does not look for an idle one when
+/// a thread wakes up, but leaves it where it was or puts it beside who woke it: calls of a millisecond are over
+/// before it is moved.
 #[cfg(target_os = "linux")]
 mod places {
     use std::sync::atomic::{AtomicU64, Ordering};

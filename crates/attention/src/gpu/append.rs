@@ -13,7 +13,7 @@ use crate::spec::{Angles, Append, Expected, Pairing, Rotary, check_type};
 
 /// A number that says where a row stands: `i32`, `u32` or `i64`.
 pub trait PositionElement: Pod + sealed::Sealed {
-    /// Whether it has 64 bits.
+    /// True if it has 64 bits.
     const WIDE: bool;
 }
 

@@ -45,7 +45,7 @@ impl From<&Slots<u64>> for Addresses<'_> {
 pub(super) struct Places<'a> {
     pub(super) operands: &'a Slots<Expected>,
     pub(super) parts: &'a [[Expected; 2]],
-    /// Whether the kernels move rows 16 bytes at a time.
+    /// True if the kernels move rows 16 bytes at a time.
     pub(super) chunks: bool,
 }
 

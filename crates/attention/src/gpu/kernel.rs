@@ -63,7 +63,7 @@ impl Loaded {
         self.kernel.module().context()
     }
 
-    /// Whether it takes this block: the image's record has the block's hash and size.
+    /// Returns true if it takes this block: the image's record has the block's hash and size.
     pub(super) fn takes<B: abi::Block>(&self) -> bool {
         self.image.abi_hash == B::HASH && self.image.param_bytes as usize == size_of::<B>()
     }
@@ -108,8 +108,9 @@ impl Loaded {
     /// Submits the kernel to a stream of ours.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]: `block` is what this kernel [gave](Self::give) of a block for the grid, and the addresses in it are those of memory that
-    /// reaches as far as the call's layouts and lives until the kernel has ended.
+    /// As [`Kernel::launch`]: `block` is what this kernel [gave](Self::give) of a block for the grid, and the
+    /// addresses in it are those of memory that reaches as far as the call's layouts and lives until the kernel has
+    /// ended.
     pub(super) unsafe fn launch(
         &self,
         at: &Launching<'_>,
@@ -166,7 +167,7 @@ fn of_grid(step: &Step, [ctas, clusters]: [u32; 2]) -> LaunchConfig {
     }
 }
 
-/// Whether an image has code that waits for the launch before: from compute capability 9.0 on, but not PTX for older ones.
+/// Returns true if an image has code that waits for the launch before: from compute capability 9.0 on, but not PTX for older ones.
 fn waits_itself(image: &Image) -> bool {
     match image.target {
         Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
@@ -188,11 +189,12 @@ enum Order {
 impl Order {
     /// Of a launch with so many CTAs.
     ///
-    /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be free, and stay there
-    /// while others have none. So if there are as many multiprocessors as CTAs, each has room for one; and where they do not fill all the
-    /// room there is, they come in turn. So do those that read most of the time, for long, and leave some multiprocessors idle: CTAs that begin
-    /// early sit there first, and a launch of 96 then took a seventh longer, of 128 a hundredth. Short ones gain more by beginning
-    /// early than they lose (docs/notebook/wgmma.md, 2026-11-23).
+    /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be
+    /// free, and stay there while others have none. So if there are as many multiprocessors as CTAs, each has room
+    /// for one; and where they do not fill all the room there is, they come in turn. So do those that read most of
+    /// the time, for long, and leave some multiprocessors idle: CTAs that begin early sit there first, and a launch
+    /// of 96 then took a seventh longer, of 128 a hundredth. Short ones gain more by beginning early than they lose
+    /// (docs/notebook/wgmma.md, 2026-11-23).
     fn of(step: &Step, grid: u32) -> Order {
         const LONG_US: f64 = 80.0;
         let image = step.image;

@@ -13,9 +13,9 @@ use crate::spec::Expected;
 /// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::spec::Call), [`Merge`](crate::spec::Merge) or
 /// [`Append`](crate::spec::Append).
 ///
-/// All of them are launched by [`Prepared`](crate::gpu::Prepared). An operation has a plan of one or more steps. For each step it gives the
-/// grid, and fills the parameter block of the step's kernel. Steps run one after the other, and share one workspace. Only this crate can name
-/// the types that an operation is made of.
+/// All of them are launched by [`Prepared`](crate::gpu::Prepared). An operation has a plan of one or more steps. For
+/// each step it gives the grid, and fills the parameter block of the step's kernel. Steps run one after the other,
+/// and share one workspace. Only this crate can name the types that an operation is made of.
 pub trait Operation: fmt::Debug {
     /// The part of a call that planning depends on; the cache key of prepared plans.
     type Problem: Copy + PartialEq + fmt::Debug + fmt::Display + Send + Sync + 'static;

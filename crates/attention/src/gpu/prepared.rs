@@ -109,10 +109,11 @@ impl<O: Operation> Prepared<O> {
     /// needs alive and nothing is ordered here: the graph orders the streams at each of its launches.
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::OtherProblem`] or [`Invalid::ElementMismatch`]; another number of parts; a view that is missing,
-    /// superfluous, too short, unaligned, of another type, device or context; an output that shares memory with anything. After that,
-    /// what the driver reports; whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
-    /// by the next wait for the stream.
+    /// Before anything is submitted: [`Error::OtherProblem`] or [`Invalid::ElementMismatch`]; another number of
+    /// parts; a view that is missing, superfluous, too short, unaligned, of another type, device or context; an
+    /// output that shares memory with anything. After that, what the driver reports; whatever failed, the streams are
+    /// ordered. What goes wrong while the kernel runs is reported, with the kernel's name, by the next wait for the
+    /// stream.
     pub fn launch(&self, stream: &Stream, call: &O, bindings: &Bindings<'_>) -> Result<()> {
         call.check_problem(self.plan().problem())?;
         let outline = Outline::of(self.plan(), call)?;
@@ -215,12 +216,13 @@ impl<O: Operation> Prepared<O> {
 
     /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.
     ///
-    /// It makes one driver call for each step, besides the encoding of tensor maps for kernels that read through them. It allocates no
-    /// device memory, copies, waits for and loads nothing, and touches no reference count, so it may be part of anybody's capture. It takes
-    /// no lock, with one exception: a dense causal call of a few hundred tiles may ask for their order, which the process remembers behind a
-    /// lock. Of lengths and heads that are new to it that takes a millisecond or two at most, unless [`make_ready`](Prepared::make_ready) was
-    /// called before. Numbers that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
-    /// launch reads them anew at each replay.
+    /// It makes one driver call for each step, besides the encoding of tensor maps for kernels that read through
+    /// them. It allocates no device memory, copies, waits for and loads nothing, and touches no reference count, so
+    /// it may be part of anybody's capture. It takes no lock, with one exception: a dense causal call of a few
+    /// hundred tiles may ask for their order, which the process remembers behind a lock. Of lengths and heads that
+    /// are new to it that takes a millisecond or two at most, unless [`make_ready`](Prepared::make_ready) was called
+    /// before. Numbers that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its
+    /// like): a captured launch reads them anew at each replay.
     ///
     /// [`CallBuilder::device_key_lengths`]: crate::spec::CallBuilder::device_key_lengths
     ///
@@ -280,8 +282,8 @@ impl<O: Operation> Prepared<O> {
         Ok(())
     }
 
-    /// Finds what [`launch_raw`](Self::launch_raw) would find before it submits anything, but for the workspace: for callers who first write
-    /// what the launch reads. It makes no driver call.
+    /// Finds what [`launch_raw`](Self::launch_raw) would find before it submits anything, but for the workspace: for
+    /// callers who first write what the launch reads. It makes no driver call.
     ///
     /// # Errors
     /// As [`launch_raw`](Self::launch_raw).
@@ -341,7 +343,7 @@ struct Steps;
 /// Everything about a launch except its addresses.
 #[derive(Debug)]
 struct Outline {
-    /// Whether there are numbers in host memory.
+    /// True if there are numbers in host memory.
     has_host_numbers: bool,
     /// Of each step of the plan.
     shapes: Vec<LaunchShape>,

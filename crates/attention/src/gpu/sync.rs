@@ -6,7 +6,7 @@ use warptile_driver::{CaptureId, Stream};
 
 use crate::error::Result;
 
-/// Whether the environment asks for it. Read once.
+/// Returns true if the environment asks for it. Read once.
 pub(super) fn wanted() -> bool {
     static WANTED: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os("WARPTILE_SYNC").is_some_and(|value| value == "1"));

@@ -188,8 +188,9 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
     (needed > available).then_some(Reason::SharedMemory { needed, available })
 }
 
-/// Rows that a multiprocessor has one after the other, of the tiles of a kernel, in units of its speed: on an H100 kernels whose warps have 32
-/// rows are 1.2 to 1.6 times as fast as those whose warps have 16, which read as much shared memory for half the products.
+/// Rows that a multiprocessor has one after the other, of the tiles of a kernel, in units of its speed: on an H100
+/// kernels whose warps have 32 rows are 1.2 to 1.6 times as fast as those whose warps have 16, which read as much
+/// shared memory for half the products.
 fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u64 {
     if !image.tiling.has_tiles() {
         return 0;

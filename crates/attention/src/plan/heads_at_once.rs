@@ -7,16 +7,18 @@ use crate::spec::Call;
 /// Heads (of all batch entries, or of the packed queries) whose tiles are interleaved, in groups as even as they can be: a short last
 /// group leaves CTAs without work. Within a group the tiles that take longest go first.
 ///
-/// Under a mask the tiles of a head differ in length, so a group has as many heads as keep their keys and values within half of the L2. It has
-/// more where multiprocessors would wait for the last group's longest tiles (see [`waits_at_the_end`]), as long as 8 tiles of a head are computed at
-/// the same time, which share what they read: 10% at 192/128 and 16,384 keys, 1% at head size 128 and 8,192, but with 4 tiles nothing, and with
-/// 2 a loss (docs/notebook/wgmma.md, 2026-11-23).
-/// Of persistent kernels, whose CTAs draw tiles, half as many heads are better where a head has few tiles: by 8% and 3% on an H100, whose memory is
-/// slower, at 512 keys and head sizes of 128 and 64, and within 1% as good on an H200 (docs/notebook/wgmma.md, 2026-11-25).
+/// Under a mask the tiles of a head differ in length, so a group has as many heads as keep their keys and values
+/// within half of the L2. It has more where multiprocessors would wait for the last group's longest tiles (see
+/// [`waits_at_the_end`]), as long as 8 tiles of a head are computed at the same time, which share what they read: 10%
+/// at 192/128 and 16,384 keys, 1% at head size 128 and 8,192, but with 4 tiles nothing, and with 2 a loss
+/// (docs/notebook/wgmma.md, 2026-11-23). Of persistent kernels, whose CTAs draw tiles, half as many heads are better
+/// where a head has few tiles: by 8% and 3% on an H100, whose memory is slower, at 512 keys and head sizes of 128 and
+/// 64, and within 1% as good on an H200 (docs/notebook/wgmma.md, 2026-11-25).
 ///
-/// Without a mask only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
-/// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook/wgmma.md). Otherwise head after head is as good. It is
-/// better where each tile has a multiprocessor of its own, under a mask too.
+/// Without a mask only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and
+/// values of 16 heads take no more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys
+/// (docs/notebook/wgmma.md). Otherwise head after head is as good. It is better where each tile has a multiprocessor
+/// of its own, under a mask too.
 ///
 /// Heads are those that `numbered` has: query heads, pairs of them, or key/value heads where the rows of a tile are those of all heads that
 /// share keys.
@@ -70,11 +72,12 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
     in_groups(groups.unwrap_or(fewest_groups))
 }
 
-/// The part of a causal launch that CTAs wait at its end, for the longest tiles of the last group of heads. `tiles` are those of all heads; so many
-/// are computed at a time.
+/// The part of a causal launch that CTAs wait at its end, for the longest tiles of the last group of heads. `tiles`
+/// are those of all heads; so many are computed at a time.
 ///
-/// In the first round of a group's tiles they get shorter, and who ends first takes the longest of the second, so that after every two rounds all
-/// end together. Of what is left then, `rest` rounds, the first tile is the last to end.
+/// In the first round of a group's tiles they get shorter, and who ends first takes the longest of the second, so
+/// that after every two rounds all end together. Of what is left then, `rest` rounds, the first tile is the last to
+/// end.
 fn waits_at_the_end(heads: usize, at_once: usize, tiles: u64, at_a_time: u64) -> f64 {
     let last = match heads % at_once {
         0 => at_once,

@@ -1,5 +1,5 @@
-//! What the numbers of tiles stand for: of kernels whose CTAs work in pairs, two tiles that see the same keys; of others rows of one head, or
-//! of all heads that share a key/value head.
+//! What the numbers of tiles stand for: of kernels whose CTAs work in pairs, two tiles that see the same keys; of
+//! others rows of one head, or of all heads that share a key/value head.
 
 use warptile_kernels::abi::MAX_BOX_HEADS;
 use warptile_kernels::{Image, Schedule};
@@ -55,17 +55,17 @@ impl Numbered {
     }
 }
 
-/// Whether the two tiles of a pair are those of two heads, else two of one head.
+/// Returns true if the two tiles of a pair are those of two heads, else two of one head.
 const fn has_pairs_of_heads(group_size: usize) -> bool {
     group_size.is_multiple_of(2)
 }
 
-/// Whether both tiles of a pair see the same keys.
+/// Returns true if both tiles of a pair see the same keys.
 pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
     has_pairs_of_heads(group_size) || mask.hides_nothing()
 }
 
-/// Whether tiles can have the rows of all heads of a group, a power of two. Prompts with 8 heads a group have not been measured.
+/// Returns true if tiles can have the rows of all heads of a group, a power of two. Prompts with 8 heads a group have not been measured.
 pub(super) fn groups_fit_boxes(group_size: usize, image: &Image) -> bool {
     matches!(group_size, 2 | 4) || group_size == MAX_BOX_HEADS && splits_tiles(image)
 }

@@ -144,9 +144,9 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // What trials chose first, then kernels with rates: the estimate of another is no more than a guess, and of those machine code
-        // comes before what the driver must compile. So does any of the same family: a GPU lacks the code of a tile that spills there, and of those
-        // of the first design, which run by name.
+        // What trials chose first, then kernels with rates: the estimate of another is no more than a guess, and of
+        // those machine code comes before what the driver must compile. So does any of the same family: a GPU lacks
+        // the code of a tile that spills there, and of those of the first design, which run by name.
         let is_text = |step: &Step| matches!(step.image.target, Target::Ptx(_));
         let in_code = candidates.iter().filter(|step| !is_text(step));
         let in_code: Vec<_> = in_code.map(|step| step.image.family).collect();
@@ -374,8 +374,9 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Whether the image's schedule is that of the problem, where a kernel has images of two: a cluster of CTAs computes each tile where there are
-/// few tiles and not many keys, and several clusters where there are so few tiles that CTAs without clusters leave many parts of each.
+/// Returns true if the image's schedule is that of the problem, where a kernel has images of two: a cluster of CTAs
+/// computes each tile where there are few tiles and not many keys, and several clusters where there are so few tiles
+/// that CTAs without clusters leave many parts of each.
 ///
 /// At most half of the multiprocessors: of an H200, which has 132, 16 clusters of 8 do not fit at once. Keys: with up to four blocks a CTA
 /// clusters are faster, with eight slower, as they leave some multiprocessors without work; but not where there are up to three tiles,

@@ -21,12 +21,13 @@ pub use fit::Timed;
 ///
 /// As text, a line each; `#` starts a comment:
 ///
-/// - optionally, as the first line, `like NAME`: whatever the embedded table of that GPU says; lines after it replace its lines about the same thing,
+/// - optionally, as the first line, `like NAME`: whatever the embedded table of that GPU says; lines after it replace
+///   its lines about the same thing,
 /// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
 ///   one driver only,
 /// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
-/// - `pairs NAME TIMES` and `groups NAME TIMES` for each of these that also has images of these variants: how many times as fast their tiles
-///   are,
+/// - `pairs NAME TIMES` and `groups NAME TIMES` for each of these that also has images of these variants: how many
+///   times as fast their tiles are,
 /// - `modelled NAME TFLOP/s TILE_END` for each whose rates are those of another GPU, scaled,
 /// - `choice NAME [SETTING...] PROBLEM` for each problem whose kernel, and settings of its launch, were chosen by trials
 ///   ([`Problem::line`], [`Settings`]).
@@ -61,7 +62,7 @@ pub struct Rates {
 struct Rate {
     kernel: String,
     speed: Speed,
-    /// Whether these are scaled rates of another GPU.
+    /// True if these are scaled rates of another GPU.
     modelled: bool,
 }
 
@@ -223,18 +224,19 @@ impl Rates {
         found.map(|one| one.times)
     }
 
-    /// Whether it is known how fast the image is, if it is one of a variant.
+    /// Returns true if it is known how fast the image is, if it is one of a variant.
     pub(crate) fn has_variant(&self, image: &Image) -> bool {
         self.variant_speed(image).is_some()
     }
 
     /// Expected GPU time of a forward image on `problem`, in microseconds.
     ///
-    /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
-    /// see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
-    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but not where all begin at once. All take
-    /// no less than the longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden. So it does
-    /// while warps of CTAs have no rows: that is why few queries are not for tiles of many rows.
+    /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys
+    /// it can see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
+    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but not where all
+    /// begin at once. All take no less than the longest. While a multiprocessor holds fewer CTAs than it could, it
+    /// runs slower by the share of latency left unhidden. So it does while warps of CTAs have no rows: that is why
+    /// few queries are not for tiles of many rows.
     ///
     /// Where CTAs share the keys evenly, all have as many blocks, and each pays for the ends of its tiles and of one more.
     pub(crate) fn estimate_us(
@@ -378,9 +380,9 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
     rows.div_ceil(warp_rows).clamp(1, warps) as f64 / warps as f64
 }
 
-/// The share of the memory's speed at which each key is read once, by the copy engine: where the rows of a group are one tile, whose keys can be split
-/// (docs/notebook/wgmma.md, 2026-11-23). Where sequences may differ in length, CTAs with short ones have nothing to do for a while, but the others
-/// then read faster: what that costs is an estimate.
+/// The share of the memory's speed at which each key is read once, by the copy engine: where the rows of a group are
+/// one tile, whose keys can be split (docs/notebook/wgmma.md, 2026-11-23). Where sequences may differ in length, CTAs
+/// with short ones have nothing to do for a while, but the others then read faster: what that costs is an estimate.
 fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
     let one_length = problem.batch() == 1 || !problem.is_uneven();
     let of_one_length = if one_length { 0.96 } else { 0.85 };
@@ -393,8 +395,8 @@ fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
 }
 
 impl Rates {
-    /// What kernels whose CTAs have tiles of their own take to read all keys and values once, at a share of the memory's speed. Most were made to
-    /// compute, and get about 0.7 of it (an estimate).
+    /// What kernels whose CTAs have tiles of their own take to read all keys and values once, at a share of the
+    /// memory's speed. Most were made to compute, and get about 0.7 of it (an estimate).
     fn reading_us(&self, problem: &Problem, of_bandwidth: f64) -> f64 {
         let (query_len, key_len) = problem.typical_lengths();
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);

@@ -19,7 +19,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Whether all is as the planner has it.
+    /// Returns true if all is as the planner has it.
     pub fn is_default(&self) -> bool {
         *self == Settings::default()
     }

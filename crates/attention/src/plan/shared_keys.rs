@@ -127,8 +127,8 @@ impl Sides {
     }
 }
 
-/// The tiles, or more than a launch can have where kernels whose tiles have the rows of a group cannot count these in 32 bits, or cannot divide by
-/// numbers of heads.
+/// The tiles, or more than a launch can have where kernels whose tiles have the rows of a group cannot count these in
+/// 32 bits, or cannot divide by numbers of heads.
 pub(super) fn if_countable(rows: u64, heads: u64, tiles: u64) -> u64 {
     match rows < MAX_LEN as u64 && heads <= MAX_QUOTIENT {
         true => tiles,

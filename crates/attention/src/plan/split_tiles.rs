@@ -5,7 +5,7 @@ use warptile_kernels::{Features, Image, Schedule};
 
 use crate::spec::Mask;
 
-/// Whether the image computes tiles whose keys several CTAs share, beside whole ones: the variants of `wgmma` that also read pages.
+/// Returns true if the image computes tiles whose keys several CTAs share, beside whole ones: the variants of `wgmma` that also read pages.
 pub(crate) fn splits_tiles(image: &Image) -> bool {
     matches!(
         image.schedule,
@@ -68,8 +68,8 @@ const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
 /// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook/wgmma.md, 2026-11-23).
 const GROUP_SUM_KEYS: f64 = 70.0;
-/// What another part counts besides when their number is chosen, as few CTAs read a key faster than many: 1 x 8192 takes 20.7 us with 8 parts
-/// and 22.8 with 12 (the same place).
+/// What another part counts besides when their number is chosen, as few CTAs read a key faster than many: 1 x 8192
+/// takes 20.7 us with 8 parts and 22.8 with 12 (the same place).
 const GROUP_PART_KEYS: f64 = 50.0;
 
 /// What the turns take that the `rest` tiles of an image need if each is split, in keys of a tile.

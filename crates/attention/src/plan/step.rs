@@ -25,20 +25,20 @@ pub struct Step {
     pub multiprocessors: u32,
     /// CTAs a multiprocessor can hold at once.
     pub ctas_per_multiprocessor: u32,
-    /// Dynamic shared memory in bytes with which a multiprocessor holds one CTA, where they stay for a whole launch and it holds several with
-    /// what the image asks for.
+    /// Dynamic shared memory in bytes with which a multiprocessor holds one CTA, where they stay for a whole launch
+    /// and it holds several with what the image asks for.
     pub alone_bytes: Option<u32>,
     /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
     pub estimate_us: f64,
     /// What of its launches is not as the planner has it.
     pub settings: Settings,
-    /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some multiprocessors may be left without
-    /// a cluster. `None`: as many as on their own.
+    /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some
+    /// multiprocessors may be left without a cluster. `None`: as many as on their own.
     pub clustered_ctas: Option<u32>,
 }
 
-/// Clusters of [`Schedule::CLUSTER`] CTAs, each with a multiprocessor of its own, that a device can hold at once, as long as the driver has not been
-/// asked: an H200 with 132 multiprocessors holds 15.
+/// Clusters of [`Schedule::CLUSTER`] CTAs, each with a multiprocessor of its own, that a device can hold at once, as
+/// long as the driver has not been asked: an H200 with 132 multiprocessors holds 15.
 pub(super) fn clusters_at_once(multiprocessors: u32) -> u32 {
     (multiprocessors / Schedule::CLUSTER).saturating_sub(1)
 }
@@ -57,20 +57,21 @@ pub struct LaunchShape {
     pub heads_at_once: u32,
     /// Where CTAs share keys, key/value heads that are read side by side, each by as many CTAs; 1 elsewhere.
     pub side_by_side: u32,
-    /// Whether CTAs draw their tiles from the workspace's counter.
+    /// True if CTAs draw their tiles from the workspace's counter.
     pub draws_tiles: bool,
-    /// Whether CTAs leave parts of tiles in the workspace.
+    /// True if CTAs leave parts of tiles in the workspace.
     pub shares_keys: bool,
-    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs. Where clusters compute tiles, the clusters of
-    /// each tile.
+    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs. Where clusters
+    /// compute tiles, the clusters of each tile.
     pub splits: u32,
-    /// Bytes of the workspace that the launch uses, from its beginning to what it uses last: a step that leaves something to later steps of its
-    /// plan does so behind what these use. At most [`Plan::scratch`](crate::plan::Plan::scratch) of its plan.
+    /// Bytes of the workspace that the launch uses, from its beginning to what it uses last: a step that leaves
+    /// something to later steps of its plan does so behind what these use. At most
+    /// [`Plan::scratch`](crate::plan::Plan::scratch) of its plan.
     pub workspace_bytes: usize,
 }
 
 impl LaunchShape {
-    /// Whether the launch uses the workspace.
+    /// Returns true if the launch uses the workspace.
     pub const fn needs_workspace(&self) -> bool {
         self.workspace_bytes != 0
     }
@@ -94,8 +95,8 @@ impl Scratch {
     /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
-    /// Where the parts of shared tiles begin: `CTA_PARTS` a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
-    /// tiling's head size of values and `PART_SUMS` numbers a row, in fp32.
+    /// Where the parts of shared tiles begin: `CTA_PARTS` a CTA, or one a unit if keys are cut at fixed places. Each
+    /// has BLOCK_M rows of the tiling's head size of values and `PART_SUMS` numbers a row, in fp32.
     pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * SEMAPHORES;
 
     const fn with_parts(parts: usize, part: usize) -> Self {
@@ -244,8 +245,8 @@ impl Step {
         })
     }
 
-    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them. Two instead of
-    /// one cost more than they save (docs/notebook/decode.md).
+    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough
+    /// for all of them. Two instead of one cost more than they save (docs/notebook/decode.md).
     fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
         let blocks = sides.tile_units(self.image.tiling.block_n);
         // With a block of keys for each CTA, and no more than the kernel can share out.

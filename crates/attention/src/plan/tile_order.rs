@@ -1,8 +1,9 @@
 //! In which order CTAs draw the tiles of a causal launch of few rounds, so that all end together.
 //!
-//! Longest first leaves the last round uneven: of 1 x 2048 with 32 heads, whose 352 tiles are 2.7 rounds of an H200, the multiprocessor that
-//! ends last has 6% more than the average. So tiles are packed first, and then drawn in the order in which the packing begins them. Who is free
-//! first draws first, as before: a CTA that is late for whatever reason draws less (docs/notebook/wgmma.md, 2026-11-23).
+//! Longest first leaves the last round uneven: of 1 x 2048 with 32 heads, whose 352 tiles are 2.7 rounds of an H200,
+//! the multiprocessor that ends last has 6% more than the average. So tiles are packed first, and then drawn in the
+//! order in which the packing begins them. Who is free first draws first, as before: a CTA that is late for whatever
+//! reason draws less (docs/notebook/wgmma.md, 2026-11-23).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -51,8 +52,9 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
     asked.remembered()
 }
 
-/// What the tiles of a head take, in keys of a warpgroup; in the order of their numbers, which counts from the last rows, as `TileOrder::write` in
-/// kernels/forward/wgmma_scheduler.cuh does. `None` of so many keys that one is beyond 32 bits.
+/// What the tiles of a head take, in keys of a warpgroup; in the order of their numbers, which counts from the last
+/// rows, as `TileOrder::write` in kernels/forward/wgmma_scheduler.cuh does. `None` of so many keys that one is beyond
+/// 32 bits.
 fn costs_of_rows(
     [query_len, key_len]: [i64; 2],
     diagonal: Diagonal,
@@ -185,7 +187,8 @@ impl Asked {
         (end.unwrap_or(0), loads)
     }
 
-    /// Exchanges up to two tiles of one CTA for up to two of another, as long as that brings their sums closer together, and the work is little.
+    /// Exchanges up to two tiles of one CTA for up to two of another, as long as that brings their sums closer
+    /// together, and the work is little.
     fn even_out(&self, loads: &mut [Load]) {
         // Of one exchange each: a millisecond. Square problems take a tenth to a third of them, some others twelve times as many.
         const MOST_LOOKS: usize = 1 << 20;
@@ -245,13 +248,13 @@ impl Asked {
     }
 }
 
-/// Whether it is worth its time to end by then instead. Not for half of a hundredth.
+/// Returns true if it is worth its time to end by then instead. Not for half of a hundredth.
 fn is_worth_it(usual: u32, end: u64) -> bool {
     end * 200 <= u64::from(usual) * 199
 }
 
-/// With which other CTA, what the full one gives and what it takes. `some`: what each CTA could give; `order`: by their sums, or nearly; `looks`: how
-/// many exchanges may be looked at.
+/// With which other CTA, what the full one gives and what it takes. `some`: what each CTA could give; `order`: by
+/// their sums, or nearly; `looks`: how many exchanges may be looked at.
 fn best_exchange(
     loads: &[Load],
     some: &[Vec<Some2>],

@@ -14,7 +14,7 @@ pub(crate) struct Model {
     /// With one size for all.
     pub(crate) heads: Heads,
     pub(crate) attention: Attention,
-    /// Whether no query sees a key after its own, so that a prompt may be cut.
+    /// True if no query sees a key after its own, so that a prompt may be cut.
     pub(crate) causal: bool,
     pub(crate) longest_queries: usize,
     pub(crate) longest_keys: usize,

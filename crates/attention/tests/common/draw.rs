@@ -93,7 +93,7 @@ impl<T: Element> Memory<T> {
         &self.data[start..start + self.layout.head_dim()]
     }
 
-    /// Whether everything that is no element of the layout has the bits that it has in `before`.
+    /// Returns true if everything that is no element of the layout has the bits that it has in `before`.
     pub(crate) fn gaps_are_those_of(&self, before: &Self) -> bool {
         let mut is_gap = vec![true; self.data.len()];
         let [batch, rows, heads, head_dim] = self.layout.shape;

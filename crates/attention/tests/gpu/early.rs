@@ -86,8 +86,9 @@ fn inputs_may_be_written_by_the_launch_before() {
     });
 }
 
-/// Two sequences of a cache get a new row each, are attended to, and two results are merged. New keys or values, or the numbers of rows before, are
-/// written late by the launch ahead of these; each of the three reads what the one ahead of it writes.
+/// Two sequences of a cache get a new row each, are attended to, and two results are merged. New keys or values, or
+/// the numbers of rows before, are written late by the launch ahead of these; each of the three reads what the one
+/// ahead of it writes.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
@@ -138,8 +139,8 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
                 (lengths.pointer(), right_lengths.pointer(), 2),
             ][late];
             for block in [[to, zeros.pointer(), count, 0], [to, from, count, LATE]] {
-                // SAFETY: the block is the kernel's; both addresses are those of buffers with as many words, which belong to this stream and
-                // live until it has been waited for.
+                // SAFETY: the block is the kernel's; both addresses are those of buffers with as many words, which
+                // belong to this stream and live until it has been waited for.
                 unsafe { kernel.launch(&stream, &config, &block) }.unwrap();
             }
         }

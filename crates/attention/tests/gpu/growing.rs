@@ -23,8 +23,9 @@ fn noise(seed: u32) -> impl FnMut() -> f32 {
     }
 }
 
-/// Against float64, on every kernel that takes the problem. By blocks of 64 keys, from the last to the first or from the first to the last, a third of the rows'
-/// scores rise by `step` each, a third of them fall, and a third do neither: what rises must not disturb its neighbours.
+/// Against float64, on every kernel that takes the problem. By blocks of 64 keys, from the last to the first or from
+/// the first to the last, a third of the rows' scores rise by `step` each, a third of them fall, and a third do
+/// neither: what rises must not disturb its neighbours.
 fn check<T: Element>(head_dim: usize, mask: Mask, step: f32, softcap: Option<f32>) {
     let mut random = noise(head_dim as u32 + 1);
     let direction = 1.0 / (head_dim as f32).sqrt().sqrt();

@@ -39,8 +39,9 @@ fn others() -> [DeviceProfile; 5] {
     ]
 }
 
-/// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them, but on Hopper where the copy engine
-/// brings each key once for the rows of a whole group (docs/notebook/wgmma.md, "Few queries"), and where there are enough whole tiles.
+/// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them, but
+/// on Hopper where the copy engine brings each key once for the rows of a whole group (docs/notebook/wgmma.md, "Few
+/// queries"), and where there are enough whole tiles.
 #[test]
 fn few_queries_on_many_keys_are_for_decode() {
     let exceptions = [

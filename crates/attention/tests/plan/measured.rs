@@ -58,7 +58,8 @@ fn measured(record: &serde_json::Value) -> BTreeMap<String, Vec<Timed>> {
     problems
 }
 
-/// On each GPU and at least so many problems, what was timed of the choice is within a tenth of the fastest: more than that is a mistake and not noise.
+/// On each GPU and at least so many problems, what was timed of the choice is within a tenth of the fastest: more
+/// than that is a mistake and not noise.
 fn assert_choices_near_fastest(
     file: &str,
     at_least: usize,
@@ -97,8 +98,8 @@ fn the_choice_is_of_a_family_within_a_tenth_of_the_fastest_measured() {
     });
 }
 
-/// Of all kernels, on every problem that `warptile tune` was asked about, decoding included: its first times list those within a tenth of the fastest, and
-/// its trials, which are in turn, keep or choose one.
+/// Of all kernels, on every problem that `warptile tune` was asked about, decoding included: its first times list
+/// those within a tenth of the fastest, and its trials, which are in turn, keep or choose one.
 #[test]
 fn the_choice_is_among_those_that_tuning_found_near_the_fastest() {
     for (device, record) in records("tune.json") {

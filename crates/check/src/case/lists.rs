@@ -15,7 +15,7 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// Whether there are any.
+    /// Returns true if there are any.
     pub fn any(&self) -> bool {
         *self != Self::default()
     }
@@ -49,7 +49,8 @@ impl Lists {
     }
 }
 
-/// Entries of a row of the block table after the last that a sequence of full length needs, and with [`LayoutKind::Gaps`] also between its rows.
+/// Entries of a row of the block table after the last that a sequence of full length needs, and with
+/// [`LayoutKind::Gaps`] also between its rows.
 const TABLE_PADDING: usize = 1;
 
 impl Case {

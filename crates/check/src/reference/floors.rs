@@ -33,9 +33,10 @@ impl<T: Element> Computation<'_, T> {
 
     /// The error to be expected of each output element even if the plain computation happens to have none.
     ///
-    /// `out = sum(p v)` moves by `sum(p error(score) (v - out))`, which is at most the standard deviation of `v` under `p`
-    /// times the error of the scores, about an ulp of `f32` at their [`reach`](Self::reach). The weights and the output
-    /// itself are rounded to the element type: an ulp at the root mean square of `v`. What else joins the denominator counts as a key of value 0.
+    /// `out = sum(p v)` moves by `sum(p error(score) (v - out))`, which is at most the standard deviation of `v`
+    /// under `p` times the error of the scores, about an ulp of `f32` at their [`reach`](Self::reach). The weights
+    /// and the output itself are rounded to the element type: an ulp at the root mean square of `v`. What else joins
+    /// the denominator counts as a key of value 0.
     #[inline(always)]
     pub(super) fn floors(
         &self,

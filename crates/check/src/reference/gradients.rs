@@ -33,7 +33,8 @@ pub(crate) struct GradientReferences {
 /// The sums of one key/value head of a sequence: a query's rows by head, then rows of keys, of values, and the sinks of its heads.
 type Part = [Vec<f64>; 4];
 
-/// Computes all four gradients of a backward pass from its inputs, the output and lse among them: whether these are right is not asked here.
+/// Computes all four gradients of a backward pass from its inputs, the output and lse among them: whether these are
+/// right is not asked here.
 pub(crate) fn gradients<T: Compiled>(
     backward: &Backward,
     inputs: &HostInputs<'_>,

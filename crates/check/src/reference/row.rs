@@ -16,7 +16,7 @@ pub(super) struct Computation<'a, T> {
     pub(super) key_norms: Vec<f64>,
     pub(super) values: Dense,
     pub(super) options: Options<'a, T>,
-    /// Whether the rounded result and the floors are wanted.
+    /// True if the rounded result and the floors are wanted.
     pub(super) rounded: bool,
 }
 

@@ -3,7 +3,8 @@ use warptile::kernels::Kind;
 use warptile::spec::Scoring;
 use warptile::{Element, Mask};
 
-/// What one query of size 8 with the given scores of its keys gives, with the operands of options; key `j` has the value `j` in every place.
+/// What one query of size 8 with the given scores of its keys gives, with the operands of options; key `j` has the
+/// value `j` in every place.
 fn run(scores: &[f32], scoring: Scoring, options: HostInputs<'_>) -> (f64, f64) {
     let q = Layout::bshd([1, 1, 1, 8]);
     let k = Layout::bshd([1, scores.len(), 1, 8]);

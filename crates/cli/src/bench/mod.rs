@@ -196,7 +196,7 @@ impl Effort {
 /// What ends the samples of one kind.
 const NEXT: &str = "next";
 
-/// Whether there was a line, and another one than `end`.
+/// Returns true if there was a line, and another one than `end`.
 fn wait_for_line(end: &str) -> bool {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line);

@@ -28,7 +28,7 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
     keys * entry as u64
 }
 
-/// Whether there are so few queries for the keys that the problem takes what reading the keys and values takes.
+/// Returns true if there are so few queries for the keys that the problem takes what reading the keys and values takes.
 pub(crate) fn is_reading(kv_bytes: u64, call: &Call) -> bool {
     call.query_len() < call.key_len() && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes)
 }
@@ -91,7 +91,7 @@ impl Method {
 }
 
 impl Row {
-    /// Whether something else was using the device during the measurement.
+    /// Returns true if something else was using the device during the measurement.
     pub(crate) fn is_noisy(&self) -> bool {
         self.p90_us >= NOISE * self.median_us
     }
@@ -139,7 +139,7 @@ impl Row {
         }
     }
 
-    /// Whether reading keys and values takes the time: then their speed says more than that of operations.
+    /// Returns true if reading keys and values takes the time: then their speed says more than that of operations.
     pub(crate) fn is_reading(&self) -> bool {
         let case = self.problem.parse::<Case>().ok();
         let call = case.and_then(|case| Some((case.try_call().ok()?, case)));

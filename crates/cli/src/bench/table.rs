@@ -43,7 +43,7 @@ impl Table {
         self.problem + 2 + self.kernel + NUMBERS <= self.width
     }
 
-    /// Whether not even the numbers fit, as in half a terminal: rows are then words.
+    /// Returns true if not even the numbers fit, as in half a terminal: rows are then words.
     fn is_narrow(&self) -> bool {
         2 + self.kernel + NUMBERS > self.width
     }

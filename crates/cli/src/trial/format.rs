@@ -63,7 +63,7 @@ pub(crate) struct Results {
     pub(crate) program: String,
     /// Day and time of the last run.
     pub(crate) date: String,
-    /// Whether something is missing.
+    /// True if something is missing.
     pub(crate) cut_short: bool,
     /// How each candidate computed, by kernel.
     pub(crate) checks: BTreeMap<String, Check>,
@@ -99,7 +99,7 @@ pub(crate) struct Run {
     pub(crate) process: u64,
     /// The problem.
     pub(crate) problem: String,
-    /// Whether the search does not see it.
+    /// True if the search does not see it.
     pub(crate) held_out: bool,
     /// The kernel in use, which this one was timed against.
     pub(crate) baseline: String,

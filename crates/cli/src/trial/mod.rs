@@ -27,8 +27,9 @@ use crate::text;
 
 /// Check and time the candidates of a folder, each against the kernel in use.
 ///
-/// Every candidate computes random problems first, in a process of its own; one that is wrong is not timed. Times are taken in blocks, twice,
-/// in two processes. What is measured is written after each problem: run the command again to go on.
+/// Every candidate computes random problems first, in a process of its own; one that is wrong is not timed. Times are
+/// taken in blocks, twice, in two processes. What is measured is written after each problem: run the command again to
+/// go on.
 #[derive(Debug, Args)]
 pub(crate) struct TrialArgs {
     /// The folder that `cargo xtask evolve pack` made
@@ -187,8 +188,8 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// Takes the counters of the fastest candidates and of what is in use, on the problem with the most work. A host may be unable to: what is
-    /// bred next goes by times alone then.
+    /// Takes the counters of the fastest candidates and of what is in use, on the problem with the most work. A host
+    /// may be unable to: what is bred next goes by times alone then.
     fn count(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
         let mut largest: Option<(u128, &String)> = None;
         for problem in &self.results.task.problems {

@@ -547,12 +547,12 @@ impl Search<'_> {
     }
 }
 
-/// Whether a trial was made of so many blocks.
+/// Returns true if a trial was made of so many blocks.
 fn has(ratios: &Option<Vec<f64>>, blocks: usize) -> bool {
     { ratios.as_ref() }.is_some_and(|ratios| ratios.len() >= blocks)
 }
 
-/// Whether a trial was made and won.
+/// Returns true if a trial was made and won.
 fn wins(ratios: &Option<Vec<f64>>, rules: Rules) -> bool {
     { ratios.as_ref() }.is_some_and(|ratios| rules.judge(ratios).wins())
 }
@@ -660,7 +660,7 @@ fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
     }
 }
 
-/// Whether a reference of a problem is computed within seconds.
+/// Returns true if a reference of a problem is computed within seconds.
 fn is_small(case: &Case) -> Result<bool, Failure> {
     let call = case.try_call()?;
     let layouts = [call.q(), call.k(), call.v(), call.out()];

@@ -68,7 +68,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// Whether the same command would go on with it.
+    /// Returns true if the same command would go on with it.
     pub(super) fn is_open(&self) -> bool {
         self.verdict == Verdict::NotReached
     }

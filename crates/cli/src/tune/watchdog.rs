@@ -1,7 +1,8 @@
 //! Ends the process when the GPU gives no answer.
 //!
-//! A kernel that waits for ever cannot be stopped, and whoever waits for it waits for ever, too: only the end of the process ends both. Which
-//! kernel that was, and on which problem, is kept in a file, and the next search leaves it out.
+//! A kernel that waits for ever cannot be stopped, and whoever waits for it waits for ever, too: only the end of the
+//! process ends both. Which kernel that was, and on which problem, is kept in a file, and the next search leaves it
+//! out.
 
 use std::ffi::c_int;
 use std::fs::{self, OpenOptions};
@@ -73,8 +74,8 @@ fn under_way() -> MutexGuard<'static, Option<UnderWay>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on the process ends when one thing that a [`Watched`] bench does takes more than `patience` seconds. `file`: where [`Lost`] kernels are
-/// kept, if anywhere.
+/// From now on the process ends when one thing that a [`Watched`] bench does takes more than `patience` seconds.
+/// `file`: where [`Lost`] kernels are kept, if anywhere.
 pub(super) fn start(machine: &Machine, patience: u32, file: Option<PathBuf>) {
     let patience = Duration::from_secs(patience.into());
     let (program, driver) = (machine.program.to_owned(), machine.driver.clone());
@@ -115,8 +116,8 @@ fn end(lost: &Lost, patience: Duration, file: Option<&Path>) -> ! {
         "error: {kernel} gave no answer for {seconds} s on {problem}: it may wait for ever, and ends with this process{next}"
     );
     output::discard_unfinished();
-    // SAFETY: the function takes any number, and does not return. Nothing of this process is needed any more; what `exit` would run besides,
-    // the driver's end among it, may wait for the kernel.
+    // SAFETY: the function takes any number, and does not return. Nothing of this process is needed any more; what
+    // `exit` would run besides, the driver's end among it, may wait for the kernel.
     unsafe { _exit(c_int::from(DEVICE)) }
 }
 

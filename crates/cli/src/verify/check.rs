@@ -141,7 +141,7 @@ pub(crate) struct Ran {
     /// `None` for the CPU path.
     pub(crate) image: Option<&'static Image>,
     pub(crate) drew_tiles: bool,
-    /// Whether the reference was computed on the GPU.
+    /// True if the reference was computed on the GPU.
     pub(crate) gpu_reference: bool,
     /// How near the errors came to their bounds, or what is wrong.
     pub(crate) outcome: Result<Errors, String>,
@@ -221,7 +221,7 @@ impl Place<'_> {
         }
     }
 
-    /// Whether the reference is computed on the GPU: not where the host, which is independent of it, is to do that.
+    /// Returns true if the reference is computed on the GPU: not where the host, which is independent of it, is to do that.
     fn has_gpu_reference(self, case: &Case) -> bool {
         match self {
             Place::Cpu => false,

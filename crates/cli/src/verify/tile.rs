@@ -48,8 +48,8 @@ fn fault(fault: &TileFault) -> Value {
 }
 
 impl Row {
-    /// The tile in the JSON that `--json` writes: no image is the CPU path, `score` and `weight` are those nearest to their bounds, `fault` is the
-    /// first that is wrong, and `reason` says why no kernel takes the tile.
+    /// The tile in the JSON that `--json` writes: no image is the CPU path, `score` and `weight` are those nearest to
+    /// their bounds, `fault` is the first that is wrong, and `reason` says why no kernel takes the tile.
     fn json(&self) -> Value {
         let (image, report) = (self.job.image, self.report());
         json!({

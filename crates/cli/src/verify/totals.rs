@@ -23,7 +23,7 @@ pub(super) struct Totals {
     #[serde(flatten)]
     machine: Machine,
     seed: u64,
-    /// Whether this is not everything that was asked for: Ctrl-C came, or the command still runs.
+    /// True if this is not everything that was asked for: Ctrl-C came, or the command still runs.
     pub(super) cut_short: bool,
     /// How often each problem was launched again, if it was.
     launches: Option<Repeat>,
@@ -66,7 +66,7 @@ pub(super) struct Totals {
 #[serde(default)]
 pub(crate) struct ImageTotals {
     sha256: String,
-    /// Whether its CTAs stay and draw tiles. Then `drew_tiles` must not be 0 if its record is to prove anything.
+    /// True if its CTAs stay and draw tiles. Then `drew_tiles` must not be 0 if its record is to prove anything.
     persistent: bool,
     pub(crate) passed: u64,
     pub(crate) failed: u64,
@@ -92,7 +92,7 @@ struct Row {
     /// Planned for so many multiprocessors, if not for the device's.
     multiprocessors: Option<u32>,
     drew_tiles: bool,
-    /// Whether the kernel, or any, takes the problem. If not it was not computed.
+    /// True if the kernel, or any, takes the problem. If not it was not computed.
     applicable: bool,
     passed: bool,
     #[serde(flatten)]

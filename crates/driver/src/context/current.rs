@@ -53,7 +53,7 @@ impl Context {
     /// itself; a guard around several of them saves the driver the going to and fro.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn enter(&self) -> Result<Current<'_>> {
         if KNOWN.get() == self.raw() {
             return Ok(self.current(false));

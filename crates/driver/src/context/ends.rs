@@ -14,7 +14,7 @@ use crate::error::Result;
 pub(super) struct Ends {
     /// At the end of each stream that was not done when it went.
     events: Vec<CUevent>,
-    /// Whether there is a stream whose end could not be marked.
+    /// True if there is a stream whose end could not be marked.
     unknown: bool,
 }
 
@@ -54,7 +54,7 @@ impl Ends {
                     event_synchronize(event)
                 )
             };
-            // What fails the first time may be an error of earlier work.
+            // The first failure may be an error of earlier work.
             over &= wait().or_else(|_| wait()).is_ok();
             destroy(driver, event);
         }

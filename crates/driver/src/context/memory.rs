@@ -53,7 +53,7 @@ impl Context {
     /// 1 GiB, is not free: see [`Context::trim_memory`].
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         let _current = self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -75,7 +75,7 @@ impl Context {
     /// pools.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn trim_memory(&self, keep: usize) -> Result<()> {
         let Some(pool) = self.pool() else {
             return Ok(());
@@ -96,7 +96,7 @@ impl Context {
     /// devices with pools this crate's own buffers come from one, which this does not open to others.
     ///
     /// # Errors
-    /// What the driver reports; access that is already enabled is not an error.
+    /// The driver's error; access that is already enabled is not an error.
     pub fn enable_peer_access(&self, peer: &Context) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: the context is current and `peer` is a live context.

@@ -55,7 +55,7 @@ impl Stream {
     /// be launched.
     ///
     /// # Errors
-    /// What the driver reports; then nothing was queued.
+    /// The driver's error; then nothing was queued.
     ///
     /// # Safety
     /// As [`Kernel::launch`](crate::Kernel::launch): `function` is a kernel of the module, the context is current and the stream, which

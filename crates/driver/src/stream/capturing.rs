@@ -69,10 +69,10 @@ impl fmt::Debug for Launching<'_> {
 }
 
 impl Stream {
-    /// Whether the stream is being captured into a graph, by [`Graph`](crate::Graph) or by others.
+    /// Returns true if the stream is being captured into a graph, by [`Graph`](crate::Graph) or by others.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// The driver's error.
     pub fn is_capturing(&self) -> Result<bool> {
         let _current = self.context().enter()?;
         let mut status = CUstreamCaptureStatus::NONE;
@@ -95,7 +95,7 @@ impl Stream {
     /// capture of ours is under way: others do not capture it.
     ///
     /// # Errors
-    /// What the driver reports, such as a capture that something has broken.
+    /// The driver's error, such as a capture that something has broken.
     pub fn capture(&self) -> Result<Option<CaptureId>> {
         match self.status()? {
             Status::Free => Ok(None),
@@ -199,7 +199,7 @@ impl Stream {
     /// [`Stream::keep_in`].
     ///
     /// # Errors
-    /// What the driver reports when asked for the capture.
+    /// The driver's error when asked for the capture.
     pub fn keep_for_graph(&self, what: Arc<dyn Any + Send + Sync>) -> Result<()> {
         let _held = self.hold();
         if let Some(capture) = self.capture()? {
@@ -273,14 +273,14 @@ impl Stream {
 }
 
 impl Inner {
-    /// Whether the driver need not be asked: an owned stream that nothing has taken into a capture.
+    /// Returns true if the driver need not be asked: an owned stream that nothing has taken into a capture.
     pub(super) fn is_surely_free(&self) -> bool {
         matches!(self.holder, Holder::Us)
             && !self.maybe_captured.load(Ordering::Acquire)
             && !self.context.captures().active()
     }
 
-    /// Whether the stream is in a capture, or nobody can tell. The context is current.
+    /// Returns true if the stream is in a capture, or nobody can tell. The context is current.
     pub(super) fn is_captured(&self) -> bool {
         let ask = || {
             let mut status = CUstreamCaptureStatus::NONE;
@@ -294,7 +294,7 @@ impl Inner {
             };
             asked.map(|()| status != CUstreamCaptureStatus::NONE)
         };
-        // What fails the first time may be an error of earlier work.
+        // The first failure may be an error of earlier work.
         !self.is_surely_free() && ask().or_else(|_| ask()).unwrap_or(true)
     }
 }

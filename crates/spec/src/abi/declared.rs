@@ -16,7 +16,7 @@ pub struct Member {
     pub parts: &'static [Member],
     /// Its documentation, by lines; of a part in place a line for each of its members.
     pub docs: &'static [&'static str],
-    /// Whether C++ has the members of this part instead of it.
+    /// True if C++ has the members of this part instead of it.
     pub in_place: bool,
 }
 
@@ -117,7 +117,7 @@ const fn hash_path(hash: u64, path: &Path<'_>) -> u64 {
     }
 }
 
-/// Whether a type in C++ is an array of others.
+/// Returns true if a type in C++ is an array of others.
 const fn is_array(cpp_type: &str) -> bool {
     matches!(cpp_type.as_bytes(), [.., b']'])
 }

@@ -94,8 +94,8 @@ impl<'a> CallBuilder<'a> {
         }
     }
 
-    /// The number of values of a list that is an option, or of scales. As many slopes as q has heads are one for each head, more are one for
-    /// each batch entry and head.
+    /// The number of values of a list that is an option, or of scales. As many slopes as q has heads are one for each
+    /// head, more are one for each batch entry and head.
     pub fn count(mut self, operand: Operand, count: usize) -> Self {
         let terms = &mut self.terms;
         if let Some(side) = SCALES.iter().position(|scale| *scale == operand) {
@@ -279,7 +279,7 @@ impl<'a> CallBuilder<'a> {
         self.layout(Operand::Out, out)
     }
 
-    /// Whether to compute the lse. Default: yes.
+    /// Sets whether to compute the lse. Default: yes.
     pub fn want_lse(mut self, want_lse: bool) -> Self {
         self.terms.want_lse = want_lse;
         self

@@ -84,8 +84,9 @@ impl Attention {
         self.with(Operand::Sinks, Some(sinks))
     }
 
-    /// k and v are quantized, as f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value heads or one for each, on the
-    /// device of q. They are what vLLM calls `k_scale` and `v_scale`; [`write_to_pages_quantized`](crate::write_to_pages_quantized) divides by them.
+    /// k and v are quantized, as f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value
+    /// heads or one for each, on the device of q. They are what vLLM calls `k_scale` and `v_scale`;
+    /// [`write_to_pages_quantized`](crate::write_to_pages_quantized) divides by them.
     ///
     /// On the CPU scales must be finite and above 0. On a GPU they are not checked, and a graph that captured the call reads them anew at
     /// each replay; the head size must be a multiple of 16 up to 256 there, and q f16 or bf16.

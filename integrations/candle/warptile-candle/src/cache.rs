@@ -52,11 +52,13 @@ pub fn write_to_pages(
     run([k, v], [k_pages, v_pages], slots, Slots::default())
 }
 
-/// As [`write_to_pages`], into pages of 8 bits (f8e4m3): they hold the number nearest to each divided by the scale of its key/value head, at
-/// most ±448. `k_scale` and `v_scale` are f32, one for all heads or one for each, on the device of the pages.
+/// As [`write_to_pages`], into pages of 8 bits (f8e4m3): they hold the number nearest to each divided by the scale of
+/// its key/value head, at most ±448. `k_scale` and `v_scale` are f32, one for all heads or one for each, on the
+/// device of the pages.
 ///
-/// The result is what [`Attention::scales`](crate::Attention::scales) reads with the same scales. On the CPU scales must be finite and above 0. On
-/// a GPU they are not checked, and a graph that captured the write reads them anew at each replay; `k` and `v` are f16 or bf16 there.
+/// The result is what [`Attention::scales`](crate::Attention::scales) reads with the same scales. On the CPU scales
+/// must be finite and above 0. On a GPU they are not checked, and a graph that captured the write reads them anew at
+/// each replay; `k` and `v` are f16 or bf16 there.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -9,7 +9,8 @@ use std::ops::Deref;
 use candle_core::{Layout, Storage, Tensor};
 use warptile::spec::{Operand, Slots};
 
-/// The address of a tensor's memory, which it shares with the tensors that are parts of the same. Locks it for a moment: no other lock is held.
+/// The address of a tensor's memory, which it shares with the tensors that are parts of the same. Locks it for a
+/// moment: no other lock is held.
 pub(crate) fn memory_of(tensor: &Tensor) -> usize {
     std::ptr::from_ref::<Storage>(&*tensor.storage_and_layout().0).addr()
 }

@@ -1,8 +1,9 @@
 #pragma once
 #include "base/element.cuh"
 #include "numbers.h"
-// Products read shared memory from when they are asked for to the wait for them. Each row of a slab stands for one number. The first lane has
-// columns 0 and 1 of each 8, of rows 0 and 8 of its warp's 16; of the output's columns the first one of each slab is computed.
+// Products read shared memory from when they are asked for to the wait for them. Each row of a slab stands for one
+// number. The first lane has columns 0 and 1 of each 8, of rows 0 and 8 of its warp's 16; of the output's columns the
+// first one of each slab is computed.
 namespace warptile {
 constexpr int MMA_ROWS = 64, MMA_K = 16, SWIZZLE_BYTES = 128, SWIZZLE_GROUP_BYTES = 8 * SWIZZLE_BYTES;
 template <class Element> constexpr bool IS_HALF = true;

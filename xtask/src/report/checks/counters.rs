@@ -58,7 +58,7 @@ pub(in crate::report) fn counters(checks: &Checks) -> String {
     markdown_table(&header, rows)
 }
 
-/// Whether a metric counts something that the family does: where it has no instructions of a kind, a counter of theirs shows
+/// Returns true if a metric counts something that the family does: where it has no instructions of a kind, a counter of theirs shows
 /// the traffic of another pipe.
 fn counts(metric: &str, family: &str) -> bool {
     if metric.contains("_op_hmma") {

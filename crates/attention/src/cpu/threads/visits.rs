@@ -1,5 +1,5 @@
-//! Threads of a pool that help with a call: those that come before its caller is done. Who waited for all of a pool's threads would wait for
-//! as long as another call has them.
+//! Threads of a pool that help with a call: those that come before its caller is done. Who waited for all of a pool's
+//! threads would wait for as long as another call has them.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,8 +27,8 @@ impl Pool {
     }
 }
 
-/// Calls `work` here, and `helper` on so many threads of the pool at most. Both have returned, or nobody will call `helper` any more, when this
-/// returns.
+/// Calls `work` here, and `helper` on so many threads of the pool at most. Both have returned, or nobody will call
+/// `helper` any more, when this returns.
 ///
 /// # Panics
 /// Whatever `work` or `helper` panics with.

@@ -169,8 +169,8 @@ impl Rates {
     }
 }
 
-/// Where a function of the logarithm of a speed in TFLOP/s, which falls and then rises, is least: by golden sections. The lowest speed where several
-/// are as good: reading bounds a time from some speed on, and more says nothing.
+/// Where a function of the logarithm of a speed in TFLOP/s, which falls and then rises, is least: by golden sections.
+/// The lowest speed where several are as good: reading bounds a time from some speed on, and more says nothing.
 fn least(of: impl Fn(f64) -> f64) -> f64 {
     const RATIO: f64 = 0.618_033_988_749_895;
     // From a megaflop to an exaflop per second; each step keeps 0.618 of it.

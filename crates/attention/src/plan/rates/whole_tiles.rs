@@ -1,6 +1,7 @@
-//! Few queries on many sequences of one length: where every key/value head of a sequence is one tile, and tiles fill all multiprocessors, CTAs that
-//! take whole tiles read keys faster than CTAs that share them evenly. An even share waits for the slowest multiprocessor; of tiles a slow one
-//! takes fewer (docs/notebook/decode.md, "Whole tiles, drawn").
+//! Few queries on many sequences of one length: where every key/value head of a sequence is one tile, and tiles fill
+//! all multiprocessors, CTAs that take whole tiles read keys faster than CTAs that share them evenly. An even share
+//! waits for the slowest multiprocessor; of tiles a slow one takes fewer (docs/notebook/decode.md, "Whole tiles,
+//! drawn").
 
 use warptile_kernels::{Family, Image, Schedule};
 
@@ -8,8 +9,9 @@ use super::Rates;
 use crate::plan::DeviceProfile;
 use crate::spec::Problem;
 
-/// How a family's CTAs read whole tiles: measured at head sizes of 96 to 256 on an H200, in graphs of many launches. The rates of `decode` are of
-/// graphs of few, and give 2 to 3% and some 4 us more; so that the two can be compared, this is as much above what was measured.
+/// How a family's CTAs read whole tiles: measured at head sizes of 96 to 256 on an H200, in graphs of many launches.
+/// The rates of `decode` are of graphs of few, and give 2 to 3% and some 4 us more; so that the two can be compared,
+/// this is as much above what was measured.
 struct Reading {
     /// Share of the memory's speed.
     of_bandwidth: f64,
@@ -36,19 +38,20 @@ const OF_A_STAGE: f64 = 0.01;
 pub(super) const OF_SHORT_ROWS: f64 = 0.9;
 /// Rows of a warpgroup, or of a tile of `mma`: in no other is there anything to compute.
 pub(super) const ROWS: usize = 64;
-/// How much longer reading takes, times the square of the idle share of the last turn, in which those that have a tile read only a little faster.
+/// How much longer reading takes, times the square of the idle share of the last turn, in which those that have a
+/// tile read only a little faster.
 const IDLE: f64 = 0.65;
 /// Keys from which on it was measured: with fewer what a tile costs besides being read is no longer hidden.
 const KEYS: usize = 512;
 
-/// Whether rows of keys and of values have as many columns as the image's tiles.
+/// Returns true if rows of keys and of values have as many columns as the image's tiles.
 pub(super) fn has_its_columns(problem: &Problem, image: &Image) -> bool {
     problem.heads().dims() == image.tiling.dims()
 }
 
 impl Rates {
-    /// What reading takes so, in microseconds; `None` where the image does not, or nobody measured whether it is faster: on other GPUs than Hopper, and
-    /// with options that make scores slow. At head size 64 it is slower.
+    /// What reading takes so, in microseconds; `None` where the image does not, or nobody measured whether it is
+    /// faster: on other GPUs than Hopper, and with options that make scores slow. At head size 64 it is slower.
     pub(super) fn whole_tiles_us(
         &self,
         problem: &Problem,

@@ -16,7 +16,7 @@ pub(crate) struct Problem {
     pub(crate) lengths: Vec<(usize, usize)>,
     pub(crate) options: Options,
     pub(crate) seed: u64,
-    /// Whether the tensors are parts of larger ones that have heads before rows.
+    /// True if the tensors are parts of larger ones that have heads before rows.
     pub(crate) strided: bool,
 }
 
