@@ -1,4 +1,4 @@
-//! Why there is no driver to call.
+//! The reasons why no driver can be called.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::results::CUresult;
 /// One library that was tried, and why it could not be opened.
 #[derive(Debug, Clone)]
 pub struct Attempt {
-    /// What was handed to the system's loader: a file name or a path.
+    /// The file name or path passed to the system's loader.
     pub library: PathBuf,
     /// The loader's own words, without the library's name.
     pub reason: String,
@@ -82,14 +82,14 @@ pub enum LoadError {
         library.display()
     )]
     NoVersion {
-        /// What `cuDriverGetVersion` returned.
+        /// The code that `cuDriverGetVersion` returned.
         code: CUresult,
         /// The library that was asked.
         library: PathBuf,
     },
 }
 
-/// What was tried, with every reason once: `libcuda.so.1, libcuda.so: no such file`.
+/// The libraries that were tried, with every reason once: `libcuda.so.1, libcuda.so: no such file`.
 fn by_reason(tried: &[Attempt]) -> String {
     let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
     for attempt in tried {

@@ -5,8 +5,8 @@ use std::fmt;
 /// Declares the result type and its named codes, so that a name is written once.
 macro_rules! results {
     ($($name:ident = $value:literal,)*) => {
-        /// What every driver function returns. Codes without a name here are legal: a newer driver
-        /// may return them.
+        /// The result code of every driver function. Codes without a name here are legal: a newer driver may return
+        /// them.
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(transparent)]
         pub struct CUresult(pub u32);

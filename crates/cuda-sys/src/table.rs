@@ -60,7 +60,7 @@ macro_rules! driver_api {
             required fn stream_begin_capture = cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
             required fn stream_end_capture = cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
             required fn stream_is_capturing = cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
-            // Later versions of the function tell more of the dependencies, which nobody here asks for.
+            // Later versions of the function tell more of the dependencies, which these crates do not need.
             required fn stream_get_capture_info = cuStreamGetCaptureInfo_v2(
                 stream: CUstream,
                 status: *mut CUstreamCaptureStatus,
@@ -275,7 +275,7 @@ macro_rules! look_up {
     };
 }
 
-/// What the documentation of a row says of its availability.
+/// The sentence on availability in a row's documentation.
 macro_rules! availability {
     (required) => {
         "required"

@@ -109,7 +109,7 @@ macro_rules! integers {
 }
 
 integers! {
-    /// What `cuDeviceGetAttribute` can be asked. What belongs to functions that are not in the table has no name here: textures, managed and
+    /// The attributes that `cuDeviceGetAttribute` knows. What belongs to functions that are not in the table has no name here: textures, managed and
     /// virtual memory, other processes. Its number works as well.
     CUdeviceAttribute(u32), "CU_DEVICE_ATTRIBUTE_" {
         MAX_THREADS_PER_BLOCK = 1,
@@ -161,7 +161,7 @@ integers! {
         HOST_NUMA_ID = 134,
     }
 
-    /// What `cuFuncGetAttribute` can be asked and `cuFuncSetAttribute` told.
+    /// The attributes that `cuFuncGetAttribute` returns and `cuFuncSetAttribute` sets.
     CUfunctionAttribute(u32), "CU_FUNC_ATTRIBUTE_" {
         MAX_THREADS_PER_BLOCK = 0,
         SHARED_SIZE_BYTES = 1,
@@ -182,7 +182,7 @@ integers! {
         ERROR_LOG_BUFFER_SIZE_BYTES = 6,
     }
 
-    /// What `cuPointerGetAttribute` can be asked.
+    /// The attributes that `cuPointerGetAttribute` knows.
     CUpointerAttribute(u32), "CU_POINTER_ATTRIBUTE_" {
         MEMORY_TYPE = 2,
         DEVICE_ORDINAL = 9,
@@ -196,12 +196,12 @@ integers! {
         UNIFIED = 4,
     }
 
-    /// What can be set of a memory pool.
+    /// The attributes of a memory pool.
     CUmemPoolAttribute(u32), "CU_MEMPOOL_ATTR_" {
         RELEASE_THRESHOLD = 4,
     }
 
-    /// What kind of memory a pool holds.
+    /// The kind of memory that a pool holds.
     CUmemAllocationType(u32), "CU_MEM_ALLOCATION_TYPE_" {
         PINNED = 1,
     }
@@ -218,7 +218,7 @@ integers! {
         RELAXED = 2,
     }
 
-    /// Whether a stream is capturing.
+    /// The capture status of a stream.
     CUstreamCaptureStatus(u32), "CU_STREAM_CAPTURE_STATUS_" {
         NONE = 0,
         ACTIVE = 1,
@@ -265,7 +265,7 @@ integers! {
         B128 = 3,
     }
 
-    /// What a tensor map's loads are widened to in L2.
+    /// The size to which L2 widens a tensor map's loads.
     CUtensorMapL2promotion(u32), "CU_TENSOR_MAP_L2_PROMOTION_" {
         NONE = 0,
         B64 = 1,
@@ -273,14 +273,14 @@ integers! {
         B256 = 3,
     }
 
-    /// What a tensor map reads outside the tensor.
+    /// The value that a tensor map reads outside the tensor.
     CUtensorMapFloatOobFill(u32), "CU_TENSOR_MAP_FLOAT_OOB_FILL_" {
         NONE = 0,
         NAN_REQUEST_ZERO_FMA = 1,
     }
 }
 
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: that no call waits for the destructor, which there is no way to leave out.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: no call waits for the destructor. The flag is mandatory.
 pub const CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over references of the caller's.
@@ -351,7 +351,7 @@ pub struct CUmemLocation {
     pub id: c_int,
 }
 
-/// What a memory pool is to be, for `cuMemPoolCreate`.
+/// The properties of a new memory pool, for `cuMemPoolCreate`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CUmemPoolProps {

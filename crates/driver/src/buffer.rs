@@ -76,7 +76,7 @@ macro_rules! accessors {
             self.stream().context()
         }
 
-        /// What keeps the memory alive, for [`Stream::keep_for_graph`].
+        /// The owner that keeps the memory alive, for [`Stream::keep_for_graph`].
         pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
             self$(.$view)?.memory.clone()
         }
@@ -84,7 +84,7 @@ macro_rules! accessors {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Memory whose contents are whatever was there before, which is a valid `T` as `T` is [`Pod`].
+    /// Uninitialized memory: it holds stale data, which is a valid `T` because `T` is [`Pod`].
     ///
     /// # Errors
     /// Out of memory (the context stays usable), [`DriverError::Capturing`], or what the driver
@@ -104,7 +104,7 @@ impl<T: Pod> DeviceBuffer<T> {
         len: usize,
         second_len: usize,
     ) -> Result<(DeviceBuffer<T>, DeviceBuffer<U>)> {
-        /// What the driver aligns an allocation to at least.
+        /// The least alignment of the driver's allocations, in bytes.
         const ALIGNMENT: usize = 256;
         let first_bytes = bytes_of::<T>(len)?;
         let second_bytes = bytes_of::<U>(second_len)?;
@@ -122,7 +122,7 @@ impl<T: Pod> DeviceBuffer<T> {
         ))
     }
 
-    /// A buffer of the `len` elements at `pointer`, which lie in `memory` and are no other buffer's.
+    /// A buffer of the `len` elements at `pointer`, which lie in `memory` and belong to no other buffer.
     fn at(pointer: CUdeviceptr, memory: Arc<Allocation>, len: usize) -> DeviceBuffer<T> {
         DeviceBuffer {
             memory,
@@ -283,7 +283,7 @@ impl<T: Pod> DeviceBuffer<T> {
 }
 
 impl DeviceBuffer<u8> {
-    /// The same memory as elements of another type, as many as it has whole.
+    /// Reinterprets the memory as elements of another type; bytes after the last whole element are unused.
     ///
     /// # Errors
     /// [`DriverError::Alignment`] if they would not be aligned. What the driver allocates is for any
@@ -303,7 +303,7 @@ impl DeviceBuffer<u8> {
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
-    /// The same bytes, without the type.
+    /// Converts to a slice of untyped bytes.
     pub fn into_bytes(self) -> DeviceSlice<'a, u8> {
         DeviceSlice {
             memory: self.memory,
@@ -401,13 +401,13 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
-    /// The same bytes, without the type and the right to write them: for a list of what a launch uses, which still borrows the
-    /// buffer exclusively.
+    /// Converts to a read-only slice of untyped bytes: for a list of what a launch uses, which still borrows the buffer
+    /// exclusively.
     pub fn into_bytes(self) -> DeviceSlice<'a, u8> {
         self.view.into_bytes()
     }
 
-    /// The same elements, shared.
+    /// A shared view of the same elements.
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
         self.view.clone()
     }

@@ -32,12 +32,12 @@ impl CaptureId {
     }
 }
 
-/// What a captured graph needs for its launches.
+/// The resources that a captured graph needs for its launches.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// Memory, modules and whatever callers named, by address.
+    /// Memory, modules and the values that callers gave, by address.
     alive: HashMap<usize, Owner>,
-    /// What was attached to the capture on a stream, by type and handle.
+    /// The values attached to the capture on a stream, by type and handle.
     attached: HashMap<(TypeId, usize), Owner>,
     /// The streams that kept buffers belong to.
     pub(crate) homes: Vec<Stream>,
@@ -48,8 +48,8 @@ pub(crate) struct Kept {
     pub(crate) graphs: HashMap<usize, (Arc<graph::Inner>, Arc<Event>)>,
     /// Kernels the graph launches, for naming suspects.
     pub(crate) kernels: Vec<Arc<str>>,
-    /// True if something is kept that nobody here knows how it frees what it has. Buffers free
-    /// theirs in the order of their streams, and modules wait.
+    /// True if a kept value frees its resources in a way that this crate does not know. Buffers free theirs in the
+    /// order of their streams, and modules wait.
     pub(crate) opaque: bool,
 }
 
@@ -76,7 +76,7 @@ impl Kept {
     }
 }
 
-/// What the captures of a context need.
+/// The resources that the captures of a context need.
 #[derive(Default)]
 pub(crate) struct Captures {
     /// How many of our own are under way.

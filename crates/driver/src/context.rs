@@ -30,14 +30,13 @@ pub use current::Current;
 
 /// A device's primary context: the one that CUDA's runtime, cudarc and PyTorch use too.
 ///
-/// A cheap handle; there is one context for each device and driver, however often it is asked for,
-/// and it is released when the last clone and the last object made from it are gone. That waits for
-/// what was launched on its streams, if modules are to be unloaded, for nobody else's work, and
-/// breaks no capture; the CUDA context lives on while others retain it. A stream that was borrowed
-/// and given back in the middle of a capture of its owner's cannot be waited for: then modules stay
-/// loaded until the CUDA context ends. Every call makes it current on the calling thread and puts back what was current
-/// before, so it mixes with other users of CUDA and with any number of threads. For many calls in a
-/// row, [`Context::enter`] does so once.
+/// A cheap handle; there is one context for each device and driver, however often it is asked for, and it is released
+/// when the last clone and the last object made from it are gone. That waits for what was launched on its streams, if
+/// modules are to be unloaded, not for work of others, and breaks no capture; the CUDA context lives on while others
+/// retain it. A stream that was borrowed and given back in the middle of a capture of its owner's cannot be waited for:
+/// then modules stay loaded until the CUDA context ends. Every call makes it current on the calling thread and puts
+/// back what was current before, so it mixes with other users of CUDA and with any number of threads. For many calls in
+/// a row, [`Context::enter`] does so once.
 ///
 /// Buffers come from a memory pool of this context's own, where the device has pools. It keeps the
 /// memory of dropped buffers for the next ones, up to 1 GiB, as getting memory from the device takes
@@ -60,7 +59,7 @@ struct Inner {
     gate: Gate,
     /// Prepares memory outside of captures; see `private_stream`.
     private: Mutex<Option<CUstream>>,
-    /// What is destroyed once the device is known to be past it.
+    /// Resources to destroy once the device is known to be past them.
     retired: Mutex<Vec<Retired>>,
     /// Work that may use what is retired.
     ends: Mutex<Ends>,
@@ -85,7 +84,7 @@ static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts::new());
 
 type Contexts = BTreeMap<(usize, CUdevice), Weak<Inner>>;
 
-/// What launches and allocations are checked against, read once.
+/// The limits that launches and allocations are checked against, read once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) grid: [u32; 3],
@@ -184,8 +183,8 @@ impl Context {
         self.inner.raw
     }
 
-    /// Waits until the device has finished everything queued in this context, on any stream. This
-    /// breaks whatever captures are under way in it, and fails then: so the driver has it.
+    /// Waits until the device has finished everything queued in this context, on any stream. This breaks all captures
+    /// under way in it, and then fails: the driver behaves so.
     ///
     /// # Errors
     /// Whatever failed since the last synchronization, naming the kernels that were launched.
@@ -299,7 +298,7 @@ impl Context {
         inner.order_regained.load(Ordering::Acquire) < inner.order_lost.load(Ordering::Acquire)
     }
 
-    /// Whether memory may be freed in the order of its stream; if need be, waits for the device.
+    /// Makes sure that memory may be freed in the order of its stream; waits for the device if necessary.
     pub(crate) fn is_in_order(&self) -> Result<()> {
         // Counted before the wait: of what is lost meanwhile, by another thread, it may know nothing.
         let lost = self.inner.order_lost.load(Ordering::Acquire);
@@ -407,7 +406,7 @@ impl Inner {
         // None of what follows breaks the captures then that others have under way in it.
         let before = exchange(driver, CUstreamCaptureMode::RELAXED);
         // Work may still run that uses what was given up: that of streams that are gone, and of the private one if a wait
-        // for it has failed. There is no other, as every other stream of ours would hold this context.
+        // for it has failed. There cannot be others, as every other stream of ours would hold this context.
         let private_is_over = || {
             private.is_none_or(|stream| {
                 // SAFETY: made by `private_stream`, and its context is current.

@@ -38,8 +38,8 @@ impl Driver {
     /// Loads the system's driver and initialises it.
     ///
     /// # Errors
-    /// [`DriverError::Load`] if there is no usable driver (this is the answer on a machine without
-    /// a GPU), [`DriverError::NoDevice`] if there is a driver but no device, or what `cuInit` said.
+    /// [`DriverError::Load`] if there is no usable driver (this is the answer on a machine without a GPU),
+    /// [`DriverError::NoDevice`] if there is a driver but no device, or the error of `cuInit`.
     pub fn load() -> Result<Driver> {
         Driver::initialise(warptile_cuda_sys::load()?)
     }
@@ -125,7 +125,8 @@ impl Driver {
             .collect()
     }
 
-    /// The same for all handles of one loaded library, and for no other.
+    /// A number that identifies a loaded library: equal for all handles of it, and different from other libraries'
+    /// numbers.
     pub(crate) fn identity(&self) -> usize {
         self.api.init as usize
     }
@@ -163,7 +164,7 @@ impl Driver {
         }
     }
 
-    /// What `cuGetErrorName` or `cuGetErrorString` says of a code.
+    /// The text of `cuGetErrorName` or `cuGetErrorString` for a code.
     fn words(
         &self,
         of: unsafe extern "system" fn(CUresult, *mut *const c_char) -> CUresult,

@@ -1,4 +1,4 @@
-//! What can go wrong, said so that the reader knows what to do.
+//! Errors, with texts that say what to do.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,7 +20,7 @@ pub enum DriverError {
     #[error(transparent)]
     Load(#[from] LoadError),
 
-    /// The driver works but there is no GPU for it.
+    /// The driver works but found no GPU.
     #[error(
         "the CUDA driver found no device: check that `nvidia-smi` lists one, that \
          CUDA_VISIBLE_DEVICES does not hide it, and that a container was started with GPU access"
@@ -45,14 +45,14 @@ pub enum DriverError {
     Module {
         /// The failed call.
         source: Box<CudaError>,
-        /// What the driver's linker or PTX compiler wrote.
+        /// The output of the driver's linker or PTX compiler.
         log: String,
     },
 
-    /// The bytes are no module image.
+    /// The bytes are not a module image.
     #[error("the image is not loadable: {reason}")]
     BadImage {
-        /// What is wrong with the bytes.
+        /// The defect of the bytes.
         reason: &'static str,
     },
 
@@ -71,7 +71,7 @@ pub enum DriverError {
     ParameterBlock {
         /// Name of the kernel.
         kernel: String,
-        /// What the kernel takes, in words.
+        /// A description of the parameters that the kernel takes.
         expected: String,
         /// Size of the host's parameter block.
         given: usize,
@@ -96,7 +96,7 @@ pub enum DriverError {
     /// The driver or device lacks something optional.
     #[error("{operation} needs {needs}, which this machine lacks")]
     Unsupported {
-        /// What was asked for.
+        /// The operation asked for.
         operation: &'static str,
         /// The driver version or device feature it needs.
         needs: String,
@@ -108,11 +108,11 @@ pub enum DriverError {
          Context, or copy between devices with DeviceBuffer::copy_from"
     )]
     OtherContext {
-        /// What was asked for.
+        /// The operation asked for.
         operation: &'static str,
     },
 
-    /// A borrowed stream belongs to another context than the one it was borrowed for.
+    /// A borrowed stream does not belong to the context it was borrowed for.
     #[error(
         "the borrowed stream belongs to another CUDA context than {device}'s primary context; \
          warptile works in primary contexts only"
@@ -125,7 +125,7 @@ pub enum DriverError {
     /// Two lengths that must agree don't.
     #[error("{operation}: the source has {source_len} elements, the destination {destination_len}")]
     Length {
-        /// What was asked for.
+        /// The operation asked for.
         operation: &'static str,
         /// Elements of the source.
         source_len: usize,
@@ -162,7 +162,7 @@ pub enum DriverError {
     /// A stream cannot be taken into a capture where this thread relies on none being.
     #[error("{operation} would wait for this thread itself, which holds the context's streams")]
     Held {
-        /// What was asked for.
+        /// The operation asked for.
         operation: &'static str,
     },
 
@@ -171,7 +171,7 @@ pub enum DriverError {
     Alignment {
         /// Where the memory is.
         address: usize,
-        /// What the type needs.
+        /// The alignment that the type needs, in bytes.
         alignment: usize,
         /// The type.
         element: &'static str,
@@ -183,7 +183,7 @@ pub enum DriverError {
          before the capture, and copy to and from the host outside it"
     )]
     Capturing {
-        /// What was asked for.
+        /// The operation asked for.
         operation: &'static str,
     },
 }
@@ -226,11 +226,11 @@ impl fmt::Display for Log<'_> {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CudaError {
-    /// What was being done, in words.
+    /// A description of the operation that failed.
     pub operation: Cow<'static, str>,
     /// The function that returned the error.
     pub symbol: &'static str,
-    /// What it returned.
+    /// The code it returned.
     pub code: CUresult,
     /// The code's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
@@ -289,7 +289,7 @@ pub(crate) fn is_sticky(code: CUresult) -> bool {
     )
 }
 
-/// What to do about the codes that people meet.
+/// Advice for the codes that users meet.
 fn advice(code: CUresult) -> Option<&'static str> {
     Some(match code {
         CUresult::ERROR_OUT_OF_MEMORY => {

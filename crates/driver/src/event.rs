@@ -148,8 +148,8 @@ impl fmt::Debug for Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _current = self.context.enter_to_release();
-        // SAFETY: the event was created here and nobody else holds it. A stream that still waits
-        // for it keeps what it needs: the driver frees the event when it has happened.
+        // SAFETY: the event was created here and has no other holder. A stream that still waits for it keeps what it
+        // needs: the driver frees the event when it has happened.
         let result = unsafe {
             call!(
                 &self.context,

@@ -54,7 +54,7 @@ impl Gate {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Closes the gate once nobody is inside.
+    /// Closes the gate once no thread is inside.
     ///
     /// # Errors
     /// [`DriverError::Held`] if this thread is inside and so would wait for itself.
@@ -93,14 +93,15 @@ impl Drop for Pass<'_> {
         });
         let mut state = lock(&self.gate.state);
         state.inside -= 1;
-        // Only who closes the gate waits for the last one. Telling nobody would be a system call all the same.
+        // Only a thread that closes the gate waits for the last one. A notification without a waiter would still be a
+        // system call.
         if state.inside == 0 && state.closing != 0 {
             self.gate.changed.notify_all();
         }
     }
 }
 
-/// While it lives, nobody is between looking and acting.
+/// While it lives, no thread is between looking and acting.
 pub(crate) struct Closed<'a> {
     gate: &'a Gate,
 }

@@ -28,8 +28,8 @@ pub(crate) struct Inner {
     /// Names of the kernels in the graph, joined, for naming suspects.
     kernels: Arc<str>,
     kept: Kept,
-    /// The latest launch, alone or as part of another graph. Launches of one graph follow one
-    /// another, whatever streams they are on, so whatever comes after the latest comes after all.
+    /// The latest launch, alone or as part of another graph. Launches of one graph follow one another, on any
+    /// streams, so work after the latest is after all of them.
     latest: Mutex<Option<Latest>>,
 }
 
@@ -84,14 +84,14 @@ impl Graph {
         })
     }
 
-    /// Queues the captured work on a stream of the same context; doesn't wait. A launch begins
-    /// after the graph's previous launch has ended, whatever stream that was on, and after what is
-    /// queued so far on the streams of the buffers that the graph keeps, which then wait for it.
+    /// Queues the captured work on a stream of the same context; doesn't wait. A launch begins after the graph's
+    /// previous launch has ended, on any stream, and after what is queued so far on the streams of the buffers that
+    /// the graph keeps, which then wait for it.
     ///
-    /// On a stream that is being captured the graph becomes part of the other graph, which keeps it.
-    /// Launches of one graph follow one another there, too: within one capture on whatever branches,
-    /// and those of the other graph with those of this one. If somebody else began the capture, the
-    /// launches of its graph are not seen, and the caller orders them with other launches of this one.
+    /// On a stream that is being captured the graph becomes part of the other graph, which keeps it. Launches of one
+    /// graph follow one another there, too: within one capture on any branches, and those of the other graph with
+    /// those of this one. If other code began the capture, the launches of its graph are not seen, and the caller
+    /// orders them with other launches of this one.
     ///
     /// Kernels in the graph run under the promises made to
     /// [`Kernel::launch`](crate::Kernel::launch), which cover every launch of the graph.
@@ -246,8 +246,8 @@ impl<'a> Capture<'a> {
         const OPERATION: &str = "beginning a capture";
         let context = stream.context();
         let _current = context.enter()?;
-        // Nobody is between looking whether the stream is in a capture and acting on it, and
-        // nobody who looks after this finds that the capture is unknown.
+        // No thread is between looking whether the stream is in a capture and acting on it, and no thread that looks
+        // after this finds that the capture is unknown.
         let _closed = context.gate().close(OPERATION)?;
         stream.expect_capture();
         let id = context.captures().begin(|| {
@@ -281,7 +281,7 @@ impl<'a> Capture<'a> {
         let captures = self.stream.context().captures();
         let kept = self.id.take().map(|id| captures.end(id));
         let mut kept = kept.unwrap_or_default();
-        // Buffers that were dropped meanwhile and that nobody kept.
+        // Buffers that were dropped meanwhile and that have no keeper.
         let forked = std::mem::take(&mut kept.forked);
         for stream in forked.iter().chain([self.stream]) {
             stream.flush();

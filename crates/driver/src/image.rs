@@ -60,7 +60,7 @@ fn elf_end(image: &[u8]) -> Option<u64> {
     const SHT_NOBITS: u32 = 8;
     let sections = u64_at(image, 40)?;
     let first_section = |field: u64| usize::try_from(sections.checked_add(field)?).ok();
-    // What 16 bits do not hold is in the first section header.
+    // A count beyond 16 bits is in the first section header.
     let section_count = match u16_at(image, 60)? {
         0 if sections != 0 => u64_at(image, first_section(32)?)?,
         count => u64::from(count),

@@ -1,4 +1,4 @@
-//! What graphs of others keep: the driver tells when the last of them is over, and its launches with it.
+//! Values that graphs of others keep: the driver tells when the last of them is over, and its launches with it.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::driver::call;
 use crate::error::Result;
 
-/// What the driver is given a pointer to, as that has to be a thin one.
+/// The pointee of the pointer given to the driver, which has to be a thin one.
 type Value = Box<dyn Any + Send>;
 
 /// Drops a value that [`Context::keep_with_graph`] gave away.
@@ -35,7 +35,7 @@ impl Context {
     ///
     /// # Safety
     /// - `graph` is a graph of this driver's, and no other thread uses it meanwhile.
-    /// - Dropping the value calls no function of CUDA, and waits for nobody who may be calling one.
+    /// - Dropping the value calls no function of CUDA, and waits for no thread that may be calling one.
     pub unsafe fn keep_with_graph(&self, graph: CUgraph, value: Box<dyn Any + Send>) -> Result<()> {
         let operation = "having a graph keep something";
         let mut object = CUuserObject::NULL;
@@ -55,7 +55,7 @@ impl Context {
             )
         };
         if created.is_err() {
-            // SAFETY: made above, and nobody else has it.
+            // SAFETY: made above, and not shared.
             unsafe { drop_value(pointer.cast()) };
             return created;
         }

@@ -347,7 +347,8 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         Ok(())
     }
 
-    /// Queues the kernel on an idle stream in the way that takes the least time there; `None` if it is no such stream or launch.
+    /// Queues the kernel on an idle stream in the way that takes the least time there; `None` if the stream or the launch does
+    /// not qualify.
     ///
     /// # Safety
     /// As [`Kernel::queue`].
@@ -415,7 +416,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     /// the kernel that fails.
     ///
     /// # Errors
-    /// What went wrong on the stream since it was last waited for, with this kernel's name.
+    /// An error on the stream since it was last waited for, with this kernel's name.
     ///
     /// # Safety
     /// The kernel's context is current on this thread, and `stream` is a live stream of it.
@@ -574,7 +575,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     }
 }
 
-/// What a launch asks for beyond grid, block and shared memory.
+/// The attributes of a launch beyond grid, block and shared memory.
 struct Attributes {
     list: [CUlaunchAttribute; 3],
     count: usize,

@@ -78,7 +78,7 @@ const fn product([x, y, z]: [u32; 3]) -> u32 {
     x.saturating_mul(y).saturating_mul(z)
 }
 
-/// What a kernel itself allows, read when it is loaded.
+/// The limits of a kernel itself, read when it is loaded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelLimits {
     pub(crate) threads_per_block: u32,

@@ -31,11 +31,11 @@
 //! - A device has one [`Context`], however often it is asked for.
 //! - A buffer belongs to a stream, its home, and is freed in that stream's order: dropping it right
 //!   after a launch that reads it is sound. A context keeps the memory for its next buffers.
-//! - For a launch on another stream, [`Stream::order_after`] the homes comes before it and
-//!   [`Stream::order_before`] after it. The second orders all of them whatever goes wrong.
+//! - For a launch on another stream, [`Stream::order_after`] the homes comes before it and [`Stream::order_before`]
+//!   after it. The second orders all of them even if some calls fail.
 //! - Memory and streams of others (cudarc, candle, PyTorch) are borrowed with an owner that keeps
 //!   them alive: [`Stream::borrow`], [`DeviceBuffer::borrow`]. No default stream is ever assumed.
-//! - What kernels need beside their tensors is attached to the stream that they run on:
+//! - Memory that kernels need in addition to their tensors is attached to the stream that they run on:
 //!   [`Stream::attached`].
 //! - Everything is [`Send`] and [`Sync`]; the right context is made current around every call.
 //!
@@ -49,11 +49,10 @@
 //!   freed before the context. A plain value may be tied to such a graph: [`Context::keep_with_graph`].
 //! - A buffer that is dropped while its stream is in a capture is freed after it.
 //! - Memory is made outside of captures, and what this crate does on the side disturbs nobody's:
-//!   [`Context::permanent_zeroed`], [`Scratch`], [`Staging`], [`PinnedBuffer`]. Neither do waits and
-//!   questions about a stream or an event, and the beginning and end of graphs, in whatever mode
-//!   somebody captures, nor the end of a context, which waits for the work of its own streams alone.
-//!   Only [`Context::synchronize`] breaks captures. (So does what is left to do where the driver
-//!   fails, twice, to wait for a stream whose memory is to be freed.)
+//!   [`Context::permanent_zeroed`], [`Scratch`], [`Staging`], [`PinnedBuffer`]. Neither do waits and questions about
+//!   a stream or an event, and the beginning and end of graphs, in any mode of capture, nor the end of a context,
+//!   which waits for the work of its own streams alone. Only [`Context::synchronize`] breaks captures. (So does what
+//!   is left to do where the driver fails, twice, to wait for a stream whose memory is to be freed.)
 //! - [`Kernel::launch_raw`] launches on a stream of somebody else's with one call and no bookkeeping.
 //!
 //! # What waits

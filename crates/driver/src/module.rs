@@ -25,7 +25,7 @@ pub struct Module {
     inner: Arc<Loaded>,
 }
 
-/// What is loaded.
+/// A loaded module.
 pub(crate) struct Loaded {
     context: Context,
     raw: CUmodule,
@@ -99,7 +99,7 @@ impl Module {
         self.inner.raw
     }
 
-    /// What the driver's compiler had to say about a PTX; usually nothing.
+    /// The log of the driver's compiler for a PTX; usually empty.
     pub fn log(&self) -> &str {
         &self.inner.log
     }
@@ -123,12 +123,12 @@ impl Module {
         Ok((pointer, bytes))
     }
 
-    /// What is loaded, which keeps it so.
+    /// The loaded module; a clone keeps it loaded.
     pub(crate) fn loaded(&self) -> &Arc<Loaded> {
         &self.inner
     }
 
-    /// What keeps the module loaded.
+    /// The owner that keeps the module loaded.
     pub(crate) fn owner(&self) -> Owner {
         self.inner.clone()
     }

@@ -4,7 +4,7 @@ use crate::error::{DriverError, Result};
 use crate::event::Event;
 use crate::stream::{Status, Stream};
 
-/// What ordering two streams takes.
+/// The ways of ordering two streams.
 enum Way {
     /// An event.
     Event,
@@ -47,9 +47,9 @@ impl Stream {
     /// Makes what is queued on any of `others` from now on wait for what is queued here so far: to
     /// be called after a launch that uses their buffers, whose memory they may free next.
     ///
-    /// It orders all of them whatever goes wrong: where events fail it waits for this stream, and
-    /// where that fails, too, no memory of the context is freed before the device is known to be
-    /// idle. The first error is reported at the end.
+    /// It orders all of them even if calls fail: where events fail it waits for this stream, and where that fails,
+    /// too, no memory of the context is freed before the device is known to be idle. The first error is reported at
+    /// the end.
     ///
     /// # Errors
     /// As [`Stream::order_after`].

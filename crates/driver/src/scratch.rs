@@ -8,8 +8,8 @@ use crate::context::{Context, Retired, lock};
 use crate::driver::{Driver, call};
 use crate::error::Result;
 
-/// Device memory for what kernels need beside their tensors. It belongs to no stream, is made
-/// outside of any capture that is under way, by whomever, and holds zeros from the start.
+/// Device memory that kernels need in addition to their tensors. It belongs to no stream, is made outside of any
+/// capture that is under way, and holds zeros from the start.
 ///
 /// Dropping it frees it at once, without looking whether a kernel still uses it. What owns it
 /// sees to that: values attached to a stream ([`Stream::attached`](crate::Stream::attached)) or

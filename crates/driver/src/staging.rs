@@ -40,7 +40,7 @@ pub struct Staging {
 
 struct Pool {
     context: Context,
-    /// Slots that nobody holds, those given back first at the front.
+    /// Free slots, those given back first at the front.
     slots: Mutex<Vec<Slot>>,
 }
 
@@ -72,7 +72,7 @@ enum Busy {
 #[must_use = "the memory is used again as soon as this is dropped"]
 pub struct Staged {
     pointer: CUdeviceptr,
-    /// What goes back; nothing where a graph has it, or for no bytes.
+    /// The slot to give back; `None` if a graph has it, or for zero bytes.
     lent: Option<(Arc<Pool>, Stream, Slot)>,
 }
 
@@ -91,9 +91,8 @@ impl Staging {
     /// Queues a copy of `values` on the stream. Waits for nothing; `values` are the caller's again
     /// when this returns.
     ///
-    /// In a capture the array gets a slot of its own, which is copied anew by each launch of the
-    /// graph. It is made outside the capture and kept with the graph, or for good if somebody else
-    /// began the capture.
+    /// In a capture the array gets a slot of its own, which each launch of the graph copies again. It is made outside
+    /// the capture and kept with the graph, or for good if other code began the capture.
     ///
     /// # Errors
     /// [`DriverError::OtherContext`], out of memory, or what the driver reports.
@@ -175,11 +174,11 @@ impl Memory {
         })
     }
 
-    /// Queues the copy of the first `bytes` to `to`, which is the device side or somebody's view of so many bytes on this stream,
+    /// Queues the copy of the first `bytes` to `to`, which is the device side or a caller's view of `bytes` bytes on this stream,
     /// whose context is current.
     fn copy(&self, stream: &Stream, to: CUdeviceptr, bytes: usize) -> Result<()> {
         let from = self.pinned.as_ptr();
-        // SAFETY: both sides have so many bytes. The pinned one and the device side stay until the device is past the copy: as
+        // SAFETY: both sides have `bytes` bytes. The pinned one and the device side stay until the device is past the copy: as
         // long as the graph, or until the slot's event. A view's memory is freed in the order of its stream, which is this one.
         unsafe {
             call!(
@@ -242,7 +241,7 @@ impl Pool {
         }
     }
 
-    /// A slot for so many bytes that the device is past.
+    /// A slot of at least `bytes` bytes that the device is past.
     fn take(&self, bytes: usize) -> Result<Slot> {
         // Asking for events would disturb captures that others have under way.
         let relaxed = self.context.relaxed()?;

@@ -29,7 +29,7 @@ pub(crate) use release::Freed;
 /// A queue of work on a device. A cheap handle: clones are the same stream, which is destroyed
 /// when the last of them and the last buffer that belongs to it are gone.
 ///
-/// A `Stream` is exactly one CUDA stream, whatever thread it is used on.
+/// A `Stream` is exactly one CUDA stream, on every thread.
 ///
 /// An owned stream that was waited for is idle until the next launch. That launch goes by a graph of
 /// one kernel where the driver can, which takes less time: eight kernels of a stream have one from
@@ -43,8 +43,8 @@ struct Inner {
     context: Context,
     raw: CUstream,
     holder: Holder,
-    /// True if the stream may be in a capture, as far as this crate has taken it into one. Of a
-    /// borrowed stream nobody but the driver knows.
+    /// True if the stream may be in a capture, as far as this crate has taken it into one. For a borrowed stream only
+    /// the driver knows.
     maybe_captured: AtomicBool,
     /// See [`Stream::attached`].
     attached: Mutex<HashMap<TypeId, Owner>>,
@@ -206,8 +206,8 @@ impl Stream {
         self.context().settle(Some(self.raw()), done)
     }
 
-    /// Ends a copy from or to borrowed host memory, `queued` being how queueing it went: waits until
-    /// the device has let go of the memory, whatever went wrong.
+    /// Ends a copy from or to borrowed host memory, `queued` being how queueing it went: waits until the device has
+    /// let go of the memory, also after errors.
     pub(crate) fn finish_copy(&self, queued: Result<()>) -> Result<()> {
         let done = self.synchronize_in_context();
         if done.is_err() {
@@ -329,8 +329,8 @@ impl Stream {
         }
     }
 
-    /// The stream's value of type `T`, made by `make` if it has none: one for each `Stream` and type,
-    /// such as the workspace of the kernels that are launched on it, of which two never overlap.
+    /// The stream's value of type `T`, made by `make` if it has none: one for each `Stream` and type, such as the
+    /// workspace of the kernels that are launched on it, which never overlap.
     ///
     /// The value lives as long as the stream, and is dropped when the stream's work is done. So it
     /// must not hold the stream itself, nor a buffer of it: [`Scratch`](crate::Scratch) is device
@@ -355,8 +355,8 @@ impl Stream {
         Ok(value.downcast().unwrap_or(made))
     }
 
-    /// Waits until everything queued so far is done, without the bookkeeping of
-    /// [`Stream::synchronize`] and whatever captures others have under way.
+    /// Waits until everything queued so far is done, without the bookkeeping of [`Stream::synchronize`] and
+    /// regardless of captures that others have under way.
     pub(crate) fn wait_for_end(&self) -> Result<()> {
         let _current = self.context().enter_to_release();
         self.refuse_capture("waiting for the stream")?;
@@ -365,7 +365,7 @@ impl Stream {
 
     /// Notes a launch of a kernel or a graph, which the end of the context may have to wait for.
     pub(crate) fn note_launch(&self) {
-        // Looked at first, as a line that nobody writes stays in every core's cache.
+        // Looked at first, as an unwritten cache line stays in every core's cache.
         if !self.inner.launched.load(Ordering::Relaxed) {
             self.inner.launched.store(true, Ordering::Relaxed);
         }
@@ -401,8 +401,8 @@ impl PartialEq for Stream {
 impl Eq for Stream {}
 
 impl Inner {
-    /// Waits for the stream, whatever captures others have under way, and if that fails in some
-    /// other way. The context is current.
+    /// Waits for the stream, regardless of captures that others have under way, and if that fails in some other way.
+    /// The context is current.
     fn wait(&self) -> Result<()> {
         // The context comes last, as waiting for it breaks what captures there are.
         self.wait_alone().or_else(|_| self.context.drain())

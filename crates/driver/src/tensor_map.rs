@@ -151,9 +151,9 @@ pub struct TiledTensorMap {
 }
 
 impl TensorMap {
-    /// A map of the tensor at `address`: `dims` elements along each dimension, `strides` bytes
-    /// between neighbours along each dimension but the first, read in boxes of `box_dims`.
-    /// What lies outside the tensor reads as zero and is not written.
+    /// A map of the tensor at `address`: `dims` elements along each dimension, `strides` bytes between neighbours
+    /// along each dimension but the first, read in boxes of `box_dims`. Elements outside the tensor read as zero and
+    /// are not written.
     pub fn tiled(
         element: TensorMapElement,
         address: CUdeviceptr,

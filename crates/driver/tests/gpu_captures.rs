@@ -1,5 +1,5 @@
-//! Captures of others, and what goes on beside them, on a real driver. In an executable of their own, and one at a time: a capture
-//! in global mode forbids every other thread of the process to allocate.
+//! Captures of others, and concurrent work, on a real driver. In an executable of their own, and one at a time: a capture in
+//! global mode forbids every other thread of the process to allocate.
 
 #[path = "common/device.rs"]
 mod device;

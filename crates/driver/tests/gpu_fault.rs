@@ -1,5 +1,5 @@
-//! What a kernel that faults does, on a real GPU. It loses the process's context for good, so this
-//! is one test in an executable of its own.
+//! The effects of a kernel that faults, on a real GPU. It loses the process's context for good, so this is one test
+//! in an executable of its own.
 
 #[path = "common/device.rs"]
 mod device;

@@ -75,7 +75,7 @@ impl<T> In<T> {
         In(pointer)
     }
 
-    /// The same bytes, seen as another type.
+    /// Reinterprets the bytes as another type.
     pub(crate) fn cast<U>(&self) -> In<U> {
         In(self.0.cast())
     }

@@ -22,7 +22,7 @@ pub(crate) struct Capture {
     origin: Key,
     mode: CUstreamCaptureMode,
     thread: ThreadId,
-    /// What was captured, each with its stream and its number on that.
+    /// The captured operations, each with its stream and its number there.
     ops: Vec<(Key, u64, Op)>,
     /// For each stream in the capture, what its next operation comes after.
     clocks: HashMap<Key, Clock>,
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// Breaks the captures of a context, whatever their mode; whether there were any.
+    /// Breaks the captures of a context in any mode; returns true if there were any.
     pub(crate) fn break_captures(&mut self, context: CUcontext) -> bool {
         let of_context: Vec<usize> = self
             .streams
@@ -116,7 +116,7 @@ impl State {
         CUresult::SUCCESS
     }
 
-    /// What an event recorded now on a stream of a capture stands for.
+    /// The clock that an event recorded now on a stream of a capture stands for.
     pub(crate) fn captured_point(&self, capture: usize, stream: Key) -> Clock {
         self.captures
             .get(&capture)

@@ -85,7 +85,7 @@ impl std::fmt::Debug for FakeLaunch {
     }
 }
 
-/// What is counted.
+/// The kinds of objects that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Kind {

@@ -220,8 +220,8 @@ pub(crate) fn device_primary_ctx_release(state: &mut State, device: CUdevice) ->
 }
 
 impl State {
-    /// What goes with a context: its default streams and the memory that nobody freed. Everything
-    /// else is somebody's to destroy, and stays to be counted.
+    /// Ends a context with its default streams and unfreed memory. Everything else must be destroyed by its owner,
+    /// and stays to be counted.
     fn end_context(&mut self, context: CUcontext) {
         self.run_all();
         let device = device_of(context);

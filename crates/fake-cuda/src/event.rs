@@ -41,7 +41,7 @@ impl Event {
         }
     }
 
-    /// An event that nobody outside has the handle of.
+    /// An internal event, whose handle is never handed out.
     pub(crate) fn internal(context: CUcontext) -> Event {
         Event {
             destroyed: true,

@@ -13,7 +13,7 @@ use crate::stream::Key;
 /// A graph ready to launch.
 pub(crate) struct Exec {
     ops: Vec<Op>,
-    /// Recorded after each launch: the next one waits for it, whatever stream it is on.
+    /// Recorded after each launch: the next one waits for it, on any stream.
     ended: usize,
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn graph_exec_destroy(state: &mut State, exec: CUgraphExec) -> CUresu
     let Some(destroyed) = state.execs.remove(&exec.0.addr()) else {
         return state.bad_handle("an executable graph");
     };
-    // What it kept is let go after its last launch.
+    // The values it kept are released after its last launch.
     match state.events.get(&destroyed.ended) {
         Some(event) if event.done < event.sequence => {
             let (on, kept) = (event.stream, state.kept.remove(&exec.0.addr()));

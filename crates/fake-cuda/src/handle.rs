@@ -97,7 +97,7 @@ impl FakeDriver {
         self.raw_set_memory_pools(i32::from(pools));
     }
 
-    /// Sets how many clusters a device can hold at once, of whatever size; 16 at first.
+    /// Sets how many clusters a device can hold at once, of any size; 16 at first.
     pub fn set_clusters(&self, clusters: u32) {
         self.raw_set_clusters(i32::try_from(clusters).unwrap_or(i32::MAX));
     }
@@ -152,8 +152,8 @@ impl FakeDriver {
         self.raw_pending()
     }
 
-    /// How many device allocations nobody freed: the end of their context, which is when the last
-    /// retain of the device is released, took them along.
+    /// The number of unfreed device allocations: the end of their context, which is when the last retain of the
+    /// device is released, took them along.
     pub fn reclaimed(&self) -> usize {
         self.raw_reclaimed()
     }
@@ -184,8 +184,7 @@ impl FakeDriver {
         self.assert_clean_but_for(0);
     }
 
-    /// [`FakeDriver::assert_clean`] where so many device allocations are meant to live as long as
-    /// their context.
+    /// [`FakeDriver::assert_clean`] where `reclaimed` device allocations are meant to live as long as their context.
     ///
     /// # Panics
     /// If not, saying what.
@@ -229,8 +228,8 @@ fn text(write: impl FnOnce(*mut c_char, usize)) -> String {
     String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
 }
 
-/// Cargo puts the library of a dependency beside the test executable, or a directory above it; `cargo xtask bundle`, for
-/// benchmarks, in the directory of the tests.
+/// Cargo puts the library of a dependency next to the test executable, or a directory above it; `cargo xtask bundle`,
+/// for benchmarks, in the directory of the tests.
 fn library_path() -> PathBuf {
     let name = format!(
         "{}warptile_fake_cuda{}",

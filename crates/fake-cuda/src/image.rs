@@ -10,7 +10,7 @@ pub(crate) struct Entry {
     pub(crate) params: Option<Vec<usize>>,
 }
 
-/// What an image holds.
+/// The contents of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) entries: Vec<Entry>,
@@ -122,7 +122,7 @@ fn cubin(image: &[u8]) -> Option<Image> {
 /// The size of each parameter in a `.nv.info` section: a list of records (format, attribute, value). Format 4 is followed
 /// by a 16-bit length and as many bytes, the others by two bytes.
 fn parameter_sizes(info: &[u8]) -> Vec<usize> {
-    /// EIATTR_KPARAM_INFO: index, ordinal, offset, and 32 bits of which the upper 14 are the size.
+    /// EIATTR_KPARAM_INFO: index, ordinal, offset, and 32 bits, the upper 14 being the size.
     const PARAMETER: u8 = 0x17;
     const SIZE_SHIFT: u32 = 18;
     let mut sizes = Vec::new();

@@ -20,7 +20,7 @@ pub(crate) struct Identity(usize);
 #[repr(C, align(256))]
 struct Block([u8; 256]);
 
-/// What fresh memory holds: an odd value, so that nobody takes it for zeros.
+/// The byte that fills fresh memory: an odd value, which cannot be mistaken for zeros.
 const FRESH: u8 = 0xA5;
 
 pub(crate) struct Allocation {
@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    /// What pools do when something is waited for.
+    /// Trims the pools, as they do when something is waited for.
     pub(crate) fn trim_pools(&mut self) {
         let pools: Vec<(usize, u64)> = self
             .pools
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// Gives unused memory back, down to `keep` bytes with what is in use; `None` if there is no such pool.
+    /// Gives unused memory back, down to `keep` bytes with what is in use; `None` if the pool does not exist.
     fn trim_pool(&mut self, id: usize, keep: usize) -> Option<()> {
         let pool = self.pools.get_mut(&id)?;
         let of_pool = |allocation: &&Allocation| allocation.pool == Some(id);
@@ -152,8 +152,7 @@ impl State {
         holding(&self.allocations, address, 0).is_some_and(|(_, a)| a.identity == identity)
     }
 
-    /// Frees what a context's end leaves of a device's memory, but for that of pools, which have
-    /// an end of their own.
+    /// Frees a device's remaining memory at a context's end, except that of pools, which are destroyed separately.
     pub(crate) fn reclaim(&mut self, device: CUdevice) {
         let left: Vec<(u64, Identity)> = self
             .allocations
@@ -412,7 +411,7 @@ pub(crate) fn mem_alloc_from_pool_async(
     }
     let mut address = state.allocate_on_device(bytes, Some(pool));
     if address == Err(CUresult::ERROR_OUT_OF_MEMORY) {
-        // What the stream has yet to free can be had again.
+        // Memory that the stream has yet to free can be reused.
         state.run(on, None);
         address = state.allocate_on_device(bytes, Some(pool));
     }

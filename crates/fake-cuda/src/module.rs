@@ -323,7 +323,7 @@ pub(crate) fn launch_kernel_ex(
         return code;
     }
     let on = stream::key_of(state, config.stream);
-    // What such drivers do is documented nowhere; only that their graphs have no edges for it.
+    // The behaviour of such drivers is undocumented, except that their graphs have no edges for it.
     if with_attributes.programmatic != 0
         && state.config.version < 12_030
         && let Some(capture) = state.streams.get(&on).and_then(|stream| stream.capture)
@@ -336,7 +336,7 @@ pub(crate) fn launch_kernel_ex(
     launch(state, function, with_attributes, on, &params)
 }
 
-/// What a device says of a launch whose blocks come in clusters.
+/// Checks a launch with clusters as a device does.
 fn check_cluster(state: &State, function: CUfunction, launch: &FakeLaunch) -> Result<(), CUresult> {
     if launch.cluster == [0; 3] {
         return Ok(());

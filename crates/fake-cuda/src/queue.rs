@@ -53,7 +53,7 @@ pub(crate) enum Op {
         module: usize,
         touches: Vec<(u64, Identity)>,
     },
-    /// What a graph kept that was destroyed after its launches were queued.
+    /// Values kept by a graph that was destroyed after its launches were queued.
     LetGo(Vec<usize>),
 }
 
@@ -277,7 +277,7 @@ impl State {
         self.launches.push(launch);
     }
 
-    /// What a real device would do, if the caller is lucky: fault and lose the context.
+    /// Faults and loses the context, as a real device does at best.
     pub(crate) fn fault(&mut self, what: String) {
         self.violation(what);
         self.lost = Some(CUresult::ERROR_ILLEGAL_ADDRESS);

@@ -15,7 +15,7 @@ use crate::queue::Op;
 use crate::stream::{Key, Stream};
 use crate::user_object::UserObject;
 
-/// What kind of machine this is.
+/// The configuration of the simulated machine.
 pub(crate) struct Config {
     pub(crate) version: i32,
     pub(crate) stub: bool,
@@ -46,15 +46,15 @@ pub(crate) struct State {
     pub(crate) broken: Option<(Vec<String>, CUresult)>,
     /// Name of the function that the last fault hit.
     pub(crate) hit: Option<&'static str>,
-    /// True if the call under way will report an error whatever it does.
+    /// True if the call under way will report an error in any case.
     pub(crate) failing: bool,
-    /// What the next kernel to run will do to the context.
+    /// The error that the next kernel to run will cause in the context.
     pub(crate) kernel_fault: Option<CUresult>,
     /// The context is lost: what every call returns from now on.
     pub(crate) lost: Option<CUresult>,
     pub(crate) violations: Vec<String>,
     pub(crate) next_id: usize,
-    /// Microseconds that the operations have taken which have run: a millisecond each, but for kernels whose time was given.
+    /// Microseconds that the operations have taken which have run: a millisecond each, except kernels whose time was given.
     pub(crate) clock: f64,
     /// Microseconds of kernels whose names begin so; the first that fits counts.
     pub(crate) kernel_times: Vec<(String, f64)>,
@@ -154,7 +154,7 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Functions that tell of errors and of the driver; they work whatever has happened.
+/// Functions that tell of errors and of the driver; they work in every state.
 const INFORMATION: &[&str] = &["cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion"];
 
 /// Returns true if the function gives something back. Such a function does so even when it reports an

@@ -11,13 +11,13 @@ use crate::argument::Out;
 use crate::queue::Op;
 use crate::state::State;
 
-/// What a stream is found by: its handle's number, but for default streams, of which every context
-/// has one for all threads and one for each thread.
+/// The key of a stream: its handle's number, except for default streams: every context has one for all threads and
+/// one for each thread.
 pub(crate) type Key = usize;
 
 pub(crate) struct Stream {
     pub(crate) context: CUcontext,
-    /// What is queued, each with its place among everything that was ever queued.
+    /// The queued operations, each with its place among all operations ever queued.
     pub(crate) ops: VecDeque<(u64, Op)>,
     /// The capture the stream is in.
     pub(crate) capture: Option<usize>,
@@ -54,7 +54,7 @@ fn thread_number() -> usize {
     })
 }
 
-/// The stream that a handle names on this thread; a key of no stream where there is no context.
+/// The stream that a handle names on this thread; a key of no stream if no context is current.
 pub(crate) fn key_of(state: &mut State, stream: CUstream) -> Key {
     let (thread, kind) = match stream {
         CUstream::NULL | CUstream::LEGACY => (0, StreamKind::Legacy),
@@ -173,8 +173,8 @@ pub(crate) fn stream_get_ctx(state: &mut State, stream: Key, context: Out<CUcont
     }
 }
 
-/// Documented nowhere, but seen on an H200 with driver 580.159: asked of a stream in a capture, it
-/// fails and breaks the capture, whatever its mode.
+/// Documented nowhere, but seen on an H200 with driver 580.159: asked of a stream in a capture, it fails and breaks
+/// the capture, in every mode.
 pub(crate) fn stream_get_id(state: &mut State, stream: Key, id: Out<u64>) -> CUresult {
     match waitable(state, stream) {
         Ok(()) => {

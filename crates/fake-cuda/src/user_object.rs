@@ -7,7 +7,7 @@ use warptile_cuda_sys::*;
 use crate::argument::Out;
 use crate::state::State;
 
-/// Something that is destroyed when nobody refers to it any more.
+/// Something that is destroyed when the last reference to it is gone.
 pub(crate) struct UserObject {
     /// Exposed: a pointer would not be `Send`.
     pointer: usize,

@@ -17,7 +17,7 @@ pub struct External {
     pub entry: String,
     /// How it computes.
     pub family: Family,
-    /// What it was compiled for.
+    /// The target it was compiled for.
     pub target: Target,
     /// Element type of the tensors.
     pub element: ElementType,
@@ -39,12 +39,12 @@ impl External {
     /// The image, to be planned with and loaded as the embedded ones are. It lives as long as the program.
     ///
     /// # Errors
-    /// [`ExternalError`] if it has no record, takes another parameter block than this program fills, is not for forward, has
-    /// elements of another size than it is said to have, or has the name of an embedded kernel or image.
+    /// [`ExternalError`] if it has no record, does not take the parameter block that this program fills, is not for forward,
+    /// has elements of another size than it is said to have, or has the name of an embedded kernel or image.
     ///
     /// # Safety
-    /// `bytes` is an image that the build of this project made, and the description is what the build wrote beside it: launched as
-    /// its record says, its kernel reads and writes nothing but what a kernel of its family may.
+    /// `bytes` is an image that the build of this project made, and the description is the one that the build wrote next to it:
+    /// launched as its record says, its kernel accesses only the memory that a kernel of its family may.
     pub unsafe fn into_image(self) -> Result<&'static Image, ExternalError> {
         let record = ImageRecord::read(&self.bytes).map_err(|source| ExternalError::Record {
             image: self.name.clone(),
@@ -119,10 +119,10 @@ pub enum ExternalError {
     Record {
         /// The image.
         image: String,
-        /// What is wrong with the record.
+        /// The defect of the record.
         source: RecordError,
     },
-    /// It is no forward kernel, and nothing else can be asked for by name.
+    /// It is not a forward kernel, and nothing else can be asked for by name.
     #[error("{image}: its role is {role}; only forward kernels can be named")]
     Role {
         /// The image.
@@ -130,7 +130,7 @@ pub enum ExternalError {
         /// Its role.
         role: Role,
     },
-    /// It reads another parameter block than this program fills.
+    /// It does not read the parameter block that this program fills.
     #[error(
         "{image}: it takes a parameter block with the ABI hash {found:016x}, but this program fills {FORWARD_BLOCKS:016x?}: \
          build image and program from the same commit"

@@ -1,4 +1,4 @@
-//! What the catalog says of an image.
+//! The catalog's entry of an image.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -69,7 +69,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// What an image was compiled for; numbers are compute capabilities times ten.
+/// The target of an image; numbers are compute capabilities times ten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Target {
@@ -126,7 +126,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What the compiler reported for an image; zero where a PTX has no answer yet.
+/// The resources that the compiler reported for an image; zero where a PTX has no answer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Resources {
@@ -160,9 +160,9 @@ pub struct Image {
     pub role: Role,
     /// How tiles come to its CTAs.
     pub schedule: Schedule,
-    /// What it can do beside plain attention.
+    /// The features of the image beyond plain attention.
     pub features: Features,
-    /// What it was compiled for.
+    /// The target it was compiled for.
     pub target: Target,
     /// Element type of the tensors; that of keys and values may be another: see [`types`](Self::types).
     pub element: ElementType,
@@ -189,7 +189,7 @@ pub struct Image {
     pub len: usize,
 }
 
-/// What every zstd frame begins with (RFC 8878, 3.1.1). Neither an ELF nor PTX does.
+/// The first bytes of every zstd frame (RFC 8878, 3.1.1). Neither an ELF nor PTX does.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 impl Image {

@@ -24,7 +24,7 @@ pub trait Tiling {
 pub trait KernelTiling: Tiling {
     /// Head size of queries and keys the tile is laid out for; smaller heads are padded with zeros on chip.
     const HEAD_DIM: usize;
-    /// Likewise that of values and the output.
+    /// Head size of values and the output that the tiles are laid out for.
     const VALUE_DIM: usize;
     /// K/V tiles in flight.
     const STAGES: usize;
@@ -39,7 +39,7 @@ pub trait KernelTiling: Tiling {
 
 /// A [`Family`] as a type.
 pub trait FamilyType {
-    /// The same as a value.
+    /// The family as a value.
     const FAMILY: Family;
 }
 
@@ -80,7 +80,7 @@ pub trait ShippedIn<F: FamilyType>: KernelTiling {
     const KERNEL: &'static str;
 }
 
-/// What a CTA of the family `F` needs for elements of `ELEMENT_BYTES`.
+/// The needs of a CTA of the family `F` for elements of `ELEMENT_BYTES`.
 pub trait CompiledIn<F: FamilyType, const ELEMENT_BYTES: usize>: ShippedIn<F> {
     /// Dynamic shared memory of a CTA of the plain images in bytes; variants say what they take in [`Resources`](crate::Resources).
     const SHARED_BYTES: usize;
@@ -152,7 +152,7 @@ macro_rules! kernels {
             )*
         )*
 
-        /// What the types say, as values that a test holds against the catalog.
+        /// The types' numbers as values, which a test compares with the catalog.
         #[cfg(test)]
         const KERNELS: &[(Family, &str, &str, [usize; 7])] = &[$((
             <$family as FamilyType>::FAMILY,

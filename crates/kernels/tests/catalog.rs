@@ -73,7 +73,7 @@ fn names_are_sorted_unique_and_follow_the_contents() {
     }
 }
 
-/// What stands in an image's name between element and target: nothing, or the name of a variant.
+/// The part of an image's name between element and target: nothing, or the name of a variant.
 fn variant(image: &'static Image) -> &'static str {
     image
         .name
@@ -264,7 +264,7 @@ fn ptx_and_cubins_of_a_kernel_agree() {
                     "{} and {}",
                     image.name, other.name
                 );
-                // Of the same options: an image of fewer may keep more of what it has.
+                // Only images of the same options are compared: an image of fewer may keep more of what it has.
                 if image.features == other.features {
                     assert_eq!(
                         image.resources.dynamic_shared_bytes, other.resources.dynamic_shared_bytes,

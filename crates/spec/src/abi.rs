@@ -1,4 +1,4 @@
-//! What a launch hands to a kernel: every parameter block, declared once.
+//! The parameter blocks that launches pass to kernels, each declared once.
 //!
 //! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made
 //! of *parts*, so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take
@@ -689,7 +689,7 @@ impl Pages {
     /// by `rows_log`. The inverse is too large by less than `2^rows_log / rows` of its last place, so that the quotient is exact.
     /// (T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2.)
     ///
-    /// Without rows there is no page to be looked up, and the inverse is that of 1.
+    /// Without rows no page is looked up, and the inverse is that of 1.
     pub const fn of(table: u64, table_row: i64, rows: i32, count: i32) -> Self {
         let divisor = if rows > 0 { rows as u64 } else { 1 };
         let rows_log = divisor.next_power_of_two().trailing_zeros();
@@ -804,7 +804,7 @@ mod tests {
         assert_eq!(size_of::<ForwardTma>(), 1984);
         assert_eq!(std::mem::offset_of!(ForwardTma, forward), 512);
         assert_eq!((size_of::<Merge>(), size_of::<Append>()), (2136, 1392));
-        // What a launch of CUDA 12.0 can carry.
+        // The limit of a launch's parameters in CUDA 12.0, in bytes.
         assert!(size_of::<Merge>().max(size_of::<Append>()) <= 4096);
         assert_eq!(Merge::default().outs.len(), MERGE_PARTS);
         assert_eq!(ForwardTma::default().order.len(), ORDERED_TILES);

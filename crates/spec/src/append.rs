@@ -32,8 +32,8 @@ const NEW_ROWS: Names = Names {
 ///   pages that row `b` of the block table names; without a table page `b` is its only one. Rows beyond the last column of the
 ///   table, or in pages that do not exist, go nowhere.
 ///
-/// Nothing outside of the cache is ever written, whatever the numbers on a device are. If two rows go to one slot, either may stay
-/// there on a GPU; on the CPU the last does.
+/// Nothing outside the cache is ever written, even if numbers on a device are out of range. If two rows go to one slot, either may
+/// stay there on a GPU; on the CPU the last does.
 #[derive(Debug, Clone)]
 pub struct Append {
     types: Types,
@@ -65,7 +65,7 @@ pub struct AppendBuilder<'a> {
     wide_positions: bool,
     rotary: Option<Rotary>,
     scale_counts: [usize; 2],
-    /// What the host knows of key lengths that are on a device.
+    /// Key lengths that the host knows although they are on a device.
     known_lengths: Option<&'a [i32]>,
 }
 
@@ -139,7 +139,7 @@ impl Append {
         }
     }
 
-    /// The heads and their sizes; without queries there are no query heads.
+    /// The heads and their sizes; without queries the number of query heads is 0.
     pub const fn heads(&self) -> Heads {
         heads(
             self.layouts[Operand::Q as usize].as_ref(),
@@ -245,7 +245,7 @@ impl Append {
         (expected.bytes.reach() / expected.size) as usize
     }
 
-    /// What the memory of each operand must be.
+    /// The requirements on the memory of each operand.
     pub const fn expected(&self) -> &Slots<Expected> {
         &self.expected
     }
@@ -297,7 +297,7 @@ impl<'a> AppendBuilder<'a> {
         self.numbers(Operand::KeyLengths, Numbers::Device(sequences))
     }
 
-    /// What the host knows of lengths that are in device memory now; of a launch that is captured and repeated they may be others.
+    /// Lengths that the host knows to be in device memory now; repeated launches of a captured graph may find other ones.
     pub fn known_lengths(mut self, lengths: &'a [i32]) -> Self {
         self.known_lengths = Some(lengths);
         self
@@ -328,7 +328,7 @@ impl<'a> AppendBuilder<'a> {
         self
     }
 
-    /// Of each sequence's new rows only the first `lengths[b]` exist; the others are neither written nor rotated.
+    /// Limits each sequence's new rows to the first `lengths[b]`; the others are neither written nor rotated.
     pub fn row_lengths(self, lengths: &'a [i32]) -> Self {
         self.numbers(Operand::RowLengths, Numbers::Host(lengths))
     }
@@ -344,7 +344,7 @@ impl<'a> AppendBuilder<'a> {
         self
     }
 
-    /// Of each row of k, counted through the batch, the position by which it is rotated; a negative one counts as 0. Default: its
+    /// Sets the position by which each row of k, counted through the batch, is rotated; a negative one counts as 0. Default: its
     /// place in its sequence. [Tables](Rotary::with_tables) have a row for each position.
     pub fn positions(self, positions: &'a [i32]) -> Self {
         self.numbers(Operand::Positions, Numbers::Host(positions))
@@ -468,7 +468,7 @@ impl<'a> AppendBuilder<'a> {
 }
 
 impl Append {
-    /// What the memory of an operand must be, after the layout of a tensor is checked.
+    /// Checks the layout of an operand and returns the requirements on its memory.
     fn expect(&self, operand: Operand, scale_counts: [usize; 2]) -> Result<Expected> {
         let argument = operand.name();
         let access = match operand {
@@ -541,7 +541,7 @@ impl Append {
         Ok(Expected::tensor(argument, layout, size, access, size as u64).of_type(element))
     }
 
-    /// The type of an operand's elements; `None` if they are no elements of tensors, such as whole numbers.
+    /// The type of an operand's elements; `None` if they are not elements of tensors, such as whole numbers.
     pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
         match (operand, operand.elements()) {
             (Operand::KPages | Operand::VPages, _) => Some(self.types.k),

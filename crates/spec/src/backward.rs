@@ -108,7 +108,7 @@ impl Backward {
         self.gradient_type
     }
 
-    /// Whether gradients are added to what is there.
+    /// Returns true if gradients are added to the present values.
     pub const fn adds(&self) -> bool {
         self.adds
     }
@@ -138,7 +138,7 @@ impl Backward {
     /// Arithmetic of the backward pass by the usual count: five products where the forward pass has two.
     pub fn flops(&self) -> u128 {
         let heads = self.call.heads();
-        // Of scores, dq and dk; of d_out v and dv.
+        // Operations for scores, dq and dk, then for d_out v and dv.
         let of_a_pair = 3 * heads.dim + 2 * heads.value_dim;
         2 * self.call.visible_pairs() * heads.query as u128 * of_a_pair as u128
     }
@@ -190,7 +190,7 @@ impl BackwardBuilder {
         }
     }
 
-    /// Whether gradients are added to what is there, instead of replacing it. Default: no.
+    /// Sets whether gradients are added to the present values, instead of replacing them. Default: no.
     pub fn adds(self, adds: bool) -> Self {
         BackwardBuilder { adds, ..self }
     }

@@ -98,7 +98,7 @@ impl Call {
         self.terms.types.q
     }
 
-    /// The type of an operand's elements; `None` if they are no elements of tensors, such as whole numbers.
+    /// The type of an operand's elements; `None` if they are not elements of tensors, such as whole numbers.
     pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
         match operand.elements() {
             Elements::Queries => Some(self.terms.types.q),
@@ -346,7 +346,7 @@ impl Call {
     }
 
     /// Checks the numbers of an operand against what the call says: their count, and that each is one that the operand may have. The
-    /// scales of keys times the call's scale are no larger than [`Scoring::MAX_SCALE`]. (Where nobody can look at them, on a GPU, kernels
+    /// scales of keys times the call's scale are no larger than [`Scoring::MAX_SCALE`]. (On a GPU, where they cannot be checked, kernels
     /// take a product beyond the range of `f32` as the end of it.)
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What an image says it can do: its role, its schedule and its features.
+//! The capabilities that an image declares: its role, its schedule and its features.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign, Sub};
@@ -47,7 +47,7 @@ impl Features {
         Features(1 << bit)
     }
 
-    /// The set with these bits; `None` if one of them is no feature.
+    /// The set with these bits; `None` if one of them is not a feature.
     pub const fn from_bits(bits: u32) -> Option<Self> {
         match bits & !Self::all().0 {
             0 => Some(Features(bits)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-/// A number in 8 bits, of which a cache may hold keys and values: a sign, 4 bits of exponent and 3 of fraction, which PyTorch calls
+/// An 8-bit number, in which a cache may hold keys and values: a sign, 4 bits of exponent and 3 of fraction, which PyTorch calls
 /// `float8_e4m3fn` and safetensors `F8_E4M3`. Its largest numbers are ±448, the smallest step is 2^-9. It has NaN, but no infinities.
 ///
 /// ```
@@ -68,7 +68,8 @@ impl E4m3 {
         E4m3(sign | bits as u8)
     }
 
-    /// What a cache with this scale holds of a number: the nearest to `value / scale`, which is divided in `f32`.
+    /// Rounds a number to the one that a cache with this scale holds: the nearest to `value / scale`, which is
+    /// divided in `f32`.
     pub const fn quantize(value: f32, scale: f32) -> Self {
         Self::from_f32(value / scale)
     }

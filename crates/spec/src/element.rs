@@ -48,7 +48,7 @@ pub struct MemoryType {
 }
 
 impl MemoryType {
-    /// The type `T`. Bytes (`u8`) are elements of whatever type the description has.
+    /// The type `T`. Bytes (`u8`) are elements of any type that the description has.
     pub fn of<T: Pod>() -> Self {
         MemoryType {
             size: size_of::<T>(),
@@ -61,7 +61,7 @@ impl MemoryType {
         self.size
     }
 
-    /// Refuses elements of another type than `expected`, or of another size. `None` is the type of whole numbers.
+    /// Refuses elements whose type or size differs from `expected`. `None` is the type of whole numbers.
     pub fn check(
         self,
         argument: &'static str,
@@ -80,7 +80,7 @@ impl MemoryType {
     }
 }
 
-/// Refuses elements of another type than expected, as far as both are known.
+/// Refuses elements whose type differs from the expected one, as far as both are known.
 pub fn check_type(
     argument: &'static str,
     expected: Option<ElementType>,

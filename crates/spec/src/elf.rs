@@ -61,7 +61,7 @@ impl<'a> Elf<'a> {
     /// Reads the header and the section table.
     ///
     /// # Errors
-    /// [`ElfError`] if the bytes are not ELF64 or a table reaches past their end. Never panics, whatever the bytes.
+    /// [`ElfError`] if the bytes are not ELF64 or a table reaches past their end. Never panics, for any bytes.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ElfError> {
         if !bytes.starts_with(MAGIC) {
             return Err(ElfError {

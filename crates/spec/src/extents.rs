@@ -1,4 +1,4 @@
-//! Rules for the extents of tensors, whatever they are tensors of.
+//! Rules for the extents of any kind of tensor.
 
 use crate::{Invalid, MAX_LEN, Result};
 
@@ -52,7 +52,7 @@ pub fn expect_room(argument: &'static str, needed: usize, available: usize) -> R
     }
 }
 
-/// Whether an argument is there exactly if the options ask for it.
+/// Checks that an argument is given if and only if the options ask for it.
 pub fn expect_presence(argument: &'static str, wanted: bool, given: bool) -> Result<()> {
     match (wanted, given) {
         (true, false) => Err(Invalid::presence(

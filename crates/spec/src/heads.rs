@@ -43,7 +43,7 @@ impl Heads {
         }
     }
 
-    /// With so many key/value heads.
+    /// Sets the number of key/value heads.
     pub const fn key_value(self, key_value: usize) -> Self {
         Heads { key_value, ..self }
     }
@@ -75,7 +75,7 @@ impl Heads {
         }
     }
 
-    /// Returns true if a head of any of the tensors is whole pieces of so many elements.
+    /// Returns true if all head sizes are multiples of `elements`.
     pub const fn are_multiples_of(&self, elements: usize) -> bool {
         self.dim.is_multiple_of(elements) && self.value_dim.is_multiple_of(elements)
     }
@@ -83,7 +83,7 @@ impl Heads {
     /// Checks that attention can have such heads.
     ///
     /// # Errors
-    /// [`Invalid::HeadDimUnsupported`] if a head size is no multiple of 8 between 8 and [`MAX_HEAD_DIM`];
+    /// [`Invalid::HeadDimUnsupported`] if a head size is not a multiple of 8 between 8 and [`MAX_HEAD_DIM`];
     /// [`Invalid::HeadsNotMultiple`] if there are none, or the query heads are not a multiple of the key/value heads.
     pub fn validate(&self) -> Result<()> {
         for (argument, head_dim) in [("q", self.dim), ("v", self.value_dim)] {
@@ -110,7 +110,7 @@ impl Heads {
         }
     }
 
-    /// Returns true if values have another head size than keys.
+    /// Returns true if the head size of values differs from that of keys.
     pub const fn values_differ(&self) -> bool {
         self.value_dim != self.dim
     }

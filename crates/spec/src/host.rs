@@ -34,7 +34,7 @@ impl<'a> HostInputs<'a> {
             .with(Operand::V, v)
     }
 
-    /// The memory of an operand. Bytes (`u8`) are elements of whatever type the description has.
+    /// The memory of an operand. Bytes (`u8`) are elements of any type that the description has.
     pub fn with<T: Pod>(mut self, operand: Operand, memory: &'a [T]) -> Self {
         self.set(operand, memory);
         self
@@ -62,7 +62,7 @@ impl<'a> HostInputs<'a> {
         }
         bytemuck::try_cast_slice(slice.bytes)
             .or_else(|error| match error {
-                // Bytes behind the last whole element are nobody's.
+                // Bytes after the last whole element are unused.
                 PodCastError::OutputSliceWouldHaveSlop => {
                     let whole = slice.bytes.len() / size_of::<T>() * size_of::<T>();
                     bytemuck::try_cast_slice(&slice.bytes[..whole])
@@ -113,7 +113,7 @@ impl<'a> HostOutputs<'a> {
         self.with(Operand::Lse, lse)
     }
 
-    /// The memory of an operand. Bytes (`u8`) are elements of whatever type the description has.
+    /// The memory of an operand. Bytes (`u8`) are elements of any type that the description has.
     pub fn with<T: Pod>(mut self, operand: Operand, memory: &'a mut [T]) -> Self {
         if operand == Operand::VPages {
             // In a memory of their own, not in that of the keys.

@@ -1,4 +1,4 @@
-//! What can be wrong with the description of a call.
+//! Errors in the description of a call.
 
 use crate::{ElementType, MAX_HEAD_DIM, Values};
 
@@ -38,11 +38,11 @@ pub enum Invalid {
         argument: &'static str,
         /// The dimension: batch, length, heads or head size.
         dimension: &'static str,
-        /// What it has.
+        /// The number found.
         found: usize,
-        /// What it is compared with.
+        /// The argument that it is compared with.
         other: &'static str,
-        /// What that has.
+        /// The number that this one has.
         expected: usize,
     },
 
@@ -57,7 +57,7 @@ pub enum Invalid {
         stride: usize,
     },
 
-    /// A tensor has another element type than the others, or than the call was built for.
+    /// A tensor's element type differs from that of the others, or from the one the call was built for.
     #[error("{argument} has elements of type {found}, but must have {expected}")]
     ElementMismatch {
         /// The tensor at fault.
@@ -115,7 +115,7 @@ pub enum Invalid {
     OutputOverlaps {
         /// The tensor at fault.
         argument: &'static str,
-        /// What it overlaps with.
+        /// The argument that it overlaps with.
         other: String,
     },
 
@@ -248,9 +248,9 @@ pub enum Invalid {
         argument: &'static str,
         /// The dimension.
         dimension: &'static str,
-        /// What it is.
+        /// The value found.
         found: usize,
-        /// What it may be.
+        /// The largest value allowed.
         limit: usize,
     },
 
@@ -275,7 +275,7 @@ pub enum Invalid {
         argument: &'static str,
         /// Its device address.
         address: u64,
-        /// What the address must be a multiple of, in bytes.
+        /// The required alignment of the address, in bytes.
         alignment: u64,
     },
 
@@ -293,7 +293,7 @@ pub enum Invalid {
     Presence {
         /// The argument at fault.
         argument: &'static str,
-        /// What is wrong.
+        /// The rule that is broken.
         rule: &'static str,
     },
 }
@@ -354,7 +354,7 @@ impl Invalid {
     }
 }
 
-/// What to do about a head size that has no kernel: padding helps only up to the largest.
+/// Advice for a head size without a kernel: padding helps only up to the largest.
 fn head_size_advice(argument: &str, head_dim: usize) -> &'static str {
     match head_dim {
         0 => "a head size must be at least 8",

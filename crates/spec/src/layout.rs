@@ -148,7 +148,7 @@ impl Layout {
         })
     }
 
-    /// The same tensor repeated along every dimension in which it has the extent 1. Unlike those of the other tensors, the last
+    /// Broadcasts the tensor along every dimension in which it has the extent 1. Unlike those of the other tensors, the last
     /// dimension may have any step.
     pub fn broadcast_to(&self, argument: &'static str, shape: [usize; 4]) -> Result<Layout> {
         const NAMES: [&str; 4] = ["batch", "queries", "heads", "keys"];
@@ -235,8 +235,8 @@ impl<'a, T: Copy> View<'a, T> {
     /// The elements without gaps, in the order batch, row, head, head dimension.
     ///
     /// # Errors
-    /// [`Invalid::BufferTooSmall`] or [`Invalid::LayoutTooLarge`], naming `argument`; [`Invalid::Allocation`] if there is no memory for all
-    /// elements of a layout that repeats some.
+    /// [`Invalid::BufferTooSmall`] or [`Invalid::LayoutTooLarge`], naming `argument`; [`Invalid::Allocation`] if
+    /// memory does not suffice for all elements of a layout that repeats some.
     pub fn to_dense(&self, argument: &'static str) -> Result<Vec<T>> {
         self.layout.validate(argument)?;
         self.layout.check_buffer(argument, self.data.len())?;

@@ -83,7 +83,7 @@ impl SideLengths {
     }
 }
 
-/// What a caller says of one side's lengths, before it is checked.
+/// One side's lengths as the caller gives them, before they are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LengthsRequest<'a> {
     pub offsets: Request<'a>,
@@ -99,7 +99,7 @@ impl LengthsRequest<'_> {
         self.longest = Some(longest);
     }
 
-    /// The same for keeping; `None` if it has a list on the host.
+    /// A copy that owns its data; `None` if it has a list on the host.
     pub(crate) fn kept(&self) -> Option<LengthsRequest<'static>> {
         Some(LengthsRequest {
             offsets: self.offsets.kept()?,

@@ -1,6 +1,6 @@
-//! What calls and kernels are made of, for those who describe calls, launch kernels or build them: the table of operands and options
-//! ([`table`]), elements, layouts, lengths and options of a call, described and checked, the blocks of parameters that kernels take
-//! ([`abi`]), and the record that each image carries ([`record`]). Nothing here knows a GPU, a driver or an image.
+//! The vocabulary of calls and kernels, for code that describes calls, launches kernels or builds them: the table of operands and
+//! options ([`table`]), elements, layouts, lengths and options of a call, described and checked, the blocks of parameters that
+//! kernels take ([`abi`]), and the record that each image carries ([`record`]). Nothing here knows a GPU, a driver or an image.
 //!
 //! Users reach all of it through `warptile`, which takes exactly this version: alone it promises nothing.
 

@@ -16,5 +16,5 @@ pub const MAX_PAGE_ROWS: usize = abi::MAX_PAGE_ROWS;
 /// Names of the dimensions, in the order of [`Layout::shape`](crate::Layout::shape), as error messages use them.
 pub const DIMENSIONS: [&str; 4] = ["batch", "length", "heads", "head size"];
 
-/// The same of tensors that consist of pages.
+/// The names of the dimensions of tensors that consist of pages.
 pub const PAGE_DIMENSIONS: [&str; 4] = ["pages", "page rows", "heads", "head size"];

@@ -15,8 +15,8 @@ pub enum Diagonal {
     /// with a cache wants.
     #[default]
     BottomRight,
-    /// `i + offset`, in every sequence of a batch: for a chunk of a prompt, or queries of which others have the first. The offset may be
-    /// negative.
+    /// `i + offset`, in every sequence of a batch: for a chunk of a prompt, or where other calls have the first queries. The offset may
+    /// be negative.
     At(i32),
 }
 
@@ -126,7 +126,7 @@ impl Mask {
         }
     }
 
-    /// The same sides of another diagonal.
+    /// The same window around another diagonal.
     pub const fn diagonal(self, diagonal: Diagonal) -> Self {
         Mask { diagonal, ..self }
     }

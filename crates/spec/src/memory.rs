@@ -8,12 +8,12 @@ use crate::{ElementType, Invalid, Layout, MemoryType, Result};
 pub enum Access {
     /// It reads the memory.
     Read,
-    /// It writes the memory, which nobody else may touch meanwhile.
+    /// It writes the memory, to which it needs exclusive access meanwhile.
     Write,
 }
 
 impl Access {
-    /// Refuses memory of an argument that is given for another access than this.
+    /// Refuses memory of an argument that is given for a different access.
     pub fn check(self, argument: &'static str, given: Access) -> Result<()> {
         match self {
             _ if given == self => Ok(()),
@@ -29,14 +29,14 @@ impl Access {
     }
 }
 
-/// What a call expects of one slot.
+/// The requirements of a call on one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// The name that errors give it.
     pub name: &'static str,
     /// True if the call has it; if not, it must not be given.
     pub wanted: bool,
-    /// Whether the operation reads or writes it.
+    /// The access of the operation: a read or a write.
     pub access: Access,
     /// Where its bytes lie, from its address on.
     pub bytes: Strided,
@@ -282,7 +282,7 @@ impl Strided {
         self.reach
     }
 
-    /// The same bytes in as few and as large pieces as they make: heads that lie side by side are one piece.
+    /// Joins neighbouring pieces, so that the same bytes are as few pieces as possible: adjacent heads become one.
     fn joined(mut self) -> Self {
         self.steps.sort_unstable();
         for step in &mut self.steps {
@@ -328,7 +328,7 @@ impl Strided {
     }
 }
 
-/// Distance in bytes and number of pieces along a dimension. A step that is never taken is 0, whatever the layout says.
+/// Distance in bytes and number of pieces along a dimension. A step that is never taken is 0, regardless of the layout.
 fn steps(extent: usize, stride: usize, size: u64) -> (u64, u64) {
     match extent {
         0 | 1 => (0, extent as u64),

@@ -8,7 +8,7 @@ use crate::{
     check_alone, expect_same,
 };
 
-/// What every lse of a merge is a logarithm to.
+/// The base of the logarithm in every lse of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum LseBase {
     /// e: that of this library, FlashAttention and PyTorch.
@@ -36,7 +36,7 @@ impl LseBase {
     }
 }
 
-/// There are no parts, or too many.
+/// The error for zero parts or too many of them.
 pub fn no_parts(found: usize) -> Invalid {
     match found {
         0 => Invalid::count("parts", found, 1),
@@ -128,7 +128,7 @@ impl Merge {
         self.element
     }
 
-    /// What each lse is a logarithm to.
+    /// The base of each lse's logarithm.
     pub const fn base(&self) -> LseBase {
         self.base
     }
@@ -187,7 +187,7 @@ impl Merge {
 }
 
 impl MergeBuilder<'_> {
-    /// What each lse is a logarithm to, the merged one too. Default: natural.
+    /// Sets the base of each lse's logarithm, that of the merged one included. Default: natural.
     pub fn base(self, base: LseBase) -> Self {
         MergeBuilder { base, ..self }
     }
@@ -280,7 +280,8 @@ impl<'a> MergeBuilder<'a> {
     }
 }
 
-/// What a tensor of an operation must be in memory, after its layout is checked. Its extents come from the tensor called `other`.
+/// Checks the layout of a tensor of an operation and returns the requirements on its memory. Its extents come from the tensor
+/// called `other`.
 fn slot(
     argument: &'static str,
     layout: &Layout,

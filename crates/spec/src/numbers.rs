@@ -42,7 +42,7 @@ impl<H, D> Numbers<H, D> {
     }
 }
 
-/// What a caller says of a list before it is checked: its numbers, or how many the device has.
+/// A list as the caller gives it, before it is checked: its numbers, or how many the device has.
 pub type Request<'a, T = i32> = Numbers<&'a [T], usize>;
 
 impl<T> Request<'_, T> {

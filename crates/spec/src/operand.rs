@@ -1,10 +1,10 @@
-//! What an operation reads and writes: its operands, and values that there are one of for each.
+//! The operands that an operation reads and writes, and tables with a value for each of them.
 
 use std::ops::{Index, IndexMut};
 
 use crate::capability::Features;
 
-/// What the elements of an operand are arranged as.
+/// The arrangement of an operand's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -12,7 +12,7 @@ pub enum Kind {
     Queries,
     /// Rows of keys or of values, `[batch, length, heads, head size]` or in pages.
     Keys,
-    /// An element for each score, `[batch, queries, heads, keys]`, of which any extent may be 1.
+    /// An element for each score, `[batch, queries, heads, keys]`, where any extent may be 1.
     Scores,
     /// A row of numbers.
     List(Count),
@@ -324,7 +324,7 @@ impl<P: Default> Default for Slots<P> {
 }
 
 impl<P: Copy> Slots<P> {
-    /// The same value for each operand.
+    /// A table with one value for all operands.
     #[inline]
     pub const fn filled(value: P) -> Self {
         Slots([value; Operand::COUNT])

@@ -38,7 +38,7 @@ impl TableLayout {
         TableLayout { shape, row_stride }
     }
 
-    /// The same as a layout of elements, for what is done with those.
+    /// The layout of the pages' elements, for code that handles elements.
     pub const fn elements(&self) -> Layout {
         let [sequences, columns] = self.shape;
         Layout::new([1, sequences, 1, columns], [0, self.row_stride, 0, 1])
@@ -116,7 +116,7 @@ impl Pages {
     }
 }
 
-/// What a caller says of the block table, before it is checked.
+/// The block table as the caller gives it, before it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableRequest<'a> {
     pub entries: Request<'a>,
@@ -165,7 +165,7 @@ impl TableRequest<'_> {
             }
             _ => (Numbers::Device(()), self.layout),
         };
-        // Numbers on the device nobody has checked, and where there is no page no kernel can clamp them.
+        // Numbers on the device are unchecked, and without any page kernels cannot clamp them.
         if count == 0 && keys.bound > 0 && sequences > 0 {
             return Err(Invalid::Pages {
                 argument: "k",

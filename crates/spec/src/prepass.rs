@@ -183,7 +183,7 @@ impl<'a> PrepassBuilder<'a> {
 }
 
 impl Prepass {
-    /// Of checked layouts and lengths.
+    /// Builds a pre-pass from checked layouts and lengths.
     pub(crate) fn new(
         element: ElementType,
         [out, d_out]: [Layout; 2],

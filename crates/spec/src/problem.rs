@@ -1,4 +1,4 @@
-//! What is fixed of a call: what a plan is made for, and what a prepared one is found again by.
+//! The part of a call that planning depends on; the cache key of prepared plans.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ pub struct Problem {
 }
 
 impl Call {
-    /// What is fixed of the call, bounds rounded up: what a plan is made for and found again by.
+    /// The part of the call that planning depends on, with bounds rounded up; the cache key of prepared plans.
     pub fn problem(&self) -> Problem {
         Problem::of(self)
     }
@@ -52,7 +52,7 @@ impl Problem {
         let (queries, keys) = (call.queries(), call.keys());
         let batch = rounded(call.batch());
         let (query_len, key_len) = (rounded(call.query_len()), rounded_keys(call.key_len()));
-        // Of a packed tensor all rows, of a dense one those of every batch entry.
+        // All rows: of a packed tensor its length, of a dense one the length of every batch entry together.
         let total = |packed: bool, rows: usize, each: usize| match packed {
             true => rounded(rows),
             false => batch.saturating_mul(each),
@@ -130,7 +130,7 @@ impl Problem {
         self.packed_queries
     }
 
-    /// Of paged keys and values, the largest power of two that divides the rows of a page: a tile of so many keys lies in one
+    /// The largest power of two that divides the rows of a page of keys and values: a tile of that many keys lies in one
     /// page. `None` if they are not paged.
     pub const fn page_rows(&self) -> Option<usize> {
         match self.page_rows {
@@ -169,7 +169,7 @@ impl Problem {
         self.aligned
     }
 
-    /// What an image must be able to do to compute this.
+    /// The features that an image needs to compute this problem.
     pub fn needs(&self) -> Features {
         let wanted = [
             (self.packed_queries || self.packed_keys, Features::PACKED),

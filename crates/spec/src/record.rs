@@ -11,7 +11,7 @@ pub const SYMBOL: &str = "warptile_record";
 
 const RECORD_BYTES: usize = size_of::<RecordWords>();
 
-/// What an image says of itself: the C++ [`RecordWords`], checked.
+/// The record with which an image describes itself: the C++ [`RecordWords`], checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ImageRecord {
@@ -19,7 +19,7 @@ pub struct ImageRecord {
     pub role: Role,
     /// How tiles come to its CTAs.
     pub schedule: Schedule,
-    /// What it can do beside plain attention.
+    /// The features of the image beyond plain attention.
     pub features: Features,
     /// Tile shape.
     pub tiling: TileShape,
@@ -157,7 +157,7 @@ pub enum RecordError {
     /// A number that this version has no name for.
     #[error("`{SYMBOL}` names a {what} that this version does not know: {found:#x}")]
     Unknown {
-        /// What the number stands for.
+        /// The meaning of the number.
         what: &'static str,
         /// The number.
         found: u32,

@@ -37,19 +37,19 @@ pub struct Rotary {
 /// Where the angles come from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Angles {
-    /// Of each pair the turns that a position adds, in units of 2^-64.
+    /// The turns that a position adds to each pair, in units of 2^-64.
     Turns(Arc<[u64]>),
     /// From tables of cosines and sines, both `[1, positions, 1, size / 2]`.
     Tables {
-        /// Of both.
+        /// The element type of both tables.
         element: ElementType,
-        /// Of both.
+        /// The layout of both tables.
         layout: Layout,
     },
 }
 
 impl Rotary {
-    /// Of the first `size` elements, pair i by `position * base^(-2i / size)`; the usual base is 10000.
+    /// Rotates the first `size` elements, pair i by `position * base^(-2i / size)`; the usual base is 10000.
     ///
     /// # Errors
     /// [`Invalid::RotarySize`] if the size is odd, 0 or more than 256; [`Invalid::NonFinite`] if the base gives no finite angles.
@@ -89,7 +89,7 @@ impl Rotary {
     /// position side by side, sines begin `size / 2` elements later.
     ///
     /// The tables need a row for every position. [`AppendBuilder::build`](crate::AppendBuilder::build) refuses positions beyond
-    /// them that the host knows. Positions that follow from numbers on a device nobody has checked: there a position beyond the last row is
+    /// them that the host knows. Positions that follow from numbers on a device are unchecked: one beyond the last row is
     /// turned by the last row.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 
 use crate::{E4m3, ElementType, Invalid, Operand, Result};
 
-/// A number of a scaled [`ElementType`]: one byte, of which all bits have a meaning.
+/// A number of a scaled [`ElementType`]: one byte, all bit patterns of which are valid.
 ///
 /// Sealed: the kernels exist for these types only.
 pub trait Quantized: Pod + Send + Sync + sealed::Sealed {

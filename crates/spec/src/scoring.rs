@@ -124,8 +124,8 @@ impl Scoring {
         )
     }
 
-    /// Checks the numbers: the scale is at most [`MAX_SCALE`](Self::MAX_SCALE), negative or not; a softcap is a normal number that
-    /// is no larger, and not so small that the scale divided by it is.
+    /// Checks the numbers: the scale is at most [`MAX_SCALE`](Self::MAX_SCALE), negative or not; a softcap is a normal number up
+    /// to the same limit, and not so small that the scale divided by it is.
     ///
     /// # Errors
     /// [`Invalid::NonFinite`] or [`Invalid::ScaleTooLarge`] for the scale, [`Invalid::InvalidSoftcap`].
@@ -153,7 +153,7 @@ impl Scoring {
         self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
     }
 
-    /// What an image must be able to do for these options.
+    /// The features that an image needs for these options.
     pub fn needs(&self) -> Features {
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
@@ -215,7 +215,7 @@ pub fn check_factor(argument: &'static str, value: f64) -> Result<()> {
     }
 }
 
-/// What a score is made of beside the dot product; see [`Scoring::score`].
+/// The terms of a score in addition to the dot product; see [`Scoring::score`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScoreTerms {
     /// Factor of the dot product: [`Scoring::scale_of`].

@@ -9,7 +9,7 @@ pub struct TileShape {
     pub block_n: u32,
     /// Head size of queries and keys the tile is laid out for; smaller heads are padded with zeros on chip.
     pub head_dim: u32,
-    /// Likewise that of values and the output.
+    /// Head size of values and the output the tile is laid out for.
     pub value_dim: u32,
     /// K/V tiles in flight.
     pub stages: u32,
@@ -46,7 +46,7 @@ impl TileShape {
         ]
     }
 
-    /// Bytes of a tile's unfinished result: rows of values in fp32, with so many sums each.
+    /// Bytes of a tile's unfinished result: rows of values in fp32, each with `sums` sums.
     pub const fn part_bytes(&self, sums: usize) -> usize {
         self.block_m as usize * (self.value_dim as usize + sums) * size_of::<f32>()
     }

@@ -30,7 +30,7 @@ impl Call {
         self.check_key_scales(inputs.elements(Operand::KScale)?.unwrap_or_default())
     }
 
-    /// What is expected of the memory of an operand that the call has.
+    /// The requirements on the memory of an operand that the call has.
     pub(crate) fn expect(&self, operand: Operand) -> Expected {
         let element = self.type_of(operand);
         let size = match operand.kind() {

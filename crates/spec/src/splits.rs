@@ -20,7 +20,7 @@ use crate::{Invalid, Result};
 ///   tile of rows leaves its part in device memory until all are added up. Chunks of some hundred queries keep that
 ///   in bounds. Where only the device knows lengths it follows from their bounds (`Keys::longest`,
 ///   `KvCacheBuilder::longest`).
-/// - On the CPU nothing changes: its bits are the same either way, whatever `n` is.
+/// - On the CPU nothing changes: its bits are the same either way, for every `n`.
 ///
 /// A NaN or an infinity in `v` may reach queries of its sequence from which a mask hides its key, and which ones
 /// depends on where keys are cut and on the tiles of rows: the weight of a hidden key is 0, and 0 times either is
@@ -48,8 +48,8 @@ pub enum Splits {
     /// So that all CTAs have as much to do: the fastest.
     #[default]
     Even,
-    /// At every multiple of so many keys, counted from a sequence's first: a power of two from [`Splits::MIN_KEYS`] to
-    /// [`Splits::MAX_KEYS`]. Fewer occupy more CTAs with short sequences, more leave fewer parts to add up.
+    /// At every multiple of this many keys, counted from a sequence's first: a power of two from [`Splits::MIN_KEYS`]
+    /// to [`Splits::MAX_KEYS`]. Fewer occupy more CTAs with short sequences, more leave fewer parts to add up.
     EveryKeys(u32),
 }
 

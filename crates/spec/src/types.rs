@@ -44,7 +44,7 @@ impl ElementType {
     /// The byte of a scaled type that is nearest to a number divided by its scale.
     ///
     /// # Panics
-    /// Of a type that is not scaled.
+    /// If the type is not scaled.
     #[inline]
     pub fn quantize(self, number: f32, scale: f32) -> u8 {
         match self {
@@ -56,7 +56,7 @@ impl ElementType {
     /// The number that a byte of a scaled type stands for, without its scale.
     ///
     /// # Panics
-    /// Of a type that is not scaled.
+    /// If the type is not scaled.
     #[inline]
     pub const fn dequantize(self, bits: u8) -> f32 {
         match self {
@@ -143,7 +143,7 @@ impl Types {
         }
     }
 
-    /// What an image must be able to do to take tensors of these types.
+    /// The features that an image needs to take tensors of these types.
     pub fn needs(self) -> Features {
         match self.scaled() {
             Some(_) => Features::E4M3,

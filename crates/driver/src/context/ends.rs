@@ -9,7 +9,7 @@ use crate::context::{Context, lock};
 use crate::driver::{Driver, call};
 use crate::error::Result;
 
-/// What is known of the work that streams left behind.
+/// The known ends of the work that streams left behind.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     /// At the end of each stream that was not done when it went.
@@ -61,7 +61,7 @@ impl Ends {
         over
     }
 
-    /// Destroys the events, of streams that are known to be done or that nobody waits for. The context is current.
+    /// Destroys the events, of streams that are known to be done or that are not waited for. The context is current.
     pub(super) fn forget(self, driver: &Driver) {
         for event in self.events {
             destroy(driver, event);

@@ -1,4 +1,4 @@
-//! What was launched last, for naming suspects.
+//! The latest launches, for naming suspects.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

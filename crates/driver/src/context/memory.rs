@@ -14,9 +14,9 @@ use crate::error::Result;
 const KEPT_BYTES: u64 = 1 << 30;
 
 impl Context {
-    /// Makes the pool, which keeps up to `KEPT_BYTES` of unused memory: by default one would give
-    /// everything unused back at each synchronization. One of our own, for that is no choice to make
-    /// for the others who use the device's default pool.
+    /// Makes the pool, which keeps up to `KEPT_BYTES` of unused memory: by default one would give everything unused
+    /// back at each synchronization. It is a pool of our own, because other users of the device's default pool should
+    /// not be affected.
     pub(super) fn make_pool(&self) -> Result<()> {
         let _current = self.enter()?;
         let _relaxed = self.relaxed()?;

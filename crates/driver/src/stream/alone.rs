@@ -90,7 +90,8 @@ impl Stream {
         let mut kernels = lock(&self.inner.alone);
         let kernel = known(&mut kernels, module, function);
         kernel.launches = kernel.launches.saturating_add(1);
-        // Making a graph breaks the captures that the thread minds, and nobody says that a change of its parameters does not.
+        // Making a graph breaks the captures that the thread minds, and the documentation does not say that a change of its
+        // parameters leaves them intact.
         let _relaxed = context.relaxed()?;
         match &kernel.graph {
             None if kernel.launches <= LAUNCHES_BEFORE => return Ok(None),

@@ -1,4 +1,4 @@
-//! Whether a stream is in a capture, and what its graph keeps.
+//! The capture that a stream is in, and the values that its graph keeps.
 
 use std::any::Any;
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::gate::Pass;
 
-/// What [`Stream::status`] does, in words.
+/// The description of [`Stream::status`] in errors.
 const ASKING: &str = "asking which capture the stream is in";
 
-/// Whether a stream is in a capture.
+/// The capture status of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     /// In none.
@@ -41,7 +41,7 @@ impl fmt::Debug for Held<'_> {
     }
 }
 
-/// What launches on a stream need, once for several of them; see [`Stream::launching`].
+/// The state that launches on a stream need, made once for several of them; see [`Stream::launching`].
 pub struct Launching<'a> {
     stream: &'a Stream,
     capture: Option<CaptureId>,
@@ -280,7 +280,7 @@ impl Inner {
             && !self.context.captures().active()
     }
 
-    /// Returns true if the stream is in a capture, or nobody can tell. The context is current.
+    /// Returns true if the stream is in a capture, or if that is unknown. The context is current.
     pub(super) fn is_captured(&self) -> bool {
         let ask = || {
             let mut status = CUstreamCaptureStatus::NONE;

@@ -47,8 +47,8 @@ impl Stream {
         self.inner.keeps_spares.store(true, Ordering::Relaxed);
     }
 
-    /// Memory of the pool of just so many bytes that was dropped before: whatever used it comes before what is queued from now on, as
-    /// if it had been freed and allocated in the stream's order. None for a stream that may be in a capture.
+    /// Memory of the pool that was dropped before and has exactly `bytes` bytes: its earlier uses come before what is queued from now
+    /// on, as if it had been freed and allocated in the stream's order. None for a stream that may be in a capture.
     pub(crate) fn spare(&self, bytes: usize) -> Option<CUdeviceptr> {
         if !self.inner.keeps_spares.load(Ordering::Relaxed) {
             return None;
@@ -171,7 +171,7 @@ impl Inner {
         if !self.launched.load(Ordering::Relaxed) {
             return;
         }
-        // Of a stream in somebody else's capture no event tells the end of what came before that.
+        // For a stream in another owner's capture no event marks the end of the work before it.
         let known = !self.is_captured() && {
             let marked = self.context.mark_end(self.raw);
             marked.or_else(|_| self.wait_alone()).is_ok()

@@ -5,7 +5,7 @@ use warptile_driver::{Context, DeviceBuffer, Kernel, KernelOptions, LaunchConfig
 
 pub(crate) const PTX: &[u8] = include_bytes!("../kernels.ptx");
 
-/// What `increment` takes.
+/// The parameters of `increment`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Increment {

@@ -1,4 +1,4 @@
-//! What a GPU and the stand-in both do: each test takes a context and how many elements its larger buffers have.
+//! Tests for a GPU and for the stand-in: each test takes a context and how many elements its larger buffers have.
 //!
 //! A GPU says nothing of a kernel that writes to memory that is somebody else's by then: some other test, at work meanwhile, finds
 //! a wrong number. The stand-in looks at the addresses of every launch, so all that can run there does.

@@ -91,7 +91,8 @@ fn behind_other_work_in_captures_and_on_borrowed_streams_the_kernel_itself_is_la
     fake.assert_clean();
 }
 
-/// A stream keeps graphs of so many kernels, and the module of each: a kernel that was loaded anew is another, even at the same address.
+/// A stream keeps graphs of a limited number of kernels, and the module of each: a kernel that was loaded again is a different one, even
+/// at the same address.
 #[test]
 fn graphs_keep_the_modules_of_their_kernels_and_go_with_the_stream() {
     let fake = FakeDriver::open();

@@ -348,7 +348,7 @@ fn a_module_dropped_in_a_capture_breaks_nothing_and_goes_with_the_next_synchroni
     fake.assert_clean();
 }
 
-/// The driver calls waits, questions and graphs "potentially unsafe", whatever stream they are about.
+/// The driver calls waits, questions and graphs "potentially unsafe", for every stream.
 #[test]
 fn waits_and_graphs_of_ours_break_no_capture_of_somebody_else() {
     let (fake, context, stream) = open();

@@ -152,7 +152,7 @@ fn a_borrowed_stream_given_back_in_its_owners_capture_leaves_its_modules_loaded(
         let buffer = DeviceBuffer::from_slice(&stream, &[1_u32; 8]).unwrap();
         launch(&kernel, &stream, &buffer).unwrap();
         other.capture_during(mode, || drop((buffer, stream, kernel, context)));
-        // The launch came before the capture, and nobody knows whether it is over.
+        // The launch came before the capture, and its end is unknown.
         assert_eq!(fake.launches().len(), 0);
         assert_eq!(fake.live(Kind::Modules), 1);
         drop(other);

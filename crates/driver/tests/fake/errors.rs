@@ -1,4 +1,4 @@
-//! What errors say, and that the context survives those it can survive.
+//! Tests of error texts, and of the errors that a context survives.
 
 use warptile_driver::sys::CUresult;
 use warptile_driver::{DeviceBuffer, DriverError, Kernel, KernelOptions, Module, Stream};

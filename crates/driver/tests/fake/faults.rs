@@ -1,5 +1,5 @@
-//! Every call of a scenario fails once: whatever fails, nothing leaks, nothing is used after its
-//! end, and the context is as good as new afterwards.
+//! Every call of a scenario fails once: in each case nothing leaks, nothing is used after its end, and the context is
+//! as good as new afterwards.
 
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
@@ -38,7 +38,7 @@ fn fail_each_call(configure: fn(&FakeDriver), scenario: Scenario) {
                         "{symbol}: {text}"
                     );
                 }
-                // What fails in a destructor, after the last chance to report it, is lost.
+                // A failure in a destructor, after the last chance to report it, is lost.
                 Ok(()) => assert!(in_destructor(&symbol), "{symbol} failed unnoticed"),
             }
             assert_eq!(

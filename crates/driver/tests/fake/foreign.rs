@@ -1,4 +1,4 @@
-//! What somebody else does with the same driver: raw handles and no type of this crate.
+//! Other users of the same driver: raw handles and no type of this crate.
 
 use std::sync::Arc;
 

@@ -55,7 +55,7 @@ fn the_graph_keeps_what_it_needs() {
     assert_eq!(fake.live(Kind::Modules), 1);
     assert_eq!(fake.live(Kind::DeviceMemory), 3);
     graph.launch(&other).unwrap();
-    // What it kept is freed only after its last launch, though that is on another stream.
+    // The memory it kept is freed only after its last launch, though that is on another stream.
     drop(graph);
     stream.synchronize().unwrap();
     assert_eq!(result.to_vec().unwrap(), [6; 8]);

@@ -1,4 +1,4 @@
-//! What graphs of others keep.
+//! Values that graphs of others keep.
 
 use std::sync::Arc;
 

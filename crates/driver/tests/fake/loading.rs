@@ -8,7 +8,7 @@ use crate::driver;
 
 #[test]
 fn no_driver_says_what_was_tried_and_what_to_do() {
-    // SAFETY: there is no such library to run.
+    // SAFETY: the library does not exist, so no code of it runs.
     let error = unsafe { Driver::load_from("no/such/libcuda.so.1") }.unwrap_err();
     let DriverError::Load(LoadError::NotFound { tried, .. }) = &error else {
         panic!("unexpected: {error}");

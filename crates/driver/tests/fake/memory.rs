@@ -352,7 +352,7 @@ fn a_stream_that_keeps_spares_reuses_them_in_its_own_order() {
     assert_eq!(fake.calls(), before);
     assert_eq!(again.pointer(), pointer);
     drop(again);
-    // Of another size, on another stream, or while a capture is under way: not that memory.
+    // Requests for another size, on another stream, or during a capture do not get that memory.
     assert_ne!(of(&stream, 4999).pointer(), pointer);
     assert_ne!(of(&other, 5000).pointer(), pointer);
     let captured = Graph::capture(&other, |_| {

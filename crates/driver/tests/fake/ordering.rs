@@ -29,7 +29,7 @@ fn a_launch_comes_after_the_homes_of_its_buffers_and_they_come_after_it() {
         launch(&kernel, &stream, buffer).unwrap();
     }
     stream.order_before(homes).unwrap();
-    // What comes before is the fills; what comes after, the end of the memory.
+    // The fills come before; the memory is freed after.
     drop(buffers);
     second.synchronize().unwrap();
     first.synchronize().unwrap();
@@ -192,7 +192,7 @@ fn a_graph_is_ordered_with_the_homes_of_what_it_keeps_at_each_launch() {
     })
     .unwrap();
     for launch_on in [&stream, &other] {
-        // Before: the fill at home comes first, though nobody has waited for it.
+        // Before: the fill at home comes first, without a wait for it.
         buffer.as_slice_mut().fill_bytes(0).unwrap();
         graph.launch(launch_on).unwrap();
         launch_on.synchronize().unwrap();

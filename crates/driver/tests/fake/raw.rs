@@ -122,7 +122,7 @@ fn a_launch_that_may_begin_early_is_captured_in_order_by_older_drivers() {
             expected.sort_unstable();
             assert_eq!(on_ours, expected, "{version}, {mode:?}");
             let asked = fake.calls_of("cuStreamIsCapturing");
-            // Of each raw launch, by the older driver alone.
+            // Each raw launch asks, with the older driver alone.
             assert_eq!(asked, if version < 12_030 { 2 } else { 0 });
             assert_eq!(fake.violations(), Vec::<String>::new());
         }
@@ -201,7 +201,7 @@ fn streams_and_buffers_tell_their_context() {
 
 #[test]
 fn pinned_memory_is_aligned_or_refused() {
-    /// Of more alignment than a page.
+    /// A type with a larger alignment than a page.
     #[derive(Clone, Copy)]
     #[repr(C, align(65536))]
     struct Wide([u8; 65536]);

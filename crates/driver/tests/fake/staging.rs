@@ -52,7 +52,7 @@ fn an_upload_waits_for_nothing_and_its_memory_comes_again() {
     fake.assert_clean();
 }
 
-/// Each copy of a loop finds what the one before has left, although nobody waits in between.
+/// Each copy of a loop finds what the one before has left, without waits in between.
 #[test]
 fn arrays_go_into_memory_that_stays() {
     let (fake, context, stream) = open();
@@ -156,7 +156,7 @@ fn a_graph_has_its_arrays_for_itself() {
     drop(kernel);
     for _ in 0..3 {
         graph.launch(&stream).unwrap();
-        // Copied anew each time, so the increments do not add up.
+        // Copied again each time, so the increments do not add up.
         assert_eq!(sum.to_vec().unwrap(), [41; 4]);
         drop(staging.upload(&stream, &[0_u32; 4]).unwrap());
     }

@@ -210,7 +210,7 @@ fn memory_of_another_device_needs_peer_access() {
     streams[0].synchronize().unwrap();
     assert_eq!(theirs.to_vec().unwrap(), [1; 8]);
     assert_eq!(fake.violations(), Vec::<String>::new());
-    // The other way around nobody opened it.
+    // Access in the other direction was not opened.
     let ours = DeviceBuffer::<u32>::zeroed(&streams[0], 8).unwrap();
     streams[0].synchronize().unwrap();
     launch(&increment(&contexts[1]).unwrap(), &streams[1], &ours).unwrap();

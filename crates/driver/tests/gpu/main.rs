@@ -37,7 +37,7 @@ fn everything_works_at_once_and_many_times() {
     work::everything_at_once(&first_context(), 1 << 16, 40);
 }
 
-/// What `through_shared` takes.
+/// The parameters of `through_shared`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ThroughShared {

@@ -1,4 +1,5 @@
-//! What a declaration in Rust says of a struct: its members with their offsets and C++ types, and their hash.
+//! The description of a struct that its declaration in Rust generates: its members with their offsets and C++ types,
+//! and their hash.
 
 use bytemuck::Pod;
 
@@ -41,8 +42,8 @@ pub trait Declared: Pod {
     /// 64-bit FNV-1a over path, C++ type and offset of every leaf: two declarations with one hash are the same to a kernel.
     const HASH: u64 = hash_members(FNV_OFFSET, Self::MEMBERS, None, 0);
 
-    /// The members that are no parts, with those of parts in their place. An array of parts stands before the members of its
-    /// first element.
+    /// The members that are not parts, with each part replaced by its own members. An array of parts stands before the
+    /// members of its first element.
     fn leaves() -> Vec<Leaf> {
         let mut leaves = Vec::new();
         collect_leaves(Self::MEMBERS, "", 0, &mut leaves);

@@ -19,7 +19,7 @@ pub struct CallBuilder<'a> {
     lengths: Requests<'a>,
 }
 
-/// What a caller says of lengths and pages.
+/// The lengths and pages that a caller gives.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Requests<'a> {
     queries: LengthsRequest<'a>,
@@ -190,12 +190,12 @@ impl<'a> CallBuilder<'a> {
         self.numbers(Operand::KeyOffsets, Numbers::Host(offsets))
     }
 
-    /// Of each sequence's queries only the first `lengths[b]` are computed.
+    /// Limits each sequence's queries to the first `lengths[b]`.
     pub fn query_lengths(self, lengths: &'a [i32]) -> Self {
         self.numbers(Operand::QueryLengths, Numbers::Host(lengths))
     }
 
-    /// Of each sequence's keys only the first `lengths[b]` exist. The bottom-right alignment of masks and ALiBi counts from
+    /// Limits each sequence's keys to the first `lengths[b]`. The bottom-right alignment of masks and ALiBi counts from
     /// them.
     pub fn key_lengths(self, lengths: &'a [i32]) -> Self {
         self.numbers(Operand::KeyLengths, Numbers::Host(lengths))
@@ -358,7 +358,7 @@ impl<'a> CallBuilder<'a> {
                     "needs dense tensors, but the sequences are packed",
                 )),
                 Some(layout) => {
-                    // Of paged keys there is no number but that of the longest sequence; more columns do no harm.
+                    // For paged keys only the length of the longest sequence is known; more columns do no harm.
                     let columns = match &pages {
                         Some(_) => layout.shape[3].max(keys.rows),
                         None => keys.rows,
