@@ -50,7 +50,8 @@ pub struct Attention {
     lse: bool,
 }
 
-/// What [`Attention::forward`] gives. On a GPU `out` and `lse` share one piece of memory, which lasts as long as either.
+/// The result of [`Attention::forward`]. On a GPU `out` and `lse` share one piece of memory, which lasts as long as
+/// either.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Output<T: Element> {

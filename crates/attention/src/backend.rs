@@ -231,7 +231,7 @@ pub(crate) fn same_device(
     }
 }
 
-/// What a large problem is expected to take on a device, in microseconds.
+/// The expected time of a large problem on a device, in microseconds.
 fn expected_us(profile: &DeviceProfile) -> Result<f64> {
     let tensor = Layout::bshd([4, 4096, 16, 128]);
     let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16).build()?;

@@ -225,7 +225,7 @@ impl<T: Element> KvCacheBuilder<T> {
             expect_countable(argument, "length", found)?;
         }
         let columns = longest.div_ceil(self.page_rows.max(1));
-        // What a step of this cache can be at most.
+        // The largest step of this cache.
         let q = Layout::bshd([self.sequences, 1, self.heads.query, self.heads.dim]);
         let [k, v] = page_layout.layouts();
         Call::builder(&q, &k, &v, T::TYPE)

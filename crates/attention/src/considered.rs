@@ -32,7 +32,7 @@ pub enum Reason {
     },
     /// No image of it runs on the device.
     NoImage {
-        /// What it was compiled for.
+        /// The targets it was compiled for.
         targets: Vec<Target>,
     },
     /// A CTA needs more shared memory than the device gives.
@@ -60,7 +60,7 @@ pub enum Reason {
     PageRows {
         /// The largest power of two that divides the rows of a page.
         rows: usize,
-        /// What it must be at least.
+        /// The least value allowed.
         least: usize,
     },
     /// It would have more tiles than a launch can have.

@@ -134,7 +134,7 @@ fn compute<T: Element>(
             // and each row belongs to exactly one task.
             let to = unsafe { out.slice(start, call.out().head_dim()) };
             for (to, &value) in to.iter_mut().zip(results.out(index)) {
-                // Whether a sum of nothing is 0 or -0 depends on how many there were.
+                // The sign of an empty sum, 0 or -0, depends on the number of terms.
                 *to = T::from_f32(value + 0.0);
             }
             if let Some(lse) = &lse {

@@ -1,4 +1,4 @@
-//! What can go wrong with a call, a tensor or the machine.
+//! Errors of a call, a tensor or the machine.
 
 use warptile_driver::DriverError;
 use warptile_kernels::{Excerpt, UnpackError};
@@ -35,7 +35,7 @@ pub enum Error {
     UnknownName {
         /// `kernel`, `image` or `GPU`.
         what: &'static str,
-        /// What was asked for.
+        /// The name asked for.
         name: String,
         /// The names most like it.
         close: Vec<String>,
@@ -47,7 +47,7 @@ pub enum Error {
         Excerpt::new(name)
     )]
     GpuKernelOnCpu {
-        /// What was asked for.
+        /// The name asked for.
         name: String,
     },
 
@@ -77,9 +77,9 @@ pub enum Error {
     Profile {
         /// The limit.
         limit: &'static str,
-        /// What the profile has.
+        /// The value in the profile.
         found: u32,
-        /// What it may have.
+        /// The largest value allowed.
         most: u32,
     },
 
@@ -137,7 +137,7 @@ pub enum Error {
         start: usize,
         /// Index after the last.
         end: usize,
-        /// What the tensor has.
+        /// The extent of the tensor.
         extent: usize,
     },
 
@@ -186,7 +186,7 @@ pub enum Error {
     Rates {
         /// Counted from 1.
         line: usize,
-        /// What is expected.
+        /// The rule for the extent.
         rule: String,
     },
 
@@ -255,7 +255,7 @@ fn suggest(close: &[String]) -> String {
     }
 }
 
-/// What to do about a device that no embedded image runs on.
+/// Advice for a device that no embedded image runs on.
 fn images_advice(major: u32, minor: u32) -> String {
     let feature = match (major, minor) {
         (..8, _) => return "8.0 is the oldest that has some".to_owned(),

@@ -14,7 +14,7 @@ use crate::spec::{
 };
 use crate::tensor::{Bytes, Tensor};
 
-/// What is given for an operand.
+/// The argument given for an operand.
 #[derive(Debug, Clone)]
 pub(crate) enum Given<'a> {
     /// A tensor, or a part of one.
@@ -111,7 +111,7 @@ macro_rules! lengths {
             self
         }
 
-        /// Of each sequence only the first `lengths[b]` rows exist.
+        /// Limits each sequence to its first `lengths[b]` rows.
         pub fn lengths(mut self, lengths: &'a [i32]) -> Self {
             self.side.host(Operand::$lengths, lengths);
             self
@@ -317,7 +317,7 @@ impl<'a, T: Element> Keys<'a, T> {
         Self::of([Part::all(k), Part::all(v)], Some(scales.of_type(element)))
     }
 
-    /// Of elements `T`, unless `quantized` says otherwise.
+    /// Takes keys and values of elements `T`, unless `quantized` gives another type.
     pub(crate) fn of([k, v]: [Part<'a>; 2], quantized: Option<ScaledBy<'a>>) -> Self {
         let element = quantized.as_ref().map_or(T::TYPE, |by| by.element);
         let scales = quantized.map_or_else(Vec::new, |by| Vec::from(by.scales));

@@ -59,11 +59,11 @@ struct Inner<P> {
     basis: Option<Basis>,
 }
 
-/// What the choice of a kernel rests on.
+/// The basis for the choice of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Basis {
-    /// What the rates of the chosen kernel are worth on the device.
+    /// The reliability of the chosen kernel's rates on the device.
     pub standing: Standing,
     /// The GPU that the rates are of.
     pub rates_of: String,
@@ -168,7 +168,7 @@ impl<P> Plan<P> {
         self.steps().first().map(|step| step.image)
     }
 
-    /// That image's kernel, `cpu` on the CPU.
+    /// The name of the image's kernel; `cpu` on the CPU.
     pub fn kernel_name(&self) -> &'static str {
         self.image().map_or("cpu", |image| image.kernel)
     }
@@ -190,7 +190,7 @@ impl<P> Plan<P> {
         &self.inner.considered
     }
 
-    /// What the choice rests on; `None` on the CPU, which has no choice.
+    /// The basis for the choice; `None` on the CPU, which has no choice.
     pub fn basis(&self) -> Option<&Basis> {
         self.inner.basis.as_ref()
     }

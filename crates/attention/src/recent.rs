@@ -1,4 +1,4 @@
-//! What was used last, found again by a key.
+//! A cache of the most recently used values, by key.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

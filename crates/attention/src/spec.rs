@@ -1,4 +1,5 @@
-//! What is to be computed: elements, layouts, lengths, options and operands of each operation, described and checked.
+//! The description of a computation: elements, layouts, lengths, options and operands of each operation, described
+//! and checked.
 //!
 //! Calls on memory of one's own begin here: [`Call`], [`Append`] and [`Merge`] describe what `gpu` launches and `cpu` computes.
 

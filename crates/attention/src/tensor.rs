@@ -173,7 +173,7 @@ impl<T: Pod> Tensor<T> {
         Ok(part)
     }
 
-    /// The same memory under another layout, counted from the tensor's first element: a transposition, say.
+    /// Views the memory under another layout, counted from the tensor's first element: for example transposed.
     ///
     /// # Errors
     /// [`Invalid::BufferTooSmall`] if the layout reaches beyond the memory.

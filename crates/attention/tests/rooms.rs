@@ -30,7 +30,7 @@ struct Module {
     file: String,
     /// Names of items that it defines.
     items: BTreeSet<String>,
-    /// What `use` lines call a path.
+    /// The names that `use` lines give a path.
     aliases: BTreeMap<String, Names>,
     /// Modules all of whose names it has.
     globs: Vec<Names>,

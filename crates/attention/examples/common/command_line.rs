@@ -7,7 +7,7 @@ use warptile::Result;
 
 /// Options of an example, which begin at their defaults.
 pub(crate) trait Options: Default {
-    /// What `--help` prints.
+    /// The text that `--help` prints.
     const HELP: &'static str;
 
     /// Sets the option `name`; `None` if there is no such option.

@@ -109,7 +109,7 @@ impl Attend for Paged {
     }
 }
 
-/// What a run has generated, and how long it took.
+/// The output of a run, and the time it took.
 struct Generated {
     tokens: Vec<Vec<usize>>,
     /// The least distance between the best logit and the next.

@@ -5,10 +5,10 @@ use warptile::Result;
 use crate::PROMPTS;
 use crate::model::{Attend, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Model, ROTARY_BASE, mask};
 
-/// What [`Paged`](crate::Paged) does, in float64, with all keys and values of a sequence one after the other.
+/// The work of [`Paged`](crate::Paged), in float64, with all keys and values of a sequence one after the other.
 pub(crate) struct Plain {
     sinks: Vec<[f32; HEADS]>,
-    /// Of each layer and sequence.
+    /// The keys of each layer and sequence.
     keys: Vec<Vec<Vec<f64>>>,
     values: Vec<Vec<Vec<f64>>>,
     step: Vec<(usize, usize)>,

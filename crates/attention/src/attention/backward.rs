@@ -40,7 +40,7 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a Lse)> for OutputGradient<'a, T> {
     }
 }
 
-/// What [`Attention::backward`] gives.
+/// The result of [`Attention::backward`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Gradients<T: Element> {

@@ -76,7 +76,7 @@ impl<'a> Arguments<'a> {
         })
     }
 
-    /// What the CPU reads; the rest is in the description.
+    /// The inputs that the CPU reads; the rest is in the description.
     pub(super) fn inputs(&self, call: &Call) -> Result<HostInputs<'_>> {
         let mut inputs = HostInputs::default();
         for (operand, given) in self.iter() {
@@ -94,7 +94,7 @@ impl<'a> Arguments<'a> {
             .collect()
     }
 
-    /// What a launch reads, with what [`constants`](Self::constants) has.
+    /// The memory that a launch reads, [`constants`](Self::constants) included.
     pub(super) fn bindings<'b>(&'b self, constants: &'b [Constant]) -> Result<Bindings<'b>> {
         let mut bindings = Bindings::default();
         for (operand, given) in self.iter() {

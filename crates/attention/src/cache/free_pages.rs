@@ -22,9 +22,9 @@ pub(super) struct FreePages {
     /// Pages of the cache, free or not.
     all: usize,
     count: usize,
-    /// Of each run its first page, and the page behind its last one.
+    /// Each run's first page, and the page after its last one.
     ends: BTreeMap<i32, i32>,
-    /// Of each run its length, and its first page.
+    /// Each run's length, and its first page.
     by_length: BTreeSet<(usize, i32)>,
 }
 
@@ -120,7 +120,7 @@ impl FreePages {
         self.by_length.remove(&(run.len(), run.start));
     }
 
-    /// Of each run its first page and the page behind its last one, in ascending order.
+    /// Each run's first page and the page after its last one, in ascending order.
     #[cfg(test)]
     pub(super) fn runs(&self) -> Vec<(i32, i32)> {
         let runs: Vec<_> = self

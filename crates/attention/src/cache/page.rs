@@ -44,7 +44,7 @@ impl PageLayout {
         }
     }
 
-    /// Of the keys, and of the values.
+    /// The layouts of the keys and of the values.
     pub(super) fn layouts(&self) -> [Layout; 2] {
         [self.keys, self.values]
     }

@@ -18,7 +18,7 @@ impl SequenceId {
     }
 }
 
-/// What a sequence has.
+/// The state of a sequence.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
     /// In the order of its rows: as many as those need.

@@ -30,12 +30,12 @@ pub(super) struct Step {
     offsets: Vec<i32>,
     /// For `most` sequences each: rows before the step, rows after it, numbers of pages.
     numbers: Vec<i32>,
-    /// Of each place what is in the table.
+    /// The contents of the table at each place.
     rows: Vec<Row>,
     device: Option<OnDevice>,
 }
 
-/// What a row of the table has.
+/// The contents of a row of the table.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     /// Whose pages they are, as of which [epoch](crate::cache::pool::Held::epoch).
@@ -44,7 +44,7 @@ struct Row {
     pages: usize,
 }
 
-/// The same numbers on the device, always at one address.
+/// The table's numbers on the device, always at one address.
 #[derive(Debug)]
 struct OnDevice {
     numbers: DeviceBuffer<i32>,
@@ -162,7 +162,7 @@ impl Step {
                 pages: pages.len(),
             };
             let known = std::mem::replace(&mut self.rows[place], next);
-            // Of the same owner only the new pages are missing.
+            // For an unchanged owner only the new pages are missing.
             let from = match known.owner == next.owner {
                 true => known.pages.min(next.pages),
                 false => 0,
@@ -189,7 +189,7 @@ impl Step {
         self.vacant = true;
         self.rows_each = None;
         self.offsets.truncate(1);
-        // What the device has of the table is not known.
+        // The device's contents of the table are unknown.
         self.rows.fill(Row {
             owner: None,
             pages: self.columns,

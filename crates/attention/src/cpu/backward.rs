@@ -178,7 +178,7 @@ impl<G: Element> Target<G> {
             // SAFETY: the caller's promise; the memory holds the layout, whose rows do not overlap.
             let to = unsafe { self.memory.slice(start, layout.head_dim()) };
             for (to, x) in to.iter_mut().zip(numbers) {
-                // Whether a sum of nothing is 0 or -0 depends on how many there were.
+                // The sign of an empty sum, 0 or -0, depends on the number of terms.
                 let before = if self.adds { to.to_f32() } else { 0.0 };
                 *to = G::from_f32(x + before);
             }
@@ -470,7 +470,7 @@ impl<T: Element> Pass<'_, T> {
             .get::<u8>(Operand::KeyMask)
             .zip(call.layout(Operand::KeyMask));
         let start = self.backward.prepass().start(sequence.batch, head);
-        // Of a softcap the derivative, else 1.
+        // The derivative of the softcap, or 1 without one.
         let mut slants = [1.0; BLOCK_N];
         for row in 0..BLOCK_M {
             let (p, ds) = (

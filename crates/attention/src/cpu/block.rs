@@ -34,7 +34,7 @@ const GROUP: usize = 2 * CLASSES;
 /// Every number of a product that is below this in magnitude, and so are its partial sums, is far from the range of `f32`.
 const SAFE: f64 = 1e37;
 
-/// What a task computes, and from what.
+/// The inputs and results of a task.
 pub(super) struct Block<'a, T> {
     pub(super) call: &'a Call,
     pub(super) operands: Operands<'a, T>,
@@ -51,7 +51,7 @@ pub(super) struct Scratch {
     values: Memory<f32>,
     pairs: Pairs,
     buffers: Buffers,
-    /// Of all parts of keys so far.
+    /// The state over all parts of keys so far.
     total: RowState,
     /// The output: a row for each query.
     rows: Memory<f32>,
@@ -79,10 +79,10 @@ pub(super) struct Panel {
     pub(super) seen_by_all: Range<usize>,
 }
 
-/// What a block has computed.
+/// The results of a block.
 pub(super) struct Results<'a> {
     scratch: &'a Scratch,
-    /// Of each row.
+    /// The sink of each row.
     sinks: Option<Vec<f32>>,
     depth: usize,
 }
@@ -319,13 +319,13 @@ impl<'a, T: Element> Block<'a, T> {
         !self.call.scoring().changes_scores() && !tensors
     }
 
-    /// What products are multiplied by.
+    /// The factor of the products.
     fn factor(&self) -> f32 {
         let scale = f64::from(self.call.scale()) * f64::from(self.key_scale());
         (if self.plain() { scale * LOG2_E } else { scale }) as f32
     }
 
-    /// What products with quantized keys count times.
+    /// The factor of products with quantized keys.
     pub(super) fn key_scale(&self) -> f32 {
         self.scale(Operand::KScale)
     }

@@ -1,4 +1,4 @@
-//! What multiplies pairs of `bf16`: see [`pairs`](crate::cpu::pairs).
+//! The engine that multiplies pairs of `bf16`: see [`pairs`](crate::cpu::pairs).
 
 #[cfg(warptile_amx)]
 use crate::cpu::amx::Tiles;
@@ -16,7 +16,7 @@ pub(super) fn tile_at(row: usize, pair: usize, pairs: usize) -> usize {
     row / BLOCK * BLOCK * pairs + (pair / 16 * 2 + row % BLOCK / 16) * TILE
 }
 
-/// What multiplies pairs.
+/// The instructions that multiply pairs.
 pub(super) enum Engine {
     #[cfg(warptile_amx)]
     Tiles(Tiles),

@@ -27,7 +27,7 @@ pub(super) struct FewScores<'a, T> {
     /// A row for each query, as long as a key, of numbers, or for dots of words that each hold a pair as keys do. The length is a multiple
     /// of a register's width.
     pub(super) queries: Rows<'a>,
-    /// What dots are multiplied by in the end.
+    /// The factor that dot products are multiplied by in the end.
     pub(super) factor: f32,
     pub(super) count: usize,
     /// A row for each query, with room for the next multiple of [`KEYS_AT_ONCE`] keys.
@@ -226,11 +226,11 @@ pub(super) struct FewWeights<'a> {
     pub(super) stride: usize,
     /// Keys of a row, of which the first is of class 0; a multiple of [`CLASSES`].
     pub(super) keys: usize,
-    /// Of each query, the largest score so far.
+    /// The largest score of each query so far.
     pub(super) max: &'a mut [f32],
-    /// Of each query, the sum of all weights so far.
+    /// The sum of all weights of each query so far.
     pub(super) sum: &'a mut [f32],
-    /// Of each query, what its sums so far are to be multiplied by.
+    /// The factor for each query's sums so far.
     pub(super) factors: &'a mut [f32],
 }
 
@@ -287,7 +287,7 @@ impl Work for FewWeights<'_> {
     }
 }
 
-/// Whether all numbers are finite.
+/// The check that all numbers are finite.
 pub(super) struct Finite<'a>(pub(super) &'a [f32]);
 
 impl Work for Finite<'_> {
@@ -372,7 +372,7 @@ mod tests {
             })
     }
 
-    /// The same of pairs of `bf16`, with values that begin in the middle of a pair or not.
+    /// Like the test above, for pairs of `bf16`, with values that begin in the middle of a pair or not.
     fn dots(isa: Isa, keys: usize, pieces: usize, count: usize, odd: bool) -> bool {
         let depth = 32 * pieces;
         let (data, queries) = (

@@ -176,7 +176,7 @@ impl<T: Element> Block<'_, T> {
     }
 }
 
-/// What the bias and the key mask say of the keys of a row, from some key on.
+/// The bias and the key mask of a row, from some key on.
 struct ShownKeys<'a, T> {
     bias: Option<(&'a [T], usize)>,
     mask: Option<(&'a [u8], usize)>,
@@ -204,7 +204,7 @@ impl<'a, T: Element> ShownKeys<'a, T> {
         }
     }
 
-    /// What is added to the score of a key; `None` if the key is hidden.
+    /// The bias of a key's score; `None` if the key is hidden.
     fn bias(&self, index: usize) -> Option<f32> {
         if let Some((mask, step)) = self.mask
             && mask[index * step] == 0

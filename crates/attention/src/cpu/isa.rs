@@ -29,7 +29,7 @@ enum Pairs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
-    /// What every machine of the target has.
+    /// Instructions that every machine of the target has.
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -90,7 +90,7 @@ impl Isa {
         there.map(|(_, set, pairs)| Isa { set, pairs })
     }
 
-    /// What multiplies pairs of `bf16`, if these instructions do it faster than numbers of `f32`.
+    /// The engine that multiplies pairs of `bf16`, if these instructions do it faster than numbers of `f32`.
     pub(super) fn engine(self) -> Option<Engine> {
         match self.pairs {
             Pairs::None => None,

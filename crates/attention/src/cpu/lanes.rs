@@ -124,7 +124,7 @@ pub(super) trait Lanes: Copy {
     }
 }
 
-/// What any machine can do; compilers turn groups of four into its vector instructions.
+/// Code for any machine; compilers turn groups of four into its vector instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; 4]);
 

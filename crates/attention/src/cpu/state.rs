@@ -1,4 +1,4 @@
-//! What online softmax knows of the rows of a block.
+//! The state of online softmax for the rows of a block.
 
 use std::f64::consts::LN_2;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
 use crate::cpu::memory::Memory;
 
-/// What online softmax carries from tile to tile, for each lane of each panel.
+/// The state that online softmax carries from tile to tile, for each lane of each panel.
 #[derive(Clone, Default)]
 pub(super) struct RowState {
     /// Weighted sums of the values so far, as the queries are stored.
@@ -18,7 +18,7 @@ pub(super) struct RowState {
     pub(super) careful: Vec<f64>,
     /// Sum of `2^(score - max)` so far.
     pub(super) sum: Memory<f32>,
-    /// What the last tile multiplied the sums by.
+    /// The factors by which the last tile multiplied the sums.
     pub(super) factors: Memory<f32>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct AddPart<'a, I> {
     pub(super) part: &'a RowState,
     /// The lanes of each panel.
     pub(super) panels: I,
-    /// Of a row of the output.
+    /// The length of a row of the output.
     pub(super) depth: usize,
 }
 

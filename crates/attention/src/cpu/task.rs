@@ -1,4 +1,4 @@
-//! What a core computes at a time.
+//! The unit of work of a core.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ impl Tiling for Blocks {
     const BLOCK_N: usize = 128;
 }
 
-/// The same rows of one or more query heads that share a key/value head. Rows of a block are counted head by head.
+/// A range of rows of one or more query heads that share a key/value head. Rows of a block are counted head by head.
 #[derive(Clone)]
 pub(super) struct Task {
     pub(super) sequence: Sequence,

@@ -1,4 +1,4 @@
-//! What turns scaled products into scores, for options that not every call has: in loops that compilers vectorise.
+//! Turns scaled products into scores, for options that not every call has: in loops that compilers vectorise.
 
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
@@ -10,9 +10,9 @@ pub(super) struct Terms<'a> {
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
     pub(super) scoring: &'a Scoring,
-    /// Of each lane, the slope of ALiBi, 0 for none.
+    /// The ALiBi slope of each lane, 0 for none.
     pub(super) slopes: &'a [f32],
-    /// Of each lane, where its diagonal is; keys are counted from the same place.
+    /// The place of each lane's diagonal; keys are counted from the same place.
     pub(super) diagonals: &'a [f32],
     pub(super) first_key: usize,
 }
@@ -46,7 +46,7 @@ pub(super) struct Hide<'a> {
     /// A row of `lanes` numbers for each key.
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
-    /// Of each lane, the first key that it sees, and the one after the last. Rows are counted from the same place.
+    /// The first key that each lane sees, and the one after the last. Rows are counted from the same place.
     pub(super) starts: &'a [i32],
     pub(super) ends: &'a [i32],
 }

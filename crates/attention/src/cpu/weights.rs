@@ -17,11 +17,11 @@ pub(super) struct Weights<'a> {
     pub(super) pairs: Option<&'a mut [u32]>,
     /// One for each lane, positive.
     pub(super) units: &'a [f32],
-    /// Of each lane, the largest score so far.
+    /// The largest score of each lane so far.
     pub(super) max: &'a mut [f32],
-    /// Of each lane, the sum of all weights so far.
+    /// The sum of all weights of each lane so far.
     pub(super) sum: &'a mut [f32],
-    /// Of each lane, what its sums so far are to be multiplied by.
+    /// The factor for each lane's sums so far.
     pub(super) factors: &'a mut [f32],
 }
 

@@ -80,7 +80,7 @@ impl<O: Operation> Prepared<O> {
         &self.inner
     }
 
-    /// What was prepared.
+    /// The prepared plan.
     pub fn plan(&self) -> &Plan<O::Problem> {
         &self.inner.plan
     }
@@ -345,7 +345,7 @@ struct Steps;
 struct Outline {
     /// True if there are numbers in host memory.
     has_host_numbers: bool,
-    /// Of each step of the plan.
+    /// The launch shape of each step of the plan.
     shapes: Vec<LaunchShape>,
 }
 

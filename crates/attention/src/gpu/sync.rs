@@ -16,7 +16,7 @@ pub(super) fn wanted() -> bool {
 /// Waits, if asked to, for what was just launched on a stream of ours. In a capture nothing has run that could be waited for.
 ///
 /// # Errors
-/// What went wrong on the stream, with the kernel's name.
+/// Returns the error of the stream, with the kernel's name.
 pub(super) fn after_launch(stream: &Stream, capture: Option<CaptureId>) -> Result<()> {
     match wanted() && capture.is_none() {
         true => Ok(stream.synchronize()?),

@@ -77,7 +77,7 @@ enum Memory<'a> {
     Apart(&'a mut (dyn Bytes + 'static), &'a mut (dyn Bytes + 'static)),
     Together {
         memory: &'a mut (dyn Bytes + 'static),
-        /// Of the keys, and of the values.
+        /// The layouts of the keys and of the values.
         layouts: [Layout; 2],
         /// In elements of the cache.
         values_at: usize,
@@ -271,7 +271,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         self.with(|builder| builder.slots(slots))
     }
 
-    /// What the host knows of lengths in device memory.
+    /// Gives lengths in device memory that the host knows.
     pub(crate) fn known_lengths(self, lengths: &'a [i32]) -> Self {
         self.with(|builder| builder.known_lengths(lengths))
     }
@@ -297,7 +297,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         self.with(|builder| builder.packed(offsets))
     }
 
-    /// Of each sequence's new rows only the first `lengths[b]` exist.
+    /// Limits each sequence's new rows to the first `lengths[b]`.
     pub fn row_lengths(self, lengths: &'a [i32]) -> Self {
         self.with(|builder| builder.row_lengths(lengths))
     }
@@ -353,7 +353,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         Ok(self.rotary(rotary))
     }
 
-    /// Of each row of k, counted through the batch, the position by which it is rotated. Default: its place in its sequence.
+    /// Sets the position by which each row of k, counted through the batch, is rotated. Default: its place in its sequence.
     pub fn positions(self, positions: &'a [i32]) -> Self {
         self.with(|builder| builder.positions(positions))
     }

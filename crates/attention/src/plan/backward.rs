@@ -39,7 +39,7 @@ impl BackwardProblem {
         &self.problem
     }
 
-    /// What an image must be able to do to compute this. Every backward pass reads a lse.
+    /// The features that an image needs to compute this problem. Every backward pass reads a lse.
     pub fn needs(&self) -> Features {
         let aligned = match self.aligned {
             true => Features::empty(),
@@ -123,7 +123,7 @@ impl Planner<'_> {
         if !is_named {
             return Err(no_kernel(&problem, device, considered));
         }
-        // Of each kernel once: others are its images for other devices and types.
+        // Each kernel is listed once: its other images are for other devices and types.
         considered.retain(|one| {
             !matches!(one.reason, Reason::Element(_) | Reason::NoImage { .. })
                 && steps.iter().all(|step| step.image.kernel != one.kernel)

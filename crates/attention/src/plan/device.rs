@@ -1,4 +1,4 @@
-//! What the planner needs to know of a device; a plain record, so that planning is tested without one.
+//! The facts about a device that the planner needs; a plain record, so that planning can be tested without a device.
 
 use warptile_driver::{Device, DeviceAttribute as Attribute};
 
@@ -65,7 +65,7 @@ impl DeviceProfile {
         })
     }
 
-    /// The same device with other multiprocessors: on few of them small problems take the paths of large ones.
+    /// Changes the number of multiprocessors: on few of them small problems take the paths of large ones.
     pub fn with_multiprocessors(mut self, multiprocessors: u32) -> Self {
         self.multiprocessors = multiprocessors;
         self

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::plan::DeviceProfile;
 
-/// What GPUs of one compute capability share (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+/// The properties that GPUs of one compute capability share (CUDA C++ Programming Guide, "Technical Specifications per
+/// Compute Capability").
 struct Architecture {
     major: u32,
     minor: u32,
@@ -121,7 +122,7 @@ impl DeviceProfile {
         })
     }
 
-    /// What people type for it: `rtx4090` for `NVIDIA GeForce RTX 4090`, `h100` for `NVIDIA H100 80GB HBM3`.
+    /// The name that users type for it: `rtx4090` for `NVIDIA GeForce RTX 4090`, `h100` for `NVIDIA H100 80GB HBM3`.
     pub fn short_name(&self) -> String {
         short(&self.name)
     }
@@ -156,7 +157,7 @@ fn capability(text: &str) -> Option<(u32, u32)> {
 fn of_capability(major: u32, minor: u32) -> Option<DeviceProfile> {
     let known = |gpu: &&Gpu| (gpu.major, gpu.minor) <= (major, minor);
     let nearest = GPUS.iter().filter(known).max_by_key(|gpu| {
-        // Of equals the first one.
+        // Of several equal GPUs, the first one counts.
         let position = GPUS.iter().position(|one| one.name == gpu.name);
         (gpu.major, gpu.minor, std::cmp::Reverse(position))
     })?;

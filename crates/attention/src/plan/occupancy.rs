@@ -1,4 +1,4 @@
-//! What a multiprocessor, a device and a launch can hold.
+//! The capacity of a multiprocessor, a device and a launch.
 
 use warptile_kernels::Image;
 

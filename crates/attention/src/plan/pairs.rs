@@ -1,5 +1,5 @@
-//! What the numbers of tiles stand for: of kernels whose CTAs work in pairs, two tiles that see the same keys; of
-//! others rows of one head, or of all heads that share a key/value head.
+//! The meaning of tile numbers: for kernels whose CTAs work in pairs, two tiles that see the same keys; for others
+//! rows of one head, or of all heads that share a key/value head.
 
 use warptile_kernels::abi::MAX_BOX_HEADS;
 use warptile_kernels::{Image, Schedule};
@@ -7,7 +7,7 @@ use warptile_kernels::{Image, Schedule};
 use crate::plan::split_tiles::splits_tiles;
 use crate::spec::{Heads, Mask, Problem};
 
-/// What CTAs take by one number: rows of some heads.
+/// The work that CTAs take by one number: rows of some heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Numbered {
     /// Query heads, key/value heads or pairs of heads: what numbers tell apart.
@@ -21,7 +21,8 @@ pub(crate) struct Numbered {
 }
 
 impl Numbered {
-    /// Of an image's tiles for a problem with these heads. The kernels go by the same rules (kernels/forward/wgmma_pair.cuh).
+    /// The numbering of an image's tiles for a problem with these heads. The kernels go by the same rules
+    /// (kernels/forward/wgmma_pair.cuh).
     pub(crate) fn of(image: &Image, heads: Heads) -> Self {
         let group = heads.group_size();
         let single = Numbered {
@@ -173,7 +174,7 @@ mod tests {
         assert!(shape.draws_tiles && shape.heads_at_once == 8, "{shape:?}");
     }
 
-    /// What a planner makes of the problem that has only the image of a schedule.
+    /// The decision of a planner that has only the image of one schedule.
     fn only(schedule: Schedule, call: &Call) -> Option<Reason> {
         let h200 = DeviceProfile::h200();
         let images = [image(KERNEL, schedule)];

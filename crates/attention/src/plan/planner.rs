@@ -32,7 +32,7 @@ fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
 /// The embedded catalog, sorted once: it has several hundred images.
 static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels::catalog().iter()));
 
-/// What planning starts from: a device, its rates, and the images to choose among.
+/// The inputs of planning: a device, its rates, and the images to choose among.
 ///
 /// ```
 /// use warptile::{ElementType, Layout};

@@ -17,7 +17,7 @@ use crate::spec::Problem;
 
 pub use fit::Timed;
 
-/// What was measured of the kernels on one kind of GPU.
+/// The measured rates of kernels on one kind of GPU.
 ///
 /// As text, a line each; `#` starts a comment:
 ///
@@ -80,12 +80,12 @@ const PRICED_VARIANTS: [(&str, Schedule); 2] = [
     ("groups", Schedule::PersistentGroups),
 ];
 
-/// What the time of a kernel follows from.
+/// The numbers from which the time of a kernel is estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Speed {
     /// TFLOP/s of the whole device on long unmasked sequences.
     tflops: f64,
-    /// What the beginning and end of a tile cost, in blocks of keys.
+    /// The cost of the beginning and end of a tile, in blocks of keys.
     tile_end: f64,
     /// Microseconds that a launch takes longer than those of other kernels, however much there is to do.
     start_us: f64,
@@ -101,14 +101,14 @@ struct FeatureCost {
     times: f64,
 }
 
-/// What trials chose for a problem.
+/// The choice of trials for a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) kernel: String,
     pub(crate) settings: Settings,
 }
 
-/// What a kernel's rates are worth on a GPU.
+/// The reliability of a kernel's rates on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Standing {
@@ -126,7 +126,7 @@ const TABLES: [&str; 2] = [
     include_str!("../../rates/nvidia-h100.txt"),
 ];
 
-/// The same tables, parsed.
+/// The embedded tables, parsed.
 static EMBEDDED: LazyLock<Vec<Rates>> = LazyLock::new(|| {
     // A test parses each of them.
     { TABLES.iter() }
@@ -155,12 +155,12 @@ impl Rates {
         self.driver.as_deref()
     }
 
-    /// What a plain kernel reads from the GPU's memory, in TB/s.
+    /// The speed at which a plain kernel reads the GPU's memory, in TB/s.
     pub fn bandwidth(&self) -> f64 {
         self.bandwidth
     }
 
-    /// What the kernel's rates are worth on a GPU.
+    /// The reliability of a kernel's rates on a GPU.
     pub fn standing(&self, device: &DeviceProfile, kernel: &str) -> Standing {
         match self.rate(kernel) {
             None => Standing::Unknown,
@@ -201,7 +201,7 @@ impl Rates {
         }
     }
 
-    /// What was chosen for a problem on the whole GPU that was measured.
+    /// The choice for a problem on the whole GPU that was measured.
     pub(crate) fn chosen(&self, problem: &Problem, device: &DeviceProfile) -> Option<&Chosen> {
         let applies = !self.choices.is_empty()
             && self.multiprocessors == device.multiprocessors
@@ -246,7 +246,7 @@ impl Rates {
         device: &DeviceProfile,
         ctas_per_multiprocessor: u32,
     ) -> f64 {
-        // Of kernels that were not measured the fewest tiles are as good a guess as any.
+        // Among kernels that were not measured, the fewest tiles are as good a guess as any.
         let speed = self.rate(image.kernel).map_or(
             Speed {
                 tflops: 1.0,

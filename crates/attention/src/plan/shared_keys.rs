@@ -6,13 +6,13 @@ use warptile_kernels::abi::MAX_QUOTIENT;
 use crate::plan::occupancy::MAX_TILES;
 use crate::spec::{Call, Diagonal, Heads, MAX_LEN, Mask, Problem, Splits};
 
-/// What the units of kernels that share keys are counted from: a call, or the bounds of a problem.
+/// The input for counting the units of kernels that share keys: a call, or the bounds of a problem.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sides {
     batch: u64,
     heads: Heads,
     query_len: u64,
-    /// Of packed queries, where the host knows that the sequences share them.
+    /// The number of packed query rows, if the host knows that the sequences share them.
     query_rows: Option<u64>,
     key_len: u64,
     mask: Mask,

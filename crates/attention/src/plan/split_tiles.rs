@@ -72,7 +72,7 @@ const GROUP_SUM_KEYS: f64 = 70.0;
 /// takes 20.7 us with 8 parts and 22.8 with 12 (the same place).
 const GROUP_PART_KEYS: f64 = 50.0;
 
-/// What the turns take that the `rest` tiles of an image need if each is split, in keys of a tile.
+/// The time of the turns for the `rest` tiles of an image if each is split, in keys of a tile.
 pub(crate) fn rest_keys(image: &Image, rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
     let sum = match image.schedule.has_group_tiles() {
         true => GROUP_SUM_KEYS,

@@ -17,7 +17,7 @@ use crate::spec::{Call, Problem, Splits};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Step {
-    /// What it does.
+    /// The role of the step.
     pub role: Role,
     /// The kernel's image for the device.
     pub image: &'static Image,
@@ -30,7 +30,7 @@ pub struct Step {
     pub alone_bytes: Option<u32>,
     /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
     pub estimate_us: f64,
-    /// What of its launches is not as the planner has it.
+    /// Launch settings that override the planner's.
     pub settings: Settings,
     /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some
     /// multiprocessors may be left without a cluster. `None`: as many as on their own.
@@ -51,7 +51,8 @@ pub struct LaunchShape {
     pub grid: u32,
     /// Tiles of query rows in all; of kernels whose CTAs work in pairs, pairs of tiles; of merges and cache writes, rows.
     pub tiles: u32,
-    /// Of these, those of a head (or of a pair of heads): of one batch entry, or of all packed queries.
+    /// The tiles among these that belong to a head (or to a pair of heads): of one batch entry, or of all packed
+    /// queries.
     pub query_tiles: u32,
     /// Heads (or pairs of heads) whose tiles are interleaved, so that CTAs working at the same time share keys and values in L2.
     pub heads_at_once: u32,
@@ -125,7 +126,7 @@ impl Scratch {
         }
     }
 
-    /// What serves every plan whose kernels draw tiles.
+    /// The workspace that serves every plan whose kernels draw tiles.
     pub(crate) const fn counter() -> Self {
         Scratch {
             bytes: Self::COUNTER_BYTES,
@@ -137,13 +138,13 @@ impl Scratch {
         Self::with_parts(parts, image.tiling.part_bytes(SPLIT_PART_SUMS))
     }
 
-    /// What serves every plan for kernels that share keys evenly; a test holds the catalog against it.
+    /// The workspace that serves every plan for kernels that share keys evenly; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
         let part = 64 * (128 + PART_SUMS) * size_of::<f32>();
         Self::with_parts(CTA_PARTS * Self::SHARING_CTAS, part)
     }
 
-    /// What serves every plan for the device that does not cut keys at fixed places.
+    /// The workspace that serves every plan for the device that does not cut keys at fixed places.
     pub(crate) fn of_any_plan(device: &DeviceProfile) -> Self {
         let images = warptile_kernels::catalog().iter();
         let split = images.filter(|image| splits_tiles(image)).map(|image| {
@@ -315,7 +316,7 @@ impl Step {
             _ if in_clusters => tiles,
             _ => tiles % resident,
         };
-        // What CTAs take one after the other.
+        // The numbers that CTAs take one after the other.
         let numbers = tiles + split_tiles * (splits - 1);
         let at_once = if persistent {
             numbers.min(resident)

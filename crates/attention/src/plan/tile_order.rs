@@ -83,10 +83,10 @@ thread_local! {
     pub(crate) static SEARCHES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// What an order follows from.
+/// The inputs that determine an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
-    /// Of a head's tiles.
+    /// The costs of a head's tiles.
     costs: Vec<u32>,
     heads: usize,
     ctas: usize,
@@ -190,7 +190,8 @@ impl Asked {
     /// Exchanges up to two tiles of one CTA for up to two of another, as long as that brings their sums closer
     /// together, and the work is little.
     fn even_out(&self, loads: &mut [Load]) {
-        // Of one exchange each: a millisecond. Square problems take a tenth to a third of them, some others twelve times as many.
+        // Each look tries one exchange; all of them take a millisecond. Square problems take a tenth to a third of them, some others
+        // twelve times as many.
         const MOST_LOOKS: usize = 1 << 20;
         let mut looks = MOST_LOOKS;
         let mut some: Vec<Vec<Some2>> = loads.iter().map(|load| self.some_of(&load.rows)).collect();

@@ -41,7 +41,7 @@ pub(crate) trait Appends<T> {
     fn append(&mut self, case: &mut AppendCase<T>);
 }
 
-/// What an element must be.
+/// The requirement on an element.
 #[derive(Clone)]
 enum Want {
     Bits(Vec<u8>),
@@ -331,7 +331,7 @@ impl<T: Element> AppendCase<T> {
         Ok(())
     }
 
-    /// Of every element of the caches and the queries what it must be.
+    /// The requirement on every element of the caches and the queries.
     fn wanted(&self) -> [Vec<Want>; 3] {
         let bits = |memory: &Memory<T>| {
             let bits = |value: &T| Want::Bits(bytemuck::bytes_of(value).to_vec());

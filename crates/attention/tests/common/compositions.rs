@@ -8,7 +8,7 @@ use warptile::{Attention, Backend, Element, Keys, Output, Queries, Tensor};
 
 use crate::draw::Random;
 
-/// What all sequences of some compositions have in common.
+/// The properties that all sequences of some compositions share.
 #[derive(Debug)]
 pub(crate) struct Model {
     /// With one size for all.

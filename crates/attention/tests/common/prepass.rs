@@ -196,7 +196,7 @@ impl<T: Element> PrepassCase<T> {
                             f64::from(lse) * std::f64::consts::LOG2_E,
                         ),
                     };
-                    // Of infinity nothing is near but itself.
+                    // Only infinity itself is near infinity.
                     let is_near =
                         expected.is_finite() && (found - expected).abs() <= 1.8e-7 * expected.abs();
                     if !(found == expected || is_near) {

@@ -7,7 +7,7 @@ use warptile::{Backend, E4m3, Element, ElementType, Layout, Scales, Tensor};
 
 use crate::draw::Random;
 
-/// What is written where.
+/// The rows to write and their places.
 struct Write<T> {
     new: [Vec<T>; 2],
     q: Vec<T>,
@@ -26,7 +26,7 @@ struct Written<C, T> {
     q: Vec<T>,
 }
 
-/// What no write puts there.
+/// A value that no write stores.
 const UNTOUCHED: E4m3 = E4m3::from_bits(0x55);
 
 impl<T: Element> Write<T> {
@@ -123,7 +123,7 @@ impl<T: Element> Write<T> {
         q.to_vec().unwrap()
     }
 
-    /// What the cache must hold: each number that a cache of the elements would hold, quantized.
+    /// The expected contents of the cache: each number that a cache of the elements would hold, quantized.
     fn expected(&self) -> Written<E4m3, T> {
         let mark = T::from_f32(f32::INFINITY);
         let plain = self.plain(&Backend::cpu(), mark);
@@ -148,7 +148,7 @@ impl<T: Element> Write<T> {
     }
 }
 
-/// Whether the write that follows from a seed leaves on a backend what it should.
+/// Checks that the write of a seed leaves the expected contents on a backend.
 pub(crate) fn right<T: Element>(
     backend: &Backend,
     seed: u64,
@@ -186,7 +186,7 @@ pub(crate) fn right<T: Element>(
     }
 }
 
-/// The same for each 16-bit element type.
+/// Runs [`right`] for each 16-bit element type.
 pub(crate) fn right_in_16_bits(backend: &Backend, seed: u64, run: impl Fn()) -> Result<(), String> {
     right::<f16>(backend, seed, &run).and(right::<bf16>(backend, seed, &run))
 }

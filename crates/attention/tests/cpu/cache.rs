@@ -31,7 +31,7 @@ struct Shape {
     rotary: bool,
 }
 
-/// What a sequence has: of each layer the rows of keys and of values, one after the other.
+/// The rows of a sequence: for each layer those of keys and of values, one after the other.
 struct Rows {
     id: SequenceId,
     len: usize,
@@ -96,7 +96,7 @@ impl Pair {
         self.shape.pages - held
     }
 
-    /// That every page has one owner or none.
+    /// Checks that every page has at most one owner.
     fn check_pages(&self) {
         assert_eq!(self.cache.free_pages(), self.free_pages());
         let mut owned = vec![false; self.shape.pages];

@@ -1,4 +1,4 @@
-//! What the test programs share: running a case, and quickcheck over cases.
+//! Code that the test programs share: running a case, and quickcheck over cases.
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen};

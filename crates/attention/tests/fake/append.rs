@@ -103,7 +103,7 @@ fn a_write_is_launched_with_its_numbers_and_strides() {
     fake.assert_clean();
 }
 
-/// What is wrong in a description is found when it is built.
+/// Errors in a description are found when it is built.
 #[test]
 fn descriptions_that_contradict_themselves_are_refused() {
     let new = Layout::bshd(NEW);

@@ -1,4 +1,4 @@
-//! What a launch refuses, before anything is submitted: every slot, every rule.
+//! Arguments that a launch refuses before anything is submitted: every slot, every rule.
 
 use std::sync::Arc;
 

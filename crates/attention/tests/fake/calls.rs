@@ -313,7 +313,7 @@ fn launches_begin_early_where_ctas_do_not_crowd() {
     fake.assert_clean();
 }
 
-/// What a kernel would find at an address in its parameters.
+/// Reads the values that a kernel would find at an address in its parameters.
 pub(crate) fn on_device<T: bytemuck::Pod>(address: u64, len: usize) -> Vec<T> {
     let pointer = std::ptr::with_exposed_provenance::<T>(address as usize);
     // SAFETY: the stand-in's device memory is host memory, and callers name `len` values that were uploaded for a launch

@@ -231,7 +231,7 @@ fn what_makes_a_call_ready_calls_no_driver() {
     assert!(matches!(refused, Error::OtherProblem { .. }), "{refused}");
 }
 
-/// What others check their memory against before they launch.
+/// The requirements that callers check their memory against before they launch.
 #[test]
 fn calls_tell_what_memory_they_need() {
     let call = call();

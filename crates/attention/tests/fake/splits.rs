@@ -101,7 +101,7 @@ fn a_streams_workspace_grows_and_is_used_again() {
         let at = workspaces(&fake);
         assert_eq!(at[0], at[1]);
         assert_ne!(at[1], at[2]);
-        // What has grown stays in use.
+        // A grown workspace stays in use.
         assert!(at[2..=5].iter().all(|&one| one == at[2]), "{at:x?}");
         assert!(!at[..6].contains(&at[6]), "{at:x?}");
         assert_eq!(at[6], at[7]);

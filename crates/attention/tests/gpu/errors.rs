@@ -1,5 +1,5 @@
-//! What a user can do wrong on a real device: a clear error, nothing leaked, the context still usable. The checks that need no
-//! GPU are in tests/fake.
+//! User errors on a real device: a clear error, nothing leaked, the context still usable. The checks that need no GPU are in
+//! tests/fake.
 
 use half::f16;
 use warptile::plan::Choice;

@@ -1,4 +1,4 @@
-//! What the GPU tests share: the device, and running a case on one kernel family.
+//! Code that the GPU tests share: the device, and running a case on one kernel family.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub(crate) fn gpu() -> &'static Gpu {
     GPU.get_or_init(|| Gpu::new(&Driver::load().unwrap(), 0).unwrap())
 }
 
-/// The same device as one that no machine code was compiled for: its kernels come from PTX.
+/// The GPU, treated as one that no machine code was compiled for: its kernels come from PTX.
 pub(crate) fn gpu_of_ptx() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| {

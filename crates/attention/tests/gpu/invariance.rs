@@ -13,7 +13,7 @@ use crate::harness::{Images, passes, side_by_side};
 const COMPOSITIONS: usize = 10_000;
 const PARTS: u64 = 2;
 
-/// What a model's compositions are drawn from.
+/// The distribution of a model's compositions.
 struct Setup {
     heads: Heads,
     longest_queries: usize,

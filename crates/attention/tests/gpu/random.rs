@@ -79,7 +79,8 @@ fn random_problems_pass_on_ptx_compiled_by_the_driver() {
     });
 }
 
-/// What a GPU of compute capability 8.9 would run if the driver compiled it, each kernel within that GPU's shared memory.
+/// The kernels that a GPU of compute capability 8.9 would run if the driver compiled them, each kernel within that GPU's
+/// shared memory.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_on_every_compute_89_image_within_99_kb() {

@@ -1,4 +1,4 @@
-//! What happens when the device's memory is full, or nearly.
+//! Tests with full, or nearly full, device memory.
 
 use warptile::kernels::Family;
 use warptile::plan::Choice;

@@ -31,7 +31,7 @@ struct Timed {
     us: f64,
 }
 
-/// What was timed, by problem.
+/// The timed kernels, by problem.
 fn measured(record: &serde_json::Value) -> BTreeMap<String, Vec<Timed>> {
     let mut problems: BTreeMap<String, Vec<Timed>> = BTreeMap::new();
     for row in record["rows"].as_array().unwrap() {

@@ -1,4 +1,4 @@
-//! What a problem needs: its features and lengths decide on kernel, image and grid.
+//! The needs of a problem: its features and lengths decide on kernel, image and grid.
 
 use warptile::kernels::Family;
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Reason};

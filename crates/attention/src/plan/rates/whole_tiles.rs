@@ -15,7 +15,7 @@ use crate::spec::Problem;
 struct Reading {
     /// Share of the memory's speed.
     of_bandwidth: f64,
-    /// What the tiles of the last turn cost besides being read, in microseconds, and those of each turn before it.
+    /// The cost of the last turn's tiles apart from reading, in microseconds, and that of each turn before it.
     last_us: f64,
     turn_us: f64,
 }
