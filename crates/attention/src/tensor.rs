@@ -173,6 +173,27 @@ impl<T: Pod> Tensor<T> {
         Ok(part)
     }
 
+    /// Runs `f` on some rows and heads of the tensor, such as to have [`forward_into`](crate::Attention::forward_into) write them: a part
+    /// that [`rows`](Self::rows) gives shares its elements and cannot be written.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn with_part<R>(
+        &mut self,
+        rows: Range<usize>,
+        heads: Range<usize>,
+        f: impl FnOnce(&mut Self) -> R,
+    ) -> Result<R> {
+        let part = self.rows(rows)?.heads(heads)?;
+        let (layout, offset) = (part.layout, part.offset);
+        drop(part);
+        let whole = (self.layout, self.offset);
+        (self.layout, self.offset) = (layout, offset);
+        let result = f(self);
+        (self.layout, self.offset) = whole;
+        Ok(result)
+    }
+
     /// Views the memory under another layout, counted from the tensor's first element: for example transposed.
     ///
     /// # Errors

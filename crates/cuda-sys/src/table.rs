@@ -88,6 +88,11 @@ macro_rules! driver_api {
                 attribute: CUmemPoolAttribute,
                 value: *mut c_void,
             );
+            required fn mem_pool_set_access = cuMemPoolSetAccess(
+                pool: CUmemoryPool,
+                access: *const CUmemAccessDesc,
+                count: usize,
+            );
             required fn mem_pool_trim_to = cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
             required fn mem_alloc_from_pool_async = cuMemAllocFromPoolAsync(
                 pointer: *mut CUdeviceptr,

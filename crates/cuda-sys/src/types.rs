@@ -211,6 +211,11 @@ integers! {
         DEVICE = 1,
     }
 
+    /// What a device may do with memory of another one.
+    CUmemAccessFlags(u32), "CU_MEM_ACCESS_FLAGS_PROT_" {
+        READWRITE = 3,
+    }
+
     /// Which calls a stream capture forbids, and to whom.
     CUstreamCaptureMode(u32), "CU_STREAM_CAPTURE_MODE_" {
         GLOBAL = 0,
@@ -349,6 +354,16 @@ pub struct CUmemLocation {
     pub kind: CUmemLocationType,
     /// For [`CUmemLocationType::DEVICE`], the device.
     pub id: c_int,
+}
+
+/// Who may use a pool's memory, and how, for `cuMemPoolSetAccess`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUmemAccessDesc {
+    /// The device that gets access.
+    pub location: CUmemLocation,
+    /// Its rights.
+    pub flags: CUmemAccessFlags,
 }
 
 /// The properties of a new memory pool, for `cuMemPoolCreate`.

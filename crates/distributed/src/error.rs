@@ -62,3 +62,16 @@ pub enum Error {
 
 /// The result of a call over several ranks.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+/// Names the rank of a failure.
+pub(crate) trait OfRank<T> {
+    fn of_rank(self, rank: usize) -> Result<T>;
+}
+
+impl<T, E: Into<warptile::Error>> OfRank<T> for Result<T, E> {
+    fn of_rank(self, rank: usize) -> Result<T> {
+        self.map_err(|error| Error::Rank {
+            rank,
+            source: error.into(),
+        })
+    }
+}

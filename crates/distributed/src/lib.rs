@@ -1,8 +1,15 @@
 //! Attention over several devices of one process. See the README.
 
 mod error;
+mod gather;
+mod group;
 pub mod need;
+mod plan;
 pub mod shard;
+mod shards;
 
 pub use error::{Error, Result};
+pub use group::Group;
+pub use plan::Expected;
 pub use shard::{RowMap, Sharding};
+pub use shards::Shards;

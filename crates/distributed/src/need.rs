@@ -18,6 +18,9 @@ pub struct Part {
     pub mask: Mask,
 }
 
+/// Keys of the largest block that a kernel adds up at once.
+const BLOCK: usize = 256;
+
 /// The calls of a rank. Each row gets the keys that it would get from one call over all rows.
 ///
 /// # Errors
@@ -60,6 +63,8 @@ fn seen(chunk: &Chunk, mask: Mask) -> Range<usize> {
         visible(chunk.rows.end - 1).end,
     );
     let start = start.min(len - 1);
+    // Kernels add up block by block, so a block must begin where it would begin in one call.
+    let start = start - start % BLOCK;
     first + start..first + end.max(start + 1)
 }
 

@@ -40,12 +40,12 @@ quickcheck! {
         let (len, ranks) = (usize::from(len) % 5000, usize::from(ranks) % 9 + 1);
         let map = RowMap::new(&sharding(kind, len, &cuts), len, ranks).unwrap();
         let mut owned = vec![Vec::new(); ranks];
-        for rank in 0..ranks {
+        for (rank, owned) in owned.iter_mut().enumerate() {
             for chunk in map.chunks(rank) {
                 assert!(chunk.document.start <= chunk.rows.start && chunk.rows.end <= chunk.document.end);
-                owned[rank].extend(chunk.rows.clone());
+                owned.extend(chunk.rows.clone());
             }
-            assert_eq!(owned[rank].len(), map.local_len(rank));
+            assert_eq!(owned.len(), map.local_len(rank));
         }
         let mut all: Vec<_> = owned.concat();
         all.sort_unstable();

@@ -1,6 +1,6 @@
 //! Device and pinned memory, copies and fills. All of it is host memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::{c_uint, c_void};
 
 use warptile_cuda_sys::*;
@@ -42,6 +42,8 @@ pub(crate) struct Pool {
     unused: usize,
     /// How much of it a synchronization leaves.
     release_threshold: u64,
+    /// Other devices that may use its memory.
+    readers: HashSet<CUdevice>,
 }
 
 /// The allocation that holds all of the bytes at `address`.
@@ -166,7 +168,7 @@ impl State {
         }
     }
 
-    /// Returns true if work of a stream can use device memory. Peer access opens what came from no pool.
+    /// Returns true if work of a stream can use device memory. Peer access opens what came from no pool; a pool is opened by itself.
     pub(crate) fn is_accessible(&self, address: u64, stream: Key) -> bool {
         let (Some(stream), Some((_, allocation))) = (
             self.streams.get(&stream),
@@ -175,7 +177,12 @@ impl State {
             return false;
         };
         let device = crate::device::device_of(stream.context);
-        let open = allocation.pool.is_none() && self.peers.contains(&(device, allocation.device));
+        let open = match allocation.pool {
+            Some(pool) => {
+                (self.pools.get(&pool)).is_some_and(|pool| pool.readers.contains(&device))
+            }
+            None => self.peers.contains(&(device, allocation.device)),
+        };
         device == allocation.device || open
     }
 
@@ -342,6 +349,7 @@ pub(crate) fn mem_pool_create(
             device: props.location.id,
             unused: 0,
             release_threshold: 0,
+            readers: HashSet::new(),
         },
     );
     pool.set(CUmemoryPool(std::ptr::without_provenance_mut(id)));
@@ -377,6 +385,22 @@ pub(crate) fn mem_pool_set_attribute(
     let threshold = &raw mut pool.release_threshold;
     transfer(threshold.expose_provenance() as u64, value.address(), 8);
     CUresult::SUCCESS
+}
+
+pub(crate) fn mem_pool_set_access(
+    state: &mut State,
+    pool: CUmemoryPool,
+    access: In<CUmemAccessDesc>,
+    count: usize,
+) -> CUresult {
+    match state.pools.get_mut(&pool_id(pool)) {
+        _ if count != 1 => CUresult::ERROR_INVALID_VALUE,
+        Some(found) => {
+            found.readers.insert(access.first().location.id);
+            CUresult::SUCCESS
+        }
+        None => state.bad_handle("a memory pool"),
+    }
 }
 
 pub(crate) fn mem_pool_trim_to(state: &mut State, pool: CUmemoryPool, keep: usize) -> CUresult {

@@ -32,6 +32,16 @@ impl Attention {
         self
     }
 
+    /// The mask that was set.
+    pub fn mask_set(&self) -> Mask {
+        self.scoring.mask
+    }
+
+    /// Returns true if there are numbers of options, such as sinks, which have one number for each head.
+    pub fn has_numbers(&self) -> bool {
+        !self.numbers.is_empty()
+    }
+
     /// Which keys a query sees.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.scoring.mask = mask;

@@ -1,8 +1,8 @@
 //! A context's memory: the pool that its buffers come from, and what of the device's it holds.
 
 use warptile_cuda_sys::{
-    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPoolAttribute, CUmemPoolProps,
-    CUmemoryPool, CUresult,
+    CUmemAccessDesc, CUmemAccessFlags, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUresult,
 };
 
 use crate::context::Context;
@@ -92,8 +92,8 @@ impl Context {
         }
     }
 
-    /// Lets kernels of this context read and write memory of `peer`'s that was allocated outside of memory pools. On
-    /// devices with pools this crate's own buffers come from one, which this does not open to others.
+    /// Lets this context read and write memory of `peer`'s: what was allocated outside of memory pools, and the pool that
+    /// `peer`'s buffers come from. Without it, a copy between the two goes through the host.
     ///
     /// # Errors
     /// The driver's error; access that is already enabled is not an error.
@@ -112,6 +112,30 @@ impl Context {
                 Ok(())
             }
             other => other,
+        }?;
+        peer.open_pool_to(self)
+    }
+
+    /// Lets `reader` use the buffers of this context's pool, present and future ones.
+    fn open_pool_to(&self, reader: &Context) -> Result<()> {
+        let Some(pool) = self.pool() else {
+            return Ok(());
+        };
+        let access = CUmemAccessDesc {
+            location: CUmemLocation {
+                kind: CUmemLocationType::DEVICE,
+                id: reader.device().raw(),
+            },
+            flags: CUmemAccessFlags::READWRITE,
+        };
+        let _current = self.enter()?;
+        // SAFETY: the pool is live, and `access` is one description that outlives the call.
+        unsafe {
+            call!(
+                self,
+                "opening a memory pool to a peer",
+                mem_pool_set_access(pool, &access, 1)
+            )
         }
     }
 

@@ -1,0 +1,203 @@
+//! Tensors of which each rank has its own rows.
+
+use warptile::driver::DeviceBuffer;
+use warptile::{Attention, Backend, Element, Layout, Tensor};
+
+use crate::error::{Error, OfRank, Result};
+use crate::gather;
+use crate::group::Group;
+use crate::shard::RowMap;
+
+/// The rows of a sequence, or of packed documents, dealt to the ranks of a group.
+///
+/// A sharded tensor is one [`Tensor`] a rank, of batch 1 with the rank's rows in the order of [`RowMap::chunks`], in a BHSD layout:
+/// the rows of a head lie next to each other.
+#[derive(Debug)]
+pub struct Shards<'a> {
+    group: &'a Group,
+    map: RowMap,
+}
+
+impl<'a> Shards<'a> {
+    pub(crate) fn new(group: &'a Group, map: RowMap) -> Self {
+        Shards { group, map }
+    }
+
+    /// The group.
+    pub fn group(&self) -> &'a Group {
+        self.group
+    }
+
+    /// Who has which rows.
+    pub fn map(&self) -> &RowMap {
+        &self.map
+    }
+
+    /// Splits host data, stored as `[length, heads, head size]`.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`] if `data` has another number of elements; [`Error::Rank`] when a device is out of memory.
+    pub fn split<T: Element>(
+        &self,
+        data: &[T],
+        heads: usize,
+        head_dim: usize,
+    ) -> Result<Vec<Tensor<T>>> {
+        self.split_by(data, heads, head_dim, |backend, _, local, layout| {
+            Tensor::from_vec(backend, local, layout)
+        })
+    }
+
+    /// Splits keys or values. On GPUs they are ordered on a stream of their own, so copies to other ranks do not wait for kernels.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split).
+    pub fn split_keys<T: Element>(
+        &self,
+        data: &[T],
+        heads: usize,
+        head_dim: usize,
+    ) -> Result<Vec<Tensor<T>>> {
+        self.split_by(
+            data,
+            heads,
+            head_dim,
+            |backend, rank, local, layout| match self.group.streams(rank) {
+                Some(streams) => {
+                    let buffer = DeviceBuffer::from_slice(&streams.keys, &local)?;
+                    Tensor::from_device(backend, buffer, layout)
+                }
+                None => Tensor::from_vec(backend, local, layout),
+            },
+        )
+    }
+
+    fn split_by<T: Element>(
+        &self,
+        data: &[T],
+        heads: usize,
+        head_dim: usize,
+        place: impl Fn(&Backend, usize, Vec<T>, Layout) -> warptile::Result<Tensor<T>>,
+    ) -> Result<Vec<Tensor<T>>> {
+        let row = heads * head_dim;
+        if data.len() != self.map.len() * row {
+            return Err(Error::Sharding(format!(
+                "{} elements are not {} rows of {heads} heads of size {head_dim}",
+                data.len(),
+                self.map.len()
+            )));
+        }
+        let split = |(rank, backend): (usize, &Backend)| {
+            let mut local = Vec::with_capacity(self.map.local_len(rank) * row);
+            for head in 0..heads {
+                for at in self
+                    .map
+                    .chunks(rank)
+                    .iter()
+                    .flat_map(|chunk| chunk.rows.clone())
+                {
+                    local.extend_from_slice(&data[at * row + head * head_dim..][..head_dim]);
+                }
+            }
+            let layout = Layout::bhsd([1, heads, self.map.local_len(rank), head_dim]);
+            place(backend, rank, local, layout).of_rank(rank)
+        };
+        self.group
+            .backends()
+            .iter()
+            .enumerate()
+            .map(split)
+            .collect()
+    }
+
+    /// Joins a sharded tensor on the host, as `[length, heads, head size]`. Waits for what computes it.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with what a device reports.
+    pub fn join<T: Element>(&self, tensors: &[Tensor<T>]) -> Result<Vec<T>> {
+        let [_, _, heads, head_dim] = self.check("tensor", tensors)?;
+        let row = heads * head_dim;
+        let mut data = vec![T::zeroed(); self.map.len() * row];
+        for (rank, tensor) in tensors.iter().enumerate() {
+            let mut local = tensor.to_vec().of_rank(rank)?.into_iter();
+            for head in 0..heads {
+                for at in self
+                    .map
+                    .chunks(rank)
+                    .iter()
+                    .flat_map(|chunk| chunk.rows.clone())
+                {
+                    let to = &mut data[at * row + head * head_dim..][..head_dim];
+                    to.iter_mut()
+                        .zip(&mut local)
+                        .for_each(|(to, from)| *to = from);
+                }
+            }
+        }
+        Ok(data)
+    }
+
+    /// Attention of all rows to all rows of their document. Each output row is computed by one launch on its owner's device; on GPUs the
+    /// call returns when the work is submitted. Options with numbers for each head take one group of heads.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with the rank whose part failed. There is no output
+    /// unless all ranks have theirs.
+    pub fn forward<T: Element>(
+        &self,
+        attention: &Attention,
+        q: &[Tensor<T>],
+        (k, v): (&[Tensor<T>], &[Tensor<T>]),
+    ) -> Result<Vec<Tensor<T>>> {
+        let [_, _, heads, _] = self.check("q", q)?;
+        let [_, _, kv_heads, _] = self.check("k", k)?;
+        let [_, _, v_heads, _] = self.check("v", v)?;
+        if kv_heads == 0 || v_heads != kv_heads || !heads.is_multiple_of(kv_heads) {
+            return Err(Error::Argument {
+                rank: 0,
+                rule: format!(
+                    "{heads} query heads do not share {kv_heads} key and {v_heads} value heads"
+                ),
+            });
+        }
+        gather::forward(self, attention, q, [k, v])
+    }
+
+    /// Checks a sharded tensor. Returns the shape on rank 0.
+    fn check<T: Element>(&self, name: &str, tensors: &[Tensor<T>]) -> Result<[usize; 4]> {
+        let backends = self.group.backends();
+        if tensors.len() != backends.len() {
+            return Err(Error::Argument {
+                rank: tensors.len().min(backends.len()),
+                rule: format!(
+                    "{name} has {} tensors for {} ranks",
+                    tensors.len(),
+                    backends.len()
+                ),
+            });
+        }
+        let [_, _, heads, head_dim] = tensors[0].shape();
+        for (rank, tensor) in tensors.iter().enumerate() {
+            let rule = |rule: String| Err(Error::Argument { rank, rule });
+            let layout = Layout::bhsd([1, heads, self.map.local_len(rank), head_dim]);
+            if tensor.shape() != layout.shape {
+                return rule(format!(
+                    "{name} has shape {:?}, but its rows need {:?}",
+                    tensor.shape(),
+                    layout.shape
+                ));
+            }
+            if !tensor.backend().is_same(&backends[rank]) {
+                return rule(format!(
+                    "{name} is on {}, not on {}",
+                    tensor.backend(),
+                    backends[rank]
+                ));
+            }
+            if *tensor.layout() != layout {
+                return rule(format!("{name} must be dense in BHSD order"));
+            }
+        }
+        Ok(tensors[0].shape())
+    }
+}

@@ -1,0 +1,136 @@
+//! Ranks on the CPU: the bits of one call.
+
+use std::time::Duration;
+
+use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
+use warptile_distributed::{Expected, Group, Sharding};
+
+fn data(len: usize, seed: f32) -> Vec<f32> {
+    (0..len)
+        .map(|i| ((i as f32 + seed) * 0.731).sin())
+        .collect()
+}
+
+fn bits_of_one_call(
+    ranks: usize,
+    len: usize,
+    offsets: Option<&[usize]>,
+    sharding: &Sharding,
+    attention: &Attention,
+) {
+    let ([heads, kv_heads], dim) = ([4, 2], 16);
+    let (q, k, v) = (
+        data(len * heads * dim, 0.1),
+        data(len * kv_heads * dim, 0.2),
+        data(len * kv_heads * dim, 0.3),
+    );
+    let cpu = Backend::cpu();
+    let [tq, tk, tv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
+        .map(|(data, heads)| cpu.tensor(data, [1, len, heads, dim]).unwrap());
+    let expected = match offsets {
+        None => attention.forward(&tq, (&tk, &tv)),
+        Some(offsets) => {
+            let offsets: Vec<i32> = offsets.iter().map(|&at| at as i32).collect();
+            attention.forward(
+                Queries::new(&tq).packed(&offsets),
+                Keys::new(&tk, &tv).packed(&offsets),
+            )
+        }
+    };
+    let group = Group::local(vec![cpu; ranks]).unwrap();
+    let shards = group.shards(sharding, len).unwrap();
+    let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
+        .map(|(data, heads)| shards.split_keys(data, heads, dim).unwrap());
+    let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
+    group.synchronize(Duration::from_secs(1)).unwrap();
+    assert!(
+        shards.join(&out).unwrap() == expected.unwrap().out.to_vec().unwrap(),
+        "{ranks} ranks, {len} rows, {sharding:?}, {attention:?}"
+    );
+}
+
+#[test]
+fn one_sequence() {
+    let masks = [
+        Mask::none(),
+        Mask::causal(),
+        Mask::window(20, 3),
+        Mask::causal().diagonal(Diagonal::TopLeft),
+        Mask::window(9, 9).diagonal(Diagonal::At(-17)),
+    ];
+    for mask in masks {
+        for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+            for (ranks, len) in [(2, 128), (3, 101), (5, 7), (4, 3)] {
+                bits_of_one_call(ranks, len, None, &sharding, &Attention::new().mask(mask));
+            }
+        }
+    }
+}
+
+#[test]
+fn options() {
+    let options = [
+        Attention::new().softcap(5.0),
+        Attention::new().sinks(&[0.5, 1.0, -1.0, 2.0]),
+        Attention::new().scale(0.3),
+    ];
+    for attention in options {
+        bits_of_one_call(
+            3,
+            90,
+            None,
+            &Sharding::Zigzag,
+            &attention.mask(Mask::causal()),
+        );
+    }
+}
+
+#[test]
+fn documents() {
+    let offsets = vec![0, 40, 40, 700, 720, 1300];
+    for mask in [Mask::none(), Mask::causal()] {
+        bits_of_one_call(
+            2,
+            1300,
+            Some(&offsets),
+            &Sharding::Documents(offsets.clone()),
+            &Attention::new().mask(mask),
+        );
+    }
+}
+
+#[test]
+fn errors_name_the_rank() {
+    let cpu = Backend::cpu();
+    assert_eq!(
+        Group::local([cpu.clone()]).unwrap_err().to_string(),
+        "a group needs at least 2 ranks, not 1; one device needs no group"
+    );
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    let shards = group.shards(&Sharding::Zigzag, 9).unwrap();
+    let q = shards.split(&data(9 * 8, 0.0), 1, 8).unwrap();
+    let swapped = [q[1].clone(), q[0].clone()];
+    let error = shards
+        .forward(&Attention::new(), &q, (&q, &swapped))
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("rank 0: v has shape"),
+        "{error}"
+    );
+    let error = shards
+        .forward(&Attention::new().softcap(-1.0), &q, (&q, &q))
+        .unwrap_err();
+    assert!(error.to_string().starts_with("rank 0: "), "{error}");
+}
+
+#[test]
+fn small_problems_are_warned_of() {
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    let expect = |len, one_us| {
+        let shards = group.shards(&Sharding::Zigzag, len).unwrap();
+        Expected::new(shards.map(), Mask::causal(), 8, 2 * 8 * 128 * 2, one_us).unwrap()
+    };
+    assert!(expect(1 << 16, 44_000.0).gain() > 1.95);
+    assert!(expect(512, 10.0).warning().is_some());
+}

@@ -1,0 +1,95 @@
+//! Two devices of the stand-in driver, whose queues run late: the order of copies and kernels, and failures.
+
+use std::time::Duration;
+
+use warptile::driver::Driver;
+use warptile::{Attention, Backend, Mask, half::f16};
+use warptile_distributed::{Group, Sharding};
+use warptile_fake_cuda::FakeDriver;
+
+fn open(ranks: &[u32]) -> (FakeDriver, Group) {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    // SAFETY: the library is the stand-in, with the driver's signatures.
+    let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+    let backends = ranks
+        .iter()
+        .map(|&at| Backend::cuda_with(&driver, at).unwrap());
+    let group = Group::local(backends).unwrap();
+    (fake, group)
+}
+
+fn forward(group: &Group, len: usize) -> warptile_distributed::Result<()> {
+    let data = |heads: usize| vec![f16::ONE; len * heads * 64];
+    let shards = group.shards(&Sharding::Zigzag, len)?;
+    let (q, k, v) = (
+        shards.split(&data(4), 4, 64)?,
+        shards.split_keys(&data(2), 2, 64)?,
+        shards.split_keys(&data(2), 2, 64)?,
+    );
+    shards.forward(&Attention::new().mask(Mask::causal()), &q, (&k, &v))?;
+    // The keys are dropped here, while the copies may still be queued.
+    Ok(())
+}
+
+#[test]
+fn copies_and_kernels_are_ordered() {
+    // Four ranks on two devices as well.
+    for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
+        let (fake, group) = open(ranks);
+        for _ in 0..3 {
+            forward(&group, 512).unwrap();
+        }
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        // Two groups of heads, two chunks a rank.
+        assert_eq!(fake.launches().len(), 3 * 4 * ranks.len());
+        drop(group);
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_failing_call_of_the_driver_is_an_error_and_leaks_nothing() {
+    // Out of memory, and a copy that the driver refuses.
+    for (symbol, code, step) in [
+        ("cuMemAllocFromPoolAsync", 2, 1),
+        ("cuMemcpyPeerAsync", 1, 1),
+        ("cuStreamWaitEvent", 1, 7),
+        ("cuEventRecord", 1, 7),
+    ] {
+        for nth in (1..).step_by(step) {
+            let (fake, group) = open(&[0, 1]);
+            fake.fail(Some(symbol), nth, code);
+            let result = forward(&group, 256);
+            if fake.fault().is_none() {
+                assert!(nth > 1, "{symbol} is never called");
+                break;
+            }
+            let error = result.unwrap_err().to_string();
+            assert!(
+                error.starts_with("rank 0: ") || error.starts_with("rank 1: "),
+                "{error}"
+            );
+            // The group is usable again.
+            forward(&group, 256).unwrap();
+            group.synchronize(Duration::from_secs(10)).unwrap();
+            drop(group);
+            fake.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn a_group_without_access_is_refused() {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    // SAFETY: the library is the stand-in, with the driver's signatures.
+    let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+    fake.fail_always(&["cuMemPoolSetAccess"], 801);
+    let backends = [0, 1].map(|at| Backend::cuda_with(&driver, at).unwrap());
+    let error = Group::local(backends).unwrap_err().to_string();
+    assert!(
+        error.starts_with("rank 0 has no peer access to rank 1: "),
+        "{error}"
+    );
+}
