@@ -1,4 +1,4 @@
-//! What `warptile --version` says of where the program comes from.
+//! The origin of the program, as `warptile --version` prints it.
 
 use std::path::Path;
 use std::process::Command;
@@ -51,7 +51,7 @@ fn in_repository() -> Option<String> {
     ))
 }
 
-/// What `cargo package` recorded.
+/// The commit that `cargo package` recorded.
 fn in_package() -> Option<String> {
     let recorded = std::fs::read_to_string(".cargo_vcs_info.json").ok()?;
     let (_, rest) = recorded.split_once("\"sha1\": \"")?;

@@ -54,7 +54,7 @@ struct Artifact {
     to: String,
 }
 
-/// What was made.
+/// The files that were made.
 pub struct Bundle {
     /// The files in the directory.
     pub files: Vec<Packed>,
@@ -170,7 +170,7 @@ fn integration(root: &Path, name: &str, out: &Path) -> Result<()> {
     }
 }
 
-/// What the bundle is made from: the commit, with `-dirty` if files differ from it. `None` outside a git repository.
+/// The commit that the bundle is made from, with `-dirty` if files differ from it. `None` outside a git repository.
 fn commit(root: &Path) -> Option<String> {
     let described = Command::new("git")
         .args([

@@ -20,7 +20,7 @@ use crate::nvrtc::Nvrtc;
 pub struct Request {
     /// Source text.
     pub source: String,
-    /// What messages call it. Relative, because internal symbols of the image are named after it.
+    /// The name in messages. Relative, because internal symbols of the image are named after it.
     pub name: String,
     /// Compiler options.
     pub options: Vec<String>,
@@ -40,7 +40,7 @@ impl Request {
     }
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Answer {
     /// The compiler's log if it compiled, else why not.

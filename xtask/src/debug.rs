@@ -14,13 +14,13 @@ use crate::folder;
 use crate::instances::{self, Expectations, Instance};
 use crate::manifest::Manifest;
 
-/// What a debug image's kernel is called at its end.
+/// The suffix of a debug image's kernel name.
 const SUFFIX: &str = "debug";
 
 /// Flags of debug images: the lines of the source beside the machine code, and the asserts ahead of the family's own source.
 const FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.cuh"];
 
-/// What debug images call first.
+/// The first call of debug images.
 const CALL: &str = "warptile::check_launch<Instance>(params);";
 
 /// The line of a family's source that computes ends in this.
@@ -140,7 +140,7 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<()> {
     }
 }
 
-/// The same image with asserts, for which registers may be spilled.
+/// Changes the instance to one with asserts, for which registers may be spilled.
 fn debug_image(instance: Instance) -> Instance {
     Instance {
         suffix: Some(SUFFIX.to_owned()),

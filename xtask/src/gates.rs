@@ -1,4 +1,4 @@
-//! What fails the build: an image that is correct C++ but not the kernel that was meant.
+//! Checks that fail the build: an image that is correct C++ but not the kernel that was meant.
 
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};

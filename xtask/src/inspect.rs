@@ -5,7 +5,7 @@ use std::process::Command;
 
 use warptile_spec::elf::{Elf, ElfError};
 
-/// What NVRTC and ptxas said.
+/// The messages of NVRTC and ptxas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogReport {
     /// Lines that warn.

@@ -67,7 +67,7 @@ pub enum TensorInstruction {
     Hgmma,
 }
 
-/// What the machine code of a family must show; part of what the gates hold.
+/// The requirements on the machine code of a family; part of what the gates hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Expectations {
     /// Tensor-core instruction that must occur.
@@ -78,7 +78,7 @@ pub struct Expectations {
     pub may_spill: bool,
 }
 
-/// What `cargo xtask evolve` may vary of a family's tilings, within `rules`.
+/// The numbers of a family's tilings that `cargo xtask evolve` may vary, within `rules`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Knobs {
@@ -93,7 +93,7 @@ pub struct Knobs {
     /// Compiler flags that a candidate has or has not.
     #[serde(default)]
     pub switches: Vec<String>,
-    /// What must hold of the numbers; the kernel's source asserts it, too.
+    /// The rules for the numbers; the kernel's source asserts it, too.
     #[serde(default)]
     pub rules: Vec<Rule>,
 }
@@ -117,7 +117,7 @@ pub struct TilingRow {
     /// Head size of the tile.
     #[serde(default)]
     pub head_dim: u32,
-    /// That of values, if it is another.
+    /// The head size of values, if it differs.
     value_dim: Option<u32>,
     /// Query rows.
     #[serde(default)]
@@ -227,7 +227,7 @@ pub struct FamilyDeclaration {
     #[serde(default)]
     flags: Vec<String>,
     tilings: Vec<TilingRow>,
-    /// What may vary of it; `None` if nothing.
+    /// The numbers that may vary; `None` if none may.
     pub knobs: Option<Knobs>,
 }
 
@@ -277,13 +277,13 @@ pub struct Instance {
     pub element: Element,
     /// `None` for the plain image.
     pub variant: Option<String>,
-    /// What to compile for.
+    /// The target to compile for.
     pub target: Target,
     /// End of the kernel's name, of an instance that is not for the catalog.
     pub suffix: Option<String>,
     /// Flags of the family, then of the row.
     pub extra_flags: Vec<String>,
-    /// What its machine code must show.
+    /// The requirements on its machine code.
     pub expectations: Expectations,
 }
 
@@ -340,7 +340,8 @@ impl Instance {
         })
     }
 
-    /// That the source, in `kernels`, asks for each of its [`macros`](Self::macros): else this would be the plain image by another name.
+    /// Checks that the source, in `kernels`, asks for each of its [`macros`](Self::macros): else this would be the plain image by
+    /// another name.
     fn check_macros(&self, kernels: &Path) -> Result<()> {
         for name in self.macros() {
             let source = files::read_text(&kernels.join(&self.source))?;

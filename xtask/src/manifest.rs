@@ -23,7 +23,7 @@ struct Tile {
     v_stride: u32,
 }
 
-/// What the manifest says of an image; the catalog's `Image` documents the fields.
+/// The manifest's entry of an image; the catalog's `Image` documents the fields.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestEntry {

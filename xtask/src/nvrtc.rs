@@ -15,7 +15,7 @@ type BytesQuery = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 const SUCCESS: c_int = 0;
 const COMPILATION_ERROR: c_int = 6;
 
-/// What came of a program.
+/// The result of compiling a program.
 #[derive(Debug, Clone, Default)]
 pub struct Compiled {
     /// True if it compiled.

@@ -12,7 +12,7 @@ use crate::manifest::{Manifest, ManifestEntry};
 /// zstd's highest level that does not need more memory to unpack.
 const COMPRESSION_LEVEL: i32 = 19;
 
-/// What the names of the crates with images end in: each has the packs of one cargo feature of `warptile-kernels`.
+/// The endings of the names of the crates with images: each has the packs of one cargo feature of `warptile-kernels`.
 pub const ARCHITECTURES: [&str; 5] = ["sm80", "sm90", "sm100", "sm120", "ptx"];
 
 /// The one of [`ARCHITECTURES`] that a pack belongs to. The pack's name ends in the cargo feature.

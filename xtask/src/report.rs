@@ -97,17 +97,17 @@ const BLOCKS: [(&str, Maker); 21] = [
     ("plots", |_, gpu| plot::links(&gpu.plotted())),
 ];
 
-/// What the blocks are made from.
+/// The data that the blocks are made from.
 struct Data {
     images: Vec<ManifestEntry>,
-    /// Of GPUs, by folder in `evidence/`; that of `evidence/` itself is the first, and has no name.
+    /// The records of GPUs, by folder in `evidence/`; that of `evidence/` itself is the first, and has no name.
     records: Vec<(String, Record)>,
     /// The CPU path and PyTorch's.
     cpu: Vec<BenchRow>,
     searches: Vec<Search>,
 }
 
-/// What the evidence script wrote on one GPU.
+/// The files that the evidence script wrote on one GPU.
 #[derive(Default)]
 struct Record {
     summary: Summary,
@@ -120,7 +120,7 @@ struct Record {
     families: Vec<BenchRow>,
     /// Every kernel on a few shapes.
     kernels: Vec<BenchRow>,
-    /// What PyTorch chooses by itself, on these.
+    /// The rows of PyTorch's own choice, on these problems.
     default: Vec<BenchRow>,
     /// Packed sequences of very different lengths, together and in parts.
     uneven: Vec<BenchRow>,
@@ -199,7 +199,7 @@ impl Record {
 pub struct Generated {
     /// Where it lies.
     pub path: PathBuf,
-    /// What is in it.
+    /// The contents of the file.
     pub text: String,
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn sample(
     sampled.into_iter().cloned().collect()
 }
 
-/// What can be said of the images that are not compiled: whether they are committed, of these sources, and undamaged.
+/// The checks of images that are not compiled: whether they are committed, of these sources, and undamaged.
 pub(crate) fn unsampled_differences(
     selected: &[Instance],
     compiled: &[Instance],

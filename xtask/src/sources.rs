@@ -1,4 +1,4 @@
-//! What an image was compiled from, as one hash.
+//! The hash of an image's sources.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What images are compiled for.
+//! The targets of images.
 
 use std::fmt;
 use std::str::FromStr;

@@ -16,7 +16,7 @@ use crate::with_element;
 /// type, and 1e-5 is what sums of a few hundred `f32` products leave of it.
 pub const LSE_TOLERANCE: f64 = 1e-5;
 
-/// What a result is compared with, and how far from it a right result may be.
+/// The values that a result is compared with, and the errors that a correct result may have.
 ///
 /// With `r` the float64 reference and `r16` the plain, unfused computation in the element type (scores, probabilities and
 /// output each rounded to it), an output passes if every element has
@@ -69,7 +69,7 @@ pub struct Expectation {
 pub(crate) struct NaturalErrors {
     /// `max|r16 - r|` of the output.
     pub(crate) out: f64,
-    /// The same of the lse.
+    /// The expected lse.
     pub(crate) lse: f64,
     /// `max|(r + 0.3 - 0.3) - r|` of the output, in the element type.
     pub(crate) rounding: f64,
@@ -144,7 +144,7 @@ pub struct Worst {
     pub index: usize,
     /// Its error.
     pub error: f64,
-    /// What its error may be.
+    /// The bound of its error.
     pub bound: f64,
 }
 
@@ -340,7 +340,7 @@ impl GradientExpectation {
             let unavoidable = { variance[index].iter().zip(r) }
                 .map(|(variance, r)| variance + ulp(element, *r).powi(2) / 12.0);
             let plain = r16.iter().zip(r).map(|(r16, r)| (r16 - r).powi(2));
-            // What the type cannot hold is infinite in one of them.
+            // A value beyond the type's range is infinite in one of them.
             let finite = plain.filter(|square| square.is_finite());
             let square = finite.sum::<f64>().max(unavoidable.sum());
             let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 / count.sqrt());
@@ -383,7 +383,7 @@ impl GradientExpectation {
     }
 }
 
-/// What a fused kernel may have of the natural error.
+/// The multiple of the natural error that a fused kernel may have.
 pub(crate) fn factor(call: &Call) -> f64 {
     if call.scoring().softcap.is_some() {
         3.0
@@ -416,7 +416,7 @@ fn largest_finite(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 
     largest_by_any(a, b, error)
 }
 
-/// The same number, from vectors of four.
+/// Computes the number of `largest_by_any` with vectors of four.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn largest_by_four(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 {
@@ -535,7 +535,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What is expected if these are the exact and the rounded output.
+    /// The expectation if these are the exact and the rounded output.
     fn outputs<T: Element>(exact: &[f64], rounded: &[f64], floor: f32) -> Expectation {
         let output = |values: &[f64]| ReferenceOutput {
             out: values.to_vec(),
@@ -550,7 +550,7 @@ mod tests {
         Expectation::from_references::<T>(&call(), references)
     }
 
-    /// The same for the lse.
+    /// The expectation for the lse.
     fn lses(exact: &[f64], rounded: &[f64], floor: f32) -> Expectation {
         let output = |values: &[f64]| ReferenceOutput {
             out: Vec::new(),

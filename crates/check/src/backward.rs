@@ -28,7 +28,7 @@ pub struct BackwardCase<T> {
     pub inputs: Inputs<T>,
 }
 
-/// What a backward pass writes to: poisoned before the run.
+/// The buffers that a backward pass writes to: poisoned before the run.
 #[derive(Debug, Clone)]
 pub struct GradientBuffers<T> {
     /// dq, dk and dv, those that are wanted.
@@ -37,7 +37,7 @@ pub struct GradientBuffers<T> {
     pub d_sinks: Option<Vec<f32>>,
 }
 
-/// What is wrong with gradients.
+/// The errors found in gradients.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GradientFailure {

@@ -127,7 +127,7 @@ pub struct Case {
     pub multiprocessors: Option<u32>,
     /// True if gradients are computed, instead of the output.
     pub backward: bool,
-    /// What the data follows from.
+    /// The seed of the data.
     pub seed: u64,
 }
 

@@ -190,7 +190,7 @@ impl<T: Element> Inputs<T> {
     }
 }
 
-/// What a kernel writes to: poisoned before the run.
+/// The buffers that a kernel writes to: poisoned before the run.
 #[derive(Debug, Clone)]
 pub struct ResultBuffers<T> {
     /// The output with poison around it.
@@ -218,7 +218,7 @@ pub struct Report {
     pub lse: Verdict,
 }
 
-/// What is wrong with the result of a case.
+/// The errors found in the result of a case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {

@@ -91,7 +91,7 @@ impl DeviceInputs {
         Ok(DeviceInputs(places?))
     }
 
-    /// The same inputs once more, copied on the device.
+    /// Copies the inputs on the device.
     ///
     /// # Errors
     /// The driver's error.

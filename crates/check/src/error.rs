@@ -1,4 +1,4 @@
-//! What keeps a case from being checked.
+//! A result whose error keeps a case from being checked.
 
 /// Shorthand for a result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,7 +23,7 @@ pub enum Error {
     /// The data would not fit into the memory of an ordinary machine.
     #[error("the problem has {found} {what}; the limit is {limit}")]
     TooLarge {
-        /// What there is too much of.
+        /// The quantity that is too large.
         what: &'static str,
         /// How much of it.
         found: u128,

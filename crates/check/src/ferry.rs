@@ -48,7 +48,7 @@ struct Queued {
 #[derive(Debug)]
 pub struct Coming<'a, T> {
     ferry: &'a Ferry,
-    /// What has come.
+    /// The values that have arrived.
     values: Vec<T>,
     under_way: UnderWay,
 }
@@ -179,7 +179,7 @@ impl<T: Pod> Coming<'_, T> {
     /// Waits for the copy.
     ///
     /// # Errors
-    /// What failed on the stream up to it.
+    /// An error of the stream up to the copy.
     pub fn wait(mut self) -> warptile::Result<Vec<T>> {
         while self.land()? {}
         Ok(self.values)

@@ -31,7 +31,7 @@ pub struct OnGpu<T: Element> {
     lists: DeviceInputs,
     /// The element of the output's buffer that the output starts at.
     offset: usize,
-    /// What the result buffers have before a launch.
+    /// The contents of the result buffers before a launch.
     poison: (DeviceBuffer<T>, DeviceBuffer<f32>),
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
@@ -40,7 +40,7 @@ pub struct OnGpu<T: Element> {
 /// Waits for a stream, and leaves the core to others meanwhile: the driver's own waiting keeps it busy. For work whose time nobody takes.
 ///
 /// # Errors
-/// What failed on the stream.
+/// An error of the stream.
 pub fn rest(stream: &Stream) -> warptile::Result<()> {
     for turn in 0_u32.. {
         if stream.query()? {
@@ -140,7 +140,7 @@ impl Case {
 }
 
 impl<T: Element> OnGpu<T> {
-    /// The same data in memory of its own, copied on the device, with results that are poisoned.
+    /// Copies the data on the device into memory of its own, with poisoned results.
     ///
     /// # Errors
     /// The driver's error.
@@ -194,7 +194,7 @@ impl<T: Element> OnGpu<T> {
     /// Waits for the launches and reads the result.
     ///
     /// # Errors
-    /// What went wrong in the launches.
+    /// An error of the launches.
     pub fn result(&self) -> warptile::Result<ResultBuffers<T>> {
         self.begin_result()?.wait()
     }
@@ -225,7 +225,7 @@ impl<T: Element> ComingResult<'_, T> {
     /// Waits for the result.
     ///
     /// # Errors
-    /// What went wrong in the launches.
+    /// An error of the launches.
     pub fn wait(self) -> warptile::Result<ResultBuffers<T>> {
         Ok(ResultBuffers {
             out: self.out.wait()?,

@@ -173,8 +173,8 @@ impl ReferenceOnGpu {
         Ok(load()?)
     }
 
-    /// The same kernels on another stream of their context, with its pinned memory, so that several threads compute references side by
-    /// side.
+    /// Creates the same kernels on another stream of their context, with its pinned memory, so that several threads can compute
+    /// references at once.
     pub fn on_stream(&self, stream: &Stream, ferry: &Arc<Ferry>) -> Self {
         ReferenceOnGpu {
             stream: stream.clone(),

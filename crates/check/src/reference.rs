@@ -63,7 +63,7 @@ pub fn reference(call: &Call, inputs: &HostInputs<'_>) -> Result<ReferenceOutput
     with_element!(call.element(), T => Ok(compute::<T>(call, inputs, false)?.exact))
 }
 
-/// What a result is judged by; without `rounded` the exact part of it alone.
+/// Computes the values that a result is judged by; without `rounded` only the exact ones.
 pub(crate) fn compute<T: Compiled>(
     call: &Call,
     inputs: &HostInputs<'_>,

@@ -44,8 +44,8 @@ pub(crate) fn ulp(element: ElementType, value: f64) -> f64 {
     magnitude(value).max(power(format.smallest)) * power(-format.bits)
 }
 
-/// What is left of a number after storing it: `T::from_f64(value).to_f64()`, without a branch, so that loops over it become
-/// vector code.
+/// A number after rounding to the stored type: `T::from_f64(value).to_f64()`, without a branch, so that loops over it
+/// become vector code.
 #[inline(always)]
 pub(crate) fn round<T: Element>(value: f64) -> f64 {
     if let ElementType::F32 = T::TYPE {

@@ -10,7 +10,7 @@ use warptile::spec::{Heads, Scoring};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
-/// What is wrong with the text of a case.
+/// The errors in the text of a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseCaseError {
@@ -145,7 +145,8 @@ impl FromStr for Case {
     }
 }
 
-/// What a word is about: its name before `=`, `f32` of every element type, the letter of a number, or the whole word.
+/// The subject of a word: its name before `=`, `f32` of every element type, the letter of a number, or the whole
+/// word.
 fn subject(word: &str) -> &str {
     match (word.split_once('='), word) {
         (Some((name, _)), _) => name,
@@ -188,7 +189,7 @@ const NAMES: [&str; 13] = [
     "backward",
 ];
 
-/// What another program's word is here, if that is clear.
+/// The word here for another program's word, if that is clear.
 fn suggestion(word: &str) -> Option<String> {
     let plain = |word: &str| word.to_lowercase().replace(['-', '_'], "");
     let (name, value) = word.split_once('=').unwrap_or((word, ""));

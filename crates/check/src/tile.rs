@@ -48,7 +48,7 @@ pub struct Tile {
     weights: Vec<f64>,
 }
 
-/// What was read of a tile. Each has a row for each query, and in it an element for each key.
+/// The values read from a tile. Each has a row for each query, and in it an element for each key.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Reading {
@@ -78,9 +78,9 @@ pub struct TileValue {
     pub row: usize,
     /// Key, from 0.
     pub column: usize,
-    /// What was read.
+    /// The value read.
     pub found: f64,
-    /// What it is in `float64`.
+    /// The expected value in `float64`.
     pub expected: f64,
     /// How far apart the two may be.
     pub bound: f64,
@@ -105,7 +105,7 @@ impl TileValue {
 pub enum TileQuantity {
     /// `scale * q.k`.
     Score,
-    /// Of the softmax.
+    /// A weight of the softmax.
     Weight,
 }
 
@@ -118,11 +118,11 @@ impl fmt::Display for TileQuantity {
     }
 }
 
-/// What is wrong with a tile: its first wrong value, scores first.
+/// The error found in a tile: its first wrong value, scores first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct TileFault {
-    /// What it is.
+    /// The kind of value.
     pub quantity: TileQuantity,
     /// The first wrong one.
     pub first: TileValue,
@@ -557,7 +557,8 @@ mod tests {
         assert!(fault(&tile, &reading).starts_with("row 7, column 0: score "));
     }
 
-    /// What the acceptance rule would let pass: an error of a thousandth of the largest weight in a small one.
+    /// An error that the acceptance rule would let pass: an error of a thousandth of the largest weight in a small
+    /// one.
     #[test]
     fn small_weights_have_small_bounds() {
         let tile = Tile::new(16, 32, 64, ElementType::F16, 5);

@@ -76,7 +76,7 @@ impl Rules {
             .map_or(usize::MAX, |blocks| blocks as usize)
     }
 
-    /// What the ratios of a trial's blocks say.
+    /// Judges a trial by the ratios of its blocks.
     pub fn judge(&self, ratios: &[f64]) -> Judged {
         let mut sorted: Vec<f64> = ratios
             .iter()
@@ -100,7 +100,7 @@ impl Rules {
     }
 }
 
-/// What a trial showed.
+/// The outcome of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Judged {
     /// Blocks of A B B A.

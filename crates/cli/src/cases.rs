@@ -51,7 +51,7 @@ pub(crate) fn examples(lines: &[&str]) -> String {
     })
 }
 
-/// The same for commands that take problems: the grammar follows.
+/// The help of commands that take problems: the grammar follows.
 pub(crate) fn help(lines: &[&str]) -> String {
     let numbers = { Scoring::NUMBERS.into_iter() }.map(|(word, help)| (format!("{word}=X"), help));
     let operands = Operand::of_scores().filter_map(|operand| {
@@ -75,7 +75,7 @@ pub(crate) fn help(lines: &[&str]) -> String {
 /// Parses a problem, for command lines.
 ///
 /// # Errors
-/// What is wrong with the text, in words.
+/// A description of the error in the text.
 pub(crate) fn parse(text: &str) -> Result<Case, String> {
     match parse_any(text)? {
         case if case.backward => Err("`verify` alone computes `backward`".to_owned()),

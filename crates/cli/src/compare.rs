@@ -59,7 +59,7 @@ pub(crate) struct CompareArgs {
     pub(crate) json: Option<json::Target>,
 }
 
-/// What one tensor's values differ by.
+/// The difference of one tensor's values.
 #[derive(Debug, Serialize)]
 struct Difference {
     tensor: String,

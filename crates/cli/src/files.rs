@@ -26,7 +26,7 @@ use crate::text;
 pub(crate) use options::help;
 pub(crate) use write::{OutTensor, dtype_of, element_of, write};
 
-/// What a file is, by the end of its name.
+/// The format of a file, by the end of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Safetensors,
@@ -475,7 +475,7 @@ fn quantized_names() -> String {
     names.join(" or ")
 }
 
-/// What the dimensions of a tensor are.
+/// The meaning of a tensor's dimensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dimensions {
     Dense,

@@ -17,7 +17,7 @@ use crate::text;
 /// The environment variable that names the folder.
 pub(crate) const VARIABLE: &str = "WARPTILE_KERNELS_DIR";
 
-/// What describes the images of a folder.
+/// The file that describes the images of a folder.
 const MANIFEST: &str = "manifest.json";
 
 /// The `manifest.json` of a folder, which `cargo xtask` writes.
@@ -26,7 +26,7 @@ struct Manifest {
     images: Vec<Entry>,
 }
 
-/// What the manifest says of an image; other fields are for other tools.
+/// The manifest's entry of an image; other fields are for other tools.
 #[derive(Debug, Deserialize)]
 struct Entry {
     name: String,

@@ -113,7 +113,7 @@ pub(crate) fn run(args: &InfoArgs, console: &mut dyn Write) -> Result<(), Failur
     json::write(&args.json, &info)
 }
 
-/// What a bug report needs to know of the machine.
+/// Prints the facts about the machine that a bug report needs.
 pub(crate) fn print_machine_of_report(console: &mut dyn Write) -> Result<(), Failure> {
     match gather(&Driver::load()) {
         Ok(info) => print_machine(&info, console),

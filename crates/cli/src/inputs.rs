@@ -28,7 +28,7 @@ pub(crate) struct Inputs<T> {
 /// A tensor of the queries' type or of bytes, and how it lies.
 type LaidOut<T> = (Either<Vec<T>, Vec<u8>>, Layout);
 
-/// What a call gave, in host memory.
+/// The result of a call, in host memory.
 pub(crate) struct Answer<T> {
     /// In q's storage order.
     pub(crate) out: Vec<T>,
@@ -36,7 +36,7 @@ pub(crate) struct Answer<T> {
     /// `[batch, heads, length]`; packed: `[heads, rows]`.
     pub(crate) lse: Vec<f32>,
     pub(crate) plan: Plan,
-    /// Of the first call: it loads the kernel, or starts the threads.
+    /// The time of the first call: it loads the kernel, or starts the threads.
     pub(crate) first: Duration,
     /// Median of the calls after it, and how many there were.
     pub(crate) later: Option<(Duration, usize)>,
@@ -146,7 +146,7 @@ impl<T: Element> Inputs<T> {
         })
     }
 
-    /// What the float64 reference expects, and how much a result may differ.
+    /// The values of the float64 reference, and the allowed differences.
     pub(crate) fn expectation(&self, call: &Call) -> warptile_check::Result<Expectation> {
         let mut inputs = HostInputs::default().with(Operand::Q, &self.q);
         for (operand, values) in self.numbers.floats.given() {

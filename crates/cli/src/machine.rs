@@ -1,4 +1,4 @@
-//! What a result was computed on, and when.
+//! The machine and time of a result.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -55,7 +55,7 @@ fn name(dtype: Dtype) -> Option<&'static str> {
 }
 
 fn dtype(descr: &str) -> Option<Dtype> {
-    // Whether bytes without a meaning have an order depends on NumPy's version.
+    // The byte order of plain bytes depends on NumPy's version.
     let descr = match descr {
         "|V2" => "<V2",
         "<V1" => "|V1",
@@ -67,7 +67,7 @@ fn dtype(descr: &str) -> Option<Dtype> {
 /// Finds the array in the bytes of an `.npy` file.
 ///
 /// # Errors
-/// What is wrong with the file, in words.
+/// A description of the error in the file.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Array, String> {
     find(bytes, bytes.len() as u64)
 }
@@ -213,7 +213,7 @@ impl Archive {
     /// Reads the headers of all members: the names of the arrays, and where each is in its member.
     ///
     /// # Errors
-    /// What is wrong with the file, in words.
+    /// A description of the error in the file.
     pub(crate) fn open(bytes: Vec<u8>) -> Result<(Self, Vec<(String, Array)>), String> {
         let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| words(&error))?;
         let mut members = Vec::new();
@@ -237,7 +237,7 @@ impl Archive {
     /// The bytes of a member, by its place, as many as its header says.
     ///
     /// # Errors
-    /// What is wrong with the member, in words.
+    /// A description of the error in the member.
     pub(crate) fn unpack(&mut self, index: usize, array: &Array) -> Result<Vec<u8>, String> {
         let len = array.data.end;
         let mut data = Vec::new();
@@ -303,7 +303,7 @@ mod tests {
         bytes
     }
 
-    /// The same header with something else in it.
+    /// The header with one part replaced.
     fn with(from: &str, to: &str) -> Result<Array, String> {
         let bytes = of_numpy();
         let text = String::from_utf8_lossy(&bytes[10..128]).replace(from, to);

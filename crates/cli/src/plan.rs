@@ -111,7 +111,7 @@ fn refused(profile: &DeviceProfile, error: &Error) -> Failure {
     }
 }
 
-/// What to plan for, with the rates that this machine has for it; nothing on a machine without a GPU.
+/// The devices to plan for, with the rates that this machine has for them; nothing on a machine without a GPU.
 fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Failure> {
     let mut profiles = Vec::new();
     for name in &args.gpu {
@@ -251,7 +251,7 @@ fn tflops(call: &Call, microseconds: f64) -> f64 {
     call.flops() as f64 / microseconds * 1e-6
 }
 
-/// What kernels of one family that share a reason have in common.
+/// The common facts of kernels of one family that share a reason.
 #[derive(Default)]
 struct Group {
     kernels: u64,

@@ -30,7 +30,7 @@ pub(crate) struct Record {
     pub(crate) path: PathBuf,
     /// True if rows are missing because the measurement was ended early.
     pub(crate) cut_short: bool,
-    /// What the whole file is about.
+    /// The commit that the whole file is about.
     commit: Option<String>,
     pub(crate) rows: Vec<Row>,
 }
@@ -63,7 +63,7 @@ impl Record {
         })
     }
 
-    /// What the rows say of machine and program, in order and without repeats.
+    /// The machines and programs of the rows, in order and without repeats.
     pub(crate) fn origin(&self) -> Origin {
         let of = |value: &dyn Fn(&Row) -> Option<String>| -> BTreeSet<String> {
             let values = self.rows.iter().filter_map(value);
@@ -126,7 +126,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Of what is measured now.
+    /// The origin of what is measured now.
     pub(crate) fn of(machine: &Machine) -> Self {
         let one = |value: &str| BTreeSet::from([value.to_owned()]);
         Origin {
@@ -267,7 +267,7 @@ impl<'a> Comparison<'a> {
         lines
     }
 
-    /// Whether the later record is as fast.
+    /// Checks that the later record is as fast.
     ///
     /// # Errors
     /// [`Failure::Wrong`] if a row is slower, [`Failure::Input`] if the records have no row in common.
@@ -296,7 +296,7 @@ fn key(row: &Row, by_kernel: bool) -> Key<'_> {
 /// A percentage, for command lines.
 ///
 /// # Errors
-/// What is wrong with the text, in words.
+/// A description of the error in the text.
 pub(crate) fn percentage(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..100.0).contains(&value) => Ok(value),

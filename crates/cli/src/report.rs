@@ -37,7 +37,7 @@ pub(crate) struct ReportArgs {
     output: PathBuf,
 }
 
-/// What a page shows of a record of `verify`.
+/// The part of a record of `verify` that a page shows.
 #[derive(Debug, Deserialize)]
 struct Verification {
     device: String,

@@ -223,7 +223,7 @@ pub(crate) fn lse_shape(call: &Call) -> Vec<usize> {
     call.lse_shape()[usize::from(call.queries().is_packed())..].to_vec()
 }
 
-/// What the results of a call are called in a file of expected ones.
+/// The names of a call's results in a file of expected ones.
 pub(crate) fn expected_names(call: &Call) -> (&'static str, &'static str) {
     match call.mask().is_causal() {
         true => ("out_causal", "lse_causal"),
@@ -231,7 +231,7 @@ pub(crate) fn expected_names(call: &Call) -> (&'static str, &'static str) {
     }
 }
 
-/// What the file of `--expect` says.
+/// The contents of the file of `--expect`.
 struct Expected {
     path: PathBuf,
     out: Option<ExpectedTensor>,

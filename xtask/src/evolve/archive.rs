@@ -1,4 +1,4 @@
-//! What is known of a search: its plan, and of every candidate lineage, hash, resources and verdict.
+//! The state of a search: its plan, and of every candidate lineage, hash, resources and verdict.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,13 +9,13 @@ use crate::instances::TilingRow;
 use crate::manifest::ManifestEntry;
 use crate::target::Target;
 
-/// What is searched, decided when the search begins.
+/// The plan of a search, fixed when it begins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// The family, such as `wmma`; instances.toml says what may vary
     pub family: String,
-    /// What to compile for
+    /// The target to compile for
     #[arg(long, default_value = "sm_90")]
     pub target: Target,
     /// Search among images of this variant, such as `serving`, in place of plain ones
@@ -39,7 +39,7 @@ pub struct Plan {
 /// The numbers that a search may vary, as `instances.toml` calls them.
 pub(crate) const NUMBERS: [&str; 4] = ["block_m", "block_n", "warps", "stages"];
 
-/// What makes a candidate.
+/// The genes of a candidate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Genes {
@@ -101,11 +101,11 @@ pub struct Lineage {
     pub how: How,
     /// Kernels that it was made from.
     pub parents: Vec<String>,
-    /// What was changed and why.
+    /// The change and its reason.
     pub why: String,
 }
 
-/// What the compiler reports.
+/// The compiler's report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
@@ -179,7 +179,7 @@ impl fmt::Display for State {
     }
 }
 
-/// What became of a candidate.
+/// The verdict on a candidate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verdict {
@@ -188,13 +188,13 @@ pub struct Verdict {
     /// Why it was refused, is wrong or lost.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// What its times say, if it was timed.
+    /// The evaluation of its times, if it was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
 }
 
 impl Verdict {
-    /// Of one that was not timed.
+    /// The verdict on a candidate that was not timed.
     pub(crate) fn of(state: State, why: impl Into<String>) -> Self {
         Self {
             state,
@@ -209,7 +209,7 @@ impl Verdict {
     }
 }
 
-/// What the times of a candidate say, by the rules of trials.
+/// The evaluation of a candidate's times, by the rules of trials.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
@@ -229,11 +229,11 @@ pub struct Measured {
     pub trials: Vec<Trial>,
     /// Over the problems that the search did not see, likewise; empty if they were not measured.
     pub held_out: Vec<Trial>,
-    /// Of each problem.
+    /// The results of each problem.
     pub problems: BTreeMap<String, OfProblem>,
 }
 
-/// What one trial says.
+/// The result of one trial.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trial {
@@ -263,15 +263,15 @@ pub struct Candidate {
     pub kernel: String,
     /// 0 for what was shipped.
     pub generation: u32,
-    /// What makes it.
+    /// The genes of the candidate.
     pub genes: Genes,
     /// Where it comes from.
     pub lineage: Lineage,
-    /// What the compiler reports; `null` if it did not get so far.
+    /// The compiler's report; `null` if it did not get so far.
     pub report: Option<Report>,
     /// Hardware counters by name, of what was among the fastest where the host could take them.
     #[serde(default)]
     pub counters: BTreeMap<String, f64>,
-    /// What became of it.
+    /// The verdict on the candidate.
     pub verdict: Verdict,
 }

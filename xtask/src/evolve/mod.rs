@@ -504,7 +504,7 @@ fn archive_of(root: &Path, family: &str) -> PathBuf {
     root.join(ARCHIVES).join(format!("{family}.json"))
 }
 
-/// What a pack runs.
+/// The script that a pack runs.
 const RUN: &str = "#!/bin/sh
 # Checks and times the candidates of this folder; needs an NVIDIA driver and a program only: the one in this folder,
 # or $WARPTILE. Run it again if it was interrupted.

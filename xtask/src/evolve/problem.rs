@@ -26,7 +26,7 @@ impl Shape {
     /// Reads a problem.
     ///
     /// # Errors
-    /// What is missing, in words.
+    /// A description of the missing part.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let (mut lengths, mut heads, mut element) = ([1, 0, 0], Heads::new(1, 0), None);
         for word in text.split_whitespace() {
@@ -87,7 +87,7 @@ impl Shape {
 /// The problems of a search. They have one element type and one head size: a candidate has to compute each of them.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// A description of the error.
 pub(crate) fn shapes<'a>(
     problems: impl IntoIterator<Item = &'a String>,
 ) -> Result<Vec<(&'a str, Shape)>> {

@@ -31,7 +31,7 @@ fn rates_in(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     })
 }
 
-/// What is measured of kernels, by kernel: TFLOP/s of all rates files.
+/// The measured speeds by kernel: TFLOP/s of all rates files.
 pub(super) fn rates(root: &Path) -> Result<BTreeMap<String, f64>> {
     let mut rates = BTreeMap::new();
     for (_, text) in rates_files(root)? {

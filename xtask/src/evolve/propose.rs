@@ -72,7 +72,7 @@ pub(crate) struct Space<'a> {
 type Child = (Genes, Lineage);
 
 impl Space<'_> {
-    /// What the counters and the grid of a parent suggest: a number, its direction, and why.
+    /// The changes that the counters and the grid of a parent suggest: a number, its direction, and why.
     fn hints(&self, parent: &Candidate) -> Vec<(usize, bool, String)> {
         let mut hints = Vec::new();
         if let Some(&percent) = parent.counters.get(SHARED_MEMORY)

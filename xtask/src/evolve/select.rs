@@ -1,4 +1,4 @@
-//! What the results of a host say of its candidates, by the rules of trials and by nothing else.
+//! The evaluation of a host's results for its candidates, by the rules of trials and by nothing else.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::archive::{Measured, OfProblem, State, Trial, Verdict};
 use super::format::{CONTROL, Results, Run, ratios};
 use crate::trial::{Judged, Rules, ratio};
 
-/// What became of each candidate of the task; one that is missing here was not measured to the end.
+/// The verdict on each candidate of the task; one that is missing here was not measured to the end.
 ///
 /// # Errors
 /// Why these results are not to be used at all, in words.
@@ -62,7 +62,8 @@ fn check_control(results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// What the times of a candidate say; `None` if it was not measured to the end. What lost a trial is not measured further.
+/// The evaluation of a candidate's times; `None` if it was not measured to the end. What lost a trial is not measured
+/// further.
 fn of_times(results: &Results, kernel: &str) -> Result<Option<Verdict>> {
     let task = &results.task;
     let tried = task.tried.max(task.candidates.len());

@@ -44,7 +44,7 @@ fn plan() -> Plan {
     }
 }
 
-/// What the compiler would say of an instance.
+/// The manifest entry that the compiler would give for an instance.
 fn entry(instance: &Instance) -> crate::manifest::ManifestEntry {
     let json = serde_json::json!({
         "name": instance.image(), "kernel": instance.kernel(), "entry": instance.entry(),
@@ -96,7 +96,8 @@ fn compiled(search: &mut Search) {
     search.save().unwrap();
 }
 
-/// What a host finds whose times are exact: `gain` for the candidate that is `best`, and 3% less than what is in use for others.
+/// The results of a host whose times are exact: `gain` for the candidate that is `best`, and 3% less than what is in use for
+/// others.
 fn measured(task: &Task, best: &str, gain: f64) -> Results {
     let kernels: Vec<&str> = { task.candidates.iter() }
         .map(|asked| asked.kernel.as_str())

@@ -21,7 +21,7 @@ struct Baseline {
     device: String,
     driver: String,
     date: String,
-    /// What was measured, where that is known.
+    /// The commit that was measured, if it is known.
     commit: Option<String>,
     ratios: Ratios,
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 pub(super) use super::record::Row as BenchRow;
 use super::{checks, decode, markdown_table};
 
-/// What the peers of a table are, as a sentence after others; empty if no row says it.
+/// A sentence that names the peers of a table; empty if no row says it.
 pub(super) fn peers_text(rows: &[BenchRow]) -> String {
     let mut all: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (what, version) in rows.iter().flat_map(|row| &row.versions) {
@@ -106,7 +106,7 @@ impl BenchRow {
     }
 }
 
-/// What rows of one table or plot have in common.
+/// The setting that rows of one table or plot share.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Setting {
     pub(super) device: String,

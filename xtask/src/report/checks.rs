@@ -1,4 +1,4 @@
-//! What was checked on a GPU: tests, random problems, repeated launches, sanitizer tools, hardware counters.
+//! The checks that ran on a GPU: tests, random problems, repeated launches, sanitizer tools, hardware counters.
 //! docs/evidence.md describes the files.
 
 mod counters;

@@ -1,4 +1,4 @@
-//! What each part of the evidence took, and when.
+//! The time and date of each part of the evidence.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -55,7 +55,7 @@ fn rank(contestant: &str) -> usize {
 /// Lines of a small plot: points of (length, speed relative to the best peer), by contestant.
 type Lines = BTreeMap<String, BTreeMap<usize, f64>>;
 
-/// What the points of a small plot have in common: only then is the amount of work per length comparable.
+/// The setting that the points of a small plot share: only then is the amount of work per length comparable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Sweep {
     heads: Heads,
@@ -63,7 +63,7 @@ struct Sweep {
     rows: usize,
 }
 
-/// What the small plots of a picture have in common.
+/// The setting that the small plots of a picture share.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Setting {
     device: String,

@@ -1,4 +1,4 @@
-//! What the searches of `cargo xtask evolve` came to: a table, and their pictures.
+//! The results of the searches of `cargo xtask evolve`: a table, and their pictures.
 
 use super::markdown_table;
 use crate::evolve::Search;

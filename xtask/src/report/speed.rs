@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bench::{BenchRow, ErrorRow, peers_text};
 use super::{checks, decode, markdown_table, number, ratio};
 
-/// What the rows of one problem have in common, in the order of the tables.
+/// The key that the rows of one problem share, in the order of the tables.
 type Problem = (String, String, usize, usize, String);
 
 fn problem(row: &BenchRow) -> Problem {
@@ -41,7 +41,7 @@ const PEERS: [&str; 4] = ["fa2", "cudnn", "fa3", "fa4"];
 /// Peers of problems that not all of those take.
 const OTHER_PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa4", "efficient"];
 
-/// What one problem's row says.
+/// The row of one problem.
 struct Line<'a> {
     ours: &'a BenchRow,
     peers: Vec<Option<&'a BenchRow>>,

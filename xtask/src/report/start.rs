@@ -1,4 +1,4 @@
-//! What a process takes from its start to its first result.
+//! The time from a process's start to its first result.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What `warptile tune` changed in the evidence, and what that gained.
+//! The changes of `warptile tune` in the evidence, and their gains.
 
 use serde::Deserialize;
 
@@ -45,7 +45,7 @@ impl Launch {
     }
 }
 
-/// What was tuned, and a row for each choice that changed, the largest gain first.
+/// A table of the tuned problems with a row for each choice that changed, the largest gain first.
 pub(super) fn table(tuning: &Tuning) -> String {
     if tuning.problems.is_empty() {
         return "Nothing was tuned yet.\n".to_owned();

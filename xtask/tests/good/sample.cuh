@@ -1,4 +1,4 @@
-// What a family's header gives its source, as small as it can be; the bad kernels start from it too.
+// A minimal version of what a family's header gives its source; the bad kernels start from it too.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-//! What build-kernels rebuilds, what `--check` finds, and what an image depends on.
+//! Tests of what build-kernels rebuilds, what `--check` finds, and what an image depends on.
 
 use crate::workshop::Workshop;
 use xtask::build_kernels::{CRATE_LIMIT, EMBEDDED_LIMIT, Outcome, Selection};

@@ -112,12 +112,12 @@ impl Workshop {
         std::fs::write(&path, text.replace(from, to)).unwrap();
     }
 
-    /// What `--check` finds.
+    /// The differences that `--check` finds.
     pub(crate) fn differences(&self) -> Vec<String> {
         self.check(&Selection::default()).1
     }
 
-    /// What `--check` compiles, and what it finds.
+    /// The images that `--check` compiles, and the differences it finds.
     pub(crate) fn check(&self, selection: &Selection) -> (Vec<String>, Vec<String>) {
         let (outcome, differences) =
             build_kernels::check(&self.layout, &self.compiler, selection, &Silent).unwrap();

@@ -1,4 +1,4 @@
-//! What a case computes: its layouts and its call.
+//! The computation of a case: its layouts and its call.
 
 use warptile::Layout;
 use warptile::kernels::Kind;
@@ -95,7 +95,7 @@ impl Case {
         }
     }
 
-    /// What this case computes, with all lengths on the host.
+    /// The call of this case, with all lengths on the host.
     ///
     /// # Panics
     /// If the fields were set to something that [`try_call`](Self::try_call) refuses, such as a head size of 7. Cases that
@@ -107,7 +107,7 @@ impl Case {
         }
     }
 
-    /// What this case computes, for a case whose fields were set by hand.
+    /// The call of a case whose fields were set by hand.
     ///
     /// # Errors
     /// When no [`Call`] is like this, or its data would not fit into the memory of an ordinary machine.
@@ -115,7 +115,7 @@ impl Case {
         self.build(false, PACKED_PADDING)
     }
 
-    /// What this case computes on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.
+    /// The call of this case on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.
     ///
     /// # Errors
     /// As [`try_call`](Self::try_call).
@@ -228,7 +228,7 @@ mod tests {
     use warptile::ElementType;
     use warptile::spec::Heads;
 
-    /// What a problem is known by stays what it is when it is read back.
+    /// A problem's line is unchanged after it is read back.
     #[test]
     fn the_line_of_a_problem_reads_back() {
         for text in [

@@ -174,7 +174,7 @@ struct Pass<'a, T> {
     sinks: Option<&'a [f32]>,
 }
 
-/// What one row of scores gives.
+/// The results of one row of scores.
 struct Scores {
     p: Vec<f64>,
     ds: Vec<f64>,

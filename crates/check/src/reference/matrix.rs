@@ -125,7 +125,7 @@ impl KeysAt {
     }
 }
 
-/// What products are made and summed in: `f64` or `f32`.
+/// The number type in which products are computed and summed: `f64` or `f32`.
 pub(super) trait Real:
     Copy + Default + std::ops::AddAssign + std::ops::Mul<Output = Self>
 {

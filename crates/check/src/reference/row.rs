@@ -6,7 +6,7 @@ use warptile::{Element, ElementType, Layout};
 use super::matrix::{Dense, KeysAt, weighted_sum};
 use crate::rounding::round;
 
-/// What all rows of a computation share.
+/// The data that all rows of a computation share.
 pub(super) struct Computation<'a, T> {
     pub(super) call: &'a Call,
     pub(super) queries: Dense,
@@ -55,14 +55,14 @@ pub(super) struct RowRest {
     pub(super) lse_floor: f32,
 }
 
-/// What is subtracted from or added to the dot product of a row with a key.
+/// The terms subtracted from or added to the dot product of a row with a key.
 pub(super) struct KeyTerms {
     pub(super) terms: ScoreTerms,
     pub(super) hidden: bool,
 }
 
 impl KeyTerms {
-    /// What no sum of a product of this size and the terms exceeds.
+    /// An upper bound on sums of a product of this size and the terms.
     #[inline(always)]
     pub(super) fn size(&self, product: f64) -> f64 {
         let ScoreTerms {

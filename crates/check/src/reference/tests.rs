@@ -3,7 +3,7 @@ use warptile::kernels::Kind;
 use warptile::spec::Scoring;
 use warptile::{Element, Mask};
 
-/// What one query of size 8 with the given scores of its keys gives, with the operands of options; key `j` has the
+/// The result of one query of size 8 with the given scores of its keys, with the operands of options; key `j` has the
 /// value `j` in every place.
 fn run(scores: &[f32], scoring: Scoring, options: HostInputs<'_>) -> (f64, f64) {
     let q = Layout::bshd([1, 1, 1, 8]);

@@ -11,7 +11,7 @@ pub(crate) const LAUNCHES: usize = 50;
 /// Replays of both before the first block.
 const WARM_UP: usize = 1;
 
-/// What is timed.
+/// The pair of calls that is timed.
 pub(crate) struct Pair<'a> {
     /// A, and B.
     pub(crate) plans: [&'a Plan; 2],
@@ -24,7 +24,7 @@ pub(crate) struct Pair<'a> {
 /// Microseconds of one launch of A, of B twice, and of A, for each block; after Ctrl-C of fewer.
 ///
 /// # Errors
-/// What the device reports, or a problem that cannot be computed.
+/// An error of the device, or a problem that cannot be computed.
 pub(crate) fn measure(
     bench: &mut dyn Bench,
     pair: &Pair<'_>,

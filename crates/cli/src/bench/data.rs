@@ -27,9 +27,9 @@ pub(crate) struct Data<T> {
 /// Keys and values of one type.
 #[derive(Debug, Clone)]
 pub(super) enum Pair<T> {
-    /// Of a tensor each.
+    /// Keys and values of a tensor each.
     Apart([Repeated<T>; 2]),
-    /// Of one tensor, and the elements from the first key to the first value.
+    /// Keys and values of one tensor, and the elements from the first key to the first value.
     Together(Repeated<T>, usize),
 }
 
@@ -195,7 +195,7 @@ impl<T: Pod> Pair<T> {
     }
 }
 
-/// What brings normally distributed numbers to where a type of 8 bits has many.
+/// The scale that brings normally distributed numbers into the range where 8-bit types are dense.
 const SCALE: f32 = 0.02;
 
 /// Random rows of 64 that all tensors are made of.

@@ -42,7 +42,7 @@ impl<T: Element> Buffers<T> {
         Self::with(call, stream, data.upload(stream)?)
     }
 
-    /// The same inputs once more, copied on the device: from the host it takes many times as long.
+    /// Copies the inputs on the device: from the host it takes many times as long.
     fn once_more(&self, call: &Call, stream: &Stream) -> warptile::Result<Self> {
         Self::with(call, stream, self.inputs.once_more(stream)?)
     }
@@ -65,7 +65,8 @@ impl<T: Element> Buffers<T> {
     }
 }
 
-/// What every launch of a graph shares: the call, the kernel, and the lengths and pages that lie on the device.
+/// The parts that all launches of a graph share: the call, the kernel, and the lengths and pages that lie on the
+/// device.
 pub(super) struct Launch {
     call: Call,
     prepared: Prepared,
@@ -120,7 +121,7 @@ impl Launch {
     }
 }
 
-/// The same call, except that its lengths and pages lie on the device. Its bounds are those of the lengths.
+/// The call with its lengths and pages on the device. Its bounds are those of the lengths.
 fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Result<Call> {
     let mut builder = Call::builder(call.q(), call.k(), call.v(), call.types())
         .scoring(*call.scoring())

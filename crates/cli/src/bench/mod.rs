@@ -193,7 +193,7 @@ impl Effort {
     }
 }
 
-/// What ends the samples of one kind.
+/// The word that ends the samples of one kind.
 const NEXT: &str = "next";
 
 /// Returns true if there was a line, and another one than `end`.

@@ -37,7 +37,7 @@ pub(crate) struct Row {
     /// The shortest call, where others may have disturbed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) min_us: Option<f64>,
-    /// What only reading keys and values takes, where that was measured.
+    /// The time of only reading keys and values, in microseconds, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) read_us: Option<f64>,
     /// 10^12 floating-point operations per second at the median: 2 * heads * visible pairs * (head size + that of values).
@@ -48,7 +48,7 @@ pub(crate) struct Row {
     /// 10^12 of these bytes per second at the median.
     #[serde(default)]
     pub(crate) tb_s: f64,
-    /// What the problem has and the row's kernel does not compute.
+    /// The options of the problem that the row's kernel does not compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaves_out: Option<String>,
     pub(crate) device: String,

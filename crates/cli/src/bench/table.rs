@@ -103,9 +103,9 @@ pub(crate) fn speed(row: &Row) -> String {
     speed_text(row.is_reading(), row.tb_s, row.tflops)
 }
 
-/// The same for people.
+/// The speed as text for people.
 pub(crate) fn speed_text(is_reading: bool, tb_s: f64, tflops: f64) -> String {
-    // What is slow keeps its digits.
+    // Low speeds keep their digits.
     let giga = |speed: f64| match speed {
         ..1e-3 => format!("{:.3} G", speed * 1e3),
         _ => format!("{:.1} G", speed * 1e3),

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::format::{Counters, SHARED_MEMORY};
 
-/// What `ncu` is asked for, by our names. All are percent of a peak.
+/// The metrics that `ncu` measures, by our names. All are percent of a peak.
 const METRICS: [(&str, &str); 4] = [
     (
         SHARED_MEMORY,
@@ -66,7 +66,7 @@ pub(super) fn of_launch(command: &Command) -> Result<Counters, String> {
     Ok(counters)
 }
 
-/// What the CSV says, which follows what the command itself printed.
+/// Parses the CSV, which follows the output of the command itself.
 fn parse(output: &str) -> Counters {
     let mut rows = { output.lines() }
         .skip_while(|line| !line.starts_with("\"ID\""))

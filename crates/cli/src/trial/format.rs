@@ -1,4 +1,4 @@
-//! What `cargo xtask evolve` asks a GPU host for, and what `warptile trial` answers. Compiled into both.
+//! The requests of `cargo xtask evolve` to a GPU host, and the answers of `warptile trial`. Compiled into both.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// The file of a pack that holds a [`Task`].
 pub(crate) const TASK: &str = "trial.json";
 
-/// What the control is called among the runs: the kernel in use, slowed by launches that are not counted.
+/// The name of the control among the runs: the kernel in use, slowed by launches that are not counted.
 pub(crate) const CONTROL: &str = "control";
 
 /// The counter that says how busy shared memory is, in percent of its peak.
 pub(crate) const SHARED_MEMORY: &str = "shared_memory_percent";
 
-/// What is to be measured.
+/// The measurements asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Task {
@@ -49,7 +49,7 @@ pub(crate) struct Asked {
     pub(crate) sha256: String,
 }
 
-/// What a host measured.
+/// The measurements of a host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Results {
@@ -83,7 +83,7 @@ pub(crate) type Counters = BTreeMap<String, f64>;
 pub(crate) struct Check {
     /// Problems that were computed.
     pub(crate) problems: u64,
-    /// What the first wrong one was; `null` if all were right.
+    /// The first wrong problem; `null` if all were right.
     pub(crate) wrong: Option<String>,
 }
 

@@ -370,7 +370,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// What is timed against the kernel in use.
+/// A kernel that is timed against the one in use.
 #[derive(Debug, Clone, Copy)]
 struct Timed<'a> {
     kernel: &'a str,

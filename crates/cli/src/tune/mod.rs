@@ -228,7 +228,7 @@ struct Search<'a> {
     state: State,
     /// Where the state is kept; nowhere in a dry run.
     file: Option<PathBuf>,
-    /// What all this may take, from the start on.
+    /// The time limit of the search, from its start.
     budget: Duration,
     start: Instant,
     verify: bool,
@@ -557,7 +557,7 @@ fn wins(ratios: &Option<Vec<f64>>, rules: Rules) -> bool {
     { ratios.as_ref() }.is_some_and(|ratios| rules.judge(ratios).wins())
 }
 
-/// What a plan runs.
+/// The candidate that a plan runs.
 fn chosen(plan: &Plan) -> Result<Candidate, Failure> {
     let step = plan.steps().first();
     step.map(|step| Candidate::new(step.image.kernel, step.settings))

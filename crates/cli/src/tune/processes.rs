@@ -1,4 +1,4 @@
-//! What `tune` does in processes of their own: the repeats of trials, and the verification of winners.
+//! The parts of `tune` that run in separate processes: the repeats of trials, and the verification of winners.
 
 use std::io::Write;
 use std::path::Path;
@@ -122,7 +122,7 @@ fn ended_in_time(child: &mut Child, limit: Duration) -> std::io::Result<Option<E
     Ok(None)
 }
 
-/// Whether a candidate computes problems as it should on this GPU, and comes to an end; `None` after Ctrl-C.
+/// Checks that a candidate computes problems correctly on this GPU and ends; `None` after Ctrl-C.
 pub(super) fn passes_verification(
     gpu: &Gpu,
     candidate: &Candidate,

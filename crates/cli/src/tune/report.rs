@@ -1,4 +1,4 @@
-//! What a search found: before and after.
+//! The findings of a search: before and after.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use crate::json;
 use crate::machine::Machine;
 use crate::text::{self, say};
 
-/// What became of a problem.
+/// The outcome of a problem.
 pub(super) struct Outcome<'a> {
     entry: &'a Entry,
     verdict: Verdict,
@@ -73,7 +73,7 @@ impl<'a> Outcome<'a> {
         self.verdict == Verdict::NotReached
     }
 
-    /// What the planner is to choose from now on.
+    /// The candidate that the planner is to choose from now on.
     pub(super) fn decided(&self) -> &'a Candidate {
         match (self.verdict, self.entry.fastest()) {
             (Verdict::Won, Some(fastest)) => &fastest.candidate,

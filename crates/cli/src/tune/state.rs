@@ -1,4 +1,4 @@
-//! What a search has measured so far, in a file, so that it can go on after an interruption.
+//! The measurements of a search so far, in a file, so that it can go on after an interruption.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,14 +69,14 @@ pub(crate) struct Entry {
     pub(crate) problem: String,
     /// As it is measured.
     pub(crate) case: String,
-    /// What the planner chose before.
+    /// The planner's earlier choice.
     pub(crate) old: Candidate,
     /// All that were timed, the planner's choice first; none as long as it was not.
     pub(crate) screened: Vec<Screened>,
     /// Ratios of the blocks of the first trial and of its repeat: of the fastest against the planner's choice.
     pub(crate) first: Option<Vec<f64>>,
     pub(crate) repeat: Option<Vec<f64>>,
-    /// Whether the fastest passed `warptile verify`.
+    /// True if the fastest passed `warptile verify`; `None` before it was run.
     pub(crate) verified: Option<bool>,
 }
 

@@ -61,7 +61,7 @@ impl Lost {
     }
 }
 
-/// What the GPU was given, and when.
+/// The work that the GPU was given, and when.
 struct UnderWay {
     since: Instant,
     problem: String,

@@ -26,21 +26,21 @@ pub(crate) enum Place<'a> {
     Cpu,
     Gpu {
         lane: &'a Lane<'a>,
-        /// What to choose among; `None`: the whole catalog.
+        /// The images to choose among; `None`: the whole catalog.
         images: Option<&'a [&'static Image]>,
         /// Forced; `None`: the planner's choice.
         image: Option<&'static Image>,
-        /// Of each launch; `None`: the planner's own.
+        /// The settings of each launch; `None`: the planner's own.
         settings: Option<Settings>,
         host_work: u128,
     },
 }
 
-/// What a thread keeps on a GPU from case to case.
+/// The state that a thread keeps on a GPU from case to case.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     gpu: &'a Gpu,
-    /// Of the launches and of the reference.
+    /// The stream of the launches and of the reference.
     stream: Stream,
     /// For copies of the launches.
     ferry: Arc<Ferry>,
@@ -129,7 +129,7 @@ pub(crate) struct Runs {
     pub(crate) repeat: Option<Repeat>,
 }
 
-/// What came of a case.
+/// The outcome of a case.
 pub(crate) enum Checked {
     Ran(Ran),
     /// No kernel takes the case; the planner's reasons.
@@ -229,7 +229,7 @@ impl Place<'_> {
         }
     }
 
-    /// What a right result is.
+    /// The expectation of a correct result.
     fn expectation<T: Element>(
         self,
         case: &Case,
@@ -272,16 +272,16 @@ impl Place<'_> {
     }
 }
 
-/// What waits for something, and returns it.
+/// A closure that waits for a result, and returns it.
 pub(super) type Later<'a, R> = Box<dyn FnOnce() -> warptile::Result<R> + 'a>;
 
 /// Something that computes a case into the same buffers as often as it is asked.
 pub(super) trait Runner<'a, T> {
-    /// The same inputs and poisoned results, in other buffers. Nothing has been launched yet.
+    /// Copies the inputs and poisoned results into other buffers. Nothing has been launched yet.
     fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>>;
     fn launch(&mut self) -> warptile::Result<()>;
     fn wait(&self) -> warptile::Result<()>;
-    /// What the launches so far leave, once it is there.
+    /// The result of the launches so far, once it is available.
     fn begin_result(&self) -> warptile::Result<Later<'_, ResultBuffers<T>>>;
     fn poison(&mut self) -> warptile::Result<()>;
 }
@@ -394,7 +394,7 @@ impl<T: Element> Known<T> {
         })
     }
 
-    /// What a right result is, computed when it is asked for first.
+    /// The expectation of a correct result, computed at the first use.
     fn expected(
         &self,
         place: Place<'_>,
@@ -411,7 +411,8 @@ impl<T: Element> Known<T> {
     }
 }
 
-/// Whether the CTAs of a plan's launches draw tiles from a counter: more of them than there are CTAs have rows to compute.
+/// Checks that the CTAs of a plan's launches draw tiles from a counter: more of them than there are CTAs have rows to
+/// compute.
 fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
     let (call, on_gpu) = (case.try_call()?, case.call_on_gpu()?);
     for step in plan.steps() {

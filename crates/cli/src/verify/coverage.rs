@@ -109,7 +109,7 @@ impl Coverage {
     }
 }
 
-/// What occurred, with its count.
+/// The values that occurred, with their counts.
 fn counts<'a>(counts: impl Iterator<Item = (&'a str, u64)>) -> String {
     let occurred = counts.filter(|(_, count)| *count > 0);
     let words: Vec<String> = occurred

@@ -1,4 +1,4 @@
-//! What is said of a problem that failed: the smallest that still does, as a command.
+//! The report on a problem that failed: the smallest that still does, as a command.
 
 use std::sync::PoisonError;
 

@@ -217,7 +217,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
 struct Verify<'a> {
     args: &'a VerifyArgs,
     runs: Runs,
-    /// What the problems are spread over.
+    /// The images that the problems are spread over.
     images: Option<Vec<&'static Image>>,
     runnable: Vec<&'static Image>,
     backend: &'a Backend,

@@ -91,14 +91,14 @@ impl Row {
     }
 }
 
-/// What is computed: an image's tile, or the CPU's in one element type.
+/// The work of a job: an image's tile, or the CPU's in one element type.
 #[derive(Debug, Clone, Copy)]
 struct Job {
     image: Option<&'static Image>,
     element: ElementType,
 }
 
-/// What came of it.
+/// The outcome of a job.
 enum Came {
     Judged(Result<TileReport, TileFault>),
     NotApplicable(String),

@@ -1,4 +1,4 @@
-//! What `verify` counts, prints and writes.
+//! The totals that `verify` counts, prints and writes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -33,7 +33,7 @@ pub(super) struct Totals {
     pub(super) failed: u64,
     /// Problems drawn that no kernel takes; not counted above.
     pub(super) not_applicable: u64,
-    /// Of these, planned for other than the device's number of multiprocessors.
+    /// The number of these that were planned for a number of multiprocessors other than the device's.
     few_multiprocessors: u64,
     /// Passed problems in which a persistent kernel drew tiles from the counter.
     drew_tiles: u64,

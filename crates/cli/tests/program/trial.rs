@@ -45,7 +45,7 @@ fn profiler(folder: &Path, script: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// What ncu prints in CSV, after what the program printed.
+/// The CSV output of ncu, after that of the program.
 const COUNTERS: &str = r#"echo 'warptile: "ID" is no table'
 echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
 echo '"0","warptile_a","dram__throughput.avg.pct_of_peak_sustained_elapsed","%","81.5"'"#;
