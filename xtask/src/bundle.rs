@@ -58,7 +58,7 @@ struct Artifact {
 pub struct Bundle {
     /// The files in the directory.
     pub files: Vec<Packed>,
-    /// The directory as one compressed file, beside it.
+    /// The directory as one compressed file, next to it.
     pub archive: PathBuf,
     /// Size of the archive in bytes.
     pub archive_bytes: u64,
@@ -261,7 +261,7 @@ fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
 /// - the program to `bin/`, examples to `bin/examples/{target}`, benchmarks to `benches/{target}`;
 /// - unit tests of a library to `tests/{directory}`, others to `tests/{directory}-{target}`, the directory being the
 ///   crate's, as in `tests/driver-memory`;
-/// - dynamic libraries, which are stand-ins for the driver, beside the tests.
+/// - dynamic libraries, which are stand-ins for the driver, next to the tests.
 fn artifact(root: &Path, message: &Value) -> Option<Artifact> {
     if message["reason"] != "compiler-artifact" {
         return None;

@@ -17,7 +17,7 @@ use crate::manifest::Manifest;
 /// The suffix of a debug image's kernel name.
 const SUFFIX: &str = "debug";
 
-/// Flags of debug images: the lines of the source beside the machine code, and the asserts ahead of the family's own source.
+/// Flags of debug images: the lines of the source next to the machine code, and the asserts ahead of the family's own source.
 const FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.cuh"];
 
 /// The first call of debug images.
@@ -119,7 +119,7 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<()> {
                     relative.display()
                 )
             };
-            // The operations beside forward have no asserts.
+            // The operations other than forward have no asserts.
             if folder == "entry" && text.contains(COMPUTES) {
                 text = with_call(&text).map_err(|found| place(COMPUTES, found))?;
             }
@@ -154,7 +154,7 @@ fn debug_image(instance: Instance) -> Instance {
 }
 
 /// Compiles debug images of what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names of their own. The sources, as they were
-/// compiled, are beside them in `kernels`: what line numbers refer to.
+/// compiled, are next to them in `kernels`: what line numbers refer to.
 ///
 /// # Errors
 /// As [`folder::build`]; also if a source has no place for an assert.
@@ -168,7 +168,7 @@ pub fn build(
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
     let debug: Vec<Instance> = select(&listed, selection)?
         .into_iter()
-        // Only what can be named: the operations beside forward have one kernel each.
+        // Only what can be named: the operations other than forward have one kernel each.
         .filter(|instance| instance.tiling.head_dim > 0)
         .map(debug_image)
         .collect();

@@ -10,11 +10,11 @@ use crate::instances::Instance;
 use crate::manifest::Manifest;
 use crate::units::{Built, compile_all};
 
-/// Compiles images into a folder, each in a file of its own, beside the manifest that `WARPTILE_KERNELS_DIR` asks for. The manifest
+/// Compiles images into a folder, each in a file of its own, next to the manifest that `WARPTILE_KERNELS_DIR` asks for. The manifest
 /// is written last, so that a folder with one is whole.
 ///
 /// # Errors
-/// If the sources cannot be read or the results not be written. What failed is returned beside the manifest.
+/// If the sources cannot be read or the results not be written. What failed is returned next to the manifest.
 pub fn build(
     layout: &Layout,
     compiler: &Compiler,

@@ -390,7 +390,7 @@ impl Instance {
 /// Reads `instances.toml` into images ordered by name.
 ///
 /// # Errors
-/// If the file is missing or malformed, describes an image twice, or has a variant that the kernel's source beside it does not know.
+/// If the file is missing or malformed, describes an image twice, or has a variant that the kernel's source next to it does not know.
 pub fn load(path: &Path) -> Result<Vec<Instance>> {
     let instances = parse(&files::read_text(path)?)?;
     let kernels = path.parent().unwrap_or(path);

@@ -77,7 +77,7 @@ enum Task {
     /// Pack the program, tests and benchmarks for a GPU host that has no Rust
     ///
     /// Builds the release program `warptile`, every test executable that has GPU tests and every benchmark, strips them, and
-    /// copies them with their data and a script into a directory, and that into an archive of at most 64 MiB beside it. On
+    /// copies them with their data and a script into a directory, and that into an archive of at most 64 MiB next to it. On
     /// the host, `./run.sh` runs everything and `./run.sh --help` says what else it can do; docs/bundle.md tells more.
     Bundle {
         /// Where to put it; an older bundle there is replaced

@@ -1,4 +1,4 @@
-//! The manifest beside the images, for tools: what the catalog says, as JSON.
+//! The manifest next to the images, for tools: what the catalog says, as JSON.
 
 use warptile_spec::TileShape;
 

@@ -293,7 +293,7 @@ pub fn surplus_plots(root: &Path, generated: &[Generated]) -> Result<Vec<PathBuf
     Ok(plots)
 }
 
-/// The empty value if there is no such file.
+/// The empty value if no such file exists.
 fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Result<T> {
     if path.exists() {
         files::read_json(path)
@@ -302,7 +302,7 @@ fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Resul
     }
 }
 
-/// No rows if there is no such file.
+/// No rows if no such file exists.
 fn optional_rows<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     Ok(read_optional::<Rows<T>>(path)?.rows)
 }
@@ -382,7 +382,7 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String> {
     Ok(filled)
 }
 
-/// A number with so many digits, or a dash.
+/// A number with this many digits, or a dash.
 fn number(number: Option<f64>, digits: usize) -> String {
     number.map_or("-".to_owned(), |number| format!("{number:.digits$}"))
 }

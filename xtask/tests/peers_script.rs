@@ -238,7 +238,7 @@ fn the_program_starts_beside_peers_that_are_not_tried() {
     run(ORDER);
 }
 
-/// Runs a script beside those of the peers.
+/// Runs a script next to those of the peers.
 fn run(script: &str) {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers");
     let output = Command::new("python3")

@@ -69,7 +69,7 @@ impl Attention {
     ///
     /// The first call of a problem plans it and loads its kernel; numbers of options that were not used before are
     /// uploaded. A call whose options, layouts and lengths on the device are those of one of the last 64 is not
-    /// described and checked anew, and tensors that lie where they lay keep their tensor maps. A GPU keeps its last
+    /// described and checked again, and tensors that lie where they lay keep their tensor maps. A GPU keeps its last
     /// 64 problems as well, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
     /// grew by a row, only allocates the output and launches. Row offsets on the host travel along without a wait.
     ///

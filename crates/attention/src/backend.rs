@@ -215,7 +215,7 @@ impl Backend {
     }
 }
 
-/// Refuses a tensor, if there is one, that is on another device than `expected`.
+/// Refuses a tensor, if there is one, that is on a different device than `expected`.
 pub(crate) fn same_device(
     argument: &'static str,
     found: Option<&Backend>,

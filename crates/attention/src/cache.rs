@@ -70,7 +70,7 @@ use step::{Form, Step};
 /// On a GPU the table and the lengths are in memory that stays where it is. A graph that captured the appends and forwards of one
 /// step does another one when it is launched after the next [`step`](Self::step), which sends what has changed of them, outside of the
 /// graph and without a wait. What a graph fixes is how many sequences the step has, and how many new tokens each has;
-/// [`step_padded`](Self::step_padded) fills up a step with empty places. Everything a graph reads beside the cache must stay where
+/// [`step_padded`](Self::step_padded) fills up a step with empty places. Everything a graph reads in addition to the cache must stay where
 /// it is, too: see [`Tensor::copy_from_slice`], [`CacheWrite::queries_into`] and
 /// [`Attention::forward_into`](crate::Attention::forward_into). `examples/captured_step.rs` does all this.
 pub struct KvCache<T: Element> {
@@ -146,7 +146,7 @@ impl<T: Element> KvCacheBuilder<T> {
         self
     }
 
-    /// Head size of the values, where it is another one than that of the keys: 128 beside 192, for example.
+    /// Head size of the values, where it is a different one than that of the keys: 128 beside 192, for example.
     ///
     /// ```
     /// use warptile::{Attention, Backend, KvCache};
@@ -281,7 +281,7 @@ impl<T: Element> KvCache<T> {
     /// On a GPU the numbers go where the old ones were, in the order of the backend's stream, so a captured step reads them.
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is not quantized; a number of scales that is neither 1 nor that of the
+    /// If no such layer exists, or the cache is not quantized; a number of scales that is neither 1 nor that of the
     /// heads; a scale that is not finite and above 0; if the device fails.
     pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
         self.check_layer(layer)?;
@@ -396,7 +396,7 @@ impl<T: Element> KvCache<T> {
     /// and with [`CacheWrite::queries`] so are queries of the same form. Writing again writes the same places.
     ///
     /// # Errors
-    /// If there is no such layer, or the tensors do not have the rows of the step.
+    /// If no such layer exists, or the tensors do not have the rows of the step.
     pub fn append<'a>(
         &'a mut self,
         layer: usize,
@@ -437,7 +437,7 @@ impl<T: Element> KvCache<T> {
     /// The keys and values that the sequences of the step have in a layer, their new rows included.
     ///
     /// # Errors
-    /// If there is no such layer.
+    /// If no such layer exists.
     pub fn keys(&self, layer: usize) -> Result<Keys<'_, T>> {
         self.check_layer(layer)?;
         let keys = match &self.layers[layer] {
@@ -497,7 +497,7 @@ impl<T: Element> KvCache<T> {
     /// ```
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is quantized: see [`bits`](Self::bits).
+    /// If no such layer exists, or the cache is quantized: see [`bits`](Self::bits).
     pub fn tensors(&self, layer: usize) -> Result<[Tensor<T>; 2]> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
@@ -509,7 +509,7 @@ impl<T: Element> KvCache<T> {
     /// As [`tensors`](Self::tensors), of a quantized cache: the bits of its numbers.
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is not quantized.
+    /// If no such layer exists, or the cache is not quantized.
     pub fn bits(&self, layer: usize) -> Result<[Tensor<u8>; 2]> {
         self.check_layer(layer)?;
         match &self.layers[layer] {

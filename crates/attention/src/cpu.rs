@@ -80,8 +80,9 @@ pub use stop::Stop;
 /// the range of `bf16`, may add up to infinity.
 ///
 /// # Errors
-/// Memory of another element type than the call's, or shorter than its layout; lengths that are on a device; operands that are missing, or
-/// given though the call does not have them. [`Error::Stopped`](crate::Error::Stopped) if the caller's [`Stop`] was requested.
+/// Memory of a different element type than the call's, or shorter than its layout; lengths that are on a device;
+/// operands that are missing, or given though the call does not have them. [`Error::Stopped`](crate::Error::Stopped)
+/// if the caller's [`Stop`] was requested.
 pub fn forward_cpu(call: &Call, inputs: &HostInputs<'_>, outputs: HostOutputs<'_>) -> Result<()> {
     compute_with(Isa::best(), call, inputs, outputs)
 }

@@ -25,7 +25,7 @@
 //!   length.
 //! - [`Attention`] holds the options (the list is [`Scoring`](crate::spec::Scoring)) and has one verb, [`forward`](Attention::forward). Its
 //!   arguments are [`Queries`] and [`Keys`]: dense tensors, sequences packed one after the other, or keys and values in pages.
-//!   Values may have another head size than keys, and both may be [quantized](Keys::quantized) to 8 bits with scales.
+//!   Values may have a different head size than keys, and both may be [quantized](Keys::quantized) to 8 bits with scales.
 //! - A [`Call`](crate::spec::Call) is one computation with its layouts and lengths. What is fixed of it is its
 //!   [`Problem`](crate::spec::Problem): the planner chooses kernels for a problem, so a decode step or a new packed
 //!   batch does not plan again.

@@ -99,7 +99,7 @@ macro_rules! lengths {
             self
         }
 
-        /// As [`packed`](Self::packed) with offsets on the device, which nobody checks: the kernel clamps them to the rows
+        /// As [`packed`](Self::packed) with offsets on the device, which are unchecked: the kernel clamps them to the rows
         /// there are. No sequence is taken to be longer than `longest`.
         pub fn packed_on_device<L: LengthElement>(
             mut self,
@@ -158,7 +158,7 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
 }
 
 /// What quantized keys and values are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
-/// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them anew at each replay.
+/// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them again at each replay.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Scales<'a>([Numbers<&'a [f32], DeviceSlice<'a, f32>>; 2]);

@@ -1,4 +1,4 @@
-//! Operations beside forward: results merged, new keys and values written into a cache.
+//! Operations other than forward: results merged, new keys and values written into a cache.
 
 mod cache_write;
 mod merge;

@@ -101,8 +101,9 @@ impl Plan {
         Self::new(problem, None, Vec::new(), Vec::new(), None)
     }
 
-    /// Device memory that a launch of any call of the problem needs beside the tensors. It belongs to one stream or one graph at a time.
-    /// With [`Splits::EveryKeys`](crate::Splits::EveryKeys) it grows with the queries and keys of the problem.
+    /// Device memory that a launch of any call of the problem needs in addition to the tensors. It belongs to one
+    /// stream or one graph at a time. With [`Splits::EveryKeys`](crate::Splits::EveryKeys) it grows with the queries
+    /// and keys of the problem.
     pub fn scratch(&self) -> Scratch {
         Scratch::of(self.problem(), self.steps())
     }

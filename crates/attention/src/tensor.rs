@@ -115,7 +115,7 @@ impl<T: Pod> Tensor<T> {
         Ok(Self::from_storage(backend.clone(), layout, storage))
     }
 
-    /// Batch, length, heads and head size, whatever the order in memory.
+    /// Batch, length, heads and head size, regardless of the order in memory.
     pub fn shape(&self) -> [usize; 4] {
         self.layout.shape
     }

@@ -12,7 +12,7 @@ use crate::reference::{GRADIENTS, GradientReferences, ReferenceOutput, Reference
 use crate::rounding::{round, ulp};
 use crate::with_element;
 
-/// Absolute and relative tolerance of the lse on top of the natural error: it is computed in `f32` whatever the element
+/// Absolute and relative tolerance of the lse on top of the natural error: it is computed in `f32` regardless of the element
 /// type, and 1e-5 is what sums of a few hundred `f32` products leave of it.
 pub const LSE_TOLERANCE: f64 = 1e-5;
 
@@ -406,7 +406,7 @@ fn rounding_error<T: Element>(reference: &[f64]) -> f64 {
     })
 }
 
-/// The largest error, none of them negative, of pairs from two lists of the same length, but for infinities and NaN.
+/// The largest error, none of them negative, of pairs from two lists of the same length, except for infinities and NaN.
 fn largest_finite(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {

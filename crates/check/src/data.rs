@@ -493,7 +493,7 @@ impl Case {
     }
 }
 
-/// The first element that is not `poison`, by bits: NaN never equals NaN, and another NaN than ours was written by someone else.
+/// The first element that is not `poison`, by bits: NaN never equals NaN, and a different NaN than ours was written by someone else.
 pub(crate) fn first_other<T: Element>(values: &[T], poison: T) -> Option<usize> {
     /// Elements that are compared as bytes at once.
     const AT_ONCE: usize = 256;

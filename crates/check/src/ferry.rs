@@ -85,7 +85,7 @@ impl Ferry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pinned memory of at least so many bytes.
+    /// Pinned memory of at least this many bytes.
     fn pinned(&self, stream: &Stream, bytes: usize) -> warptile::Result<PinnedBuffer<u8>> {
         let mut fleet = self.fleet();
         while fleet.under_way.bytes > BYTES_UNDER_WAY || fleet.under_way.oldest_is_done()? {

@@ -218,7 +218,7 @@ fn suggestion(word: &str) -> Option<String> {
                 .map_or(known.to_owned(), |(_, value)| format!("{known}={value}"))
         }
     };
-    // Only what would be understood, but for the names of numbers.
+    // Only what would be understood, except for the names of numbers.
     let understood = |word| Parser::default().word(word).is_some();
     let is_new = known != word && (known.contains("LEFT") || known.split(' ').all(understood));
     is_new.then(|| printable(&known))
@@ -285,7 +285,7 @@ impl Parser {
                 *key = keys.iter().copied().max().unwrap_or(0);
             }
         }
-        // A list of another number than there are sequences is refused with the call.
+        // A list of a different number than there are sequences is refused with the call.
         let queries = |sequence: usize| match &case.lengths {
             Lengths::Dense { query, .. } => *query,
             Lengths::Packed(lengths) => lengths.get(sequence).map_or(0, |lengths| lengths.0),

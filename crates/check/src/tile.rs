@@ -203,7 +203,7 @@ impl Tile {
         }
     }
 
-    /// The problem of every call, but for its data.
+    /// The problem of every call, except for its data.
     pub fn case(&self) -> &Case {
         &self.case
     }

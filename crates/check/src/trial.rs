@@ -10,7 +10,7 @@
 //!   median with a probability of at least 1/2, fewer than `k` are so with a probability of at most `P(Bin(n, 1/2) < k)`. So
 //!   the `k`-th smallest is above the true median at most that often. No distribution of the times is assumed. (H. A. David and H. N.
 //!   Nagaraja, *Order Statistics*, 3rd edition, section 7.1.)
-//! - The confidence is `1 - 0.01 / tried` (Bonferroni): of all the candidates that were tried, one that is no better gets past
+//! - The confidence is `1 - 0.01 / tried` (Bonferroni): of all the candidates that were tried, one that is not better gets past
 //!   its bound in at most 1% of searches.
 //! - B wins if the bound is above [`LEAST_GAIN`]. It must win twice: in a first trial and in its repeat in a fresh process.
 //!
@@ -33,7 +33,7 @@
 //! assert!(!rules.judge(&ratios[..6]).wins());
 //! ```
 
-/// How often one that is no better may get past its bound, in all that is tried together.
+/// How often one that is not better may get past its bound, in all that is tried together.
 const MISTAKES: f64 = 0.01;
 
 /// The bound of the ratio has to be above this: less is not worth a change.

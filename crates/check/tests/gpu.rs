@@ -11,7 +11,7 @@ fn reference() -> ReferenceOnGpu {
     ReferenceOnGpu::new(&gpu).unwrap()
 }
 
-/// Requires the same values, but for the order of sums in `f64`, and bounds that differ by no more than the order of sums in
+/// Requires the same values, except for the order of sums in `f64`, and bounds that differ by no more than the order of sums in
 /// `f32` explains.
 fn compare<T: Element>(case: &Case, reference: &ReferenceOnGpu) {
     let inputs = case.inputs::<T>();

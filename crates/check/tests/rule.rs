@@ -92,7 +92,7 @@ impl Arbitrary for Any {
     }
 }
 
-/// An lse that is off by 0.005 on every row is wrong, whatever the element type.
+/// An lse that is off by 0.005 on every row is wrong, regardless of the element type.
 #[test]
 fn a_wrong_lse_is_caught() {
     fn caught<T: Element>(case: &Case) -> TestResult {

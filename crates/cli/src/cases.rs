@@ -97,7 +97,7 @@ pub(crate) fn is_word(text: &str) -> bool {
     !matches!(text.parse::<Case>(), Err(ParseCaseError::Word { .. }))
 }
 
-/// The problem as a line of text, but for what its random values follow from.
+/// The problem as a line of text, except for what its random values follow from.
 pub(crate) fn without_seed(case: &Case) -> String {
     let text = case.to_string();
     match text.rsplit_once(" seed=") {

@@ -61,11 +61,11 @@ enum Values {
     Normal(f64),
     /// Up to this absolute value.
     Uniform(f64),
-    /// Standard normal, but for a few that are so many times as large.
+    /// Standard normal, except for a few that are so many times as large.
     Outliers(f64),
 }
 
-/// One value in so many is an outlier.
+/// One value in this many is an outlier.
 const OUTLIERS: u64 = 128;
 
 impl FromStr for Values {

@@ -1,4 +1,4 @@
-//! Images from a folder that `WARPTILE_KERNELS_DIR` names, beside the embedded ones: debug images, and candidates of the
+//! Images from a folder that `WARPTILE_KERNELS_DIR` names, next to the embedded ones: debug images, and candidates of the
 //! maintainers' search. They run only if `--kernel` names them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,7 @@ struct Entry {
     toolchain: String,
     source_hash: String,
     sha256: String,
-    /// The file, beside the manifest.
+    /// The file, next to the manifest.
     pack: String,
     /// Among them the numbers of the tile; older manifests don't have all.
     #[serde(flatten)]

@@ -85,7 +85,7 @@ struct DeviceInfo {
     in_force: Rates,
 }
 
-/// An image in the JSON that `--json` writes. `role` is what it is for: `forward`, or an operation beside attention;
+/// An image in the JSON that `--json` writes. `role` is what it is for: `forward`, or an operation other than attention;
 /// `schedule` is how tiles come to CTAs, and `shared_bytes` the dynamic shared memory of a CTA.
 fn image_json(image: &Image) -> Value {
     json!({

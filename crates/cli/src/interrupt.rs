@@ -22,7 +22,7 @@ pub(crate) fn install() {
             output::discard_unfinished();
             std::process::exit(INTERRUPTED.into());
         }
-        // Without standard error there is nobody to tell.
+        // Without standard error no one can be told.
         let _ = std::io::stderr()
             .write_all(b"\nstopping after the running tile or launch; Ctrl-C again ends at once\n");
     });

@@ -137,7 +137,7 @@ fn main() -> ExitCode {
                 let tip = ContextValue::StyledStrs(vec![tip.into()]);
                 error.insert(ContextKind::Suggested, tip);
             }
-            // Help goes to standard output, errors to standard error; if either is gone there is nobody to tell.
+            // Help goes to standard output, errors to standard error; if either is gone no one can be told.
             let _ = error.print();
             return if error.use_stderr() {
                 Failure::Input(String::new()).exit_code()

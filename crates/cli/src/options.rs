@@ -41,7 +41,7 @@ impl Device {
         }
         .map_err(|error| Failure::Device(format!("{self}: {error}")))?;
         if !backend.passed_over().is_empty() {
-            // If standard error is gone there is nobody to tell.
+            // If standard error is gone no one can be told.
             let _ = std::io::stderr().write_all(passed_over(&backend).as_bytes());
         }
         self.set_up(backend)

@@ -40,7 +40,7 @@ pub(crate) fn problems(count: u64) -> ProgressBar {
 pub(crate) fn confirmed(text: &str, yes: bool) -> io::Result<bool> {
     let asks = !yes && io::stdin().is_terminal() && io::stderr().is_terminal();
     let question = if asks { "; go on? [Y/n] " } else { "\n" };
-    // Without standard error there is nobody to tell.
+    // Without standard error no one can be told.
     let _ = io::stderr().write_all(format!("{text}{question}").as_bytes());
     if !asks {
         return Ok(true);

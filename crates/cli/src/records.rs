@@ -16,7 +16,7 @@ use crate::text;
 /// A row may take this percentage of its earlier time longer: what two measurements of the same program differ by.
 pub(crate) const TOLERANCE: f64 = 3.0;
 
-/// Rows beside what they are about.
+/// Rows next to what they are about.
 #[derive(Debug, Deserialize)]
 struct Stamped {
     #[serde(default)]
@@ -105,7 +105,7 @@ impl Record {
     }
 }
 
-/// The rows alone, as `bench --json` writes them, or beside what they are about.
+/// The rows alone, as `bench --json` writes them, or next to what they are about.
 fn stamped(value: Value) -> serde_json::Result<Stamped> {
     match value {
         Value::Array(_) => Ok(Stamped {

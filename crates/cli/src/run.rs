@@ -75,7 +75,7 @@ pub(crate) struct RunArgs {
     /// Split keys at multiples of N, a power of two from 256 to 1048576, so that a sequence has the same result, bit for bit, in every
     /// batch; `even` splits them in the fastest way
     ///
-    /// With N, one kernel computes every batch of the same types, head size and options, whatever the number of queries. On the CPU,
+    /// With N, one kernel computes every batch of the same types, head size and options, regardless of the number of queries. On the CPU,
     /// results never depend on the batch.
     #[arg(long, value_name = "N", default_value_t = Splits::Even)]
     splits: Splits,

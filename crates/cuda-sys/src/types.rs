@@ -109,8 +109,8 @@ macro_rules! integers {
 }
 
 integers! {
-    /// The attributes that `cuDeviceGetAttribute` knows. What belongs to functions that are not in the table has no name here: textures, managed and
-    /// virtual memory, other processes. Its number works as well.
+    /// The attributes that `cuDeviceGetAttribute` knows. What belongs to functions that are not in the table has no
+    /// name here: textures, managed and virtual memory, other processes. Its number works as well.
     CUdeviceAttribute(u32), "CU_DEVICE_ATTRIBUTE_" {
         MAX_THREADS_PER_BLOCK = 1,
         MAX_BLOCK_DIM_X = 2,

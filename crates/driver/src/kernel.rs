@@ -109,7 +109,7 @@ impl<P: Pod> Kernel<P> {
     /// (`cuFuncGetParamInfo`, since CUDA 12.4).
     ///
     /// # Errors
-    /// [`DriverError::ParameterBlock`]; not found if there is no such kernel; or what the driver
+    /// [`DriverError::ParameterBlock`]; not found if no such kernel exists; or what the driver
     /// reports, such as more dynamic shared memory than the device has.
     pub fn load(module: &Module, entry: &str, options: &KernelOptions) -> Result<Kernel<P>> {
         if let Some(bytes) = options.param_bytes

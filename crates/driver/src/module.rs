@@ -107,7 +107,7 @@ impl Module {
     /// Address and size in bytes of a global variable.
     ///
     /// # Errors
-    /// The driver's error; not found if there is no such variable.
+    /// The driver's error; not found if no such variable exists.
     pub fn global(&self, name: &str) -> Result<(CUdeviceptr, usize)> {
         let name_c = c_name(name)?;
         let _current = self.context().enter()?;

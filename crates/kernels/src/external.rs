@@ -40,7 +40,7 @@ impl External {
     ///
     /// # Errors
     /// [`ExternalError`] if it has no record, does not take the parameter block that this program fills, is not for forward,
-    /// has elements of another size than it is said to have, or has the name of an embedded kernel or image.
+    /// has elements of a different size than it is said to have, or has the name of an embedded kernel or image.
     ///
     /// # Safety
     /// `bytes` is an image that the build of this project made, and the description is the one that the build wrote next to it:

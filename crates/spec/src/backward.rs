@@ -22,8 +22,8 @@ const TENSORS: [(Operand, Operand); 3] = [
 /// `dq = scale * ds k`, `dk = scale * ds q`, `dv = p d_out`, where `dk` and `dv` are the sums over all query heads that share a key/value
 /// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head.
 ///
-/// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone. These three may be `f32`, whatever the type of the tensors, and gradients
-/// may be added to what is there instead of replacing it.
+/// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone. These three may be `f32`, regardless of the type
+/// of the tensors, and gradients may be added to what is there instead of replacing it.
 ///
 /// ```
 /// use warptile::spec::{Backward, Call, Scoring};

@@ -14,7 +14,7 @@ use crate::{Invalid, Result};
 ///   values lie densely, packed or in pages, and of what size, or on how many query rows are computed at once. So a prompt under a
 ///   causal mask or a window (bottom-right aligned) may be cut in chunks, each against the keys up to its own end.
 /// - They do depend on element type, head size, heads, the other options, `n`, the kind of device, its `Rates` and this
-///   crate's version, and on whether `Choice` asks for another kernel than the planner takes.
+///   crate's version, and on whether `Choice` asks for a different kernel than the planner takes.
 /// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16`, and of the
 ///   options neither a bias nor a key mask. They are made for few queries: prompts are slow, and each range of each
 ///   tile of rows leaves its part in device memory until all are added up. Chunks of some hundred queries keep that

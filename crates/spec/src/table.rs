@@ -32,7 +32,7 @@ features! {
     LSE = 10, "lse";
     /// Keys and values in e4m3 with scales. Unlike the others it is no option: an image that has it takes no other keys.
     E4M3 = 11, "keys and values in e4m3";
-    /// Values of another head size than that of keys. Every kernel takes them; images that were compiled before do not.
+    /// Values of a different head size than that of keys. Every kernel takes them; images that were compiled before do not.
     VALUE_DIM = 12, "values of another head size";
 }
 

@@ -206,7 +206,7 @@ impl<'a> Bindings<'a> {
             .output(Operand::KPages, cache)
     }
 
-    /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of whatever type the
+    /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of any type that the
     /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: CudaView<'a, T>) -> Self {
         self.views[operand] = Some(View::new(Access::Read, view));

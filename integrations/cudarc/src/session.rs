@@ -15,8 +15,8 @@ use warptile::{Element, Layout};
 use crate::bindings::{Bindings, Locked, MergeBindings, lock};
 use crate::error::{Error, Result};
 
-/// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels need beside their
-/// tensors, up to 53 MB on an H200, instead of allocating it for each launch.
+/// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels
+/// need in addition to their tensors, up to 53 MB on an H200, instead of allocating it for each launch.
 pub struct Session {
     stream: Arc<CudaStream>,
     gpu: &'static Gpu,
@@ -239,7 +239,7 @@ impl Session {
         Ok(CUstream(self.stream.cu_stream().cast()))
     }
 
-    /// Has `launch` use a workspace of so many bytes, if it needs any.
+    /// Has `launch` use a workspace of this many bytes, if it needs any.
     fn with_workspace(&self, bytes: usize, launch: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         if bytes == 0 {
             return launch(0);

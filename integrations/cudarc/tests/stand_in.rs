@@ -61,7 +61,7 @@ impl StandIn {
         type Get = unsafe extern "C" fn(usize, *mut c_char, usize);
         let text = |index| {
             let mut text = vec![0_u8; 1000];
-            // SAFETY: as above; the text has so many bytes, and ends with a NUL then.
+            // SAFETY: as above; the text has this many bytes, and ends with a NUL then.
             unsafe {
                 let get = self.0.get::<Get>("fake_violation").unwrap();
                 get(index, text.as_mut_ptr().cast(), text.len());

@@ -147,7 +147,7 @@ impl Search {
         files::write_json(&archive_of(&self.root, &self.plan.family), self)
     }
 
-    /// The picture beside the archive, and its place.
+    /// The picture next to the archive, and its place.
     pub(crate) fn picture(&self) -> (PathBuf, String) {
         let path = archive_of(&self.root, &self.plan.family).with_extension("svg");
         (path, picture::svg(&self.plan, self.candidates.values()))
@@ -463,7 +463,7 @@ impl Search {
         format!("{table}\n")
     }
 
-    /// The table, and the picture beside the archive.
+    /// The table, and the picture next to the archive.
     ///
     /// # Errors
     /// If the picture cannot be written.

@@ -1,4 +1,4 @@
-//! Few queries on the keys of a cache: times beside the fastest peer's and beside that of a kernel that only reads.
+//! Few queries on the keys of a cache: times next to the fastest peer's and next to that of a kernel that only reads.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ const FIXED: &str = "warptile splits=512";
 /// The kernel that only reads.
 const READ: &str = "read";
 
-/// Up to so many operations for each byte, reading takes the time, as `warptile bench` has it.
+/// Up to this many operations for each byte, reading takes the time, as `warptile bench` has it.
 const OPERATIONS_PER_BYTE: f64 = 64.0;
 
 /// The word of problems whose keys and values are of one tensor.
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(one_tensor.as_deref(), Some("b1 k8 lengths=ragged"));
     }
 
-    /// Each has its own peers, and both are beside the same dense row.
+    /// Each has its own peers, and both are next to the same dense row.
     #[test]
     fn pages_in_one_tensor_are_a_row_of_their_own() {
         let dense = IN_SHORT[1];

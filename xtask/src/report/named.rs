@@ -14,7 +14,7 @@ const TILINGS: [&str; 7] = [
     "d128_48x32_w8_s2",
 ];
 
-/// Microseconds of each tiling as `scalar` and as `wmma`, beside PyTorch. `kernels` are ours, `default` what PyTorch chooses by itself,
+/// Microseconds of each tiling as `scalar` and as `wmma`, next to PyTorch. `kernels` are ours, `default` what PyTorch chooses by itself,
 /// `peers` its kernels.
 pub(super) fn table(kernels: &[BenchRow], default: &[BenchRow], peers: &[BenchRow]) -> String {
     let kernels: Vec<&BenchRow> = { kernels.iter() }

@@ -18,7 +18,7 @@ pub(super) struct Summary {
     missing: Vec<String>,
     /// Calls of the script; none in older files.
     runs: Vec<Run>,
-    /// Seconds of the parts one after the other, but for those that run at the same time.
+    /// Seconds of the parts one after the other, except for those that run at the same time.
     in_turn: Option<f64>,
     parts: BTreeMap<String, Part>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Other {
     date: String,
 }
 
-/// Those files of the folder that say that they are of another commit than the summary, by their names. Baselines are of the
+/// Those files of the folder that say that they are of a different commit than the summary, by their names. Baselines are of the
 /// run that they were stored at.
 pub(super) fn others(evidence: &Path, summary: &Summary) -> Result<Vec<Other>> {
     let mut found = Vec::new();

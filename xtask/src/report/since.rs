@@ -1,4 +1,4 @@
-//! What was measured with images that have been compiled anew since, into other machine code.
+//! What was measured with images that have been compiled again since, into other machine code.
 
 use std::collections::HashSet;
 

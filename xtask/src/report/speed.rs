@@ -230,7 +230,7 @@ fn geometric_mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }
 
-/// Microseconds of each family's best kernel on every problem beside FlashAttention-2's, and whether the planner took the
+/// Microseconds of each family's best kernel on every problem next to FlashAttention-2's, and whether the planner took the
 /// fastest family. `chosen` has the planner's choices and the peers.
 pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     const FAMILIES: [&str; 4] = ["scalar", "wmma", "mma", "wgmma"];

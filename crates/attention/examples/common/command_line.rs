@@ -10,7 +10,7 @@ pub(crate) trait Options: Default {
     /// The text that `--help` prints.
     const HELP: &'static str;
 
-    /// Sets the option `name`; `None` if there is no such option.
+    /// Sets the option `name`; `None` if no such option exists.
     fn set(&mut self, name: &str, value: &str) -> Option<std::result::Result<(), String>>;
 
     /// Refuses values that are out of range.

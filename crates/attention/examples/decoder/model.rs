@@ -146,7 +146,7 @@ pub(crate) fn mask(layer: usize) -> Mask {
 
 /// Attention and what it remembers.
 pub(crate) trait Attend {
-    /// Begins a step, in which these sequences get so many new tokens.
+    /// Begins a step, in which these sequences get this many new tokens.
     fn step(&mut self, rows: &[(usize, usize)]) -> Result<()>;
     /// Attention in a layer, given the queries, keys and values of the step's tokens, not rotated yet.
     fn attend(&mut self, layer: usize, qkv: [Vec<f64>; 3]) -> Result<Vec<f64>>;

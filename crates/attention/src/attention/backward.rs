@@ -218,7 +218,8 @@ impl Attention {
     /// that no sequence owns are left alone, and so are the gaps of a strided one.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward); when a tensor is not of the shape of what it is the gradient of, or of another type than that and `f32`.
+    /// As [`backward`](Self::backward); when a tensor is not of the shape of what it is the gradient of, or of a
+    /// different type than that and `f32`.
     pub fn backward_into<'a, T: Element, G: Element>(
         &self,
         gradient: impl Into<OutputGradient<'a, T>>,

@@ -1,4 +1,4 @@
-//! Arguments of a call, whatever the type of its elements.
+//! Arguments of a call, regardless of the type of its elements.
 
 use std::sync::Arc;
 

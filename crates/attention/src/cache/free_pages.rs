@@ -11,7 +11,7 @@ use std::ops::Range;
 /// sequence are soon as good as in random order. So a sequence gets neighbours here, where it can:
 ///
 /// - It goes on with the page right behind its last one if that is free.
-/// - Otherwise it begins anew in the largest run, and leaves as many free pages before its own as behind them: the sequence that ends
+/// - Otherwise it begins again in the largest run, and leaves as many free pages before its own as behind them: the sequence that ends
 ///   where the run begins can go on, too. Nobody ends before page 0, so nothing is left before a beginning there.
 /// - If few pages are free, the largest run is short, and would soon be cut to pieces. Then a sequence takes the shortest run that has
 ///   as many pages as it needs, from its beginning, and the largest one if none has.

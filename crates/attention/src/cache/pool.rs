@@ -83,7 +83,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives each sequence the pages for so many more rows, or changes nothing.
+    /// Gives each sequence the pages for this many more rows, or changes nothing.
     pub(super) fn grow(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
         let mut seen = HashSet::new();
         let mut needed = 0;

@@ -440,7 +440,7 @@ impl<T: Element> Pass<'_, T> {
         sums.data.iter_mut().for_each(|x| *x *= scale);
     }
 
-    /// The weights of a block of scores, and the gradients of its products of queries and keys, but for the scale: a row for each query.
+    /// The weights of a block of scores, and the gradients of its products of queries and keys, except for the scale: a row for each query.
     fn weights(
         &self,
         sequence: &Sequence,

@@ -28,7 +28,7 @@ const FEW: usize = 8;
 /// Numbers from the scores of one of a handful of rows to those of the next.
 const FEW_STRIDE: usize = Blocks::BLOCK_N + KEYS_AT_ONCE;
 
-/// Scores are computed for groups of so many keys, at multiples of it: a multiple of the classes of keys, and what tile registers take.
+/// Scores are computed for groups of this many keys, at multiples of it: a multiple of the classes of keys, and what tile registers take.
 const GROUP: usize = 2 * CLASSES;
 
 /// Every number of a product that is below this in magnitude, and so are its partial sums, is far from the range of `f32`.
@@ -275,7 +275,7 @@ impl<'a, T: Element> Block<'a, T> {
         done(&panels, &mut buffers.state);
     }
 
-    /// The panels of the block, of at most so many lanes, and multiples of `width`.
+    /// The panels of the block, of at most this many lanes, and multiples of `width`.
     fn panels(&self, panel: usize, width: usize) -> Vec<Panel> {
         let count = self.task.rows();
         let lanes = count.next_multiple_of(width);

@@ -11,7 +11,7 @@ pub(super) const BLOCK: usize = 32;
 /// Words of a tile register: 16 rows of 16.
 pub(super) const TILE: usize = 256;
 
-/// Where the tile of a row and a pair is in blocks of rows of so many pairs, both multiples of 16.
+/// Where the tile of a row and a pair is in blocks of rows of this many pairs, both multiples of 16.
 pub(super) fn tile_at(row: usize, pair: usize, pairs: usize) -> usize {
     row / BLOCK * BLOCK * pairs + (pair / 16 * 2 + row % BLOCK / 16) * TILE
 }

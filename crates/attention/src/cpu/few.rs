@@ -16,7 +16,7 @@ use crate::spec::Element;
 /// Queries that share what is read of a key.
 pub(super) const QUERIES: usize = 4;
 
-/// Scores are written for so many keys at a time, with any instructions; behind the last key they mean nothing.
+/// Scores are written for this many keys at a time, with any instructions; behind the last key they mean nothing.
 pub(super) const KEYS_AT_ONCE: usize = 2 * MAX_WIDTH;
 
 /// Scores of a handful of queries: sums of products, or of [`Lanes::dot`].
@@ -322,7 +322,7 @@ mod tests {
         (0..rows * columns).map(|i| T::from_f32(entry(i))).collect()
     }
 
-    /// Products with so many keys of `pieces` registers are what they should be.
+    /// Products with this many keys of `pieces` registers are what they should be.
     fn products<T: Element>(isa: Isa, keys: usize, pieces: usize, count: usize) -> bool {
         let depth = isa.width() * pieces;
         let (data, queries) = (matrix::<T>(keys, depth, 1), matrix(count, depth, 2));

@@ -20,7 +20,7 @@ pub(super) struct Memory<T> {
 }
 
 impl<T: Pod> Memory<T> {
-    /// Makes room for so many numbers; new ones are 0.
+    /// Makes room for this many numbers; new ones are 0.
     pub(super) fn resize(&mut self, len: usize) {
         let lines = len.div_ceil(size_of::<Line>() / size_of::<T>());
         self.lines.resize(lines, Line::zeroed());

@@ -120,7 +120,7 @@ impl Pairs {
         }
     }
 
-    /// Room for the weights of so many keys and a panel.
+    /// Room for the weights of this many keys and a panel.
     pub(super) fn weights(&mut self, keys: usize) -> &mut [u32] {
         self.weights.resize(keys / 2 * BLOCK);
         &mut self.weights
@@ -163,7 +163,7 @@ impl Work for PairRows<'_> {
     }
 }
 
-/// Turns a matrix of words with so many rows and columns, from rows so far apart.
+/// Turns a matrix of words with this many rows and columns, from rows so far apart.
 fn turn(
     isa: Isa,
     size: [usize; 2],

@@ -157,7 +157,7 @@ impl<'a> Bindings<'a> {
         self
     }
 
-    /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of whatever type the
+    /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of any type that the
     /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: DeviceSlice<'a, T>) -> Self {
         self.set(operand, view);
@@ -283,7 +283,7 @@ pub(super) fn place(context: &Context) -> String {
     format!("cuda:{}", context.device().ordinal())
 }
 
-/// Refuses a stream of another context than the kernels were loaded in.
+/// Refuses a stream of a different context than the kernels were loaded in.
 pub(super) fn check_stream(stream: &Stream, context: &Context) -> Result<()> {
     match stream.context().is_same(context) {
         true => Ok(()),

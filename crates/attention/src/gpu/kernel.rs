@@ -151,7 +151,7 @@ pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     of_grid(step, [shape.grid / clusters, clusters])
 }
 
-/// The launch of a step with so many CTAs, of which the second number says how many clusters share a tile.
+/// The launch of a step with this many CTAs, of which the second number says how many clusters share a tile.
 fn of_grid(step: &Step, [ctas, clusters]: [u32; 2]) -> LaunchConfig {
     let order = Order::of(step, ctas * clusters);
     let config = LaunchConfig::new([ctas, clusters, 1], [step.threads(), 1, 1]);
@@ -187,7 +187,7 @@ enum Order {
 }
 
 impl Order {
-    /// Of a launch with so many CTAs.
+    /// Of a launch with this many CTAs.
     ///
     /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be
     /// free, and stay there while others have none. So if there are as many multiprocessors as CTAs, each has room

@@ -42,7 +42,7 @@ pub trait Operation: fmt::Debug {
         Scratch::default()
     }
 
-    /// Refuses a call of another problem than the one that was prepared.
+    /// Refuses a call of a different problem than the one that was prepared.
     #[doc(hidden)]
     fn check_problem(&self, prepared: &Self::Problem) -> Result<()>;
 

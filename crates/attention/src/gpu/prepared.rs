@@ -198,7 +198,7 @@ impl<O: Operation> Prepared<O> {
                 }
                 let config = config(launch.step, launch.shape);
                 // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach
-                // as far as its layout, of staged numbers, or of the stream's own workspace. Numbers that nobody has checked are
+                // as far as its layout, of staged numbers, or of the stream's own workspace. Numbers that are unchecked are
                 // clamped or ignored by the kernels. The memory outlives the kernel: it is freed in the order of its own stream,
                 // which is made to come after this launch, or kept by the graph.
                 let run = |block: &[u8]| unsafe { launch.kernel.launch(&at, &config, block) };
@@ -222,7 +222,7 @@ impl<O: Operation> Prepared<O> {
     /// hundred tiles may ask for their order, which the process remembers behind a lock. Of lengths and heads that
     /// are new to it that takes a millisecond or two at most, unless [`make_ready`](Prepared::make_ready) was called
     /// before. Numbers that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its
-    /// like): a captured launch reads them anew at each replay.
+    /// like): a captured launch reads them again at each replay.
     ///
     /// [`CallBuilder::device_key_lengths`]: crate::spec::CallBuilder::device_key_lengths
     ///
@@ -282,7 +282,7 @@ impl<O: Operation> Prepared<O> {
         Ok(())
     }
 
-    /// Finds what [`launch_raw`](Self::launch_raw) would find before it submits anything, but for the workspace: for
+    /// Finds what [`launch_raw`](Self::launch_raw) would find before it submits anything, except for the workspace: for
     /// callers who first write what the launch reads. It makes no driver call.
     ///
     /// # Errors
@@ -428,7 +428,7 @@ mod tests {
             prepared.make_ready(&call).unwrap();
             SEARCHES.get() - before
         };
-        // No other test has so many blocks of keys.
+        // No other test has this many blocks of keys.
         assert_eq!(searches_for(1800, Mask::causal()), 1);
         assert_eq!(searches_for(1800, Mask::none()), 0);
     }

@@ -61,11 +61,11 @@ impl Session {
     /// Submits a call to the stream.
     ///
     /// # Errors
-    /// As [`Prepared::launch_raw`]; [`Error::SessionTooSmall`]; [`Error::DeviceMismatch`] if the session is of another device than the
+    /// As [`Prepared::launch_raw`]; [`Error::SessionTooSmall`]; [`Error::DeviceMismatch`] if the session is of a different device than the
     /// kernels.
     ///
     /// # Safety
-    /// As [`Prepared::launch_raw`], but for the workspace: no two graphs, and no graph and an eager launch, use the same
+    /// As [`Prepared::launch_raw`], except for the workspace: no two graphs, and no graph and an eager launch, use the same
     /// session.
     pub unsafe fn launch<'a, O: Operation>(
         &self,

@@ -1,4 +1,4 @@
-//! Memory that a launch needs beside its tensors, one for each thing that can run by itself.
+//! Memory that a launch needs in addition to its tensors, one for each thing that can run by itself.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,13 +14,13 @@ use crate::plan::{LaunchShape, Scratch as Needed};
 /// megabytes, so a stream has that workspace only if it runs such launches.
 #[derive(Debug, Default)]
 struct Workspace<const SHARED_KEYS: bool> {
-    /// The last is the largest, and sizes grow in powers of two: the others together are no larger. Launches that were submitted
+    /// The last is the largest, and sizes grow in powers of two: the others together are not larger. Launches that were submitted
     /// before, and replays of a graph, use those, so they stay.
     blocks: Mutex<Vec<Scratch>>,
 }
 
 impl<const SHARED_KEYS: bool> Workspace<SHARED_KEYS> {
-    /// One of at least so many bytes.
+    /// One of at least this many bytes.
     fn of(stream: &Stream, capture: Option<CaptureId>, bytes: usize) -> Result<DevicePointer> {
         // The stream or the capture keeps it.
         let make = || Ok::<_, crate::error::Error>(Self::default());

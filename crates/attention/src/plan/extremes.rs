@@ -146,7 +146,7 @@ fn assert_fits(shape: &LaunchShape, call: &Call, step: &Step) {
         let drawn = u64::from(shape.tiles) + (1 + PARTS_A_CTA as u64) * u64::from(shape.grid);
         assert!(drawn < 1 << 31, "{name}: {call}: {shape:?}");
     }
-    // A grid can have so many clusters along y.
+    // A grid can have this many clusters along y.
     if step.image.schedule == Schedule::ClusterTile {
         assert!(shape.splits <= 65_535, "{name}: {call}: {shape:?}");
     }

@@ -214,7 +214,7 @@ impl Rates {
         self.kernels.iter().find(|rate| rate.kernel == kernel)
     }
 
-    /// How many times as fast an image's tiles are as those of the kernel's plain one; `None` of a variant that nobody measured.
+    /// How many times as fast an image's tiles are as those of the kernel's plain one; `None` of a variant that was not measured.
     fn variant_speed(&self, image: &Image) -> Option<f64> {
         if PRICED_VARIANTS.iter().all(|one| one.1 != image.schedule) {
             return Some(1.0);

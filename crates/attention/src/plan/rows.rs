@@ -49,7 +49,7 @@ impl Plan<RowProblem> {
 }
 
 impl Step {
-    /// The launch for so many rows, each of them the work of so many threads: CTAs share a row, and none has two.
+    /// The launch for this many rows, each of them the work of this many threads: CTAs share a row, and none has two.
     ///
     /// # Errors
     /// [`Error::Grid`] for more CTAs than a launch can have, or more threads of a row than the kernels can count.

@@ -36,7 +36,7 @@ impl From<&Call> for Sides {
 
 impl From<&Problem> for Sides {
     fn from(problem: &Problem) -> Self {
-        // Offsets that nobody has checked may let sequences overlap.
+        // Offsets that are unchecked may let sequences overlap.
         let checked = problem.packed_queries() && !problem.device_lengths();
         Sides {
             batch: problem.batch() as u64,

@@ -78,7 +78,7 @@ impl LaunchShape {
     }
 }
 
-/// Device memory that a launch needs beside the tensors: zeroed once, and left at zero by every launch.
+/// Device memory that a launch needs in addition to the tensors: zeroed once, and left at zero by every launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Scratch {
@@ -246,7 +246,7 @@ impl Step {
         })
     }
 
-    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough
+    /// Clusters that share each of this many tiles: as many as the device can hold at once, where the keys are enough
     /// for all of them. Two instead of one cost more than they save (docs/notebook/decode.md).
     fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
         let blocks = sides.tile_units(self.image.tiling.block_n);
@@ -402,7 +402,7 @@ fn tiles_of_queries(
 
 #[cfg(test)]
 impl Step {
-    /// Of an image on so many multiprocessors, each with one CTA, as the planner does without measurements.
+    /// Of an image on this many multiprocessors, each with one CTA, as the planner does without measurements.
     pub(super) fn of(image: &'static Image, multiprocessors: u32) -> Step {
         Step {
             role: image.role,

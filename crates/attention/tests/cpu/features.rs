@@ -87,7 +87,7 @@ fn a_bias_of_minus_infinity_hides_like_a_mask() {
     );
 }
 
-/// Products, biases and sums beyond the range of f32, beside hidden keys.
+/// Products, biases and sums beyond the range of f32, next to hidden keys.
 #[test]
 fn huge_scores_and_biases_make_no_nan() {
     let mask = tiles_hidden();

@@ -77,7 +77,7 @@ fn a_few_rows_on_many_keys_match_the_reference() {
         .quickcheck(right as fn(Few) -> TestResult);
 }
 
-/// The bits of output and lse with so many threads.
+/// The bits of output and lse with this many threads.
 fn bits<T: Element>(case: &Case, threads: usize) -> Vec<u64> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -380,7 +380,7 @@ fn numbers_of_another_size_are_refused() {
     fake.assert_clean();
 }
 
-/// Tables of another type than the rotation was described with.
+/// Tables of a different type than the rotation was described with.
 #[test]
 fn tables_of_another_type_are_refused() {
     let fake = FakeDriver::open();

@@ -398,7 +398,7 @@ fn a_cache_that_grows_is_planned_few_times() {
     }
     backend.synchronize().unwrap();
     assert!(plans.len() <= 16, "{}", plans.len());
-    // What a plan loads is loaded once, whatever the length.
+    // What a plan loads is loaded once, regardless of the length.
     assert!((1..=2).contains(&fake.calls_of("cuModuleLoadDataEx")));
     let launches = fake.launches();
     assert_eq!(launches.len(), 1000);

@@ -89,7 +89,7 @@ impl Buffers {
         }
     }
 
-    /// Of a call without anything beside them.
+    /// The operands of a call without options.
     fn addresses(&self) -> Slots<u64> {
         addresses([
             (Operand::Q, self.q.pointer()),

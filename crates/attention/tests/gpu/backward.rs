@@ -264,7 +264,7 @@ fn a_workspace_may_hold_anything() {
     assert!(results.iter().all(|result| *result == results[0]));
 }
 
-/// The user's level on a GPU gives what the CPU gives, but for rounding.
+/// The user's level on a GPU gives what the CPU gives, except for rounding.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn gradients_are_those_of_the_cpu() {

@@ -329,7 +329,7 @@ fn many_lengths_may_be_written_by_the_launch_before() {
     }
 }
 
-/// Of so many sequences: all steps, in so many rounds each.
+/// Of so many sequences: all steps, in this many rounds each.
 fn for_steps_that_follow_a_late_write(batch: usize, rounds: usize) {
     let kernel = writes_late();
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]);

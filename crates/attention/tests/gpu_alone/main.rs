@@ -1,4 +1,4 @@
-//! GPU tests that bear no other beside them, one at a time: some take all memory, and a capture in global mode forbids every other
+//! GPU tests that bear no other next to them, one at a time: some take all memory, and a capture in global mode forbids every other
 //! thread of the process to allocate.
 
 mod memory;

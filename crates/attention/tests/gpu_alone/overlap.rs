@@ -1,4 +1,4 @@
-//! Launches that overlap, captures of other people's, and lengths that nobody has checked: right every time, or clamped, and
+//! Launches that overlap, captures of other people's, and lengths that are unchecked: right every time, or clamped, and
 //! never harmful to the next launch.
 
 use std::sync::Arc;

@@ -91,7 +91,7 @@ fn a_family_and_an_image_can_be_asked_for() {
     );
 }
 
-/// A kernel that nobody has measured runs by name, and not because its estimate is a good guess.
+/// A kernel that was not measured runs by name, and not because its estimate is a good guess.
 #[test]
 fn kernels_without_a_rate_run_only_by_name() {
     let chosen = choice("b4 h16 q4096 k4096 d128 f16 seed=1").kernel_name();

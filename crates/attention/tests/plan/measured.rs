@@ -58,7 +58,7 @@ fn measured(record: &serde_json::Value) -> BTreeMap<String, Vec<Timed>> {
     problems
 }
 
-/// On each GPU and at least so many problems, what was timed of the choice is within a tenth of the fastest: more
+/// On each GPU and at least this many problems, what was timed of the choice is within a tenth of the fastest: more
 /// than that is a mistake and not noise.
 fn assert_choices_near_fastest(
     file: &str,

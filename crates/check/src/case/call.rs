@@ -154,7 +154,7 @@ impl Case {
                 sequences: self.batch(),
             });
         }
-        // Before there are lists of so many numbers.
+        // Before there are lists of this many numbers.
         if self.used == Used::Ragged || matches!(self.lengths, Lengths::Packed(_)) {
             limited("lengths", self.batch() as u128, MAX_ENTRIES)?;
         }

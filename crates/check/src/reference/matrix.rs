@@ -4,7 +4,7 @@ use warptile::spec::View;
 
 use crate::compiled::Compiled;
 
-/// Rows that are turned together: elements of a column lie far apart, and those of so many rows are written next to each other.
+/// Rows that are turned together: elements of a column lie far apart, and those of this many rows are written next to each other.
 const ROWS_AT_ONCE: usize = 16;
 
 /// A tensor copied to `[entry, head, row, head size]`, or to `[entry, head, head size, row]`.

@@ -116,7 +116,7 @@ impl<T: Pod> Repeated<T> {
 }
 
 impl<T: Element> Data<T> {
-    /// Brings them to a GPU, but for offsets, lengths and pages.
+    /// Brings them to a GPU, except for offsets, lengths and pages.
     pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<DeviceInputs> {
         let place = |bytes| Place::Memory(bytes, 0);
         let mut places = self.scores.try_map(|_, data| {

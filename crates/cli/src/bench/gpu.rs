@@ -169,7 +169,7 @@ fn sets(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
     }
 }
 
-/// Launches of a graph over so many sets, each of which is used.
+/// Launches of a graph over this many sets, each of which is used.
 fn launches(case: &Case, call: &Call, sets: usize) -> usize {
     let read = kv_bytes(case, call);
     match is_reading(read, call) {
@@ -206,7 +206,7 @@ impl Replay {
     }
 }
 
-/// What can be timed, whatever the element type.
+/// What can be timed, regardless of the element type.
 pub(crate) trait Bench {
     /// Launches of a graph that tells how long one takes.
     fn launches(&self) -> usize;
@@ -214,7 +214,7 @@ pub(crate) trait Bench {
     /// Microseconds of GPU time of a first launch of a plan.
     fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64>;
 
-    /// Captures so many launches of a plan for the call, or for its problem with lengths on the device.
+    /// Captures this many launches of a plan for the call, or for its problem with lengths on the device.
     fn capture(&mut self, plan: &Plan, launches: usize) -> warptile_check::Result<Replay>;
 
     /// Microseconds of GPU time of one replay.

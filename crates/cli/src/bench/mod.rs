@@ -196,7 +196,7 @@ impl Effort {
 /// The word that ends the samples of one kind.
 const NEXT: &str = "next";
 
-/// Returns true if there was a line, and another one than `end`.
+/// Returns true if there was a line, and a different one than `end`.
 fn wait_for_line(end: &str) -> bool {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line);

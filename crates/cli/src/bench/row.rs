@@ -7,7 +7,7 @@ use warptile_check::Case;
 pub(crate) use super::record::Row;
 use crate::machine::Machine;
 
-/// Up to so many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
+/// Up to this many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
 /// several times as many while they read a byte.
 const OPERATIONS_PER_BYTE: u128 = 64;
 

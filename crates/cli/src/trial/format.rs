@@ -108,7 +108,7 @@ pub(crate) struct Run {
 }
 
 /// The ratios of a trial over several problems: block by block the geometric mean of the problems' ratios, by `ratio`. `None` if one of the
-/// problems was not measured in this pass, or not with so many blocks.
+/// problems was not measured in this pass, or not with this many blocks.
 pub(crate) fn ratios(
     runs: &[Run],
     kernel: &str,

@@ -70,7 +70,7 @@ pub(super) fn variations(
     for ctas in 1..step.ctas_per_multiprocessor {
         add(&|settings| settings.ctas = Some(ctas));
     }
-    // Only what makes another launch than all before.
+    // Only what makes a different launch than all before.
     let mut shapes = vec![before];
     let mut candidates = Vec::new();
     for settings in wanted {
@@ -139,7 +139,7 @@ pub(super) fn screen(
     Ok(times.iter().map(|times| median(times)).collect())
 }
 
-/// The ratios of so many blocks A B B A; after Ctrl-C fewer.
+/// The ratios of this many blocks A B B A; after Ctrl-C fewer.
 pub(super) fn compare(
     bench: &mut dyn Bench,
     old: &Plan,

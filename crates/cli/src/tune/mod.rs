@@ -363,7 +363,7 @@ impl Search<'_> {
                 }
             };
             let mut times = screen(bench, &plans, &mut show)?;
-            // The fastest once more beside the same with other settings of its launch: by now the GPU is warmer and slower.
+            // The fastest once more next to the same with other settings of its launch: by now the GPU is warmer and slower.
             let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]));
             if let Some(best) = best.filter(|_| !interrupt::requested()) {
                 let others = variations(case, &plans[best], &candidates[best])?;
@@ -473,7 +473,7 @@ impl Search<'_> {
             if known.is_none() {
                 passed.push((new.clone(), random));
             }
-            // The settings are for this problem: they may make its launch another one than those of the random problems.
+            // The settings are for this problem: they may make its launch a different one than those of the random problems.
             let case = &self.problems[index].0;
             let own = !new.settings().is_default() && is_small(case)?;
             let found = match random && own {
@@ -547,7 +547,7 @@ impl Search<'_> {
     }
 }
 
-/// Returns true if a trial was made of so many blocks.
+/// Returns true if a trial was made of this many blocks.
 fn has(ratios: &Option<Vec<f64>>, blocks: usize) -> bool {
     { ratios.as_ref() }.is_some_and(|ratios| ratios.len() >= blocks)
 }

@@ -39,7 +39,7 @@ pub(super) struct Lost {
 }
 
 impl Lost {
-    /// Where those of a GPU are kept: beside its rates.
+    /// Where those of a GPU are kept: next to its rates.
     pub(super) fn path(device: &str) -> Option<PathBuf> {
         Rates::user_file(device).map(|rates| rates.with_extension("lost.jsonl"))
     }

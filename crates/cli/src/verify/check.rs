@@ -524,7 +524,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// The CPU path, but for one launch among all that any of these runners make, whose last bit is another.
+    /// The CPU path, except for one launch among all that any of these runners make, whose last bit is another.
     struct Flipping<'a> {
         inner: Box<dyn Runner<'a, f32> + 'a>,
         launches: &'a Cell<u32>,

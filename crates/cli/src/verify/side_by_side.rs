@@ -9,7 +9,7 @@ use crate::interrupt;
 
 /// Has the items worked on by a thread for each of the `lanes`, of which there is at least one, and gives the results to
 /// `take` in the order of the items, until it returns `false`, something fails, or there are no more items. What is under way by
-/// then is finished and dropped, so `take` sees the same whatever the number of lanes.
+/// then is finished and dropped, so `take` sees the same regardless of the number of lanes.
 ///
 /// A system that starts no more threads gets fewer; if it starts none, the calling thread works.
 ///

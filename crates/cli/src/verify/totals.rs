@@ -89,7 +89,7 @@ struct Row {
     image: Option<&'static str>,
     kernel: Option<&'static str>,
     sha256: Option<&'static str>,
-    /// Planned for so many multiprocessors, if not for the device's.
+    /// Planned for this many multiprocessors, if not for the device's.
     multiprocessors: Option<u32>,
     drew_tiles: bool,
     /// True if the kernel, or any, takes the problem. If not it was not computed.
@@ -181,7 +181,7 @@ impl Totals {
         }
     }
 
-    /// Keeps the problem itself, beside the totals.
+    /// Keeps the problem itself, next to the totals.
     pub(super) fn add_row(
         &mut self,
         case: &Case,

@@ -135,7 +135,7 @@ fn verify_counts_the_same_on_any_number_of_threads() {
     }
     assert_eq!((&one["threads"], &many["threads"]), (&1.into(), &7.into()));
     assert!(one["problems_per_second"].as_f64().unwrap() > 0.0);
-    // On one thread the phases are all there is, but for a little between them.
+    // On one thread the phases are all there is, except for a little between them.
     let phases = one["phases"].as_object().unwrap();
     let seconds: f64 = phases.values().map(|phase| phase.as_f64().unwrap()).sum();
     assert!(

@@ -131,7 +131,7 @@ fn verify_keeps_its_totals() {
     assert!(stdout.contains(&passed), "{passed}: {stdout}");
 }
 
-/// A file of some gigabytes would otherwise stay beside its place.
+/// A file of some gigabytes would otherwise stay next to its place.
 #[test]
 fn gen_leaves_no_part_of_a_file() {
     let dir = tempfile::tempdir().unwrap();

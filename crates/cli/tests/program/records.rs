@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 const LONG: &str = "b2 q3 k600 h2 d16 f16 mask=window,100,100 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";
 
-/// A record of two rows that took so many microseconds, by this program.
+/// A record of two rows that took this many microseconds, by this program.
 fn record(dir: &tempfile::TempDir, name: &str, times: [f64; 2], program: &str) -> PathBuf {
     let path = dir.path().join(name);
     let row = |problem: &str, time: f64| {

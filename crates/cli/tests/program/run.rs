@@ -181,7 +181,7 @@ fn bhsd_files_give_the_same_answer_transposed() {
 fn packed_sequences_equal_dense_ones() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    // One sequence of 5 queries and 7 keys, dense and as a packed batch with an empty one beside it.
+    // One sequence of 5 queries and 7 keys, dense and as a packed batch with an empty one next to it.
     fs::write(
         path("dense"),
         file(&[

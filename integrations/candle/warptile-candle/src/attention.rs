@@ -61,14 +61,14 @@ impl Attention {
         self.window(None, Some(0))
     }
 
-    /// A query sees so many keys before and after the diagonal; `None` is no limit, and so is a number above the longest key
+    /// A query sees this many keys before and after the diagonal; `None` sets no limit, and neither does a number above the longest key
     /// length. `(None, Some(0))` is causal.
     pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
         self.window = [left, right];
         self
     }
 
-    /// Bounds the scores by `softcap * tanh(score / softcap)`; 0 is no bound.
+    /// Bounds the scores by `softcap * tanh(score / softcap)`; 0 sets no bound.
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.scoring.softcap = Some(softcap).filter(|&softcap| softcap != 0.0);
         self
@@ -88,7 +88,7 @@ impl Attention {
     /// heads or one for each, on the device of q. They are what vLLM calls `k_scale` and `v_scale`;
     /// [`write_to_pages_quantized`](crate::write_to_pages_quantized) divides by them.
     ///
-    /// On the CPU scales must be finite and above 0. On a GPU they are not checked, and a graph that captured the call reads them anew at
+    /// On the CPU scales must be finite and above 0. On a GPU they are not checked, and a graph that captured the call reads them again at
     /// each replay; the head size must be a multiple of 16 up to 256 there, and q f16 or bf16.
     ///
     /// ```
@@ -133,7 +133,7 @@ impl Attention {
     /// decode step.
     ///
     /// On a GPU the numbers are not checked: pages that do not exist are replaced by some that do. A graph that captured the call
-    /// reads them anew at each replay.
+    /// reads them again at each replay.
     pub fn paged(self, block_table: &Tensor, key_lengths: &Tensor, max_seqlen_k: usize) -> Self {
         self.keys([None, Some(block_table), Some(key_lengths)], max_seqlen_k)
     }
@@ -162,9 +162,9 @@ impl Attention {
         self.has(Operand::BlockTable)
     }
 
-    /// Computes attention. The output is contiguous and has the shape of q. Gradients flow to q, k and v, but for pages, quantized keys and
-    /// head sizes above 256: their backward pass is an error. They have the same bits each time. `bwd` computes the output once more, for the
-    /// log-sum-exp.
+    /// Computes attention. The output is contiguous and has the shape of q. Gradients flow to q, k and v, except for
+    /// pages, quantized keys and head sizes above 256: their backward pass is an error. They have the same bits each
+    /// time. `bwd` computes the output once more, for the log-sum-exp.
     ///
     /// # Errors
     /// A message that names the argument and the rule it breaks; what the GPU's driver reports.
@@ -234,8 +234,8 @@ impl Attention {
         ))
     }
 
-    /// The gradients of q, k and v from that of the output. The forward pass is computed once more: candle keeps its output alone, without the
-    /// log-sum-exp.
+    /// The gradients of q, k and v from that of the output. The forward pass is computed once more: candle keeps its
+    /// output alone, without the log-sum-exp.
     pub(crate) fn gradients(&self, tensors: [&Tensor; 3], grad: &Tensor) -> Result<[Tensor; 3]> {
         for (operand, list) in self.lists() {
             if list.track_op() {

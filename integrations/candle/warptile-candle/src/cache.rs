@@ -19,7 +19,7 @@ pub(crate) const CALLER: Caller = Caller("write-to-pages");
 ///   other slot that does not exist, goes nowhere.
 ///
 /// The result is what [`Attention::paged`](crate::Attention::paged) reads. On a GPU it is one launch on the stream of the pages' device;
-/// a graph that captured it reads the slots anew at each replay.
+/// a graph that captured it reads the slots again at each replay.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -57,7 +57,7 @@ pub fn write_to_pages(
 /// device of the pages.
 ///
 /// The result is what [`Attention::scales`](crate::Attention::scales) reads with the same scales. On the CPU scales
-/// must be finite and above 0. On a GPU they are not checked, and a graph that captured the write reads them anew at
+/// must be finite and above 0. On a GPU they are not checked, and a graph that captured the write reads them again at
 /// each replay; `k` and `v` are f16 or bf16 there.
 ///
 /// ```

@@ -111,7 +111,7 @@ pub fn flash_attn(
     flash_attn_windowed(q, k, v, softmax_scale, left, right)
 }
 
-/// As [`flash_attn`], where a query sees so many keys before and after its own position. `None` is no limit, and so is a number
+/// As [`flash_attn`], where a query sees this many keys before and after its own position. `None` sets no limit, and neither does a number
 /// above the key length. `None` and `Some(0)` are the causal mask.
 ///
 /// # Errors
@@ -161,7 +161,7 @@ pub fn flash_attn_alibi_windowed(
     flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, left, right, 0.0)
 }
 
-/// As [`flash_attn_windowed`], with or without ALiBi, and with scores bounded by `softcap * tanh(score / softcap)`; 0 is no bound.
+/// As [`flash_attn_windowed`], with or without ALiBi, and with scores bounded by `softcap * tanh(score / softcap)`; 0 sets no bound.
 ///
 /// # Errors
 /// As [`flash_attn`].

@@ -25,7 +25,8 @@
 //!
 //! # What it computes
 //!
-//! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v possibly different from that of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
+//! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v possibly different from that of q and k. On NVIDIA
+//!   GPUs from compute capability 8.0 on, and on the CPU.
 //! - The results of candle-flash-attn except for rounding, with all its options: masks and windows aligned bottom-right, grouped heads,
 //!   packed sequences, keys and values in pages of 1 to 256 rows, and so on. A query that sees no key gives 0.
 //! - [`Attention`] has these options as methods, and some that candle-flash-attn lacks, such as the log-sum-exp of each row, and pages
@@ -33,14 +34,14 @@
 //! - Keys and values in 8 bits with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU
 //!   the head size is a multiple of 16 up to 256 then, and q is f16 or bf16.
 //!
-//! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors.
-//! Gradients flow to q, k and v, unlike in candle-flash-attn, but not from pages, quantized keys and head sizes above 256. There is no
-//! dropout.
+//! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of
+//! [`flash_attn_varlen_paged_windowed`]. Both are errors. Gradients flow to q, k and v, unlike in candle-flash-attn,
+//! but not from pages, quantized keys and head sizes above 256. There is no dropout.
 //!
 //! # On a GPU
 //!
-//! - A call launches on the stream of q's device, whichever that is, from any thread, and waits for nothing. What it needs beside its
-//!   tensors is allocated on that stream, as candle allocates its results.
+//! - A call launches on the stream of q's device, whichever that is, from any thread, and waits for nothing. What it
+//!   needs in addition to its tensors is allocated on that stream, as candle allocates its results.
 //! - It may be part of a capture on a stream of one's own (`Device::new_cuda_with_stream`). Make the same call once before, so that
 //!   its kernel is loaded.
 //! - Lengths and page numbers are read by the kernels, which clamp them. On the CPU bad ones are errors.

@@ -27,7 +27,7 @@ impl Pool {
     }
 }
 
-/// Calls `work` here, and `helper` on so many threads of the pool at most. Both have returned, or nobody will call
+/// Calls `work` here, and `helper` on this many threads of the pool at most. Both have returned, or nobody will call
 /// `helper` any more, when this returns.
 ///
 /// # Panics

@@ -17,7 +17,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// A step of a problem's plan, which took so many microseconds.
+    /// A step of a problem's plan, which took this many microseconds.
     pub fn new(problem: Problem, step: &Step, microseconds: f64) -> Self {
         Timed {
             problem,
@@ -34,7 +34,7 @@ const LEAST_PROBLEMS: usize = 3;
 /// Up to which end of a tile is looked for, in blocks of keys.
 const LONGEST_TILE_END: u32 = 8;
 
-/// The end of a tile of a kernel that nobody measured, in blocks of keys: what most have.
+/// The end of a tile of a kernel that was not measured, in blocks of keys: what most have.
 const USUAL_TILE_END: f64 = 2.0;
 
 impl Rates {

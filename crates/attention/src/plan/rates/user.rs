@@ -37,7 +37,7 @@ impl Rates {
         Some(configuration.join("warptile").join("rates").join(name))
     }
 
-    /// The rates that the user's own file has for a GPU; `None` if there is no such file. `driver` is the driver's name, such as
+    /// The rates that the user's own file has for a GPU; `None` if no such file exists. `driver` is the driver's name, such as
     /// `CUDA 13.0`.
     ///
     /// # Errors

@@ -94,7 +94,7 @@ fn rows_that_kernels_of_groups_cannot_count_are_too_many() {
     }
 }
 
-/// The shape of a launch of so many CTAs, which read keys of so many heads side by side.
+/// The shape of a launch of this many CTAs, which read keys of this many heads side by side.
 fn shape_with(step: &Step, call: &Call, grid_and_heads: (u32, u32)) -> LaunchShape {
     let shape = step.shape(call).unwrap();
     assert_eq!((shape.grid, shape.side_by_side), grid_and_heads, "{call}");

@@ -39,7 +39,7 @@ fn overwrite<T: candle_core::cuda_backend::CudaDType + Copy>(
     let slice = storage.as_cuda_slice::<T>()?;
     assert_eq!(slice.len(), values.len());
     let (pointer, _guard) = slice.device_ptr(stream);
-    // SAFETY: the memory has so many elements, and the stream is idle.
+    // SAFETY: the memory has this many elements, and the stream is idle.
     unsafe { result::memcpy_htod_sync(pointer, values) }.w()
 }
 
@@ -143,7 +143,7 @@ fn a_replay_sees_new_lengths() -> Result<()> {
     Ok(())
 }
 
-/// Two graphs, and calls beside them, each with a workspace of its own.
+/// Two graphs, and calls next to them, each with a workspace of its own.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_graphs_and_a_call_at_once() -> Result<()> {
