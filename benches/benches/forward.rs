@@ -1,4 +1,4 @@
-//! What a call of `Attention::forward` costs the host apart from the driver: measured with a stand-in that does next to
+//! The host's cost of a call of `Attention::forward` apart from the driver: measured with a stand-in that does next to
 //! nothing. Needs no GPU; `launch` measures the same with the real driver.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};

@@ -1,4 +1,4 @@
-//! What a launch costs the host, at both levels of the interface. The problem is so small that the GPU keeps up.
+//! The host's cost of a launch, at both levels of the interface. The problem is so small that the GPU keeps up.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use warptile::gpu::{Gpu, Session};

@@ -1,4 +1,4 @@
-//! What it costs to describe a problem and to choose a kernel for it. Needs no GPU.
+//! The cost of describing a problem and choosing a kernel for it. Needs no GPU.
 
 use std::hint::black_box;
 

@@ -1,5 +1,5 @@
-//! What the Criterion benchmarks share. `cargo bench --package warptile-benches --features criterion` runs them; those that need
-//! a GPU say so and end where there is none.
+//! Code that the Criterion benchmarks share. `cargo bench --package warptile-benches --features criterion` runs them; those that
+//! need a GPU say so and end where there is none.
 //!
 //! They answer questions about this code base over time (has planning become slower?). What the README compares with other
 //! libraries is measured by `warptile bench` and benches/peers instead.

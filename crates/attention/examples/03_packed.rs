@@ -21,7 +21,7 @@ fn main() -> warptile::Result<()> {
     let keys = Keys::new(&tensor, &tensor).packed(&offsets);
     let packed = attention.forward(queries, keys)?.out;
 
-    // The same sequences one at a time: `rows` gives a part without a copy.
+    // Runs the sequences one at a time: `rows` gives a part without a copy.
     for pair in offsets.windows(2) {
         let range = pair[0] as usize..pair[1] as usize;
         let alone = tensor.rows(range.clone())?;

@@ -234,7 +234,7 @@ impl Error {
         let mut known: Vec<&str> = known.collect();
         known.sort_unstable();
         known.dedup();
-        // Of an endless name the beginning: what is compared takes a time that grows with its length, for each of `known`.
+        // Only the beginning of an endless name: comparing takes a time that grows with its length, for each of `known`.
         let beginning: String = name.chars().take(Excerpt::NAME).collect();
         let likeness = |other: &str| strsim::jaro_winkler(&beginning, other);
         known.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));

@@ -241,7 +241,7 @@ impl Gpu {
             }
         };
         O::note(&problem);
-        // What makes place is dropped after the lock is released: unloading may wait for the device.
+        // The evicted value is dropped after the lock is released: unloading may wait for the device.
         let key = Box::new((problem, choice.clone()));
         let _oldest = lock(&self.prepared).keep(key, prepared.inner().clone());
         Ok(prepared)

@@ -157,8 +157,8 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
     }
 }
 
-/// What quantized keys and values are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
-/// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them again at each replay.
+/// The scales of quantized keys and values: one number for all key/value heads, or one for each. They are finite and above 0. Numbers
+/// on a device are not checked; kernels read them when they run, so a captured launch reads them again at each replay.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Scales<'a>([Numbers<&'a [f32], DeviceSlice<'a, f32>>; 2]);

@@ -128,7 +128,7 @@ impl<P> Plan<P> {
         }
     }
 
-    /// The same with as many CTAs in clusters as the device can hold, a number for each step.
+    /// Sets the number of CTAs in clusters to what the device can hold, a number for each step.
     pub(crate) fn with_clustered_ctas(self, ctas: &[Option<u32>]) -> Self
     where
         P: Copy,

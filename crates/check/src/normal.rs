@@ -20,7 +20,7 @@ pub(crate) fn fill(values: &mut [f64], uniform: impl FnMut() -> f64) {
     fill_by_any(values, uniform);
 }
 
-/// The same numbers, four in each vector: no multiplication is fused with an addition.
+/// Gives the same numbers as the plain loop, four in each vector: no multiplication is fused with an addition.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn fill_by_four(values: &mut [f64], uniform: impl FnMut() -> f64) {

@@ -35,7 +35,7 @@ pub(crate) fn bars(bars: &[Bar], width: usize) -> String {
     lines
 }
 
-/// The same as an SVG picture: a title, and for each bar a line of text above it. The bars begin at 0.
+/// Draws the bars as an SVG picture: a title, and for each bar a line of text above it. The bars begin at 0.
 pub(crate) fn svg(title: &str, bars: &[Bar]) -> String {
     /// In pixels: the picture, its margin, a bar with its text, and the longest bar.
     const WIDTH: usize = 900;

@@ -29,7 +29,7 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Wrong(String),
 
-    /// What was asked for makes no sense, or can't be done by anything here.
+    /// The request makes no sense, or nothing here can do it.
     #[error("{0}")]
     Input(String),
 

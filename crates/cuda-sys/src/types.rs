@@ -211,7 +211,7 @@ integers! {
         DEVICE = 1,
     }
 
-    /// What a device may do with memory of another one.
+    /// The access of a device to memory of another one.
     CUmemAccessFlags(u32), "CU_MEM_ACCESS_FLAGS_PROT_" {
         READWRITE = 3,
     }

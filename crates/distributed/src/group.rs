@@ -14,7 +14,7 @@ use crate::shards::Shards;
 #[derive(Debug)]
 pub struct Group {
     backends: Vec<Backend>,
-    /// Of each rank on a GPU.
+    /// The streams of each rank on a GPU.
     streams: Vec<Streams>,
 }
 

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 pub enum Sharding {
     /// One chunk a rank, in order. Balanced without a mask.
     Contiguous,
-    /// Of twice as many chunks as ranks, rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Balanced under a causal mask.
+    /// There are twice as many chunks as ranks, and rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Balanced under a
+    /// causal mask.
     Zigzag,
     /// Packed documents, by their row offsets: `documents + 1` numbers from 0. A document of at least 256 rows a rank is dealt in zigzag;
     /// shorter ones stay whole and go, the largest first, to the rank with the least causal work.

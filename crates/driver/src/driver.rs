@@ -92,7 +92,7 @@ impl Driver {
     /// How many devices this process can see; zero is not an error here.
     ///
     /// # Errors
-    /// What `cuDeviceGetCount` reports.
+    /// The error of `cuDeviceGetCount`.
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         // SAFETY: `count` outlives the call.

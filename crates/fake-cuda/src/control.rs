@@ -232,7 +232,7 @@ controls! {
             state.broken = (!symbols.is_empty()).then_some((symbols, CUresult(code)));
         }
     }
-    /// Whether the fault set last has happened.
+    /// Returns 1 if the fault set last has happened, else 0.
     fn raw_fault_happened = fake_fault_happened() -> c_int {
         |state| c_int::from(state.hit.is_some())
     }

@@ -126,7 +126,7 @@ impl Mask {
         }
     }
 
-    /// The same window around another diagonal.
+    /// Moves the window to another diagonal.
     pub const fn diagonal(self, diagonal: Diagonal) -> Self {
         Mask { diagonal, ..self }
     }

@@ -207,7 +207,7 @@ fn a_replay_sees_new_values_and_lengths() -> Result {
     replays(false)
 }
 
-/// The same with a workspace that is not the graph's.
+/// A replay with a workspace that is not the graph's.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_replay_with_a_workspace_of_ones_own() -> Result {

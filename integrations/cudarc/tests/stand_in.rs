@@ -18,7 +18,7 @@ use warptile_cudarc::{Bindings, MergeBindings, Session};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
-/// What the stand-in has seen.
+/// The stand-in library, which tells what it has seen.
 struct StandIn(Library);
 
 impl StandIn {

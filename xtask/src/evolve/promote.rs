@@ -64,7 +64,7 @@ fn rate<'a>(family: &str, genes: &Genes, measured: &'a Measured) -> Result<(f64,
     Ok((tflops, baseline))
 }
 
-/// What the gains of a candidate make of the stored speeds of the GPU relative to the best peer, in lines.
+/// The stored speeds of the GPU relative to the best peer, with the gains of a candidate applied, in lines.
 ///
 /// # Errors
 /// If one of them falls by more than sessions differ by: a gain over all problems may hide a loss on one.

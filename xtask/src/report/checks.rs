@@ -59,7 +59,7 @@ struct Invariance {
 #[derive(Debug, Deserialize)]
 struct Verified {
     family: String,
-    /// Of the longest sequence; cases of an operation other than forward have none.
+    /// The length of the longest sequence; cases of an operation other than forward have none.
     max_len: Option<u64>,
     /// True if keys and values are in pages in all of them.
     #[serde(default)]

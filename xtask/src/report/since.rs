@@ -1,4 +1,4 @@
-//! What was measured with images that have been compiled again since, into other machine code.
+//! Measurements with images that have since been compiled again, into other machine code.
 
 use std::collections::HashSet;
 

@@ -4,7 +4,8 @@ use warptile::half::f16;
 use warptile::spec::{Pairing, Rotary};
 use warptile::{Attention, Backend, KvCache, Layout, Mask, Result, Tensor};
 
-/// What a model would compute with, and the outputs of each layer. All layers have the same queries, keys and values here.
+/// The tensors that a model would compute with, and the outputs of each layer. All layers have the same queries, keys and
+/// values here.
 pub(crate) struct DecodeStep {
     q: Tensor<f16>,
     rotated: Tensor<f16>,
@@ -49,7 +50,7 @@ impl DecodeStep {
         [&mut self.q, &mut self.k, &mut self.v]
     }
 
-    /// What is captured, and what is called.
+    /// The step, which is both captured and called.
     pub(crate) fn run(&mut self, cache: &mut KvCache<f16>) -> Result<()> {
         for (number, (layer, out)) in self.layers.iter().zip(&mut self.out).enumerate() {
             cache

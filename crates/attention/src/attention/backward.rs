@@ -139,7 +139,7 @@ impl Attention {
     /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
     /// [`forward`](Self::forward), which gave `output` with its lse; on a GPU the call returns when the work is submitted.
     ///
-    /// The same arguments give the same bits each time: every sum has one order. `d_out` may have any strides whose last is 1. Rows of a
+    /// Equal arguments give the same bits each time: every sum has one order. `d_out` may have any strides whose last is 1. Rows of a
     /// gradient that no sequence owns are 0.
     ///
     /// ```

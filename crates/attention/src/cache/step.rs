@@ -243,7 +243,7 @@ impl Step {
             .map(|range| &self.numbers[range])
     }
 
-    /// The same on the device; `None` on the CPU.
+    /// The table on the device; `None` on the CPU.
     pub(super) fn on_device(&self) -> Result<Option<[DeviceSlice<'_, i32>; 3]>> {
         let Some(device) = &self.device else {
             return Ok(None);

@@ -165,7 +165,7 @@ impl<'a, T: Element> Block<'a, T> {
         });
     }
 
-    /// What multiplies pairs, if something does, whether the rows are a handful, and their panels.
+    /// The engine that multiplies pairs, if one does, whether the rows are a handful, and their panels.
     fn shape(&self) -> (Option<Engine>, bool, Vec<Panel>) {
         let width = self.isa.width();
         let engine = self.engine();
@@ -344,7 +344,8 @@ impl<'a, T: Element> Block<'a, T> {
         self.task.heads.start / self.call.heads().group_size()
     }
 
-    /// What multiplies pairs, if products are left to it: where the numbers are of its type and fill its blocks.
+    /// The engine that multiplies pairs, if products are left to it: where the numbers are of its type and fill its
+    /// blocks.
     fn engine(&self) -> Option<Engine> {
         let whole = self.call.heads().are_multiples_of(BLOCK);
         (whole && T::TYPE == ElementType::Bf16).then(|| self.isa.engine())?
@@ -514,7 +515,7 @@ impl<'a, T: Element> Block<'a, T> {
         }
     }
 
-    /// The same for a handful of rows, each with a panel of its own.
+    /// Like the step above, for a handful of rows, each with a panel of its own.
     fn few_step(
         &self,
         tile: &Tile<'_, T>,

@@ -1,4 +1,4 @@
-//! What a handful of queries takes of values: see [`few`](crate::cpu::few).
+//! Work on values for a handful of queries: see [`few`](crate::cpu::few).
 
 use crate::cpu::few::QUERIES;
 use crate::cpu::isa::Work;

@@ -12,7 +12,7 @@ pub(super) const MAX_PANEL: usize = 3 * MAX_WIDTH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Isa {
     set: Set,
-    /// What is there for products of pairs of `bf16`.
+    /// The instructions for products of pairs of `bf16`.
     pairs: Pairs,
 }
 
@@ -22,7 +22,7 @@ enum Pairs {
     None,
     /// Of vectors, beside AVX-512.
     Dots,
-    /// Of tile registers.
+    /// The instructions of tile registers.
     #[cfg(warptile_amx)]
     Tiles,
 }

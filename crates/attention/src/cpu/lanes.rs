@@ -47,12 +47,13 @@ pub(super) trait Lanes: Copy {
     unsafe fn round(self) -> (Self, Self);
     /// Adds the bits of both as integers.
     unsafe fn add_bits(self, bits: Self) -> Self;
-    /// Of each lane a pair of `bf16`: this number in the lower half, the other in the upper one. Rounded to the nearest, ties away from
+    /// Packs each lane into a pair of `bf16`: this number in the lower half, the other in the upper one. Rounded to the nearest, ties
+    /// away from
     /// 0. A NaN whose low 16 bits are 0, as of `bf16` inputs and of arithmetic, stays one.
     unsafe fn pair_bf16(self, other: Self) -> Self;
-    /// Of each lane a pair of `f16`, that in the lower half first: the numbers of both.
+    /// Splits the pair of `f16` in each lane into two numbers, the lower half first.
     unsafe fn split_f16(self) -> [Self; 2];
-    /// Of each lane a pair of `bf16`, that in the lower half first: the numbers of both.
+    /// Splits the pair of `bf16` in each lane into two numbers, the lower half first.
     unsafe fn split_bf16(self) -> [Self; 2];
     /// Adds the products of two pairs of `bf16` in each lane: `sum + low low + high high`. Products are exact. Where one instruction does
     /// it, numbers below the normal ones count as 0.

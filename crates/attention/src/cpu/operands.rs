@@ -55,7 +55,7 @@ impl<'a, T: Element> Operands<'a, T> {
 
     /// The elements of an operand that not every call has.
     pub(super) fn get<U: bytemuck::Pod>(&self, operand: Operand) -> Option<&'a [U]> {
-        // What could fail was tried before.
+        // Every step that could fail was tried before.
         self.inputs.elements(operand).ok().flatten()
     }
 }

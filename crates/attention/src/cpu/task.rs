@@ -65,7 +65,7 @@ impl Task {
         }
     }
 
-    /// The same task in this many pieces at most, as even as whole parts allow.
+    /// Splits the task into this many pieces at most, as even as whole parts allow.
     pub(super) fn split(&self, mask: Mask, pieces: usize) -> Vec<Task> {
         let keys = self.keys(mask);
         let parts = keys.start / PART..keys.end.div_ceil(PART);

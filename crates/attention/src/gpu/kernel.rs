@@ -187,7 +187,7 @@ enum Order {
 }
 
 impl Order {
-    /// Of a launch with this many CTAs.
+    /// The order of a launch with this many CTAs.
     ///
     /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be
     /// free, and stay there while others have none. So if there are as many multiprocessors as CTAs, each has room

@@ -67,7 +67,7 @@ pub struct CacheWrite<'a, T: Element> {
 #[derive(Debug)]
 pub struct CacheTensors<'a, T: Element> {
     memory: Memory<'a>,
-    /// What its bytes mean, unless they are elements `T`.
+    /// The meaning of the bytes, unless they are elements `T`.
     quantized: Option<ScaledBy<'a>>,
     element: PhantomData<T>,
 }

@@ -213,7 +213,8 @@ mod tests {
         }
     }
 
-    /// Of a kernel's images the estimate decides, if the table of rates knows them all; a variant that it doesn't know is not taken.
+    /// The estimate decides among a kernel's images, if the table of rates knows them all; a variant that it doesn't know is not
+    /// taken.
     #[test]
     fn a_variant_is_chosen_by_its_rates() {
         let h200 = DeviceProfile::h200();

@@ -402,7 +402,7 @@ fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) ->
     }
 }
 
-/// What batches may have, regardless of the options.
+/// The features that batches may have, regardless of the options.
 const OF_ANY_BATCH: Features = Features::PACKED
     .union(Features::DEVICE_LENGTHS)
     .union(Features::PAGED)

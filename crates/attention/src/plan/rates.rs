@@ -258,7 +258,7 @@ impl Rates {
         self.estimate_at(speed, problem, image, device, ctas_per_multiprocessor)
     }
 
-    /// The same for a kernel of another speed.
+    /// The estimate for a kernel of another speed.
     fn estimate_at(
         &self,
         speed: Speed,
@@ -325,7 +325,7 @@ impl Rates {
         };
         let reading = match (whole_tiles, reads_once(problem, image)) {
             (Some(reading), _) => reading,
-            // What comes after a CTA's last key does not run under reading.
+            // The work after a CTA's last key does not overlap with reading.
             (None, Some(of_bandwidth)) => {
                 let ends = rest_keys(image, tiles.ceil() as u64, resident, splits, 0.0);
                 self.reading_us(problem, of_bandwidth) + ends / block_n * block_us
@@ -395,8 +395,8 @@ fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
 }
 
 impl Rates {
-    /// What kernels whose CTAs have tiles of their own take to read all keys and values once, at a share of the
-    /// memory's speed. Most were made to compute, and get about 0.7 of it (an estimate).
+    /// The time that kernels whose CTAs have tiles of their own take to read all keys and values once, at a share of
+    /// the memory's speed. Most were made to compute, and get about 0.7 of it (an estimate).
     fn reading_us(&self, problem: &Problem, of_bandwidth: f64) -> f64 {
         let (query_len, key_len) = problem.typical_lengths();
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
@@ -596,7 +596,7 @@ mod tests {
         }
     }
 
-    /// Of a GPU that was not measured every choice is by modelled rates, and no kernel without rates is chosen.
+    /// On a GPU that was not measured every choice is by modelled rates, and no kernel without rates is chosen.
     #[test]
     fn choices_for_other_gpus_are_marked_as_modelled() {
         use crate::plan::{Choice, Planner};

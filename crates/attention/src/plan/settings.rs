@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// What of a launch is not as the planner has it: its schedule. The results are the same, except for the order of sums in
-/// [`ranges`](Settings::ranges). Values that a launch can't have become the nearest that it can.
+/// The launch setting that overrides the planner's: the schedule. The results are the same, except for the order of sums
+/// in [`ranges`](Settings::ranges). Values that a launch can't have become the nearest that it can.
 ///
 /// Prints and parses as words, such as `at-once=4 ranges=2 ctas=1`; `at-once=all` is [`u32::MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -1,4 +1,4 @@
-//! Whether the keys of the last tiles are split, of those that do not fill all CTAs, and what that is expected to cost.
+//! The splitting of the keys of the last tiles, those that do not fill all CTAs, and its expected cost.
 
 use warptile_kernels::abi::QUERY_BOX_ROWS;
 use warptile_kernels::{Features, Image, Schedule};

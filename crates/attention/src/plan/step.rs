@@ -402,7 +402,8 @@ fn tiles_of_queries(
 
 #[cfg(test)]
 impl Step {
-    /// Of an image on this many multiprocessors, each with one CTA, as the planner does without measurements.
+    /// The capacity of an image on this many multiprocessors, each with one CTA, as the planner does without
+    /// measurements.
     pub(super) fn of(image: &'static Image, multiprocessors: u32) -> Step {
         Step {
             role: image.role,

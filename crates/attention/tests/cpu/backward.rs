@@ -73,7 +73,7 @@ fn loss(backward: &BackwardCase<f32>, inputs: &Inputs<f32>) -> f64 {
     let forward = reference(call, &of_call.host()).unwrap();
     let sum = |values: &[f64], gradient: &[f32]| -> f64 {
         let terms = values.iter().zip(gradient);
-        // Of rows that see no key the lse is constant, and of rows of no sequence the gradient is NaN.
+        // Rows that see no key have a constant lse, and rows of no sequence have NaN gradients.
         { terms.map(|(x, y)| x * f64::from(*y)) }
             .filter(|term| term.is_finite())
             .sum()

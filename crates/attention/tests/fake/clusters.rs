@@ -24,8 +24,8 @@ fn call(seed: u64) -> Call {
     text.parse::<Case>().unwrap().call()
 }
 
-/// Whether the problem of a seed has a launch in clusters of 8, alone and in a graph, on a device that holds this many clusters; `None`
-/// where the planner chooses another kernel.
+/// Finds out if the problem of a seed has a launch in clusters of 8, alone and in a graph, on a device that holds this many clusters;
+/// `None` where the planner chooses another kernel.
 fn launches_in_clusters(seed: u64, clusters: u32) -> Option<Result<(), String>> {
     let fake = FakeDriver::open();
     fake.set_clusters(clusters);

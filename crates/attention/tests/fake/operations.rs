@@ -1,4 +1,4 @@
-//! What the tests of operations other than forward share.
+//! Code that the tests of operations other than forward share.
 
 use bytemuck::AnyBitPattern;
 use warptile::gpu::Gpu;

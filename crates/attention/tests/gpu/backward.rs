@@ -179,7 +179,7 @@ fn named_bugs() {
     verify_all(all.collect::<Vec<_>>());
 }
 
-/// The same bits on repetition, each time over what the last launches left in the workspace.
+/// Repetitions give the same bits, each time over what the last launches left in the workspace.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn gradients_repeat_bit_for_bit() {

@@ -75,7 +75,7 @@ fn a_sink_of_minus_infinity_is_none() {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// What a large scale and small queries and keys make is what others make.
+/// A large scale with small queries and keys gives the same result as other scales.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_largest_scale_is_right() {

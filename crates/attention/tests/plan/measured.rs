@@ -82,7 +82,7 @@ fn assert_choices_near_fastest(
     }
 }
 
-/// Of all kernels, on the problems on which all were timed.
+/// Compares all kernels, on the problems on which all were timed.
 #[test]
 fn the_choice_is_within_a_tenth_of_the_fastest_kernel_measured() {
     assert_choices_near_fastest("kernels.json", 3, |row, plan| {
@@ -90,7 +90,7 @@ fn the_choice_is_within_a_tenth_of_the_fastest_kernel_measured() {
     });
 }
 
-/// Of all families, on every problem of benches/peers/shapes.txt.
+/// Compares all families, on every problem of benches/peers/shapes.txt.
 #[test]
 fn the_choice_is_of_a_family_within_a_tenth_of_the_fastest_measured() {
     assert_choices_near_fastest("families.json", 41, |row, plan| {
@@ -98,8 +98,8 @@ fn the_choice_is_of_a_family_within_a_tenth_of_the_fastest_measured() {
     });
 }
 
-/// Of all kernels, on every problem that `warptile tune` was asked about, decoding included: its first times list
-/// those within a tenth of the fastest, and its trials, which are in turn, keep or choose one.
+/// Compares all kernels, on every problem that `warptile tune` was asked about, decoding included: its first times
+/// list those within a tenth of the fastest, and its trials, which are in turn, keep or choose one.
 #[test]
 fn the_choice_is_among_those_that_tuning_found_near_the_fastest() {
     for (device, record) in records("tune.json") {
@@ -174,7 +174,8 @@ fn what_trials_chose_is_chosen() {
     }
 }
 
-/// Of decode: tiles of many rows are for many rows. Where they have few, those of 16 rows were measured to be faster.
+/// For `decode`, tiles of many rows are for many rows. Where they have few, those of 16 rows were measured to be
+/// faster.
 #[test]
 fn few_rows_get_small_tiles() {
     for (problem, rows) in [

@@ -86,7 +86,7 @@ impl<T: Element> Computation<'_, T> {
         self.attend_by_any(sequence, position, head, row);
     }
 
-    /// The same numbers, four in each vector: no multiplication is fused with an addition.
+    /// Gives the same numbers as the plain loop, four in each vector: no multiplication is fused with an addition.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn attend_by_four(&self, sequence: &Sequence, position: usize, head: usize, row: Row<'_>) {

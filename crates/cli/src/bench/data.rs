@@ -153,7 +153,7 @@ impl<T: Element> Data<T> {
 }
 
 impl<T: Pod> Pair<T> {
-    /// Of what follows in the piece after `skips`.
+    /// Takes the elements of the piece after `skips`.
     fn new(piece: &Arc<[T]>, [k, v]: [&Layout; 2], [k_skip, v_skip]: [usize; 2]) -> Self {
         let mut values = Repeated::new(piece, v, v_skip);
         match values_behind_keys(k, v) {

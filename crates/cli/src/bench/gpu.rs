@@ -25,8 +25,8 @@ const READ_BYTES: usize = 512 << 20;
 const READING_SETS: RangeInclusive<usize> = 2..=256;
 const PART_OF_MEMORY: usize = 4;
 
-/// What the launches of a graph read there, about 2 ms on an H200: what surrounds them takes 2 to 3.5 us of a replay, by measurement
-/// (docs/notebook/decode.md), which is not to show in the time of one. More launches than this say nothing more.
+/// The bytes that the launches of a graph read there, about 2 ms on an H200: what surrounds them takes 2 to 3.5 us of a replay, by
+/// measurement (docs/notebook/decode.md), which is not to show in the time of one. More launches than this say nothing more.
 const REPLAYED_BYTES: usize = 8 << 30;
 const MOST_LAUNCHES: usize = 256;
 
@@ -195,7 +195,7 @@ pub(super) struct Rotation<'a, T: Element> {
 /// A plan's launches on these, to be replayed.
 pub(crate) struct Replay {
     graph: Graph,
-    /// What the captured launches read lives as long as they do.
+    /// The memory that the captured launches read lives as long as they do.
     launch: Launch,
 }
 
@@ -206,7 +206,7 @@ impl Replay {
     }
 }
 
-/// What can be timed, regardless of the element type.
+/// A computation that can be timed, regardless of the element type.
 pub(crate) trait Bench {
     /// Launches of a graph that tells how long one takes.
     fn launches(&self) -> usize;

@@ -62,7 +62,7 @@ pub(crate) struct Row {
     /// Versions of the peers of the session by what they are of, `torch` or a peer; in their rows.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) versions: BTreeMap<String, String>,
-    /// What was measured, in files that say it once for all rows.
+    /// The measured commit, in files that state it once for all rows.
     #[serde(skip)]
     pub(crate) commit: Option<String>,
 }

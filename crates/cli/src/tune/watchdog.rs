@@ -150,7 +150,7 @@ struct Watched<'a> {
     problem: &'a str,
 }
 
-/// What is under way until this is dropped.
+/// A step that is under way until this is dropped.
 struct Step;
 
 impl Step {

@@ -569,7 +569,7 @@ mod tests {
         }
     }
 
-    /// What is judged when launch number `wrong`, from 1, differs in one bit, and how many launches there were.
+    /// The verdict when launch number `wrong`, from 1, differs in one bit, and how many launches there were.
     fn judged(wrong: u32, repeat: Option<Repeat>) -> (Result<Errors, String>, u32) {
         let runs = Runs {
             once: false,

@@ -25,7 +25,7 @@ type Slot = Arc<Mutex<Option<Arc<dyn Any + Send + Sync>>>>;
 pub(crate) struct KnownProblems(Mutex<VecDeque<(Case, Slot)>>);
 
 impl KnownProblems {
-    /// What was made of the problem before, or what `make` makes now.
+    /// The value made for the problem before, or the one that `make` makes now.
     pub(super) fn of<T: Element>(
         &self,
         case: &Case,

@@ -18,8 +18,8 @@ use crate::machine;
 use crate::progress;
 use crate::text;
 
-/// What the CPU computes in place of an image's tile: neither number is a multiple of one of its vectors, and the keys are more than
-/// the elements of a head.
+/// The tile that the CPU computes in place of an image's: neither number is a multiple of one of its vectors, and the keys are more
+/// than the elements of a head.
 const CPU_TILE: (usize, usize, usize) = (52, 76, 64);
 
 /// A tile that was computed, or could not be.

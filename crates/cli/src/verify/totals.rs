@@ -125,7 +125,7 @@ impl Totals {
         }
     }
 
-    /// What there is was added after so long.
+    /// Records that the present totals were added after this time.
     pub(super) fn after(&mut self, time: Duration) {
         self.seconds = time.as_secs_f64();
         self.problems_per_second = self.count as f64 / self.seconds.max(f64::MIN_POSITIVE);

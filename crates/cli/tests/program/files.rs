@@ -324,7 +324,7 @@ fn generated_results_are_what_run_expects() {
     );
 }
 
-/// What cannot be written is named as the user wrote it, wherever the writing ends.
+/// A file that cannot be written is named as the user wrote it, wherever the writing ends.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_file_that_cannot_be_written_is_named_and_no_other() {

@@ -30,7 +30,7 @@ macro_rules! on_a_gpu {
 }
 work::all_work!(on_a_gpu);
 
-/// What goes wrong once in many times, as a write to memory that is somebody else's by then.
+/// Finds errors that happen once in many times, such as a write to memory that is somebody else's by then.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn everything_works_at_once_and_many_times() {

@@ -28,7 +28,7 @@ impl Timed {
     }
 }
 
-/// Of fewer problems than this the end of a tile can't be told from the speed.
+/// With fewer problems than this the end of a tile can't be told from the speed.
 const LEAST_PROBLEMS: usize = 3;
 
 /// Up to which end of a tile is looked for, in blocks of keys.

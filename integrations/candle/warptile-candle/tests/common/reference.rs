@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
-/// What stands between a dot product and a weight.
+/// The options between a dot product and a weight.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
     pub(crate) scale: f32,

@@ -279,7 +279,7 @@ fn keys_in_pages() {
     );
 }
 
-/// What has to be differentiated and cannot be says so.
+/// A missing derivative is an error.
 #[test]
 fn gradients_that_there_are_not_are_refused() {
     let var = |dims: &[usize]| candle_core::Var::from_tensor(&tensor(dims, DType::F32)).unwrap();
