@@ -31,7 +31,7 @@ pub fn violations(instance: &Instance, facts: &Facts) -> Vec<String> {
     );
     let (stores, loads, stack) = (log.spill_store_bytes, log.spill_load_bytes, log.stack_bytes);
     if expected.may_spill {
-        // Asserts need registers, and nobody times them.
+        // Asserts need registers, and are never timed.
     } else if stores > 0 || loads > 0 {
         found.push(format!(
             "{stores} bytes of spill stores, {loads} bytes of spill loads: use fewer registers or fewer warps"

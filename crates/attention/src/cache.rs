@@ -146,7 +146,7 @@ impl<T: Element> KvCacheBuilder<T> {
         self
     }
 
-    /// Head size of the values, where it is a different one than that of the keys: 128 beside 192, for example.
+    /// Head size of the values, if it differs from that of the keys: 128 with 192, for example.
     ///
     /// ```
     /// use warptile::{Attention, Backend, KvCache};

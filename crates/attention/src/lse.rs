@@ -55,7 +55,7 @@ impl Lse {
         })
     }
 
-    /// An lse of which every value is about to be written.
+    /// An uninitialized lse; every value is about to be written.
     pub(crate) fn uninit(backend: &Backend, shape: [usize; 4]) -> Result<Self> {
         Self::new(backend, shape, |len| uninit(backend, "lse", len))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Values by key, of which those used last are kept.
+/// Values by key; the most recently used are kept.
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
     /// The least recently used first.

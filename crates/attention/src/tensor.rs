@@ -60,7 +60,7 @@ impl<T: Pod> Tensor<T> {
         Ok(Self::from_storage(backend.clone(), layout, storage))
     }
 
-    /// A tensor of which every row is about to be written.
+    /// An uninitialized tensor; every row is about to be written.
     pub(crate) fn uninit(
         backend: &Backend,
         argument: &'static str,

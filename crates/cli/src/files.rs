@@ -62,7 +62,7 @@ pub(crate) struct Tensors {
     packed: Vec<Packed>,
 }
 
-/// An `.npz` file of which only the headers were read.
+/// An `.npz` file; only its headers were read.
 struct Packed {
     path: PathBuf,
     archive: npy::Archive,

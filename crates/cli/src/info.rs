@@ -58,7 +58,7 @@ const SAMPLES: [(ElementType, usize, Mask); 6] = [
 struct Info {
     /// The CUDA version of the driver; `null` without a driver.
     driver: Option<String>,
-    /// Why there is no driver.
+    /// The reason why no driver was found.
     driver_error: Option<String>,
     /// The file the driver was loaded from.
     library: Option<String>,

@@ -24,7 +24,7 @@ pub(crate) fn problems(count: u64) -> ProgressBar {
             .with_key(
                 "left",
                 |state: &ProgressState, text: &mut dyn std::fmt::Write| {
-                    // Before the first is done, nobody knows.
+                    // Before the first is done, this is unknown.
                     if state.pos() > 0 {
                         let _ = write!(text, "{:#} left", HumanDuration(state.eta()));
                     }

@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     pub(crate) choice: Choice,
 }
 
-/// The numbers of a call that are no tensors.
+/// The numbers of a call that are not tensors.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Numbers {
     /// Numbers of options, and scales.

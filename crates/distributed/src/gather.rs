@@ -89,7 +89,7 @@ impl Rank<'_> {
         Ok(out)
     }
 
-    /// Memory of which every row is about to be written.
+    /// Uninitialized memory; every row is about to be written.
     fn output<T: Element>(&self, layout: Layout) -> warptile::Result<Tensor<T>> {
         let backend = &self.shards.group().backends()[self.rank];
         match backend.gpu() {

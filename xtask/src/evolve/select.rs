@@ -345,7 +345,7 @@ mod tests {
         let found = verdicts(&results).unwrap();
         let wrong = &found["skips work"];
         assert!(wrong.state == State::Wrong && wrong.why.contains("NaN"));
-        // Too few problems are no check.
+        // Too few problems would check nothing.
         assert_eq!(found.get("unchecked"), None);
         results.checks.clear();
         assert_eq!(verdicts(&results).unwrap(), BTreeMap::new());

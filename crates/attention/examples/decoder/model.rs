@@ -1,4 +1,4 @@
-//! The decoder but for its attention: plain loops in float64.
+//! The decoder without its attention: plain loops in float64.
 
 use warptile::{Mask, Result};
 

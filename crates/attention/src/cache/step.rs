@@ -10,7 +10,7 @@ use crate::cache::pool::{Pool, SequenceId};
 use crate::error::Result;
 use crate::spec::{Invalid, Layout};
 
-/// The entry of a table where there is no page: what is written there goes nowhere.
+/// The entry of a table for a missing page: rows written there are dropped.
 const NO_PAGE: i32 = -1;
 
 #[derive(Debug)]

@@ -123,7 +123,7 @@ impl Isa {
                     // SAFETY: compiled for, and called on, machines that have them.
                     unsafe { work.run::<Avx2, 6, 2>() }
                 }
-                // SAFETY: the machine has the features: there is no other way to make this value.
+                // SAFETY: the machine has the features: this value can only be made if it has.
                 unsafe { with_avx2(work) }
             }
             #[cfg(all(target_arch = "x86_64", warptile_avx512))]
@@ -133,7 +133,7 @@ impl Isa {
                     // SAFETY: compiled for, and called on, machines that have it.
                     unsafe { work.run::<Avx512, 8, 3>() }
                 }
-                // SAFETY: the machine has the feature: there is no other way to make this value.
+                // SAFETY: the machine has the feature: this value can only be made if it has.
                 unsafe { with_avx512(work) }
             }
         }
@@ -149,7 +149,7 @@ impl Isa {
                     // SAFETY: compiled for, and called on, machines that have them.
                     unsafe { work.run::<Avx512, 8, 3>() }
                 }
-                // SAFETY: the machine has the features: there is no other way to make this value.
+                // SAFETY: the machine has the features: this value can only be made if it has.
                 unsafe { with_dots(work) }
             }
             // Elsewhere only tests come here: with what all have in place of AVX-512 alone.

@@ -20,7 +20,7 @@ struct Workspace<const SHARED_KEYS: bool> {
 }
 
 impl<const SHARED_KEYS: bool> Workspace<SHARED_KEYS> {
-    /// One of at least this many bytes.
+    /// A workspace of at least this many bytes.
     fn of(stream: &Stream, capture: Option<CaptureId>, bytes: usize) -> Result<DevicePointer> {
         // The stream or the capture keeps it.
         let make = || Ok::<_, crate::error::Error>(Self::default());

@@ -247,7 +247,7 @@ impl<T: Element> Compositions<T> {
         for part in &parts {
             let row = &cache.table[part.sequence * cache.columns..][..columns];
             let pages = row.iter().enumerate();
-            // What lies past a sequence's end is no page.
+            // Entries past a sequence's end are not pages.
             table.extend(pages.map(|(column, &page)| match column < needed(part) {
                 true => page,
                 false => -1,

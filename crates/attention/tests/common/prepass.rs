@@ -23,7 +23,7 @@ pub(crate) trait Prepasses<T> {
     fn prepass(&mut self, case: &PrepassCase<T>, results: &mut [Vec<f32>; 2]);
 }
 
-/// Numbers behind the results, which nobody may touch.
+/// Numbers after the results, which must stay unchanged.
 const BEHIND: usize = 7;
 const MARK: f32 = -77.0;
 

@@ -141,7 +141,7 @@ impl Pair {
         }
     }
 
-    /// Leaves NaN in pages that nobody has.
+    /// Leaves NaN in pages without an owner.
     fn poison(&mut self) {
         let rows = (self.free_pages() * self.shape.page_rows).min(self.shape.longest);
         let id = self.cache.allocate();

@@ -340,7 +340,7 @@ fn a_captured_write_follows_the_steps() {
             check_numbers(&cache, &block, &[(ids[0], replay), (ids[1], replay)]);
         }
 
-        // A step is no part of a graph.
+        // A step is not part of a graph.
         let free = cache.free_pages();
         let lens = ids.map(|id| cache.len(id).unwrap());
         let error = Graph::capture::<Error>(&stream, |_| cache.step(&[(ids[0], 17)])).unwrap_err();

@@ -155,7 +155,7 @@ fn named_bugs() {
         "b1 q640 k640 h8/2 d64 bf16 mask=window,64,0",
         "b1 q640 k300 h8/2 d64 bf16 mask=window,3,0 diagonal=top-left",
         "b1 q300 k640 h8/2 d64 bf16 mask=causal diagonal=top-left",
-        // Head sizes of values beside others of keys.
+        // Head sizes of values that differ from those of keys.
         "b1 q200 k200 h8/2 d128/96 bf16",
         "b1 q200 k200 h8/2 d128/40 f16 mask=causal",
         "b1 q200 k200 h8/2 d128/8 bf16",

@@ -92,7 +92,7 @@ fn many_whole_tiles_of_one_length_are_drawn() {
         "b40 q1 k4096 h32/8 d128 bf16",
         "b16 q1 k8192 h32/8 d128 bf16",
         "b64 q1 k1024 h32/8 d128 bf16",
-        // Lengths that nobody knows, and bits that must not depend on the batch.
+        // Lengths that the host does not know, and bits that must not depend on the batch.
         "b64 q1 k4096 h32/8 d128 bf16 lengths=ragged",
         "b64 q1 k4096 h32/8 d128 bf16 pages=64",
         "b64 q1 k4096 h32/8 d128 bf16 splits=512",

@@ -107,7 +107,7 @@ fn an_image_from_a_folder_runs_if_it_is_named_and_only_then() {
     }
     let text = told(2, &["plan", PROBLEM, "--kernel", IMAGE, "--gpu", "a100"]);
     assert!(text.contains("no kernel takes"), "{text}");
-    // Without the folder nobody knows the name.
+    // Without the folder the name is unknown.
     let mut command = warptile();
     command.env("WARPTILE_LIBCUDA", fake.path());
     command.args(["plan", PROBLEM, "--kernel", KERNEL]);
