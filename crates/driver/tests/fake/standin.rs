@@ -11,7 +11,7 @@ use warptile_driver::{Context, DeviceBuffer, DriverError, Event, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
 use crate::foreign::{Foreign, MODES};
-use crate::{driver, increment, launch, open};
+use crate::{driver, increment, launch, open, open_two};
 
 /// Status and id of the capture that a stream is in.
 fn info(api: &DriverApi, stream: CUstream) -> (CUresult, CUstreamCaptureStatus, u64) {
@@ -217,6 +217,22 @@ fn memory_of_another_device_needs_peer_access() {
     let error = streams[1].synchronize().unwrap_err();
     assert_eq!(error.code(), Some(CUresult::ERROR_ILLEGAL_ADDRESS));
     assert!(fake.violations()[0].contains("another device"));
+}
+
+#[test]
+fn peer_access_opens_the_pool() {
+    for opened in [true, false] {
+        let (fake, contexts, streams) = open_two();
+        let kernel = increment(&contexts[0]).unwrap();
+        let theirs = DeviceBuffer::<u32>::zeroed(&streams[1], 8).unwrap();
+        streams[1].synchronize().unwrap();
+        if opened {
+            contexts[0].enable_peer_access(&contexts[1]).unwrap();
+        }
+        launch(&kernel, &streams[0], &theirs).unwrap();
+        assert_eq!(streams[0].synchronize().is_ok(), opened);
+        assert_eq!(fake.violations().is_empty(), opened);
+    }
 }
 
 #[test]
