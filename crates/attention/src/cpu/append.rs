@@ -6,6 +6,7 @@ use bytemuck::Pod;
 use warptile_kernels::Operand;
 
 use crate::cpu::SharedMut;
+use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{Append, Element, ElementType, HostInputs, HostOutputs, Invalid, host, scale_of};
@@ -13,7 +14,8 @@ use crate::spec::{Append, Element, ElementType, HostInputs, HostOutputs, Invalid
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
 ///
 /// # Errors
-/// Memory that is not that of the description, and numbers that are in device memory.
+/// Memory that is not that of the description, and numbers that are in device memory. [`Error::Stopped`](crate::Error::Stopped) if the
+/// caller's [`Stop`] was requested.
 pub fn append_cpu(
     append: &Append,
     inputs: &HostInputs<'_>,
@@ -97,7 +99,7 @@ fn write<T: Element, C: Pod + Send>(
             {
                 *failed = Err(error);
             }
-        });
+        })?;
         failed.into_inner().unwrap_or(Ok(()))?;
     }
     let rotate = |index: usize, row: &mut [T]| {
@@ -108,9 +110,11 @@ fn write<T: Element, C: Pod + Send>(
 
     // A head at a time, because rows of different heads never meet, while two rows may go to one slot.
     let (query_heads, kv_heads) = (append.heads().query, append.heads().key_value);
+    let stop = Stop::current();
     in_parallel(query_heads + 2 * kv_heads, |head| {
         let mut rotated = Vec::new();
-        for (index, token) in tokens.iter().enumerate() {
+        let tokens = tokens.iter().take_while(|_| !stop.is_requested());
+        for (index, token) in tokens.enumerate() {
             if head < query_heads {
                 let (Some(layout), Some(out)) = (append.layout(Operand::Q), &q_out) else {
                     continue;
@@ -153,8 +157,7 @@ fn write<T: Element, C: Pod + Send>(
                 *to = stored(x, Place { is_key, head });
             }
         }
-    });
-    Ok(())
+    })
 }
 
 /// One new row.

@@ -13,7 +13,6 @@ use crate::cpu::lanes::{Lanes, MAX_WIDTH};
 use crate::cpu::operands::{KeyViews, Operands};
 use crate::cpu::prepass::rows_into;
 use crate::cpu::products::add_product;
-use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{
@@ -34,7 +33,7 @@ const BLOCK_N: usize = 64;
 ///
 /// # Errors
 /// Memory that is not that of the description; lengths that are on a device. [`Error::Stopped`](crate::Error::Stopped) if the caller's
-/// [`Stop`] was requested.
+/// [`Stop`](crate::cpu::Stop) was requested.
 pub fn backward_cpu(
     backward: &Backward,
     inputs: &HostInputs<'_>,
@@ -69,7 +68,7 @@ fn typed<T: Element, G: Element>(
         floats(Operand::Lse)?.unwrap_or_default(),
         floats(Operand::DLse)?,
         [&mut delta, &mut scaled_lse],
-    );
+    )?;
     let operands = Operands::<T>::new(call, inputs)?;
     let KeyViews::Same([k, v]) = operands.keys else {
         // No backward pass has quantized keys.
@@ -100,7 +99,6 @@ fn typed<T: Element, G: Element>(
         taken(Operand::DK)?,
         taken(Operand::DV)?,
     );
-    let stop = Stop::current();
     let blocks = |rows: usize, heads: usize, block: usize| {
         let of_head = rows.div_ceil(block);
         (of_head, call.batch() * heads * of_head)
@@ -114,7 +112,7 @@ fn typed<T: Element, G: Element>(
             );
             let sequence = call.sequence(batch);
             let first = index % of_head * BLOCK_M;
-            if first < sequence.q_len && !stop.is_requested() {
+            if first < sequence.q_len {
                 let sums = pass.of_queries(&sequence, head, first);
                 let rows = BLOCK_M.min(sequence.q_len - first);
                 // SAFETY: the rows of this block are those of this task alone.
@@ -126,7 +124,7 @@ fn typed<T: Element, G: Element>(
                     );
                 }
             }
-        });
+        })?;
     }
     let (of_head, count) = blocks(call.key_len(), call.heads().key_value, BLOCK_N);
     if dk.is_some() || dv.is_some() {
@@ -135,7 +133,7 @@ fn typed<T: Element, G: Element>(
             let (batch, head) = (index / of_head / heads, index / of_head % heads);
             let sequence = call.sequence(batch);
             let first = index % of_head * BLOCK_N;
-            if first < sequence.k_len && !stop.is_requested() {
+            if first < sequence.k_len {
                 let sums = pass.of_keys(&sequence, head, first);
                 let rows = BLOCK_N.min(sequence.k_len - first);
                 for (to, sums) in [&dk, &dv].into_iter().zip(&sums) {
@@ -146,9 +144,8 @@ fn typed<T: Element, G: Element>(
                     }
                 }
             }
-        });
+        })?;
     }
-    stop.check()?;
     if let Some(d_sinks) = outputs.take::<f32>(Operand::DSinks)? {
         let sinks = floats(Operand::Sinks)?.unwrap_or_default();
         for (head, (gradient, sink)) in d_sinks.iter_mut().zip(sinks).enumerate() {

@@ -13,7 +13,8 @@ use crate::spec::{
 /// [`Invalid::Count`](crate::spec::Invalid::Count),
 /// [`Invalid::ElementMismatch`](crate::spec::Invalid::ElementMismatch),
 /// [`Invalid::BufferTooSmall`](crate::spec::Invalid::BufferTooSmall) or
-/// [`Invalid::Presence`](crate::spec::Invalid::Presence) if the slices are not those of the description.
+/// [`Invalid::Presence`](crate::spec::Invalid::Presence) if the slices are not those of the description;
+/// [`Error::Stopped`](crate::Error::Stopped) if the caller's [`Stop`](crate::cpu::Stop) was requested.
 pub fn merge_cpu<T: Element>(
     merge: &Merge,
     parts: &[(&[T], &[f32])],
@@ -70,8 +71,7 @@ pub fn merge_cpu<T: Element>(
                 to[0] = merged;
             }
         }
-    });
-    Ok(())
+    })
 }
 
 /// Merges the results of one row that saw keys, into zeros. Returns the lse.

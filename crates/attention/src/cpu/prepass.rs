@@ -12,7 +12,8 @@ use crate::spec::{Element, ElementType, HostInputs, HostOutputs, Layout, Prepass
 /// Computes a pre-pass on the CPU. See [`Prepass`] for the rules.
 ///
 /// # Errors
-/// Memory that is not that of the description.
+/// Memory that is not that of the description; [`Error::Stopped`](crate::Error::Stopped) if the caller's [`Stop`](crate::cpu::Stop) was
+/// requested.
 pub fn prepass_cpu(
     prepass: &Prepass,
     inputs: &HostInputs<'_>,
@@ -43,8 +44,7 @@ fn typed<T: Element>(
         lse,
         inputs.elements::<f32>(Operand::DLse)?,
         results,
-    );
-    Ok(())
+    )
 }
 
 /// The numbers of query rows, from the output and its gradient.
@@ -54,7 +54,7 @@ pub(super) fn rows_into<T: Element>(
     lse: &[f32],
     d_lse: Option<&[f32]>,
     [delta, scaled_lse]: [&mut [f32]; 2],
-) {
+) -> Result<()> {
     delta.fill(0.0);
     scaled_lse.fill(f32::INFINITY);
     let (delta, scaled_lse) = (SharedMut::new(delta), SharedMut::new(scaled_lse));
@@ -84,5 +84,5 @@ pub(super) fn rows_into<T: Element>(
                 delta[row] -= d_lse.map_or(0.0, |d_lse| d_lse[at]);
             }
         }
-    });
+    })
 }

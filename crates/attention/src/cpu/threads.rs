@@ -9,16 +9,25 @@ use rayon::ThreadPoolBuilder;
 use places::Places;
 use visits::Pool;
 
+use super::stop::Stop;
+use crate::error::Result;
+
 mod visits;
 
 /// Calls `work` for each number below `count`, on the threads that [`forward_cpu`](super::forward_cpu) would take.
-pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync) {
-    let threads = Threads::for_caller();
+///
+/// # Errors
+/// [`Error::Stopped`](crate::Error::Stopped) if the caller's [`Stop`] was requested; the remaining numbers are left out then.
+pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync) -> Result<()> {
+    let (threads, stop) = (Threads::for_caller(), Stop::current());
     // Some at a time: to draw a number takes about as long as a short row.
     let run = (count / (16 * threads.count())).max(1);
     threads.in_turn(count.div_ceil(run), |index| {
-        (index * run..count.min((index + 1) * run)).for_each(&work);
+        (index * run..count.min((index + 1) * run))
+            .take_while(|_| !stop.is_requested())
+            .for_each(&work);
     });
+    stop.check()
 }
 
 /// Who computes.
@@ -235,7 +244,7 @@ mod tests {
             let in_pool = || numbers(&Threads::Callers, count);
             assert_eq!(own.threads.install(in_pool), all);
             let seen = Mutex::new(Vec::new());
-            in_parallel(count, |index| seen.lock().unwrap().push(index));
+            in_parallel(count, |index| seen.lock().unwrap().push(index)).unwrap();
             let mut seen = seen.into_inner().unwrap();
             seen.sort_unstable();
             assert_eq!(seen, all);
@@ -265,7 +274,7 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
         let panics = || in_parallel(64, |index| assert_ne!(index, 40));
         assert!(catch_unwind(panics).is_err());
-        in_parallel(64, |_| ());
+        in_parallel(64, |_| ()).unwrap();
     }
 
     #[test]
