@@ -1,5 +1,5 @@
-//! Measured speed, as plots: for each setting one picture of small plots, head sizes across and masks down, of every
-//! contestant's speed relative to the best peer against length.
+//! Measured speed, as plots: for each setting one picture of small plots, masks across and head sizes down, of every
+//! contestant's speed relative to the best peer against length. A phone shows a picture at three fifths of its size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,16 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::bench::BenchRow;
 use warptile_spec::Heads;
 
-/// Columns and rows of one small plot in pixels, and of the strip above them with title and legend.
+/// Width and height of one small plot in pixels.
 const PANEL: (u32, u32) = (300, 220);
-const STRIP: u32 = 64;
+
+/// Heights of the title's two lines and of a line of the legend.
+const TITLE: u32 = 62;
+const LEGEND: u32 = 26;
+
+/// Sizes of fonts, of which a picture has four fifths in pixels.
+const LARGE: u32 = 23;
+const SMALL: u32 = 21;
 
 /// A contestant's name in rows and in the legend, and its colour, which is the same in every plot. Distinguishable on white,
 /// also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow, and
@@ -72,17 +79,21 @@ struct Setting {
 }
 
 impl Setting {
-    fn title(&self) -> String {
+    /// The title and what it is about.
+    fn title(&self) -> [String; 2] {
         let method = match self.method.as_str() {
             "graph" => "GPU time of one launch",
             "call" => "one call between events",
             "wall" => "one call by the clock",
             other => other,
         };
-        format!(
-            "Speed relative to the best peer: {}, {}, {method}",
-            self.device, self.element
-        )
+        [
+            "Speed relative to the best peer".to_owned(),
+            format!(
+                "{}, {}, {method}, against length",
+                self.device, self.element
+            ),
+        ]
     }
 
     fn file_name(&self) -> String {
@@ -150,7 +161,8 @@ pub(super) fn links(rows: &[BenchRow]) -> String {
     pictures
         .iter()
         .map(|Picture { setting, .. }| {
-            format!("![{}](plots/{})\n", setting.title(), setting.file_name())
+            let title = setting.title().join(": ");
+            format!("![{title}](plots/{})\n", setting.file_name())
         })
         .collect()
 }
@@ -214,10 +226,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 fn draw(picture: &Picture) -> Drawn<String> {
     let (sweeps, masks) = (picture.sweeps(), picture.masks());
-    let size = (
-        PANEL.0 * sweeps.len().max(2) as u32,
-        STRIP + PANEL.1 * masks.len() as u32,
-    );
+    let width = PANEL.0 * masks.len().max(2) as u32;
+    let legend = legend(picture, width as i32);
+    let strip = TITLE + LEGEND * legend.last().map_or(0, |&(_, line, _)| line + 1);
+    let size = (width, strip + PANEL.1 * sweeps.len() as u32);
     let ratios = || picture.panels.values().flat_map(BTreeMap::values).flatten();
     let highest = ratios().map(|(_, &ratio)| ratio).fold(1.0, f64::max);
 
@@ -225,12 +237,12 @@ fn draw(picture: &Picture) -> Drawn<String> {
     {
         let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         area.fill(&WHITE)?;
-        let (strip, panels) = area.split_vertically(STRIP);
-        legend(&strip, picture)?;
-        let panels = panels.split_evenly((masks.len(), sweeps.len()));
-        let places = masks
+        let (strip, panels) = area.split_vertically(strip);
+        heading(&strip, picture, &legend)?;
+        let panels = panels.split_evenly((sweeps.len(), masks.len()));
+        let places = sweeps
             .iter()
-            .flat_map(|mask| sweeps.iter().map(move |sweep| (*sweep, *mask)));
+            .flat_map(|sweep| masks.iter().map(move |mask| (*sweep, *mask)));
         for ((sweep, mask), area) in places.zip(&panels) {
             if let Some(lines) = picture.panels.get(&(sweep.clone(), mask.to_owned())) {
                 panel(area, sweep, mask, lines, highest * 1.05)?;
@@ -241,21 +253,37 @@ fn draw(picture: &Picture) -> Drawn<String> {
     Ok(svg)
 }
 
-/// Title and contestants, above all curves.
-fn legend(area: &Area<'_>, picture: &Picture) -> Drawn<()> {
-    let title = ("sans-serif", 16).into_font();
-    area.draw(&Text::new(picture.setting.title(), (14, 10), title))?;
-    let font = ("sans-serif", 12)
+/// The contestants, each with its line of the legend and its place there.
+fn legend(picture: &Picture, width: i32) -> Vec<(&str, u32, i32)> {
+    let (mut x, mut line) = (14, 0);
+    let mut places = Vec::new();
+    for contestant in picture.contestants() {
+        // Nine pixels are what a letter of this size takes on average.
+        let needed = 40 + 9 * shown(contestant).0.len() as i32;
+        if x > 14 && x + needed > width {
+            (x, line) = (14, line + 1);
+        }
+        places.push((contestant, line, x));
+        x += needed;
+    }
+    places
+}
+
+/// Title and legend, above all curves.
+fn heading(area: &Area<'_>, picture: &Picture, legend: &[(&str, u32, i32)]) -> Drawn<()> {
+    for (line, text) in (0..).zip(picture.setting.title()) {
+        let title = ("sans-serif", LARGE).into_font();
+        area.draw(&Text::new(text, (14, 8 + 26 * line), title))?;
+    }
+    let font = ("sans-serif", SMALL)
         .into_text_style(area)
         .pos(Pos::new(HPos::Left, VPos::Center));
-    let mut x = 14;
-    for contestant in picture.contestants() {
+    for &(contestant, line, x) in legend {
         let (name, color) = shown(contestant);
-        let line = PathElement::new([(x, 46), (x + 18, 46)], color.stroke_width(3));
+        let y = (TITLE + LEGEND * line + LEGEND / 2) as i32;
+        let line = PathElement::new([(x, y), (x + 18, y)], color.stroke_width(4));
         area.draw(&line)?;
-        area.draw(&Text::new(name, (x + 23, 46), font.clone()))?;
-        // Six pixels are what a letter of this size takes on average.
-        x += 36 + 6 * name.len() as i32;
+        area.draw(&Text::new(name, (x + 23, y), font.clone()))?;
     }
     Ok(())
 }
@@ -269,20 +297,23 @@ fn panel(area: &Area<'_>, sweep: &Sweep, mask: &str, lines: &Lines, top: f64) ->
     let mask = if mask == "none" { "no mask" } else { mask };
     let caption = format!("head size {sizes}, {heads} heads, {mask}");
     let mut chart = ChartBuilder::on(area)
-        .caption(caption, ("sans-serif", 13))
+        .caption(caption, ("sans-serif", SMALL))
         .margin(8)
         .margin_right(20)
-        .x_label_area_size(34)
+        .x_label_area_size(30)
         .y_label_area_size(36)
         .build_cartesian_2d((shortest..longest).log_scale().base(2.0), 0.0..top)?;
     chart
         .configure_mesh()
-        .x_desc("length")
+        .label_style(("sans-serif", SMALL))
         .light_line_style(TRANSPARENT)
         .x_labels(6)
-        .y_labels(6)
+        .y_labels(4)
         .y_label_formatter(&|ratio| format!("{ratio:.1}"))
-        .x_label_formatter(&|length| format!("{length:.0}"))
+        .x_label_formatter(&|&length| match length {
+            ..1024.0 => format!("{length:.0}"),
+            _ => format!("{:.0}k", length / 1024.0),
+        })
         .draw()?;
     let best = [(shortest, 1.0), (longest, 1.0)];
     chart.draw_series(LineSeries::new(best, BLACK.mix(0.4).stroke_width(1)))?;
