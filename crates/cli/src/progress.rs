@@ -1,6 +1,6 @@
 //! Signs of a command at work on standard error, if that is a terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
@@ -42,10 +42,30 @@ pub(crate) fn confirmed(text: &str, yes: bool) -> io::Result<bool> {
     let question = if asks { "; go on? [Y/n] " } else { "\n" };
     // Without standard error no one can be told.
     let _ = io::stderr().write_all(format!("{text}{question}").as_bytes());
-    if !asks {
-        return Ok(true);
+    match asks {
+        true => agreed(&mut io::stdin().lock()),
+        false => Ok(true),
     }
+}
+
+/// Whether the answer is not *no*. The end of the input is.
+fn agreed(input: &mut impl BufRead) -> io::Result<bool> {
     let mut answer = String::new();
-    let read = io::stdin().read_line(&mut answer)?;
+    let read = input.read_line(&mut answer)?;
     Ok(read > 0 && !answer.trim_start().starts_with(['n', 'N']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agreed;
+
+    #[test]
+    fn only_no_and_the_end_of_the_input_decline() {
+        for answer in ["\n", "y\n", "Yes\n", "  \n"] {
+            assert!(agreed(&mut answer.as_bytes()).unwrap(), "{answer}");
+        }
+        for answer in ["", "n\n", " No\n"] {
+            assert!(!agreed(&mut answer.as_bytes()).unwrap(), "{answer}");
+        }
+    }
 }

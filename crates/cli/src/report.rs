@@ -1,6 +1,8 @@
 //! `warptile report`: a page for people from the JSON of `bench` and `verify`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod speeds;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,19 +10,19 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::bench::row::Row;
-use crate::bench::table;
-use crate::cases;
+use self::speeds::Speeds;
 use crate::failure::Failure;
-use crate::json;
 use crate::machine::{self, PROGRAM};
 use crate::output::Replacement;
 use crate::records::Record;
 use crate::verify::totals::{FailedProblem, ImageTotals, Worst};
+use crate::{cases, json, text};
 
 /// Make an HTML page from records that `bench --json` and `verify --json` wrote.
 ///
-/// The page has a section for each record, with tables and bars. It needs no network and no script.
+/// The page begins with a summary. Then come the speeds of all records, ours and those of peers together for each problem, and what
+/// `verify` checked. It needs no network and no script. If a file is not such a record, nothing is written, and the error lists the files
+/// that are.
 #[derive(Debug, Args)]
 #[command(after_help = cases::examples(&[
     "bench --file problems.txt --json bench.json",
@@ -68,19 +70,28 @@ enum Content {
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let file = Replacement::begin(&args.output)?;
-    let mut sections = String::new();
-    for path in &args.records {
-        let section = match read(path)? {
-            Content::Measured(record) => measured(path, &record),
-            Content::Verified(verification) => verified(path, &verification),
-        };
-        sections.push_str(&section);
+    let contents = read_all(&args.records)?;
+    let measured = contents.iter().filter_map(|(_, content)| match content {
+        Content::Measured(record) => Some(record),
+        Content::Verified(_) => None,
+    });
+    let speeds = Speeds::of(measured);
+    let (mut origins, mut checks) = (String::new(), String::new());
+    for (path, content) in &contents {
+        match content {
+            Content::Measured(record) => origins += &origin(path, record),
+            Content::Verified(verification) => {
+                origins += &summary(path, verification);
+                checks += &verified(path, verification);
+            }
+        }
     }
+    let (summary, sections) = (speeds.summary(), speeds.sections());
     let date = machine::utc(std::time::SystemTime::now());
     let page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>warptile report</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>warptile report</h1>\n{sections}\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>warptile report</h1>\n{summary}<ul>\n{origins}</ul>\n{sections}{checks}\
          <footer>Made by {} at {}.</footer>\n</body>\n</html>\n",
         escaped(PROGRAM),
         escaped(&date)
@@ -93,7 +104,8 @@ pub(crate) fn run(args: &ReportArgs, console: &mut dyn Write) -> Result<(), Fail
 const STYLE: &str = "\
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1a1a1a; background: #fff }
 h2 { margin-top: 3rem }
-h2, p { overflow-wrap: anywhere }
+h2, p, li { overflow-wrap: anywhere }
+ul { padding-left: 1.2rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid #ddd; vertical-align: top }
@@ -122,6 +134,39 @@ fn read(path: &Path) -> Result<Content, Failure> {
     Ok(Content::Verified(Box::new(verification)))
 }
 
+/// All records, or an error that says which of them fit.
+fn read_all(paths: &[PathBuf]) -> Result<Vec<(&PathBuf, Content)>, Failure> {
+    let (mut contents, mut refused) = (Vec::new(), Vec::new());
+    for path in paths {
+        match read(path) {
+            Ok(content) => contents.push((path, content)),
+            Err(Failure::Json { source, .. }) => refused.push((path, source)),
+            Err(failure) => return Err(failure),
+        }
+    }
+    let names = |paths: &mut dyn Iterator<Item = &PathBuf>| {
+        let names: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+        if names.is_empty() {
+            "none".to_owned()
+        } else {
+            names.join(" ")
+        }
+    };
+    match &refused[..] {
+        [] => Ok(contents),
+        [(path, source), others @ ..] => Err(Failure::Format {
+            path: path.to_path_buf(),
+            kind: "a record of `bench --json` or `verify --json`",
+            reason: format!(
+                "{}; also not such records: {}; records that fit: {}",
+                text::message(&source.to_string()),
+                names(&mut others.iter().map(|(path, _)| *path)),
+                names(&mut contents.iter().map(|(path, _)| *path))
+            ),
+        }),
+    }
+}
+
 /// Text with nothing in it that a browser would act on.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
@@ -140,13 +185,13 @@ fn escaped(text: &str) -> String {
 }
 
 /// A table. Columns whose head begins with `#` hold numbers; cells are HTML. The cell of a problem is empty where it is the one above.
-/// On a narrow screen problems and long names have lines of their own.
+/// On a narrow screen problems, long names and bars of speed have lines of their own.
 fn html_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let class = |column: usize, cell: &str| match (head[column], cell) {
         (title, _) if title.starts_with('#') => " class=\"number\"",
         ("problem", "") => " class=\"problem same\"",
         ("problem", _) => " class=\"problem\"",
-        ("kernel" | "image", _) => " class=\"name\"",
+        ("kernel" | "image" | "device" | "measured" | "TFLOP/s" | "TB/s", _) => " class=\"name\"",
         _ => "",
     };
     let mut html = "<div class=\"scroll\"><table>\n<tr>".to_owned();
@@ -184,71 +229,49 @@ fn bar(value: f64, largest: f64, class: &str) -> String {
 
 fn cut_short(is: bool) -> &'static str {
     match is {
-        true => "<p class=\"bad\">This record was cut short: something is missing.</p>\n",
+        true => "<p class=\"bad\">This record was cut short: something is missing.</p>",
         false => "",
     }
 }
 
-/// A section with a table for each way to measure and kind of speed.
-fn measured(path: &Path, record: &Record) -> String {
+/// A line about a record.
+fn origin(path: &Path, record: &Record) -> String {
     let origin = record.origin();
-    let words = |values: &BTreeSet<String>| {
-        let values: Vec<&str> = values.iter().map(String::as_str).collect();
-        escaped(&values.join(", "))
-    };
+    let words = |values: &BTreeSet<String>| values.iter().cloned().collect::<Vec<_>>().join(", ");
+    let driver = words(&origin.driver);
     let date = record.rows.iter().map(|row| &row.date[..]).max();
-    let mut html = format!(
-        "<section>\n<h2>Speed: {}</h2>\n<p>{}; driver {}; {}; {}.</p>\n{}",
-        escaped(&path.display().to_string()),
+    let parts = [
+        text::count(record.rows.len() as u64, "time"),
         words(&origin.device),
-        words(&origin.driver),
+        if driver.is_empty() {
+            driver
+        } else {
+            format!("driver {driver}")
+        },
         words(&origin.program),
-        escaped(date.unwrap_or_default()),
+        date.unwrap_or_default().to_owned(),
+    ];
+    let known: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    format!(
+        "<li>{}: {}.{}</li>\n",
+        escaped(&path.display().to_string()),
+        escaped(&known.join("; ")),
         cut_short(record.cut_short)
-    );
-    let mut groups: BTreeMap<(&str, bool), Vec<&Row>> = BTreeMap::new();
-    for row in &record.rows {
-        let group = (&row.method[..], row.is_reading());
-        groups.entry(group).or_default().push(row);
-    }
-    for ((method, is_reading), rows) in groups {
-        let speed = |row: &Row| if is_reading { row.tb_s } else { row.tflops };
-        let what = match method {
-            "graph" => "GPU time of one launch in a replayed graph",
-            "call" => "one call, between events",
-            "wall" => "one call, by the clock",
-            other => other,
-        };
-        let _ = writeln!(html, "<h3>{}</h3>", escaped(what));
-        let mut fastest: HashMap<&str, f64> = HashMap::new();
-        for row in &rows {
-            let of_problem = fastest.entry(&row.problem).or_default();
-            *of_problem = speed(row).max(*of_problem);
-        }
-        let lines = rows.iter().enumerate().map(|(index, row)| {
-            let is_above = index > 0 && rows[index - 1].problem == row.problem;
-            let largest = fastest[&row.problem[..]];
-            let ours = row.backend == "warptile";
-            vec![
-                escaped(if is_above { "" } else { &row.problem }),
-                escaped(if ours { &row.kernel } else { &row.backend }),
-                format!("{:.1}", row.median_us),
-                format!("{:.1}", row.p90_us),
-                table::speed_text(is_reading, row.tb_s, row.tflops),
-                bar(speed(row), largest, if ours { "" } else { "peer" }),
-            ]
-        });
-        let head = [
-            "problem",
-            "kernel",
-            "#median us",
-            "#p90 us",
-            "#speed",
-            "of the fastest",
-        ];
-        html.push_str(&html_table(&head, lines));
-    }
-    html + "</section>\n"
+    )
+}
+
+/// A line about a verification.
+fn summary(path: &Path, of: &Verification) -> String {
+    format!(
+        "<li>{}: <b>{} of {}</b> random problems passed; {}; driver {}; {}; {}.</li>\n",
+        escaped(&path.display().to_string()),
+        of.passed,
+        of.count,
+        escaped(&of.device),
+        escaped(&of.driver),
+        escaped(&of.program),
+        escaped(&of.date)
+    )
 }
 
 /// A section with what passed, how near to the bounds, and what was covered.

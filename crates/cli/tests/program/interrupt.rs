@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use warptile_fake_cuda::{FakeDriver, KERNEL_TIMES};
 
 /// Sends SIGINT once a line of standard output begins with `sign`; exit code, standard error, and all of standard output.
 pub(crate) fn interrupted(command: &mut Command, sign: &str) -> (Option<i32>, String, String) {
@@ -204,26 +205,54 @@ fn every_command_on_the_cpu_ends_within_a_second() {
         if arguments[0] != "gen" {
             command.args(["--device", "cpu"]);
         }
-        let mut child = { command.stdout(Stdio::null()) }
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_secs(2));
-        assert!(
-            child.try_wait().unwrap().is_none(),
-            "{arguments:?} ended early"
-        );
-        let asked = Instant::now();
-        signal(&child);
-        let output = child.wait_with_output().unwrap();
-        let (took, stderr) = (asked.elapsed(), String::from_utf8(output.stderr).unwrap());
-        assert_eq!(output.status.code(), Some(130), "{arguments:?}: {stderr}");
-        assert!(
-            took < Duration::from_millis(1500),
-            "{arguments:?}: {took:?}"
-        );
-        assert!(stderr.contains(says), "{arguments:?}: {stderr}");
+        ends_within_a_second(&mut command, says);
     }
+}
+
+/// Sends SIGINT after two seconds, whatever the command is doing then, and expects the end within a second and `says` on standard error.
+pub(crate) fn ends_within_a_second(command: &mut Command, says: &str) {
+    let mut child = { command.stdout(Stdio::null()) }
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "{command:?} ended early"
+    );
+    let asked = Instant::now();
+    signal(&child);
+    let output = child.wait_with_output().unwrap();
+    let (took, stderr) = (asked.elapsed(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(130), "{command:?}: {stderr}");
+    assert!(took < Duration::from_millis(1500), "{command:?}: {took:?}");
+    assert!(stderr.contains(says), "{command:?}: {stderr}");
+}
+
+/// A kernel that never ends: the first signal waits for it, and says how to end at once.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let fake = FakeDriver::open();
+    let mut child = warptile()
+        .args(["bench", "--shape", "b1 q64 k64 h2 d64 f16", "--yes"])
+        .env("WARPTILE_LIBCUDA", fake.path())
+        .env(KERNEL_TIMES, "warptile_=inf")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    signal(&child);
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("Ctrl-C again ends at once") {
+        assert!(stderr.read_line(&mut text).unwrap() > 0, "ended: {text}");
+    }
+    assert!(child.try_wait().unwrap().is_none(), "ended: {text}");
+    let asked = Instant::now();
+    signal(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+    assert!(asked.elapsed() < Duration::from_millis(500));
 }
 
 fn signal(child: &Child) {

@@ -376,6 +376,16 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     );
 }
 
+#[test]
+#[cfg(unix)]
+fn a_search_ends_within_a_second() {
+    let machine = Machine::new();
+    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let problem = "b1 q8192 k8192 h2 d64 f16";
+    let mut command = machine.command(&times, &["tune", "--dry-run", "--shape", problem]);
+    crate::interrupt::ends_within_a_second(&mut command, "Ctrl-C again ends at once");
+}
+
 /// One search waits until its record is read, which is before it writes rates; meanwhile another begins and ends.
 #[test]
 #[cfg(unix)]
