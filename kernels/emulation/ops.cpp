@@ -9,6 +9,8 @@ void named_barrier_wait(int id, int threads);
 #include "backward/gradients.cuh"
 #include "backward/prepass.cuh"
 #include "backward/sinks.cuh"
+#include "backward/sums.cuh"
+#include "backward/wgmma.cuh"
 #include "ops/append.cuh"
 #include "ops/merge.cuh"
 
@@ -37,12 +39,15 @@ static void run(void (*kernel)(const Block&), const void* params, unsigned grid,
         kernel(*static_cast<const Block*>(params));
         if (!has_waited[threadIdx.x]) end("a thread reads what the launch before may still write\n");
     };
+    gridDim.x = grid;
     for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
         if constexpr (IN_TURNS) {
             std::vector<Barrier> warps(threads / 32, Barrier(32, false));
             Barrier all(threads, true);
             cta_bar = &all;
             named.clear();
+            valid_barriers.clear();
+            expected_bytes.clear();
             named.resize(16);
             std::fill(std::begin(copies), std::end(copies), Copies());
             memset(shared, 0xff, sizeof shared);
@@ -81,7 +86,13 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     else if (kernel == "dsinks_w8") run<true>(sum_sinks<SinkTraits<Element, 8>>, params, grid, threads);
     else if (kernel.rfind("dkv_", 0) == 0) return run_pair<Element, true>(kernel.substr(4), params, grid, threads);
     else if (kernel.rfind("dq_", 0) == 0) return run_pair<Element, false>(kernel.substr(3), params, grid, threads);
-    else return false;
+    else if (kernel == "dqsum_d64_64x128_w4_s1") run(write_sums<SumTraits<Element, 64, 64, 128, 4>>, params, grid, threads);
+    else if (kernel == "dqsum_d128_64x128_w4_s1") run(write_sums<SumTraits<Element, 128, 64, 128, 4>>, params, grid, threads);
+    else if constexpr (sizeof(Element) == 2) {
+        if (kernel == "dqkv_d64_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 64, 64, 128, 12, 2>>, params, grid, threads);
+        else if (kernel == "dqkv_d128_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 128, 64, 128, 12, 2>>, params, grid, threads);
+        else return false;
+    } else return false;
     return true;
 }
 

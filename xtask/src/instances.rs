@@ -18,8 +18,9 @@ use crate::files;
 pub use crate::target::Target;
 
 /// Families the catalog's `Family` enum knows.
-const FAMILIES: [&str; 11] = [
-    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass", "dkv", "dq", "dsinks",
+const FAMILIES: [&str; 13] = [
+    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass", "dkv", "dq",
+    "dsinks", "dqkv", "dqsum",
 ];
 
 /// Element type of the tensors.

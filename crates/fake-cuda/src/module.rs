@@ -387,8 +387,8 @@ pub(crate) fn tensor_map_encode_tiled(
     rank: u32,
     address: Out<c_void>,
     dims: In<u64>,
-    _strides: In<u64>,
-    _box_dims: In<u32>,
+    strides: In<u64>,
+    box_dims: In<u32>,
     _element_strides: In<u32>,
     _interleave: CUtensorMapInterleave,
     _swizzle: CUtensorMapSwizzle,
@@ -399,12 +399,19 @@ pub(crate) fn tensor_map_encode_tiled(
     if let Err(code) = state.current() {
         return code;
     }
+    // Words of 64 bits: the address, the rank, the extents, the strides and the box, of up to four dimensions (kernels/emulation reads them).
     let mut opaque = [0; 16];
     opaque[0] = address.address();
     opaque[1] = u64::from(rank);
-    for (word, dim) in opaque[2..].iter_mut().zip(dims.read(rank as usize)) {
-        *word = dim;
-    }
+    let rank = rank as usize;
+    let mut words = |at: usize, from: &mut dyn Iterator<Item = u64>| {
+        for (word, value) in opaque[at..].iter_mut().zip(from) {
+            *word = value;
+        }
+    };
+    words(2, &mut dims.read(rank).into_iter());
+    words(6, &mut strides.read(rank - 1).into_iter());
+    words(9, &mut box_dims.read(rank).into_iter().map(u64::from));
     map.set(CUtensorMap { opaque });
     CUresult::SUCCESS
 }

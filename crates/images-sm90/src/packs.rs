@@ -132,6 +132,18 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22784] = *include_bytes!("../images/d
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_90.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 17937] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
+/// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 18416] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `dqkv_d64_64x128_w12_s2_sm_90.zst`.
+pub static DQKV_D64_64X128_W12_S2_SM_90: [u8; 16916] = *include_bytes!("../images/dqkv_d64_64x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
+pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 5611] = *include_bytes!("../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dqsum_d64_64x128_w4_s1_sm_90.zst`.
+pub static DQSUM_D64_64X128_W4_S1_SM_90: [u8; 4698] = *include_bytes!("../images/dqsum_d64_64x128_w4_s1_sm_90.zst");
+
 /// The images of a kernel: `dsinks_w8_sm_90.zst`.
 pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../images/dsinks_w8_sm_90.zst");
 

@@ -32,11 +32,15 @@ pub enum Family {
     Dq,
     /// The gradients of sinks, a CTA for each head.
     Dsinks,
+    /// All gradients in one pass, by TMA, mbarriers and `wgmma`; compute capability 9.0 only.
+    Dqkv,
+    /// The gradient of queries of the sums that [`Family::Dqkv`] leaves.
+    Dqsum,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 11] = [
+    pub const ALL: [Family; 13] = [
         Family::Scalar,
         Family::Wmma,
         Family::Mma,
@@ -48,6 +52,8 @@ impl Family {
         Family::Dkv,
         Family::Dq,
         Family::Dsinks,
+        Family::Dqkv,
+        Family::Dqsum,
     ];
 }
 
@@ -65,6 +71,8 @@ impl fmt::Display for Family {
             Family::Dkv => "dkv",
             Family::Dq => "dq",
             Family::Dsinks => "dsinks",
+            Family::Dqkv => "dqkv",
+            Family::Dqsum => "dqsum",
         })
     }
 }

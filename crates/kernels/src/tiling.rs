@@ -72,6 +72,10 @@ families! {
     Dkv;
     /// [`Family::Dq`].
     Dq;
+    /// [`Family::Dqkv`].
+    Dqkv;
+    /// [`Family::Dqsum`].
+    Dqsum;
 }
 
 /// A tiling that the catalog has a kernel of in the family `F`.

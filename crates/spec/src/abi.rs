@@ -560,9 +560,8 @@ declare! {
         turns: u64 = "unsigned*",
     }
 
-    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass:
-    /// PREPASS_ROWS query rows of a head, number t % query_tiles of the tiles of head t / query_tiles, counted
-    /// through the batch.
+    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows of a
+    /// head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
     struct QueryRows {
         /// The pre-pass's numbers: tile t has PREPASS_ROWS from t * PREPASS_ROWS on.
         delta: u64 = "const float*",
@@ -595,11 +594,10 @@ declare! {
         unused: i32,
     }
 
-    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV
-    /// of a tile of keys, and dQ of a tile of queries), and those that turn sums of dQ into dQ. One block serves all
-    /// of them, for they differ only in what the tiles of `work` are, and in whether `rows.dq_sum` is there. With s
-    /// the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a score is ds = p * (d_out v - delta);
-    /// softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
+    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys, and dQ
+    /// of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what the tiles
+    /// of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a
+    /// score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
     struct Backward {
         /// Tiles.
         work: BackwardWork,
@@ -656,8 +654,8 @@ declare! {
 declare! {
     fn cpp_backward_tma;
 
-    /// Block of the one-pass kernels, which read and write through tensor maps as those of [`ForwardTma`]: the boxes are BOX_COLUMNS x the
-    /// rows that the tilings say. What has no map (dq, rows of a packed sequence's end) goes through the addresses of `backward`.
+    /// Block of the one-pass kernels, which read through tensor maps as those of [`ForwardTma`] do: the boxes are BOX_COLUMNS x the rows of a
+    /// block of queries, or of a tile of keys. They write through the addresses of `backward`.
     struct BackwardTma align 64 {
         /// Queries.
         q_map: TensorMap,
@@ -667,10 +665,6 @@ declare! {
         v_map: TensorMap,
         /// The gradient of the output.
         d_out_map: TensorMap,
-        /// The gradient of the keys.
-        dk_map: TensorMap,
-        /// The gradient of the values.
-        dv_map: TensorMap,
         /// Everything else.
         backward: Backward,
         /// Unused.

@@ -4,7 +4,7 @@ use warptile_kernels::abi;
 use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::{Error, Result};
-use crate::gpu::block::{heads, scoring, sequences, tensor};
+use crate::gpu::block::{backward_tma, heads, scoring, sequences, tensor};
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::prepass::block as prepass_block;
 use crate::gpu::{Gpu, Prepared};
@@ -41,7 +41,7 @@ impl Operation for Backward {
     }
 
     fn scratch(plan: &Plan<BackwardProblem>) -> Scratch {
-        BackwardScratch::of_problem(plan.problem())
+        BackwardScratch::of_plan(plan)
     }
 
     fn check_problem(&self, prepared: &BackwardProblem) -> Result<()> {
@@ -85,6 +85,8 @@ impl Operation for Backward {
         let rows = abi::QueryRows {
             delta: workspace + scratch.delta as u64,
             scaled_lse: workspace + scratch.scaled_lse as u64,
+            dq_sum: workspace + scratch.dq_sum as u64,
+            turns: workspace + scratch.turns as u64,
             query_tiles: self.prepass().tiles() as i32,
             ..Default::default()
         };
@@ -92,6 +94,7 @@ impl Operation for Backward {
             Role::Prepass => {
                 let mut block = prepass_block(self.prepass(), at);
                 (block.delta, block.scaled_lse) = (rows.delta, rows.scaled_lse);
+                block.turns = rows.turns;
                 kernel.give(&block, taker)
             }
             Role::SinkGradients => {
@@ -104,6 +107,13 @@ impl Operation for Backward {
                     gradients: adds,
                     ..Default::default()
                 };
+                kernel.give(&block, taker)
+            }
+            Role::AllGradients => {
+                let mut backward = block(self, shape, rows, at, adds);
+                backward.work.counter = workspace;
+                let driver = kernel.context().driver();
+                let block = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
                 kernel.give(&block, taker)
             }
             _ => kernel.give(&block(self, shape, rows, at, adds), taker),

@@ -153,6 +153,68 @@ const fn power_of_two_in(n: u32) -> u32 {
     n & n.wrapping_neg()
 }
 
+/// The map of a tensor of f16 or bf16, by which a box of rows and heads is copied. The context must be current.
+fn tensor_map(
+    driver: &Driver,
+    element: ElementType,
+    address: u64,
+    layout: &Layout,
+    [box_rows, box_heads]: [u32; 2],
+) -> Result<abi::TensorMap> {
+    let bytes = element.size() as u64;
+    let element = match element {
+        ElementType::Bf16 => TensorMapElement::Bf16,
+        _ => TensorMapElement::F16,
+    };
+    let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
+    // A stride that is never stepped along only has to satisfy the encoder.
+    let stride = |dimension: usize| match layout.shape[dimension] {
+        0 | 1 => 16,
+        _ => layout.strides[dimension] as u64 * bytes,
+    };
+    let map = TensorMap::tiled(
+        element,
+        address,
+        &[head_dim, rows, heads, batch],
+        &[stride(1), stride(2), stride(0)],
+        &[BOX_COLUMNS, box_rows, box_heads, 1],
+    )
+    .swizzle(Swizzle::Bytes128)
+    .encode(driver)?;
+    Ok(bytemuck::cast(map))
+}
+
+/// The block of the one-pass kernels of the backward pass. The context must be current.
+pub(super) fn backward_tma(
+    driver: &Driver,
+    call: &Call,
+    d_out: &Layout,
+    step: &Step,
+    backward: abi::Backward,
+) -> Result<abi::BackwardTma> {
+    let map = |address: u64, layout: &Layout, rows: u32| {
+        tensor_map(driver, call.element(), address, layout, [rows, 1])
+    };
+    let (block_m, block_n) = (step.image.tiling.block_m, step.image.tiling.block_n);
+    let k_map = map(backward.k.address, call.k(), block_n)?;
+    // A tensor map cannot have an extent of 0. Without queries the kernel reads neither.
+    let (q_map, d_out_map) = match call.query_len() {
+        0 => (k_map, k_map),
+        _ => (
+            map(backward.q.address, call.q(), block_m)?,
+            map(backward.d_out.address, d_out, block_m)?,
+        ),
+    };
+    Ok(abi::BackwardTma {
+        q_map,
+        k_map,
+        v_map: map(backward.v.address, call.v(), block_n)?,
+        d_out_map,
+        backward,
+        ..Default::default()
+    })
+}
+
 /// The block of kernels that read and write through tensor maps, which take f16 and bf16 only. The context must be current.
 pub(super) fn forward_tma(
     driver: &Driver,
@@ -162,30 +224,9 @@ pub(super) fn forward_tma(
     forward: abi::Forward,
 ) -> Result<abi::ForwardTma> {
     let image = step.image;
-    let element = match call.element() {
-        ElementType::Bf16 => TensorMapElement::Bf16,
-        _ => TensorMapElement::F16,
-    };
-    let bytes = call.element().size() as u64;
     let block_n = image.tiling.block_n;
-    let boxes = |address: u64, layout: &Layout, rows_heads: [u32; 2]| -> Result<abi::TensorMap> {
-        let [box_rows, box_heads] = rows_heads;
-        let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
-        // A stride that is never stepped along only has to satisfy the encoder.
-        let stride = |dimension: usize| match layout.shape[dimension] {
-            0 | 1 => 16,
-            _ => layout.strides[dimension] as u64 * bytes,
-        };
-        let map = TensorMap::tiled(
-            element,
-            address,
-            &[head_dim, rows, heads, batch],
-            &[stride(1), stride(2), stride(0)],
-            &[BOX_COLUMNS, box_rows, box_heads, 1],
-        )
-        .swizzle(Swizzle::Bytes128)
-        .encode(driver)?;
-        Ok(bytemuck::cast(map))
+    let boxes = |address, layout: &Layout, rows_heads| {
+        tensor_map(driver, call.element(), address, layout, rows_heads)
     };
     let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
     // Of all heads that share keys where a tile has these: as many rows all the same.

@@ -48,11 +48,14 @@ impl BackwardProblem {
         (self.problem.needs() - Features::LSE) | aligned
     }
 
-    fn roles(&self) -> impl Iterator<Item = Role> {
+    /// Steps in order: of two kernels that give all gradients of tensors together, or each those that are wanted.
+    fn roles(&self, in_one_pass: bool) -> impl Iterator<Item = Role> {
         [
             (true, Role::Prepass),
-            (self.of_keys, Role::KeyGradients),
-            (self.of_queries, Role::QueryGradients),
+            (in_one_pass, Role::AllGradients),
+            (in_one_pass, Role::QuerySums),
+            (!in_one_pass && self.of_keys, Role::KeyGradients),
+            (!in_one_pass && self.of_queries, Role::QueryGradients),
             (self.of_sinks, Role::SinkGradients),
         ]
         .into_iter()
@@ -88,7 +91,11 @@ impl Planner<'_> {
         check_images(device, images_for(Role::Prepass))?;
         let (mut steps, mut considered) = (Vec::new(), Vec::new());
         let mut is_named = matches!(choice, Choice::Best);
-        for role in problem.roles() {
+        // Nobody has measured the kernels that need one pass, so these run by name alone.
+        let in_one_pass = problem.of_queries
+            && problem.of_keys
+            && images_for(Role::AllGradients).any(|image| is_named_by(choice, image));
+        for role in problem.roles(in_one_pass) {
             let of_role = || images_for(role);
             let named: Vec<_> = of_role()
                 .filter(|image| is_named_by(choice, image))
@@ -102,8 +109,14 @@ impl Planner<'_> {
                     false
                 }
             };
+            // Sums of dQ are arranged as the tiling that leaves them has them.
+            let left_by = { steps.last() }.filter(|_| role == Role::QuerySums);
+            let is_arranged = |image: &&'static Image| {
+                left_by
+                    .is_none_or(|step: &Step| step.image.tiling.head_dim == image.tiling.head_dim)
+            };
             let fitting: Vec<_> = match named.is_empty() {
-                true => of_role().filter(fits).collect(),
+                true => of_role().filter(is_arranged).filter(fits).collect(),
                 false => named.into_iter().filter(fits).collect(),
             };
             let work = |image: &Image| passes(&problem, image, device);
@@ -195,7 +208,7 @@ fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u
     if !image.tiling.has_tiles() {
         return 0;
     }
-    let of_keys = image.role == Role::KeyGradients;
+    let of_keys = has_key_tiles(image.role);
     let rows = u64::from(rows_of_tile(image));
     let problem = &problem.problem;
     let (len, heads) = match of_keys {
@@ -214,11 +227,16 @@ fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u
     tiles.div_ceil(resident) * at_once * rows * if is_wide { 4 } else { 5 }
 }
 
+/// True for steps whose tiles are of keys.
+const fn has_key_tiles(role: Role) -> bool {
+    matches!(role, Role::KeyGradients | Role::AllGradients)
+}
+
 /// Keys or queries of a tile of a step.
-fn rows_of_tile(image: &Image) -> u32 {
-    match image.role {
-        Role::KeyGradients => image.tiling.block_n,
-        _ => image.tiling.block_m,
+const fn rows_of_tile(image: &Image) -> u32 {
+    match has_key_tiles(image.role) {
+        true => image.tiling.block_n,
+        false => image.tiling.block_m,
     }
 }
 
@@ -229,8 +247,12 @@ pub(crate) struct BackwardScratch {
     pub(crate) delta: usize,
     /// From where its lse are.
     pub(crate) scaled_lse: usize,
-    /// Bytes in all.
-    pub(crate) bytes: usize,
+    /// From where the turns are, of those who add to sums of dQ.
+    pub(crate) turns: usize,
+    /// From where these sums are.
+    pub(crate) dq_sum: usize,
+    /// Numbers of query rows.
+    numbers: usize,
 }
 
 impl BackwardScratch {
@@ -239,10 +261,15 @@ impl BackwardScratch {
         let list = numbers.saturating_mul(size_of::<f32>());
         let delta = Scratch::counter().bytes;
         let scaled_lse = delta.saturating_add(list);
+        let turns = scaled_lse.saturating_add(list);
+        // Sums are moved 16 bytes at a time at least.
+        let dq_sum = turns.saturating_add((list / Prepass::TILE).next_multiple_of(16));
         BackwardScratch {
             delta,
             scaled_lse,
-            bytes: scaled_lse.saturating_add(list),
+            turns,
+            dq_sum,
+            numbers,
         }
     }
 
@@ -251,9 +278,19 @@ impl BackwardScratch {
         Self::of(backward.prepass().len())
     }
 
-    /// For the largest call of a problem.
-    pub(crate) fn of_problem(problem: &BackwardProblem) -> Scratch {
-        let problem = &problem.problem;
+    /// Bytes that a step of this image uses.
+    fn bytes(&self, image: &Image) -> usize {
+        let head_dim = match image.role {
+            Role::AllGradients | Role::QuerySums => image.tiling.head_dim as usize,
+            _ => 0,
+        };
+        let sums = { self.numbers.saturating_mul(head_dim) }.saturating_mul(size_of::<f32>());
+        self.dq_sum.saturating_add(sums)
+    }
+
+    /// For the largest call of a plan.
+    pub(crate) fn of_plan(plan: &Plan<BackwardProblem>) -> Scratch {
+        let problem = &plan.problem().problem;
         let tiles = match problem.packed_queries() {
             true => problem.query_rows() / Prepass::TILE + problem.batch(),
             false => problem
@@ -261,8 +298,10 @@ impl BackwardScratch {
                 .saturating_mul(problem.query_len().div_ceil(Prepass::TILE)),
         };
         let numbers = { tiles.saturating_mul(Prepass::TILE) }.saturating_mul(problem.heads().query);
+        let scratch = Self::of(numbers);
+        let bytes = plan.steps().iter().map(|step| scratch.bytes(step.image));
         Scratch {
-            bytes: Self::of(numbers).bytes,
+            bytes: bytes.max().unwrap_or(0),
         }
     }
 }
@@ -276,7 +315,7 @@ impl Step {
     /// # Errors
     /// [`Error::Grid`] if it would have more tiles than a launch can have.
     pub(crate) fn shape_of_backward(&self, backward: &Backward) -> Result<LaunchShape> {
-        let bytes = BackwardScratch::of_call(backward).bytes;
+        let bytes = BackwardScratch::of_call(backward).bytes(self.image);
         let of_rows = |rows| {
             let shape = self.shape_of_rows(rows, 1)?;
             Ok(LaunchShape {
@@ -286,7 +325,7 @@ impl Step {
         };
         let call = backward.call();
         let of_keys = match self.role {
-            Role::KeyGradients => true,
+            role if has_key_tiles(role) => true,
             Role::QueryGradients => false,
             Role::SinkGradients => return of_rows(call.heads().query),
             _ => return of_rows(backward.prepass().len() / Prepass::TILE),
@@ -324,13 +363,18 @@ impl Step {
         let at_once = (READ_AGAIN_BYTES / read_again.max(1))
             .max(resident.div_ceil(head_tiles.max(1)))
             .clamp(1, all_heads.max(1));
+        let draws_tiles = self.image.schedule.is_persistent();
+        let grid = match draws_tiles {
+            true => tiles.min(resident as u64),
+            false => tiles,
+        };
         Ok(LaunchShape {
-            grid: tiles as u32,
+            grid: grid as u32,
             tiles: tiles as u32,
             query_tiles: head_tiles as u32,
             heads_at_once: at_once as u32,
             side_by_side: 1,
-            draws_tiles: false,
+            draws_tiles,
             shares_keys: false,
             splits: 1,
             workspace_bytes: bytes,

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
 use warptile::gpu::Bindings;
+use warptile::kernels::Family;
 use warptile::plan::{BackwardProblem, Choice};
 use warptile::spec::{Backward, Operand};
 use warptile::{Element, ElementType};
@@ -11,10 +12,62 @@ use warptile_driver::DeviceBuffer;
 
 use crate::place::{Emulated, with_emulated};
 
-fn verify<T: Element>(case: &Case, place: &Emulated) -> Result<f64, GradientFailure> {
+fn verify<T: Element>(
+    case: &Case,
+    choice: &Choice,
+    place: &Emulated,
+) -> Result<f64, GradientFailure> {
     let backward = case.backward::<T>()?;
-    let result = backward.run_on_gpu(&place.gpu, &Choice::Best, || place.run_launches())?;
+    let result = backward.run_on_gpu(&place.gpu, choice, || place.run_launches())?;
     backward.check(&backward.expectation()?, &result)
+}
+
+fn verdict(case: &Case, choice: &Choice) -> TestResult {
+    let verdict = with_emulated(|place| match case.element {
+        ElementType::F16 => verify::<f16>(case, choice, place),
+        ElementType::Bf16 => verify::<bf16>(case, choice, place),
+        _ => verify::<f32>(case, choice, place),
+    });
+    match verdict {
+        Ok(_) => TestResult::passed(),
+        Err(failure) => TestResult::error(format!("{case}: {failure}")),
+    }
+}
+
+/// What the one-pass kernels take, by name.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_in_one_pass_equal_float64() {
+    for (lengths, masks) in [
+        ("b1 q64 k128", &["none"][..]),
+        ("b1 q1 k1", &["none", "causal"]),
+        ("b1 q200 k300", &["none", "causal", "window,70,30"]),
+        ("b2 q130 k70", &["causal", "causal diagonal=top-left"]),
+        (
+            "b1 q70 k300",
+            &["window,5,0 diagonal=top-left", "causal diagonal=40"],
+        ),
+        (
+            "b1 q300 k520",
+            &["window,64,0", "causal diagonal=-60 sinks"],
+        ),
+        ("b2 q0 k70", &["none"]),
+        ("b2 q70 k0", &["none"]),
+    ] {
+        for mask in masks {
+            for heads in [
+                "h2 d64 bf16",
+                "h2/1 d128 f16",
+                "h2/1 d40 f16",
+                "h1 d104/72 bf16",
+            ] {
+                let case: Case = format!("{lengths} {heads} mask={mask}").parse().unwrap();
+                let choice = Choice::Family(Family::Dqkv);
+                let failed = verdict(&case, &choice);
+                assert!(!failed.is_failure(), "{failed:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -22,15 +75,7 @@ fn verify<T: Element>(case: &Case, place: &Emulated) -> Result<f64, GradientFail
 fn gradients_equal_float64() {
     fn one(seed: u64) -> TestResult {
         let case = Case::random_with_work(seed, 150, 400_000).differentiable();
-        let verdict = with_emulated(|place| match case.element {
-            ElementType::F16 => verify::<f16>(&case, place),
-            ElementType::Bf16 => verify::<bf16>(&case, place),
-            _ => verify::<f32>(&case, place),
-        });
-        match verdict {
-            Ok(_) => TestResult::passed(),
-            Err(failure) => TestResult::error(format!("{case}: {failure}")),
-        }
+        verdict(&case, &Choice::Best)
     }
     QuickCheck::new()
         .tests(100)

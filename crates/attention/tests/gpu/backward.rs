@@ -80,7 +80,7 @@ fn random_gradients_equal_float64() {
 /// The images that compute gradients here.
 fn images() -> impl Iterator<Item = &'static Image> {
     let profile = gpu().profile();
-    let of_roles = [Role::KeyGradients, Role::QueryGradients].into_iter();
+    let of_roles = [Role::KeyGradients, Role::QueryGradients, Role::AllGradients].into_iter();
     { of_roles.flat_map(images_for) }
         .filter(|image| image.target.runs_on(profile.major, profile.minor))
 }

@@ -1,5 +1,6 @@
 //! The kernels of backward passes.
 
+use warptile::kernels::Family;
 use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner};
 use warptile::spec::{Backward, Operand};
 use warptile_check::Case;
@@ -94,4 +95,38 @@ fn a_plan_says_why_others_do_not_run() {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
     assert!(text.contains("sink gradients dsinks_w8"), "{text}");
+}
+
+/// Nobody has measured the kernels that need one pass.
+#[test]
+fn one_pass_is_for_who_asks_for_it() {
+    let h200 = DeviceProfile::h200();
+    let one_pass = |words: &str| {
+        let case: Case = words.parse().unwrap();
+        let backward = Backward::builder(case.call()).build().unwrap();
+        let choice = Choice::Family(Family::Dqkv);
+        Planner::new(&h200).plan_backward(BackwardProblem::of(&backward), &choice)
+    };
+    for (words, head_dim) in [
+        ("b4 q4096 k4096 h32/8 d128 bf16 mask=causal", 128),
+        ("b1 q70 k300 h2 d40/64 f16 mask=window,5,0 sinks", 64),
+    ] {
+        let plan = one_pass(words).unwrap();
+        let kernels: Vec<_> = plan.steps().iter().map(|step| step.image.kernel).collect();
+        let expected = [
+            "prepass_w4".to_owned(),
+            format!("dqkv_d{head_dim}_64x128_w12_s2"),
+            format!("dqsum_d{head_dim}_64x128_w4_s1"),
+        ];
+        assert_eq!(kernels[..3], expected, "{words}");
+        assert!(!self::kernels(&h200, words)[0].starts_with("dqkv"));
+    }
+    for words in [
+        "packed=300x300,5x5 h8 d64 bf16",
+        "b1 q300 k300 h8 d64 bf16 softcap=30",
+        "b1 q300 k300 h8 d192 bf16",
+        "b1 q300 k300 h8 d64 f32",
+    ] {
+        one_pass(words).unwrap_err();
+    }
 }

@@ -14,6 +14,8 @@ tilings! {
     D128M32N64W4S1: head_dim 128, tile 32 x 64, warps 4, stages 1;
     D128M32N64W4S2: head_dim 128, tile 32 x 64, warps 4, stages 2;
     D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
+    D128M64N128W12S2: head_dim 128, tile 64 x 128, warps 12, stages 2;
+    D128M64N128W4S1: head_dim 128, tile 64 x 128, warps 4, stages 1;
     D128M64N128W8S1: head_dim 128, tile 64 x 128, warps 8, stages 1;
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
@@ -61,6 +63,8 @@ tilings! {
     D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
     D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
     D64M48N64W8S2: head_dim 64, tile 48 x 64, warps 8, stages 2;
+    D64M64N128W12S2: head_dim 64, tile 64 x 128, warps 12, stages 2;
+    D64M64N128W4S1: head_dim 64, tile 64 x 128, warps 4, stages 1;
     D64M64N128W4S2: head_dim 64, tile 64 x 128, warps 4, stages 2;
     D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
     D64M64N128W8S4: head_dim 64, tile 64 x 128, warps 8, stages 4;
@@ -204,6 +208,18 @@ kernels! {
     }
     Dq D96M64N64W4S2 "dq_d96_64x64_w4_s2" {
         2: shared 80424, k_stride 104, v_stride 104;
+    }
+    Dqkv D128M64N128W12S2 "dqkv_d128_64x128_w12_s2" {
+        2: shared 230688;
+    }
+    Dqkv D64M64N128W12S2 "dqkv_d64_64x128_w12_s2" {
+        2: shared 132384;
+    }
+    Dqsum D128M64N128W4S1 "dqsum_d128_64x128_w4_s1" {
+        2: shared 0;
+    }
+    Dqsum D64M64N128W4S1 "dqsum_d64_64x128_w4_s1" {
+        2: shared 0;
     }
     Mma D128M128N64W4S2 "mma_d128_128x64_w4_s2" {
         2: shared 98364;

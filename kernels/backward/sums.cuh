@@ -1,0 +1,42 @@
+// dQ of the sums that the one-pass kernels have added up: times the scale, rounded. A CTA has a tile of the pre-pass. Blocks of queries that no tile of
+// keys visits have no sum, and get 0.
+#pragma once
+
+#include "backward/span.cuh"
+#include "backward/write.cuh"
+#include "base/record.cuh"
+#include "ops/traits.cuh"
+#include "work/lengths.cuh"
+
+namespace warptile {
+
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_> struct SumTraits : RowTraits<Element_, WARPS_, ROLE_QUERY_SUMS> {
+    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, STAGES = 1;
+    static constexpr unsigned FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM;
+    static_assert(BLOCK_M == PREPASS_ROWS && WARPS_ == 4, "a warpgroup's sums of a block, as wgmma has them");
+};
+
+template <class Traits> __device__ inline void write_sums(const Backward& params)
+{
+    begin_in_order();
+    const Sequences& sequences = params.sequences;
+    const int tile = blockIdx.x, block = tile % params.rows.query_tiles, batch_head = tile / params.rows.query_tiles;
+    const int batch = batch_head / params.heads, head = batch_head % params.heads, lane = threadIdx.x % 32;
+    const Extent q = queries_of(sequences, batch), k = keys_of(sequences, batch);
+    const Visits<Traits::BLOCK_M, Traits::BLOCK_N> visits = {Mask(params.scoring, q.len, k.len)};
+    const bool has_sum = visits.is_visited(block);
+    const int row = block * Traits::BLOCK_M + threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
+    const long long at = batch * params.dq.batch + row * params.dq.row + head * params.dq.head + column;
+    const float4* const sums = reinterpret_cast<const float4*>(params.rows.dq_sum) + (long long)tile * (PREPASS_ROWS * Traits::HEAD_DIM / 4) + threadIdx.x;
+    const float scale = params.scoring.scale;
+#pragma unroll 8
+    for (int i = 0; i < Traits::HEAD_DIM / 8; i++) {
+        if (8 * i + column >= params.head_dim) break;
+        const float4 sum = has_sum ? sums[i * 128] : float4{0, 0, 0, 0};
+        if (row < q.len) write_pair<typename Traits::Element>(params.dq, params.gradients, at + 8 * i, sum.x * scale, sum.y * scale);
+        if (row + 8 < q.len)
+            write_pair<typename Traits::Element>(params.dq, params.gradients, at + 8 * params.dq.row + 8 * i, sum.z * scale, sum.w * scale);
+    }
+}
+
+} // namespace warptile

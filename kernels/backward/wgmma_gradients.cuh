@@ -1,0 +1,228 @@
+// What a warpgroup of the one-pass kernels computes: dK and dV of 64 keys, in registers, and of every other block of queries the tile's share of dQ.
+//
+// The scores of a block are transposed, keys x queries, so that weights and gradients of scores are left operands of dV and dK as they are. The products
+// with queries begin at -lse / scale and those with values at -delta: loads of these between exp2 and its use would wait behind wgmma's own.
+// dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroup has long left its own. Queries are given back
+// at the end of a block, so that those of the next but one come in time.
+#pragma once
+
+#include "backward/wgmma_layout.cuh"
+#include "backward/write.cuh"
+#include "base/math.cuh"
+#include "ptx/stage.cuh"
+#include "ptx/words.cuh"
+
+namespace warptile {
+
+// Two numbers of 16 bits.
+template <class Element> __device__ inline float2 unpacked(unsigned word)
+{
+    const Element(&two)[2] = reinterpret_cast<const Element(&)[2]>(word);
+    return {widen(two[0]), widen(two[1])};
+}
+
+// A warpgroup's keys of dK or dV.
+template <class Traits>
+__device__ inline void write_keys(const Backward& params, const Tensor& to, const OnePassTile& tile, int first_key, int dim,
+                                  const float (&sums)[Traits::RESULTS], float factor)
+{
+    if (!to.address) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = first_key + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half, column = thread_index() % 4 * 2;
+        if (row >= tile.key_len) continue;
+        const long long at = tile.batch * to.batch + row * to.row + tile.kv_head * to.head + column;
+#pragma unroll
+        for (int i = 0; i < Traits::RESULTS / 4; i++)
+            if (8 * i + column < dim)
+                write_pair<typename Traits::Element>(to, params.gradients, at + 8 * i, sums[4 * i + 2 * half] * factor, sums[4 * i + 2 * half + 1] * factor);
+    }
+}
+
+template <class Traits> __device__ inline void compute_gradients(const BackwardTma& block, const OnePassShared<Traits> shared, const int warpgroup)
+{
+    using Element = typename Traits::Element;
+    constexpr int SCORES = Traits::SCORES, RESULTS = Traits::RESULTS, STEPS = Traits::BLOCK_M / MMA_K, DEPTH = Traits::HEAD_DIM / MMA_K;
+    const Backward& params = block.backward;
+    const float scale_log2 = params.scoring.scale * LOG2_E, lse_factor = -1 / scale_log2;
+    const auto lane = [] { return thread_index() % 32; };
+    const auto arrive = [&](unsigned barrier) {
+        if (lane() == 0) barrier_arrive(barrier);
+    };
+    // Numbers of a thread's queries.
+    const auto begin_at = [&](float (&x)[SCORES], unsigned at, float factor) {
+#pragma unroll
+        for (int i = 0; i < SCORES; i += 4) {
+            const float2 two = load_two(at + i * 8);
+            x[i] = x[i + 2] = two.x * factor;
+            x[i + 1] = x[i + 3] = two.y * factor;
+        }
+    };
+    unsigned it = 0, given = 0, loads = 0; // blocks of this CTA, sums of dQ that this warpgroup has given away, and tiles with keys
+
+    for (unsigned turn = 0;; turn++) {
+        const OnePassTile& tile = shared.wait_for_tile(turn);
+        if (!tile.exists) return;
+        const int of_head = uniform(tile.end_block - tile.first_block), blocks = of_head * uniform(tile.heads), last_block = uniform(tile.end_block) - 1;
+        const Mask mask = tile.mask(params);
+        const int first_key = uniform(tile.first_key) + warpgroup * MMA_ROWS;
+        float dk[RESULTS], dv[RESULTS];
+#pragma unroll
+        for (int i = 0; i < RESULTS; i++) dk[i] = dv[i] = 0;
+
+        const unsigned long long keys = matrix_descriptor(shared.base + Traits::KEYS_AT + warpgroup * Traits::QUERY_SLAB_BYTES, 1);
+        const unsigned long long values = matrix_descriptor(shared.base + Traits::VALUES_AT + warpgroup * Traits::QUERY_SLAB_BYTES, 1);
+        const auto along_rows = [](unsigned long long descriptor, int step, int slab_bytes) {
+            return advance_descriptor(descriptor, step % 4 * 32 + step / 4 * slab_bytes);
+        };
+        // dQ of block `of`, which is this warpgroup's, behind what has been issued.
+        const auto issue_sum = [&](unsigned of, float (&sum)[RESULTS]) {
+            barrier_wait(shared.slopes_full(warpgroup), of >> 1 & 1);
+            wgmma_fence();
+            const unsigned long long slopes = matrix_descriptor(shared.slopes(warpgroup), 1);
+            const unsigned long long all_keys = matrix_descriptor(shared.base + Traits::KEYS_AT, Traits::KEY_SLAB_BYTES);
+#pragma unroll
+            for (int step = 0; step < Traits::BLOCK_N / MMA_K; step++)
+                WgmmaRows<Traits::HEAD_DIM>::template shared<Element>(sum, along_rows(slopes, step, Traits::QUERY_SLAB_BYTES),
+                                                                      advance_descriptor(all_keys, step * 2 * SWIZZLE_GROUP_BYTES), step > 0);
+            wgmma_commit();
+        };
+        const auto give_sum = [&](float (&sum)[RESULTS]) {
+            wgmma_wait<0>();
+            pin(sum);
+            arrive(shared.slopes_empty(warpgroup));
+            barrier_wait(shared.sums_empty(warpgroup), ~given & 1);
+            given++;
+            const unsigned at = shared.sums(warpgroup) + thread_index() % 128 * 16;
+#pragma unroll
+            for (int i = 0; i < RESULTS / 4; i++) {
+                const unsigned words[4] = {__float_as_uint(sum[4 * i]), __float_as_uint(sum[4 * i + 1]), __float_as_uint(sum[4 * i + 2]),
+                                           __float_as_uint(sum[4 * i + 3])};
+                store_four_words(at + i * 2048, words);
+            }
+            fence_shared_for_async();
+            __syncwarp();
+            arrive(shared.sums_full(warpgroup));
+        };
+
+        if (blocks > 0) barrier_wait(shared.keys_full(), loads & 1);
+        int query_block = last_block;
+#pragma unroll 1
+        for (int i = 0; i < blocks; i++, it++) {
+            float x[SCORES], y[SCORES];
+            unsigned weights[SCORES / 2], slopes[SCORES / 2];
+            const int stage = uniform(it & 1);
+            const unsigned phase = it >> 1 & 1;
+            const unsigned numbers = shared.numbers(stage) + thread_index() % 4 * 8;
+            barrier_wait(shared.queries_full(stage), phase);
+            begin_at(x, numbers, lse_factor);
+            begin_at(y, numbers + Traits::NUMBER_BYTES, -1);
+            pin(x);
+            pin(y);
+            wgmma_fence();
+            const unsigned long long queries = matrix_descriptor(shared.queries(stage), 1), d_out = matrix_descriptor(shared.d_out(stage), 1);
+#pragma unroll
+            for (int step = 0; step < DEPTH; step++)
+                Wgmma<Traits::BLOCK_M>::template shared<Element>(x, along_rows(keys, step, Traits::KEY_SLAB_BYTES),
+                                                                 along_rows(queries, step, Traits::QUERY_SLAB_BYTES), true);
+            wgmma_commit();
+            barrier_wait(shared.d_out_full(stage), phase);
+            if (i == 0) barrier_wait(shared.values_full(), loads & 1);
+            wgmma_fence();
+#pragma unroll
+            for (int step = 0; step < DEPTH; step++)
+                Wgmma<Traits::BLOCK_M>::template shared<Element>(y, along_rows(values, step, Traits::KEY_SLAB_BYTES),
+                                                                 along_rows(d_out, step, Traits::QUERY_SLAB_BYTES), true);
+            wgmma_commit();
+            wgmma_wait<1>();
+            pin(x);
+            pin(dk);
+            const int first_query = query_block * Traits::BLOCK_M;
+            query_block = query_block - last_block + of_head == 1 ? last_block : query_block - 1;
+            const int diagonal = first_query + mask.shift;
+            if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right ||
+                first_key < diagonal + Traits::BLOCK_M - 1 - mask.left) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int key = first_key + thread_index() % 128 / 32 * 16 + lane() / 4 + 8 * half, column = diagonal + lane() % 4 * 2;
+                    const int from = key < mask.key_len ? key - mask.right - column : Traits::BLOCK_M, to = key + mask.left - column;
+#pragma unroll
+                    for (int j = 0; j < SCORES; j++)
+                        if (j % 4 / 2 == half && (j / 4 * 8 + j % 2 < from || j / 4 * 8 + j % 2 > to)) x[j] = negative_infinity();
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < SCORES / 2; j++)
+                weights[j] = pack<Element>(exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2));
+            pin(weights);
+            pin(dv);
+            wgmma_fence();
+            const unsigned long long d_out_rows = matrix_descriptor(shared.d_out(stage), Traits::QUERY_SLAB_BYTES);
+#pragma unroll
+            for (int step = 0; step < STEPS; step++)
+                Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(dv, weights + 4 * step,
+                                                                          advance_descriptor(d_out_rows, step * 2 * SWIZZLE_GROUP_BYTES), true);
+            wgmma_commit();
+            wgmma_wait<1>();
+            pin(y);
+            if (i == blocks - 1) arrive(shared.values_empty());
+            barrier_wait(shared.slopes_empty(stage), ~phase & 1);
+            const unsigned l = lane(), chunk = 2 * (thread_index() % 128 / 32) + l / 8 % 2;
+            const unsigned slope_row = shared.slopes(stage) + warpgroup * Traits::QUERY_SLAB_BYTES + (l / 16 * 8 + l % 8) * SWIZZLE_BYTES + (chunk ^ l % 8) * 16;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+                for (int j = 4 * step; j < 4 * step + 4; j++) {
+                    const float2 two = unpacked<Element>(weights[j]);
+                    slopes[j] = pack<Element>(two.x * y[2 * j], two.y * y[2 * j + 1]);
+                }
+                store_matrices_transposed(slope_row + step * 2 * SWIZZLE_GROUP_BYTES, slopes + 4 * step);
+            }
+            pin(dk);
+            pin(slopes);
+            wgmma_fence();
+            const unsigned long long query_rows = matrix_descriptor(shared.queries(stage), Traits::QUERY_SLAB_BYTES);
+#pragma unroll
+            for (int step = 0; step < STEPS; step++)
+                Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(dk, slopes + 4 * step,
+                                                                          advance_descriptor(query_rows, step * 2 * SWIZZLE_GROUP_BYTES), true);
+            wgmma_commit();
+            fence_shared_for_async();
+            __syncwarp();
+            arrive(shared.slopes_full(stage));
+            wgmma_wait<1>();
+            pin(dv);
+            pin(weights);
+            arrive(shared.d_out_empty(stage));
+            if (i > 0 && stage != warpgroup) {
+                float sum[RESULTS];
+                issue_sum(it - 1, sum);
+                wgmma_wait<1>();
+                pin(dk);
+                pin(slopes);
+                arrive(shared.queries_empty(stage));
+                give_sum(sum);
+            } else {
+                wgmma_wait<0>();
+                pin(dk);
+                pin(slopes);
+                arrive(shared.queries_empty(stage));
+            }
+        }
+        if (blocks > 0 && (it & 1) != warpgroup) {
+            float sum[RESULTS];
+            issue_sum(it - 1, sum);
+            give_sum(sum);
+        }
+        if (blocks > 0) {
+            arrive(shared.keys_empty());
+            loads++;
+        }
+        write_keys<Traits>(params, params.dk, tile, first_key, params.head_dim, dk, params.scoring.scale);
+        write_keys<Traits>(params, params.dv, tile, first_key, params.value_dim, dv, 1);
+        __syncwarp();
+        arrive(shared.tile_empty(turn % 2));
+    }
+}
+
+} // namespace warptile

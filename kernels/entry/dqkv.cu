@@ -1,0 +1,14 @@
+// One image of all gradients in one pass; the build names the element type, the tiling and the entry.
+#include "backward/wgmma.cuh"
+
+using Params = warptile::BackwardTma;
+using Instance =
+    warptile::OnePassTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
+
+extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
+
+extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
+    WARPTILE_ENTRY(const __grid_constant__ Params params)
+{
+    warptile::all_gradients<Instance>(params);
+}
