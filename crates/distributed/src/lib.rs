@@ -16,3 +16,8 @@ pub use group::Group;
 pub use plan::Expected;
 pub use shard::{RowMap, Sharding};
 pub use shards::Shards;
+
+/// Compiles and runs the page's example.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/several-gpus.md")]
+struct Page;
