@@ -24,7 +24,7 @@ def attention(
     Args:
         q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
         k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
-        v: Values, of the shape of k but for the head size, which may be another one.
+        v: Values, of the shape of k; their head size may differ.
         return_lse: Whether to return `(out, lse)` instead of `out`.
         causal: Whether a query sees no key after the diagonal.
         window: `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
@@ -72,7 +72,7 @@ def attention(
 
     Raises:
         warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
-        warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+        warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
         warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
         warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     """
@@ -92,7 +92,7 @@ def attention(
     Args:
         q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
         k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
-        v: Values, of the shape of k but for the head size, which may be another one.
+        v: Values, of the shape of k; their head size may differ.
         return_lse: Whether to return `(out, lse)` instead of `out`.
         causal: Whether a query sees no key after the diagonal.
         window: `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
@@ -140,7 +140,7 @@ def attention(
 
     Raises:
         warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
-        warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+        warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
         warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
         warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     """
@@ -155,7 +155,8 @@ def explain(q: Array, k: Array, v: Array, *, device: str | None = None, **option
         q: As in `attention`.
         k: As in `attention`.
         v: As in `attention`.
-        device: `"cpu"`, `"cuda:0"` and so on: as if the tensors were there; or a GPU that need not be there, such as `"h200"`, `"rtx4090"` or `"8.6"`.
+        device: `"cpu"`, `"cuda:0"` and so on: as if the tensors were there; or a GPU that need not be there, such
+    as `"h200"`, `"rtx4090"` or `"8.6"`.
         options: The other arguments of `attention`.
 
     Returns:
@@ -190,8 +191,8 @@ def merge(
         The output and the log-sum-exp.
 
     Raises:
-        warptile.InvalidInput: (a ValueError) There are no parts or too many, or a shape, device or stride breaks a rule.
-        warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+        warptile.InvalidInput: (a ValueError) The parts are missing or too many, or a shape, device or stride breaks a rule.
+        warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
         warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     """
 def options_stub() -> str: ...

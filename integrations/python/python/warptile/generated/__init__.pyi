@@ -6,25 +6,50 @@ from .._types import Array
 
 class Options(TypedDict, total=False):
     causal: bool | None
+    """Whether a query sees no key after the diagonal."""
     window: tuple[int | None, int | None] | None
+    """`(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit."""
     diagonal: int | Literal["bottom-right", "top-left"] | None
+    """Where the diagonal of `causal` and `window` runs: `"bottom-right"`, as if not given, aligns the last query with the
+    last key, `"top-left"` the first query with the first key. A number is the key on the diagonal of the first query."""
     scale: float | None
+    """Factor of the scores; `1 / sqrt(head size)` if not given."""
     softcap: float | None
+    """Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound."""
     layout: Literal["bshd", "bhsd"] | None
+    """Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`."""
     max_seqlen_q: int | None
+    """On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen."""
     max_seqlen_k: int | None
+    """On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen."""
     kernel: str | None
+    """Name of the kernel or family to run instead of the planner's choice."""
     stream: int | None
+    """Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
+    legacy default stream."""
     out: Any
+    """Receives the output. Gaps between strided rows, and rows that no sequence owns, are left alone."""
     bias: Array | None
+    """The additive bias."""
     key_mask: Array | None
+    """The key mask; 0 hides a key."""
     lse: Array | None
+    """Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`."""
     cu_seqlens_q: Array | Sequence[int] | None
+    """Row offsets of packed queries."""
     cu_seqlens_k: Array | Sequence[int] | None
+    """Row offsets of packed keys and values."""
     seqused_q: Array | Sequence[int] | None
+    """Used rows of each sequence's queries."""
     seqused_k: Array | Sequence[int] | None
+    """Used rows of each sequence's keys and values; of a cache write those that the cache has already."""
     block_table: Array | None
+    """Numbers of the pages of each sequence, in order."""
     alibi_slopes: Array | Sequence[float] | None
+    """ALiBi slopes: `slope * distance` is subtracted from the scores."""
     sinks: Array | Sequence[float] | None
+    """Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none."""
     k_descale: Array | Sequence[float] | float | None
+    """Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them."""
     v_descale: Array | Sequence[float] | float | None
+    """Scales of quantized values, as those of keys."""
