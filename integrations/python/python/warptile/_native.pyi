@@ -156,7 +156,7 @@ def explain(q: Array, k: Array, v: Array, *, device: str | None = None, **option
         k: As in `attention`.
         v: As in `attention`.
         device: `"cpu"`, `"cuda:0"` and so on: as if the tensors were there; or a GPU that need not be there, such
-    as `"h200"`, `"rtx4090"` or `"8.6"`.
+            as `"h200"`, `"rtx4090"` or `"8.6"`.
         options: The other arguments of `attention`.
 
     Returns:
