@@ -193,7 +193,14 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
     if (laid_out_for as usize) < largest {
         return Some(Reason::HeadDim { laid_out_for });
     }
-    let lacks = problem.needs() - image.features;
+    // In one pass sums begin at the lse divided by the scale.
+    let scale = problem.problem.scoring().scale;
+    let is_too_small = scale.is_some_and(|scale| scale < 1e-15);
+    let needs = match image.role == Role::AllGradients && is_too_small {
+        true => problem.needs() | Features::NEGATIVE_SCALE,
+        false => problem.needs(),
+    };
+    let lacks = needs - image.features;
     if !lacks.is_empty() {
         return Some(Reason::Lacks(lacks));
     }

@@ -126,6 +126,7 @@ fn one_pass_is_for_who_asks_for_it() {
         "b1 q300 k300 h8 d64 bf16 softcap=30",
         "b1 q300 k300 h8 d192 bf16",
         "b1 q300 k300 h8 d64 f32",
+        "b1 q300 k300 h8 d64 f16 scale=0",
     ] {
         one_pass(words).unwrap_err();
     }

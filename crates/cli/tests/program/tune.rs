@@ -381,8 +381,12 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
 fn a_search_ends_within_a_second() {
     let machine = Machine::new();
     let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
-    let problem = "b1 q8192 k8192 h2 d64 f16";
-    let mut command = machine.command(&times, &["tune", "--dry-run", "--shape", problem]);
+    // One takes a second or two.
+    let problems = [8192, 8064, 7936, 7808, 7680, 7552]
+        .map(|length| format!("b1 q{length} k{length} h2 d64 f16"));
+    let shapes = { problems.iter() }.flat_map(|problem| ["--shape", problem]);
+    let arguments: Vec<_> = ["tune", "--dry-run"].into_iter().chain(shapes).collect();
+    let mut command = machine.command(&times, &arguments);
     crate::interrupt::ends_within_a_second(&mut command, "Ctrl-C again ends at once");
 }
 
