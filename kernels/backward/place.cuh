@@ -1,5 +1,6 @@
 // Which tile of keys or of queries a CTA of the backward pass has. Tiles are numbered as forward's (work/order.cuh): heads are taken
 // `heads_at_once` at a time, and of those the tiles that see the most come first: under a causal mask the first keys, and the last queries.
+// What is left over by these groups comes first, so that the last tiles are short ones of many heads.
 #pragma once
 
 #include "base/abi_backward.cuh"
@@ -34,11 +35,11 @@ template <int BLOCK, bool OF_KEYS> __device__ inline GradientPlace gradient_plac
     }
     const bool packed = side.query_offsets;
     const unsigned all_heads = packed ? heads : heads * side.batch;
-    const unsigned tiles_at_once = (unsigned)work.heads_at_once * work.head_tiles;
-    const unsigned group = number / tiles_at_once;
-    const unsigned first_head = group * work.heads_at_once;
-    const unsigned group_heads = min((unsigned)work.heads_at_once, all_heads - first_head);
-    const unsigned rest = number - group * tiles_at_once;
+    const unsigned at_once = work.heads_at_once, missing = (at_once - all_heads % at_once) % at_once;
+    const unsigned group = (number + missing * work.head_tiles) / (at_once * work.head_tiles);
+    const unsigned first_head = group == 0 ? 0 : group * at_once - missing;
+    const unsigned group_heads = group == 0 ? at_once - missing : at_once;
+    const unsigned rest = number - first_head * work.head_tiles;
     const unsigned row = rest / group_heads;
     const int batch_head = first_head + rest - row * group_heads;
     const int slot = OF_KEYS ? row : work.head_tiles - 1 - row;

@@ -18,6 +18,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_>
 
 template <class Traits> __device__ inline void write_sums(const Backward& params)
 {
+    using Element = typename Traits::Element;
     begin_in_order();
     const Sequences& sequences = params.sequences;
     const int tile = blockIdx.x, block = tile % params.rows.query_tiles, batch_head = tile / params.rows.query_tiles;
@@ -25,17 +26,25 @@ template <class Traits> __device__ inline void write_sums(const Backward& params
     const Extent q = queries_of(sequences, batch), k = keys_of(sequences, batch);
     const Visits<Traits::BLOCK_M, Traits::BLOCK_N> visits = {Mask(params.scoring, q.len, k.len)};
     const bool has_sum = visits.is_visited(block);
-    const int row = block * Traits::BLOCK_M + threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
-    const long long at = batch * params.dq.batch + row * params.dq.row + head * params.dq.head + column;
+    const int row = block * Traits::BLOCK_M + threadIdx.x / 32 * 16 + lane / 4;
     const float4* const sums = reinterpret_cast<const float4*>(params.rows.dq_sum) + (long long)tile * (PREPASS_ROWS * Traits::HEAD_DIM / 4) + threadIdx.x;
     const float scale = params.scoring.scale;
-#pragma unroll 8
-    for (int i = 0; i < Traits::HEAD_DIM / 8; i++) {
-        if (8 * i + column >= params.head_dim) break;
-        const float4 sum = has_sum ? sums[i * 128] : float4{0, 0, 0, 0};
-        if (row < q.len) write_pair<typename Traits::Element>(params.dq, params.gradients, at + 8 * i, sum.x * scale, sum.y * scale);
-        if (row + 8 < q.len)
-            write_pair<typename Traits::Element>(params.dq, params.gradients, at + 8 * params.dq.row + 8 * i, sum.z * scale, sum.w * scale);
+    const bool chunks = writes_chunks<Element>(params.dq, params.gradients, params.head_dim);
+#pragma unroll
+    for (int i = 0; i < Traits::HEAD_DIM / 8; i += 4) {
+        if (8 * i >= params.head_dim) break;
+        float2 pairs[2][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float4 sum = has_sum ? sums[(i + j) * 128] : float4{0, 0, 0, 0};
+            pairs[0][j] = {sum.x * scale, sum.y * scale};
+            pairs[1][j] = {sum.z * scale, sum.w * scale};
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const long long at = batch * params.dq.batch + (row + 8 * half) * params.dq.row + head * params.dq.head;
+            write_groups<Element>(params.dq, params.gradients, chunks, at, row + 8 * half < q.len, 8 * i, params.head_dim, pairs[half]);
+        }
     }
 }
 

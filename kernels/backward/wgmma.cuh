@@ -72,18 +72,20 @@ template <class Traits> __device__ inline void load_blocks(const BackwardTma& bl
     }
 }
 
-// The thread that adds the shares of every other block, of those that have the parity `mine`.
-template <class Traits> __device__ inline void add_sums(const Backward& params, const OnePassShared<Traits> shared, unsigned mine)
+// A thread that adds the shares of blocks: of every block whose share warpgroup `mine` computes.
+template <class Traits> __device__ inline void add_sums(const Backward& params, const OnePassShared<Traits> shared, int mine)
 {
-    unsigned it = 0, taken = 0;
+    int owner = -1; // of the block
+    unsigned taken = 0;
     for (unsigned turn = 0;; turn++) {
         const OnePassTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
 #pragma unroll 1
         for (int head = 0; head < tile.heads; head++)
 #pragma unroll 1
-            for (int of = tile.end_block - 1; of >= tile.first_block; of--, it++) {
-                if ((it & 1) != mine) continue;
+            for (int of = tile.end_block - 1; of >= tile.first_block; of--) {
+                if (++owner == Traits::CONSUMERS) owner = 0;
+                if (owner != mine) continue;
                 const int row_tile = tile.row_tile + head * params.rows.query_tiles + of;
                 unsigned* const turns = params.rows.turns + row_tile;
                 const Visits<Traits::BLOCK_M, Traits::BLOCK_N> visits = {tile.mask(params)};
@@ -118,7 +120,7 @@ template <class Traits> __device__ inline void all_gradients(const BackwardTma& 
         give_registers_back<Traits::LOADING_REGISTERS>();
         if (threadIdx.x == 0)
             load_blocks(block, shared);
-        else if (threadIdx.x == 32 || threadIdx.x == 64)
+        else if (warp <= Traits::CONSUMERS && threadIdx.x % 32 == 0)
             add_sums(block.backward, shared, warp - 1);
     } else {
         take_registers<Traits::COMPUTING_REGISTERS>();

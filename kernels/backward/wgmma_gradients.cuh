@@ -1,14 +1,16 @@
-// What a warpgroup of the one-pass kernels computes: dK and dV of 64 keys, in registers, and of every other block of queries the tile's share of dQ.
+// What a warpgroup of the one-pass kernels computes: dK and dV of 64 keys, in registers, and in turn with the others the tile's share of dQ of a
+// block of queries.
 //
 // The scores of a block are transposed, keys x queries, so that weights and gradients of scores are left operands of dV and dK as they are. The products
 // with queries begin at -lse / scale and those with values at -delta: loads of these between exp2 and its use would wait behind wgmma's own.
-// dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroup has long left its own. Queries are given back
+// dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroups have long left their own. Queries are given back
 // at the end of a block, so that those of the next but one come in time.
 #pragma once
 
 #include "backward/wgmma_layout.cuh"
 #include "backward/write.cuh"
 #include "base/math.cuh"
+#include "memory/ring.cuh"
 #include "ptx/stage.cuh"
 #include "ptx/words.cuh"
 
@@ -27,15 +29,18 @@ __device__ inline void write_keys(const Backward& params, const Tensor& to, cons
                                   const float (&sums)[Traits::RESULTS], float factor)
 {
     if (!to.address) return;
+    const bool chunks = writes_chunks<typename Traits::Element>(to, params.gradients, dim);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int row = first_key + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half, column = thread_index() % 4 * 2;
-        if (row >= tile.key_len) continue;
-        const long long at = tile.batch * to.batch + row * to.row + tile.kv_head * to.head + column;
+        const int row = first_key + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half;
+        const long long at = tile.batch * to.batch + row * to.row + tile.kv_head * to.head;
 #pragma unroll
-        for (int i = 0; i < Traits::RESULTS / 4; i++)
-            if (8 * i + column < dim)
-                write_pair<typename Traits::Element>(to, params.gradients, at + 8 * i, sums[4 * i + 2 * half] * factor, sums[4 * i + 2 * half + 1] * factor);
+        for (int i = 0; i < Traits::RESULTS; i += 16) {
+            float2 pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
+            write_groups<typename Traits::Element>(to, params.gradients, chunks, at, row < tile.key_len, 2 * i, dim, pairs);
+        }
     }
 }
 
@@ -59,6 +64,9 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
         }
     };
     unsigned it = 0, given = 0, loads = 0; // blocks of this CTA, sums of dQ that this warpgroup has given away, and tiles with keys
+    RingPosition<Traits::CONSUMERS> ring;  // who computes the block's share of dQ, and how often it has
+    // Whether this warpgroup computes that of the block before.
+    const auto has_duty = [&] { return uniform(ring.stage == 0 ? Traits::CONSUMERS - 1 : ring.stage - 1) == warpgroup; };
 
     for (unsigned turn = 0;; turn++) {
         const OnePassTile& tile = shared.wait_for_tile(turn);
@@ -75,9 +83,9 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
         const auto along_rows = [](unsigned long long descriptor, int step, int slab_bytes) {
             return advance_descriptor(descriptor, step % 4 * 32 + step / 4 * slab_bytes);
         };
-        // dQ of block `of`, which is this warpgroup's, behind what has been issued.
-        const auto issue_sum = [&](unsigned of, float (&sum)[RESULTS]) {
-            barrier_wait(shared.slopes_full(warpgroup), of >> 1 & 1);
+        // dQ of the block before, which is this warpgroup's, behind what has been issued.
+        const auto issue_sum = [&](float (&sum)[RESULTS]) {
+            barrier_wait(shared.slopes_full(warpgroup), given & 1);
             wgmma_fence();
             const unsigned long long slopes = matrix_descriptor(shared.slopes(warpgroup), 1);
             const unsigned long long all_keys = matrix_descriptor(shared.base + Traits::KEYS_AT, Traits::KEY_SLAB_BYTES);
@@ -166,9 +174,10 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             wgmma_wait<1>();
             pin(y);
             if (i == blocks - 1) arrive(shared.values_empty());
-            barrier_wait(shared.slopes_empty(stage), ~phase & 1);
+            const int which = uniform(ring.stage);
+            barrier_wait(shared.slopes_empty(which), ~ring.parity & 1);
             const unsigned l = lane(), chunk = 2 * (thread_index() % 128 / 32) + l / 8 % 2;
-            const unsigned slope_row = shared.slopes(stage) + warpgroup * Traits::QUERY_SLAB_BYTES + (l / 16 * 8 + l % 8) * SWIZZLE_BYTES + (chunk ^ l % 8) * 16;
+            const unsigned slope_row = shared.slopes(which) + warpgroup * Traits::QUERY_SLAB_BYTES + (l / 16 * 8 + l % 8) * SWIZZLE_BYTES + (chunk ^ l % 8) * 16;
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
 #pragma unroll
@@ -189,14 +198,14 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             wgmma_commit();
             fence_shared_for_async();
             __syncwarp();
-            arrive(shared.slopes_full(stage));
+            arrive(shared.slopes_full(which));
             wgmma_wait<1>();
             pin(dv);
             pin(weights);
             arrive(shared.d_out_empty(stage));
-            if (i > 0 && stage != warpgroup) {
+            if (i > 0 && has_duty()) {
                 float sum[RESULTS];
-                issue_sum(it - 1, sum);
+                issue_sum(sum);
                 wgmma_wait<1>();
                 pin(dk);
                 pin(slopes);
@@ -208,10 +217,11 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                 pin(slopes);
                 arrive(shared.queries_empty(stage));
             }
+            ring.advance();
         }
-        if (blocks > 0 && (it & 1) != warpgroup) {
+        if (blocks > 0 && has_duty()) {
             float sum[RESULTS];
-            issue_sum(it - 1, sum);
+            issue_sum(sum);
             give_sum(sum);
         }
         if (blocks > 0) {

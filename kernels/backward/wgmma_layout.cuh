@@ -37,7 +37,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr unsigned ROLE = ROLE_ALL_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT, FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM;
 
     static constexpr int CONSUMERS = BLOCK_N / MMA_ROWS; // warpgroups, each with 64 keys
-    static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS;
+    static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = (HEAD_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
     static constexpr int QUERY_SLAB_BYTES = BLOCK_M * SWIZZLE_BYTES, KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
     static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES, KEY_BYTES = SLABS * KEY_SLAB_BYTES;
     static constexpr int SLOPE_BYTES = BLOCK_M * BLOCK_N * 2;    // gradients of a block's scores
@@ -48,19 +48,20 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
     static constexpr int KEYS_AT = 0, VALUES_AT = KEYS_AT + KEY_BYTES, QUERIES_AT = VALUES_AT + KEY_BYTES;
     static constexpr int D_OUT_AT = QUERIES_AT + STAGES * QUERY_BYTES, SLOPES_AT = D_OUT_AT + STAGES * QUERY_BYTES;
-    static constexpr int SUMS_AT = SLOPES_AT + 2 * SLOPE_BYTES, NUMBERS_AT = SUMS_AT + 2 * SUM_BYTES;
+    static constexpr int SUMS_AT = SLOPES_AT + CONSUMERS * SLOPE_BYTES, NUMBERS_AT = SUMS_AT + CONSUMERS * SUM_BYTES;
     static constexpr int BARRIERS_AT = NUMBERS_AT + STAGES * 2 * NUMBER_BYTES;
-    static constexpr int BARRIERS = 24, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
+    static constexpr int BARRIERS = 16 + 4 * CONSUMERS, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(OnePassTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
-    enum { LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, LOADING_REGISTERS = 24, COMPUTING_REGISTERS = 240 };
+    enum { LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, LOADING_REGISTERS = 24, COMPUTING_REGISTERS = CONSUMERS == 2 ? 240 : 160 };
     static_assert(LOADING_REGISTERS + CONSUMERS * COMPUTING_REGISTERS <= (1 + CONSUMERS) * LAUNCH_REGISTERS, "none waits for registers");
 
     static_assert(sizeof(Element) == 2, "wgmma takes f16 and bf16");
-    static_assert(STAGES == 2 && CONSUMERS == 2, "blocks alternate between stages, warpgroups and those who add");
+    static_assert(STAGES == 2, "blocks alternate between stages");
+    static_assert(CONSUMERS == 2 || CONSUMERS == 3, "warpgroups, and those who add, have blocks in turn: each of these is a warp of the first four");
     static_assert(WARPS == 4 + 4 * CONSUMERS, "a warpgroup loads and adds, the others compute");
-    static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M == PREPASS_ROWS && BLOCK_M == MMA_ROWS, "slabs, and a product's rows");
+    static_assert(HEAD_DIM % 32 == 0 && BLOCK_M == PREPASS_ROWS && BLOCK_M == MMA_ROWS, "slabs, and a product's rows");
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
 
@@ -77,13 +78,13 @@ template <class Traits> struct OnePassShared {
     __device__ unsigned queries_empty(int stage) const { return barrier(6 + stage); }
     __device__ unsigned d_out_full(int stage) const { return barrier(8 + stage); }
     __device__ unsigned d_out_empty(int stage) const { return barrier(10 + stage); }
-    __device__ unsigned slopes_full(int which) const { return barrier(12 + which); }
-    __device__ unsigned slopes_empty(int which) const { return barrier(14 + which); }
-    __device__ unsigned sums_full(int which) const { return barrier(16 + which); }
-    __device__ unsigned sums_empty(int which) const { return barrier(18 + which); }
-
-    __device__ unsigned tile_full(int which) const { return barrier(20 + which); }
-    __device__ unsigned tile_empty(int which) const { return barrier(22 + which); }
+    __device__ unsigned tile_full(int which) const { return barrier(12 + which); }
+    __device__ unsigned tile_empty(int which) const { return barrier(14 + which); }
+    // Of one for each warpgroup.
+    __device__ unsigned slopes_full(int which) const { return barrier(16 + which); }
+    __device__ unsigned slopes_empty(int which) const { return barrier(16 + Traits::CONSUMERS + which); }
+    __device__ unsigned sums_full(int which) const { return barrier(16 + 2 * Traits::CONSUMERS + which); }
+    __device__ unsigned sums_empty(int which) const { return barrier(16 + 3 * Traits::CONSUMERS + which); }
 
     __device__ unsigned queries(int stage) const { return base + Traits::QUERIES_AT + stage * Traits::QUERY_BYTES; }
     __device__ unsigned d_out(int stage) const { return base + Traits::D_OUT_AT + stage * Traits::QUERY_BYTES; }
@@ -103,12 +104,14 @@ template <class Traits> struct OnePassShared {
             barrier_init(queries_empty(i), COMPUTING);
             barrier_init(d_out_full(i), 1);
             barrier_init(d_out_empty(i), COMPUTING);
+            barrier_init(tile_full(i), 1);
+            barrier_init(tile_empty(i), COMPUTING + Traits::CONSUMERS);
+        }
+        for (int i = 0; i < Traits::CONSUMERS; i++) {
             barrier_init(slopes_full(i), COMPUTING);
             barrier_init(slopes_empty(i), OF_GROUP);
             barrier_init(sums_full(i), OF_GROUP);
             barrier_init(sums_empty(i), 1);
-            barrier_init(tile_full(i), 1);
-            barrier_init(tile_empty(i), COMPUTING + 2);
         }
         fence_barrier_init();
     }

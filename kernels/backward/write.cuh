@@ -1,8 +1,10 @@
-// Two neighbouring numbers of a gradient, from registers to where they belong: rounded or as fp32, also on top of what is there.
+// Numbers of a gradient, from registers to where they belong: rounded or as fp32, also on top of what is there.
 #pragma once
 
 #include "base/abi_backward.cuh"
 #include "base/element.cuh"
+#include "memory/chunk.cuh"
+#include "ptx/transpose.cuh"
 
 namespace warptile {
 
@@ -16,6 +18,34 @@ template <class Element> __device__ inline void write_pair(const Tensor& to, int
         Element* const pair = static_cast<Element*>(to.address) + at;
         if (gradients & GRADIENTS_ADD) first += widen(pair[0]), second += widen(pair[1]);
         *reinterpret_cast<unsigned*>(pair) = narrow2<Element>(first, second);
+    }
+}
+
+// Whether rows of a gradient are written 16 bytes at a time: rounded ones with nothing below them.
+template <class Element> __device__ inline bool writes_chunks(const Tensor& to, int gradients, int dim)
+{
+    return gradients == 0 && dim % CHUNK<Element> == 0 && in_chunks<Element>(to);
+}
+
+// Four groups of eight columns, from `column` on, of which a matrix product has left each of four lanes two numbers a group. All lanes of a
+// warp call this; `exists` says whether the lane's row is one to write, which begins at `row`.
+template <class Element>
+__device__ inline void write_groups(const Tensor& to, int gradients, bool chunks, long long row, bool exists, int column, int dim, const float2 (&pairs)[4])
+{
+    const int lane = threadIdx.x % 4;
+    if (chunks) {
+        unsigned words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) words[i] = narrow2<Element>(pairs[i].x, pairs[i].y);
+        transpose_among_four(words);
+        if (exists && column + 8 * lane < dim)
+            *reinterpret_cast<uint4*>(static_cast<Element*>(to.address) + row + column + 8 * lane) = {words[0], words[1], words[2], words[3]};
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = column + 8 * i + 2 * lane;
+            if (exists && at < dim) write_pair<Element>(to, gradients, row + at, pairs[i].x, pairs[i].y);
+        }
     }
 }
 

@@ -86,10 +86,12 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     else if (kernel == "dsinks_w8") run<true>(sum_sinks<SinkTraits<Element, 8>>, params, grid, threads);
     else if (kernel.rfind("dkv_", 0) == 0) return run_pair<Element, true>(kernel.substr(4), params, grid, threads);
     else if (kernel.rfind("dq_", 0) == 0) return run_pair<Element, false>(kernel.substr(3), params, grid, threads);
-    else if (kernel == "dqsum_d64_64x128_w4_s1") run(write_sums<SumTraits<Element, 64, 64, 128, 4>>, params, grid, threads);
-    else if (kernel == "dqsum_d128_64x128_w4_s1") run(write_sums<SumTraits<Element, 128, 64, 128, 4>>, params, grid, threads);
+    else if (kernel == "dqsum_d64_64x192_w4_s1") run<true>(write_sums<SumTraits<Element, 64, 64, 192, 4>>, params, grid, threads);
+    else if (kernel == "dqsum_d96_64x128_w4_s1") run<true>(write_sums<SumTraits<Element, 96, 64, 128, 4>>, params, grid, threads);
+    else if (kernel == "dqsum_d128_64x128_w4_s1") run<true>(write_sums<SumTraits<Element, 128, 64, 128, 4>>, params, grid, threads);
     else if constexpr (sizeof(Element) == 2) {
-        if (kernel == "dqkv_d64_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 64, 64, 128, 12, 2>>, params, grid, threads);
+        if (kernel == "dqkv_d64_64x192_w16_s2") run<true>(all_gradients<OnePassTraits<Element, 64, 64, 192, 16, 2>>, params, grid, threads);
+        else if (kernel == "dqkv_d96_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 96, 64, 128, 12, 2>>, params, grid, threads);
         else if (kernel == "dqkv_d128_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 128, 64, 128, 12, 2>>, params, grid, threads);
         else return false;
     } else return false;

@@ -13,8 +13,9 @@ template <int N> struct WgmmaRows;
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 #define WARPTILE_OUT_32 WARPTILE_OUT_8(0), WARPTILE_OUT_8(8), WARPTILE_OUT_8(16), WARPTILE_OUT_8(24)
+#define WARPTILE_OUT_48 WARPTILE_OUT_32, WARPTILE_OUT_8(32), WARPTILE_OUT_8(40)
 #define WARPTILE_OUT_64                                                                                                \
-    WARPTILE_OUT_32, WARPTILE_OUT_8(32), WARPTILE_OUT_8(40), WARPTILE_OUT_8(48), WARPTILE_OUT_8(56)
+    WARPTILE_OUT_48, WARPTILE_OUT_8(48), WARPTILE_OUT_8(56)
 #define WARPTILE_WGMMA_ROWS(n, type, list, p0, p1, p2, ...)                                                            \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #p2 ", 0;\n"                                                 \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, %" #p0 ", %" #p1        \
@@ -35,6 +36,9 @@ template <int N> struct WgmmaRows;
 
 WARPTILE_WGMMA(64, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31", 32, 33, 34, WARPTILE_OUT_32);
+WARPTILE_WGMMA(96, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47", 48, 49, 50, WARPTILE_OUT_48);
 WARPTILE_WGMMA(128, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -43,6 +47,7 @@ WARPTILE_WGMMA(128, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13,
 #undef WARPTILE_WGMMA
 #undef WARPTILE_WGMMA_ROWS
 #undef WARPTILE_OUT_64
+#undef WARPTILE_OUT_48
 #undef WARPTILE_OUT_32
 #undef WARPTILE_OUT_8
 

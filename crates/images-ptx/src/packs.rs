@@ -40,58 +40,58 @@ pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../images
 pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47709] = *include_bytes!("../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_ptx.zst`.
-pub static DKV_D128_32X32_W4_S1_PTX: [u8; 10408] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_ptx.zst");
+pub static DKV_D128_32X32_W4_S1_PTX: [u8; 10473] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_ptx.zst`.
-pub static DKV_D128_64X64_W4_S1_PTX: [u8; 21274] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_ptx.zst");
+pub static DKV_D128_64X64_W4_S1_PTX: [u8; 21333] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_ptx.zst`.
-pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17728] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_ptx.zst");
+pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17774] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_ptx.zst`.
-pub static DKV_D256_16X16_W4_S1_PTX: [u8; 10393] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_ptx.zst");
+pub static DKV_D256_16X16_W4_S1_PTX: [u8; 10476] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_ptx.zst`.
-pub static DKV_D256_32X32_W4_S1_PTX: [u8; 19336] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_ptx.zst");
+pub static DKV_D256_32X32_W4_S1_PTX: [u8; 19436] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_ptx.zst`.
-pub static DKV_D64_32X32_W4_S1_PTX: [u8; 9478] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_ptx.zst");
+pub static DKV_D64_32X32_W4_S1_PTX: [u8; 9527] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
-pub static DKV_D64_64X64_W4_S2_PTX: [u8; 18939] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_ptx.zst");
+pub static DKV_D64_64X64_W4_S2_PTX: [u8; 18955] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_ptx.zst`.
-pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20178] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_ptx.zst");
+pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20225] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_ptx.zst`.
-pub static DQ_D128_32X32_W4_S1_PTX: [u8; 9287] = *include_bytes!("../images/dq_d128_32x32_w4_s1_ptx.zst");
+pub static DQ_D128_32X32_W4_S1_PTX: [u8; 9357] = *include_bytes!("../images/dq_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_ptx.zst`.
-pub static DQ_D128_64X64_W4_S1_PTX: [u8; 19344] = *include_bytes!("../images/dq_d128_64x64_w4_s1_ptx.zst");
+pub static DQ_D128_64X64_W4_S1_PTX: [u8; 19436] = *include_bytes!("../images/dq_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_ptx.zst`.
-pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21343] = *include_bytes!("../images/dq_d192_64x32_w4_s1_ptx.zst");
+pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21384] = *include_bytes!("../images/dq_d192_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_ptx.zst`.
-pub static DQ_D256_16X16_W4_S1_PTX: [u8; 9211] = *include_bytes!("../images/dq_d256_16x16_w4_s1_ptx.zst");
+pub static DQ_D256_16X16_W4_S1_PTX: [u8; 9276] = *include_bytes!("../images/dq_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_ptx.zst`.
-pub static DQ_D256_64X16_W4_S1_PTX: [u8; 17539] = *include_bytes!("../images/dq_d256_64x16_w4_s1_ptx.zst");
+pub static DQ_D256_64X16_W4_S1_PTX: [u8; 17595] = *include_bytes!("../images/dq_d256_64x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_ptx.zst`.
-pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22953] = *include_bytes!("../images/dq_d256_64x32_w4_s1_ptx.zst");
+pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22978] = *include_bytes!("../images/dq_d256_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_ptx.zst`.
-pub static DQ_D64_128X64_W4_S2_PTX: [u8; 22960] = *include_bytes!("../images/dq_d64_128x64_w4_s2_ptx.zst");
+pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23073] = *include_bytes!("../images/dq_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_ptx.zst`.
-pub static DQ_D64_32X32_W4_S1_PTX: [u8; 8474] = *include_bytes!("../images/dq_d64_32x32_w4_s1_ptx.zst");
+pub static DQ_D64_32X32_W4_S1_PTX: [u8; 8540] = *include_bytes!("../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
-pub static DQ_D64_64X64_W4_S2_PTX: [u8; 16952] = *include_bytes!("../images/dq_d64_64x64_w4_s2_ptx.zst");
+pub static DQ_D64_64X64_W4_S2_PTX: [u8; 17015] = *include_bytes!("../images/dq_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_ptx.zst`.
-pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18288] = *include_bytes!("../images/dq_d96_64x64_w4_s2_ptx.zst");
+pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18319] = *include_bytes!("../images/dq_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dsinks_w8_ptx.zst`.
 pub static DSINKS_W8_PTX: [u8; 2459] = *include_bytes!("../images/dsinks_w8_ptx.zst");

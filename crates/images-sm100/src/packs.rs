@@ -52,55 +52,55 @@ pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35147] = *include_bytes!("../ima
 pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55382] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 13412] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_100.zst");
+pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 13632] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_100.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 23689] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_100.zst");
+pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 23925] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_100.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21441] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_100.zst");
+pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21633] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_100.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 13687] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_100.zst");
+pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 13894] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 22018] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_100.zst");
+pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 22349] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 12748] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_100.zst");
+pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 12955] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_100.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 22104] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_100.zst");
+pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 22194] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_100.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 21945] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_100.zst");
+pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 24935] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 12715] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_100.zst");
+pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 12862] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_100.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 20996] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_100.zst");
+pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 21088] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22060] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_100.zst");
+pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22103] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_100.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 12732] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_100.zst");
+pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 12889] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 26240] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_100.zst");
+pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 26464] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 24920] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_100.zst");
+pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25228] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 12086] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_100.zst");
+pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 12175] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 19789] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_100.zst");
+pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 19885] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20087] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_100.zst");
+pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20198] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_100.zst`.
 pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../images/dsinks_w8_sm_100.zst");

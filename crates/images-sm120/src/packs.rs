@@ -31,55 +31,55 @@ pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../ima
 pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 50020] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 13398] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_120.zst");
+pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 13567] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_120.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 21912] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_120.zst");
+pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 22060] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_120.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19545] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_120.zst");
+pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19653] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_120.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 13666] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_120.zst");
+pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 13832] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 20788] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_120.zst");
+pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 20920] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 12457] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_120.zst");
+pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 12618] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_120.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 20594] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_120.zst");
+pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 20773] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_120.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21302] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_120.zst");
+pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21476] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 12458] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_120.zst");
+pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 12586] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_120.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 20046] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_120.zst");
+pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 20123] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_120.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21170] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_120.zst");
+pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21302] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 12737] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_120.zst");
+pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 12849] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 20034] = *include_bytes!("../images/dq_d256_64x16_w4_s1_sm_120.zst");
+pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 20066] = *include_bytes!("../images/dq_d256_64x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22172] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_120.zst");
+pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22360] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 11676] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_120.zst");
+pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 11802] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 18824] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_120.zst");
+pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 18909] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19236] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_120.zst");
+pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19297] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_120.zst`.
 pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../images/dsinks_w8_sm_120.zst");

@@ -40,64 +40,64 @@ pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../imag
 pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 10917] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_80.zst");
+pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 11078] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s1_sm_80.zst`.
-pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 24224] = *include_bytes!("../images/dkv_d128_64x128_w8_s1_sm_80.zst");
+pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22603] = *include_bytes!("../images/dkv_d128_64x128_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 21553] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 21742] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17651] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_80.zst");
+pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17687] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 10834] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_80.zst");
+pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 10980] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 17542] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 17698] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
-pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 19928] = *include_bytes!("../images/dkv_d256_64x64_w8_s1_sm_80.zst");
+pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 21970] = *include_bytes!("../images/dkv_d256_64x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 10189] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_80.zst");
+pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 10338] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 19586] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 19553] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 20387] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_80.zst");
+pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19665] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 10025] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_80.zst");
+pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 10159] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 18770] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_80.zst");
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 18569] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 18903] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_80.zst");
+pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 18976] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 10049] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_80.zst");
+pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 10194] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 19770] = *include_bytes!("../images/dq_d256_64x16_w4_s1_sm_80.zst");
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 18618] = *include_bytes!("../images/dq_d256_64x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19712] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_80.zst");
+pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19798] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21029] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_80.zst");
+pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21197] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 9514] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_80.zst");
+pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 9708] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 19586] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_80.zst");
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 19474] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18024] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_80.zst");
+pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18260] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_80.zst`.
 pub static DSINKS_W8_SM_80: [u8; 3541] = *include_bytes!("../images/dsinks_w8_sm_80.zst");

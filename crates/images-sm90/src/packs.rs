@@ -61,88 +61,94 @@ pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../imag
 pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 11445] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 11648] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
-pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24979] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");
+pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24840] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 22251] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 22488] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 17804] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_90.zst");
+pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_64x64_w8_s2_sm_90.zst`.
-pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20174] = *include_bytes!("../images/dkv_d192_64x64_w8_s2_sm_90.zst");
+pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20334] = *include_bytes!("../images/dkv_d192_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 11418] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 11554] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 18356] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 18310] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
-pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20538] = *include_bytes!("../images/dkv_d256_64x64_w8_s2_sm_90.zst");
+pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20831] = *include_bytes!("../images/dkv_d256_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 10951] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 11092] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 22885] = *include_bytes!("../images/dkv_d64_64x128_w4_s2_sm_90.zst");
+pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23036] = *include_bytes!("../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 19261] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 19360] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
-pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23181] = *include_bytes!("../images/dkv_d96_64x128_w8_s2_sm_90.zst");
+pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23322] = *include_bytes!("../images/dkv_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 20146] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_90.zst");
+pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19087] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_128x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24089] = *include_bytes!("../images/dq_d128_128x64_w4_s1_sm_90.zst");
+pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24174] = *include_bytes!("../images/dq_d128_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 10636] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 10742] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 18848] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 18984] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19333] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
+pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19480] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 10713] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 10850] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 20022] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 20186] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22632] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_90.zst");
+pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22785] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 10231] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 10378] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 17838] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 18014] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
-pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22784] = *include_bytes!("../images/dq_d96_128x64_w4_s1_sm_90.zst");
+pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../images/dq_d96_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 17937] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
+pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18055] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 18416] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 19255] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
-/// The images of a kernel: `dqkv_d64_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D64_64X128_W12_S2_SM_90: [u8; 16916] = *include_bytes!("../images/dqkv_d64_64x128_w12_s2_sm_90.zst");
+/// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 17265] = *include_bytes!("../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+
+/// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 17590] = *include_bytes!("../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
-pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 5611] = *include_bytes!("../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
+pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6466] = *include_bytes!("../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
 
-/// The images of a kernel: `dqsum_d64_64x128_w4_s1_sm_90.zst`.
-pub static DQSUM_D64_64X128_W4_S1_SM_90: [u8; 4698] = *include_bytes!("../images/dqsum_d64_64x128_w4_s1_sm_90.zst");
+/// The images of a kernel: `dqsum_d64_64x192_w4_s1_sm_90.zst`.
+pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5771] = *include_bytes!("../images/dqsum_d64_64x192_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dqsum_d96_64x128_w4_s1_sm_90.zst`.
+pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6227] = *include_bytes!("../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_90.zst`.
 pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../images/dsinks_w8_sm_90.zst");

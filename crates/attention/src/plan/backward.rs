@@ -91,10 +91,13 @@ impl Planner<'_> {
         check_images(device, images_for(Role::Prepass))?;
         let (mut steps, mut considered) = (Vec::new(), Vec::new());
         let mut is_named = matches!(choice, Choice::Best);
-        // Nobody has measured the kernels that need one pass, so these run by name alone.
+        // One pass has five products where the pair has seven.
         let in_one_pass = problem.of_queries
             && problem.of_keys
-            && images_for(Role::AllGradients).any(|image| is_named_by(choice, image));
+            && images_for(Role::AllGradients).any(|image| match choice {
+                Choice::Best => reject(&problem, image, device).is_none(),
+                _ => is_named_by(choice, image),
+            });
         for role in problem.roles(in_one_pass) {
             let of_role = || images_for(role);
             let named: Vec<_> = of_role()
@@ -112,8 +115,10 @@ impl Planner<'_> {
             // Sums of dQ are arranged as the tiling that leaves them has them.
             let left_by = { steps.last() }.filter(|_| role == Role::QuerySums);
             let is_arranged = |image: &&'static Image| {
-                left_by
-                    .is_none_or(|step: &Step| step.image.tiling.head_dim == image.tiling.head_dim)
+                left_by.is_none_or(|step: &Step| {
+                    let [of_step, own] = [step.image, image].map(|image| &image.tiling);
+                    of_step.head_dim == own.head_dim && of_step.block_n == own.block_n
+                })
             };
             let fitting: Vec<_> = match named.is_empty() {
                 true => of_role().filter(is_arranged).filter(fits).collect(),
@@ -316,6 +321,10 @@ impl BackwardScratch {
 /// Bytes of queries or keys that CTAs working at the same time read again and again: half of a large second-level cache.
 const READ_AGAIN_BYTES: usize = 24 << 20;
 
+/// CTAs that have keys of the same head at the same time, in one pass at head size 128: fewer move sums of dQ through memory, more wait
+/// longer for each other. See docs/notebook/backward.md.
+const CTAS_OF_A_HEAD: usize = 12;
+
 impl Step {
     /// The launch for a backward pass.
     ///
@@ -367,9 +376,20 @@ impl Step {
         let size = ElementType::size(call.element());
         let read_again = others.bound() * group * (heads.dim + heads.value_dim) * size;
         let resident = self.resident() as usize;
-        let at_once = (READ_AGAIN_BYTES / read_again.max(1))
-            .max(resident.div_ceil(head_tiles.max(1)))
-            .clamp(1, all_heads.max(1));
+        let at_once = match self.role {
+            Role::AllGradients => {
+                // Of heads that share keys one is read at a time.
+                let in_cache = READ_AGAIN_BYTES / (read_again / group).max(1);
+                let of_a_head = CTAS_OF_A_HEAD * 128 / (self.image.tiling.head_dim as usize);
+                let together = in_cache.min(resident.div_ceil(of_a_head));
+                let mask = call.mask();
+                // Where tiles differ, more heads are at hand to end with short ones.
+                let is_even = mask.left.is_some() == mask.right.is_some();
+                together.max(resident.div_ceil(head_tiles.max(1))) * if is_even { 1 } else { 2 }
+            }
+            _ => (READ_AGAIN_BYTES / read_again.max(1)).max(resident.div_ceil(head_tiles.max(1))),
+        };
+        let at_once = at_once.clamp(1, all_heads.max(1));
         let draws_tiles = self.image.schedule.is_persistent();
         let grid = match draws_tiles {
             true => tiles.min(resident as u64),

@@ -76,17 +76,10 @@ impl FromStr for Choice {
                 Invalid::presence("kernel", "is empty; it must be a name, or `best`").into(),
             );
         }
-        let families = [
-            Family::Scalar,
-            Family::Wmma,
-            Family::Mma,
-            Family::Wgmma,
-            Family::Decode,
-        ];
         Ok(
-            match families.iter().find(|family| family.to_string() == text) {
+            match Family::ALL.into_iter().find(|family| family.to_string() == text) {
                 _ if text == "best" => Choice::Best,
-                Some(&family) => Choice::Family(family),
+                Some(family) => Choice::Family(family),
                 None if warptile_kernels::image(text).is_some() => Choice::Image(text.to_owned()),
                 None => Choice::Kernel(text.to_owned()),
             },

@@ -28,11 +28,11 @@ fn large_problems_take_tiles_of_many_rows() {
     let h200 = DeviceProfile::h200();
     for (words, expected) in [
         (
-            "b4 q4096 k4096 h32 d64 bf16",
+            "b4 q4096 k4096 h32 d64 bf16 softcap=30",
             ["dkv_d64_64x128_w4_s2", "dq_d64_128x64_w4_s2"],
         ),
         (
-            "b4 q4096 k4096 h16 d128 f16 mask=causal",
+            "b4 q4096 k4096 h16 d128 f16 mask=causal softcap=30",
             ["dkv_d128_64x128_w8_s2", "dq_d128_128x64_w4_s1"],
         ),
         (
@@ -49,7 +49,7 @@ fn large_problems_take_tiles_of_many_rows() {
         ),
         // Few rows.
         (
-            "b1 q64 k64 h8 d64 bf16",
+            "b1 q64 k64 h8 d64 bf16 softcap=30",
             ["dkv_d64_64x64_w4_s2", "dq_d64_64x64_w4_s2"],
         ),
     ] {
@@ -86,9 +86,9 @@ fn every_gpu_has_kernels_for_every_head_size() {
 
 #[test]
 fn a_plan_says_why_others_do_not_run() {
-    let text = plan(&DeviceProfile::h200(), "b2 q300 k300 h4 d128 bf16 sinks").explain();
+    let text = plan(&DeviceProfile::h200(), "b2 q300 k300 h4 d128 bf16 sinks softcap=30").explain();
     for line in [
-        "problem  bf16 b2 q320 k320 h4 d128 sinks backward",
+        "problem  bf16 b2 q320 k320 h4 d128 softcap=30 sinks backward",
         "prepass  prepass_w4 (image prepass_w4_bf16_sm_90)",
         "not      dq_d64_64x64_w4_s2: its tiles hold head sizes up to 64",
     ] {
@@ -97,9 +97,8 @@ fn a_plan_says_why_others_do_not_run() {
     assert!(text.contains("sink gradients dsinks_w8"), "{text}");
 }
 
-/// Nobody has measured the kernels that need one pass.
 #[test]
-fn one_pass_is_for_who_asks_for_it() {
+fn hopper_takes_one_pass_where_it_can() {
     let h200 = DeviceProfile::h200();
     let one_pass = |words: &str| {
         let case: Case = words.parse().unwrap();
@@ -107,20 +106,32 @@ fn one_pass_is_for_who_asks_for_it() {
         let choice = Choice::Family(Family::Dqkv);
         Planner::new(&h200).plan_backward(BackwardProblem::of(&backward), &choice)
     };
-    for (words, head_dim) in [
-        ("b4 q4096 k4096 h32/8 d128 bf16 mask=causal", 128),
-        ("b1 q70 k300 h2 d40/64 f16 mask=window,5,0 sinks", 64),
+    for (words, expected) in [
+        (
+            "b4 q4096 k4096 h32/8 d128 bf16 mask=causal",
+            ["dqkv_d128_64x128_w12_s2", "dqsum_d128_64x128_w4_s1"],
+        ),
+        (
+            "b1 q70 k300 h2 d40/80 f16",
+            ["dqkv_d96_64x128_w12_s2", "dqsum_d96_64x128_w4_s1"],
+        ),
+        (
+            "b1 q70 k300 h2 d40/64 f16 mask=window,5,0 sinks",
+            ["dqkv_d64_64x192_w16_s2", "dqsum_d64_64x192_w4_s1"],
+        ),
     ] {
-        let plan = one_pass(words).unwrap();
-        let kernels: Vec<_> = plan.steps().iter().map(|step| step.image.kernel).collect();
-        let expected = [
-            "prepass_w4".to_owned(),
-            format!("dqkv_d{head_dim}_64x128_w12_s2"),
-            format!("dqsum_d{head_dim}_64x128_w4_s1"),
-        ];
-        assert_eq!(kernels[..3], expected, "{words}");
-        assert!(!self::kernels(&h200, words)[0].starts_with("dqkv"));
+        assert_eq!(kernels(&h200, words), expected, "{words}");
     }
+    // Not where a gradient is not wanted.
+    let case: Case = "b1 q70 k300 h2 d64 f16".parse().unwrap();
+    let backward = Backward::builder(case.call())
+        .want(Operand::DQ, false)
+        .build()
+        .unwrap();
+    let plan = Planner::new(&h200)
+        .plan_backward(BackwardProblem::of(&backward), &Choice::Best)
+        .unwrap();
+    assert_eq!(plan.steps()[1].image.kernel, "dkv_d64_64x64_w4_s2");
     for words in [
         "packed=300x300,5x5 h8 d64 bf16",
         "b1 q300 k300 h8 d64 bf16 softcap=30",

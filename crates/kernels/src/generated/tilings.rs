@@ -63,11 +63,11 @@ tilings! {
     D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
     D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
     D64M48N64W8S2: head_dim 64, tile 48 x 64, warps 8, stages 2;
-    D64M64N128W12S2: head_dim 64, tile 64 x 128, warps 12, stages 2;
-    D64M64N128W4S1: head_dim 64, tile 64 x 128, warps 4, stages 1;
     D64M64N128W4S2: head_dim 64, tile 64 x 128, warps 4, stages 2;
     D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
     D64M64N128W8S4: head_dim 64, tile 64 x 128, warps 8, stages 4;
+    D64M64N192W16S2: head_dim 64, tile 64 x 192, warps 16, stages 2;
+    D64M64N192W4S1: head_dim 64, tile 64 x 192, warps 4, stages 1;
     D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
     D64M64N64W4S4: head_dim 64, tile 64 x 64, warps 4, stages 4;
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
@@ -77,6 +77,8 @@ tilings! {
     D96M128N32W4S4: head_dim 96, tile 128 x 32, warps 4, stages 4;
     D96M128N64W4S1: head_dim 96, tile 128 x 64, warps 4, stages 1;
     D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
+    D96M64N128W12S2: head_dim 96, tile 64 x 128, warps 12, stages 2;
+    D96M64N128W4S1: head_dim 96, tile 64 x 128, warps 4, stages 1;
     D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
     D96M64N32W4S2: head_dim 96, tile 64 x 32, warps 4, stages 2;
     D96M64N64W4S2: head_dim 96, tile 64 x 64, warps 4, stages 2;
@@ -212,13 +214,19 @@ kernels! {
     Dqkv D128M64N128W12S2 "dqkv_d128_64x128_w12_s2" {
         2: shared 230688;
     }
-    Dqkv D64M64N128W12S2 "dqkv_d64_64x128_w12_s2" {
-        2: shared 132384;
+    Dqkv D64M64N192W16S2 "dqkv_d64_64x192_w16_s2" {
+        2: shared 206144;
+    }
+    Dqkv D96M64N128W12S2 "dqkv_d96_64x128_w12_s2" {
+        2: shared 214304;
     }
     Dqsum D128M64N128W4S1 "dqsum_d128_64x128_w4_s1" {
         2: shared 0;
     }
-    Dqsum D64M64N128W4S1 "dqsum_d64_64x128_w4_s1" {
+    Dqsum D64M64N192W4S1 "dqsum_d64_64x192_w4_s1" {
+        2: shared 0;
+    }
+    Dqsum D96M64N128W4S1 "dqsum_d96_64x128_w4_s1" {
         2: shared 0;
     }
     Mma D128M128N64W4S2 "mma_d128_128x64_w4_s2" {
