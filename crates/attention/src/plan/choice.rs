@@ -77,7 +77,10 @@ impl FromStr for Choice {
             );
         }
         Ok(
-            match Family::ALL.into_iter().find(|family| family.to_string() == text) {
+            match Family::ALL
+                .into_iter()
+                .find(|family| family.to_string() == text)
+            {
                 _ if text == "best" => Choice::Best,
                 Some(family) => Choice::Family(family),
                 None if warptile_kernels::image(text).is_some() => Choice::Image(text.to_owned()),

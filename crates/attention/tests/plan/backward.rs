@@ -86,7 +86,11 @@ fn every_gpu_has_kernels_for_every_head_size() {
 
 #[test]
 fn a_plan_says_why_others_do_not_run() {
-    let text = plan(&DeviceProfile::h200(), "b2 q300 k300 h4 d128 bf16 sinks softcap=30").explain();
+    let text = plan(
+        &DeviceProfile::h200(),
+        "b2 q300 k300 h4 d128 bf16 sinks softcap=30",
+    )
+    .explain();
     for line in [
         "problem  bf16 b2 q320 k320 h4 d128 softcap=30 sinks backward",
         "prepass  prepass_w4 (image prepass_w4_bf16_sm_90)",
