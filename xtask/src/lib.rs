@@ -8,6 +8,7 @@ pub mod build_kernels;
 pub mod bundle;
 pub mod catalog;
 pub mod changes;
+pub mod code;
 pub mod compile;
 pub mod debug;
 pub mod evolve;

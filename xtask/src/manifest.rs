@@ -68,7 +68,7 @@ pub struct ManifestEntry {
     pub toolchain: String,
     /// Compiler flags, without include paths.
     pub flags: String,
-    /// SHA-256 over sources, flags, gates and toolchain.
+    /// SHA-256 over code, flags, gates and toolchain.
     pub source_hash: String,
     /// SHA-256 of the image.
     pub sha256: String,

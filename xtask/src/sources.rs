@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 
+use crate::code::code;
 use crate::files;
 use crate::instances::Instance;
 
@@ -14,8 +15,8 @@ use crate::instances::Instance;
 pub struct Sources {
     /// Text of the family's own file.
     pub text: String,
-    /// File contents by path relative to `kernels/`.
-    files: BTreeMap<PathBuf, Vec<u8>>,
+    /// [`code`] of the files, by path relative to `kernels/`.
+    files: BTreeMap<PathBuf, String>,
 }
 
 impl Sources {
@@ -35,15 +36,15 @@ impl Sources {
             if sources.files.contains_key(&relative) {
                 continue;
             }
-            let text = files::read_text(&kernels.join(&relative))?;
-            for name in quoted_includes(&text) {
+            let code = code(&files::read_text(&kernels.join(&relative))?);
+            for name in quoted_includes(&code) {
                 let beside = relative.parent().unwrap_or(Path::new("")).join(name);
                 let found = [beside, PathBuf::from(name)]
                     .into_iter()
                     .find(|candidate| kernels.join(candidate).is_file());
                 pending.extend(found);
             }
-            sources.files.insert(relative, text.into_bytes());
+            sources.files.insert(relative, code);
         }
         Ok(sources)
     }
@@ -53,7 +54,10 @@ impl Sources {
         self.files.keys().map(PathBuf::as_path)
     }
 
-    /// SHA-256 over the files, the instance's flags, what its gates expect, and the toolchain.
+    /// SHA-256 over the [`code`] of the files, the instance's flags, what its gates expect, and the toolchain.
+    ///
+    /// Comments and line numbers do not reach an image: it has no line information, and the asserts that print `__LINE__` are
+    /// compiled only with `build-kernels --debug`.
     pub fn hash(&self, instance: &Instance, toolchain: &str) -> String {
         let mut hasher = Sha256::new();
         let mut field = |bytes: &[u8]| {
@@ -62,7 +66,7 @@ impl Sources {
         };
         for (path, contents) in &self.files {
             field(path.to_string_lossy().as_bytes());
-            field(contents);
+            field(contents.as_bytes());
         }
         field(instance.flags().join(" ").as_bytes());
         field(format!("{:?}", instance.expectations).as_bytes());
@@ -87,6 +91,24 @@ fn quoted_includes(text: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn comments_do_not_change_the_hash_and_tokens_do() {
+        let directory = tempfile::tempdir().unwrap();
+        let kernels = directory.path();
+        let instances = files::repository_root().join("kernels/instances.toml");
+        let instance = &crate::instances::load(&instances).unwrap()[0];
+        let hash = |header: &str| {
+            files::write(&kernels.join("a.cuh"), header.as_bytes()).unwrap();
+            files::write(&kernels.join("a.cu"), b"#include \"a.cuh\"\nint a;\n").unwrap();
+            let sources = Sources::read(kernels, "a.cu").unwrap();
+            sources.hash(instance, "toolchain")
+        };
+        let one = hash("// One.\nint b = 1; // that\n");
+        assert_eq!(hash("int b\n    = 1;\n/* #include \"a.cu\" */"), one);
+        assert_ne!(hash("// One.\nint b = 2; // that\n"), one);
+        assert_ne!(hash("int c = 1;"), one);
+    }
 
     #[test]
     fn the_hash_follows_headers_of_headers_and_nothing_else() {

@@ -31,7 +31,7 @@ fn only_what_changed_is_compiled() {
 
     let header = workshop.layout.kernels.join("base/record.cuh");
     let text = std::fs::read_to_string(&header).unwrap();
-    std::fs::write(&header, text + "// changed\n").unwrap();
+    std::fs::write(&header, text + "struct Changed;\n").unwrap();
     let outcome = workshop.build();
     assert_eq!(outcome.compiled.len(), 2);
     assert!(summary(&outcome, false).starts_with("compiled 2 images: all have the bytes"));
@@ -186,8 +186,26 @@ fn check_finds_a_changed_source() {
     check_finds("source_hash is", |workshop| {
         let path = workshop.layout.kernels.join("sample.cuh");
         let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, text + "// changed\n").unwrap();
+        std::fs::write(&path, text + "struct Changed;\n").unwrap();
     });
+}
+
+/// A comment that is added or reworded changes neither the image nor the hash.
+#[test]
+fn comments_make_no_image_stale() {
+    let workshop = Workshop::new();
+    workshop.list("sample.cu", &["sm_80"], "");
+    workshop.build();
+    for name in ["sample.cu", "sample.cuh"] {
+        let path = workshop.layout.kernels.join(name);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let commented = format!("// About\n// {name}.\n{}", text.replace('\n', " // why\n"));
+        std::fs::write(&path, commented.replace("\\ // why", "\\")).unwrap();
+    }
+    let (compiled, differences) = workshop.check(&Selection::default());
+    assert_eq!(compiled.len(), 1);
+    assert_eq!(differences, [""; 0]);
+    assert_eq!(workshop.build().compiled, [""; 0]);
 }
 
 #[test]
@@ -247,7 +265,7 @@ fn a_sample_finds_every_stale_image() {
 
     let path = workshop.layout.kernels.join("sample.cuh");
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text + "// changed\n").unwrap();
+    std::fs::write(&path, text + "struct Changed;\n").unwrap();
     let (_, differences) = workshop.check(&sample("0123abc"));
     let stale = differences
         .iter()
