@@ -1,4 +1,4 @@
-// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.
+// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.
 #pragma once
 
 namespace warptile {
@@ -7,10 +7,10 @@ constexpr int WINDOW_UNLIMITED = 1073741824;
 constexpr int RAGGED = 1, RAGGED_KEYS = 2, READ_AHEAD = 4;
 constexpr unsigned RECORD_MAGIC = 0x57545232;
 
-// Numbers that the host goes by, too. NVRTC makes a variable of each `constexpr` in a namespace, in every image; of enumerators it makes none.
+// Numbers that the host uses too. Enumerators, because NVRTC emits a variable for each `constexpr` of a namespace.
 namespace abi {
 enum : int {
-    CHUNK_BYTES = 16, // Bytes that kernels move at once. Rows of tensors start at multiples of it, but for images with the feature UNALIGNED. A thread that merges or appends has as many of a row.
+    CHUNK_BYTES = 16, // Bytes that kernels move at once. Rows of tensors start at multiples of it, except for images with the feature UNALIGNED. A thread of a merge or a cache write takes one such chunk of a row.
     MAX_PAGE_ROWS = 256, // The most rows of a page of keys and values.
     BOX_COLUMNS = 64, // Columns of a tensor map's box: one swizzled row of 128 bytes.
     QUERY_BOX_ROWS = 64, // Rows of q's box: those of one warpgroup, of one head or of all heads that share keys.
@@ -20,13 +20,13 @@ enum : int {
     PAIR_CTAS = 2, // CTAs of a cluster that computes pairs of tiles.
     CLUSTER_CTAS = 8, // CTAs of a cluster that computes one tile: the most that every GPU with clusters can have.
     CTA_PARTS = 2, // Places for parts in the workspace that each CTA has where CTAs share keys evenly.
-    PART_SUMS = 2, // Floats of a part beside its output, for each of its rows: maximum and sum.
-    SPLIT_PART_SUMS = 8, // Floats of a part of a split tile of `wgmma` beside its output, for each of its rows: maximum and sum from each of four threads.
+    PART_SUMS = 2, // Floats of a part for each of its rows, in addition to the output: maximum and sum.
+    SPLIT_PART_SUMS = 8, // Floats of a part of a split tile of `wgmma` for each of its rows, in addition to the output: maximum and sum from each of four threads.
     MAX_QUOTIENT = 1048576, // The largest number that kernels divide by an approximate reciprocal: up to it the quotient is exact.
 };
 } // namespace abi
 
-// What an image's record says it can do.
+// Bits of `features` in an image's record.
 constexpr unsigned FEATURE_SOFTCAP = 1u << 0;
 constexpr unsigned FEATURE_ALIBI = 1u << 1;
 constexpr unsigned FEATURE_SINKS = 1u << 2;
@@ -54,15 +54,15 @@ constexpr unsigned SCHEDULE_CLUSTER_TILE = 7;
 
 // A tensor of rows of one head each; the elements of a row are contiguous.
 struct Tensor {
-    void* address; // Of batch entry 0, row 0, head 0.
+    void* address; // Address of batch entry 0, row 0, head 0.
     long long batch; // Elements between batch entries, or between pages; 0 for packed tensors.
     long long row; // Elements between rows.
     long long head; // Elements between heads.
 };
 static_assert(sizeof(Tensor) == 32);
 
-// Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
-// clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
+// Where the sequences of a batch begin and how long they are. Numbers on the device are not validated: kernels clamp offsets to
+// `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
 struct Sequences {
     int batch; // Sequences.
     int query_len; // Most queries of a sequence; dense without lengths: of each.
@@ -77,8 +77,8 @@ struct Sequences {
 };
 static_assert(sizeof(Sequences) == 56);
 
-// Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
-// pages to `count`, and read no entry past a sequence's last key, or past the last key that it had before the launch ahead.
+// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: kernels clamp them to
+// `count`. No entry is read past a sequence's last key, or past the last key that it had before the previous launch.
 struct Pages {
     const int* table; // [batch][...] numbers of pages; null: not paged.
     long long table_row; // Entries between the rows of the table.
@@ -99,8 +99,8 @@ struct Scoring {
     int padding; // Unused.
     const float* slopes; // [slopes_batch * batch + head] ALiBi slopes; null: none.
     const float* sinks; // [head] logits that join the denominator; null: none.
-    const void* bias; // What is added to each score, in the tensors' element type; null: nothing.
-    const unsigned char* key_mask; // Bytes of which 0 hides a key from a query; null: none is hidden.
+    const void* bias; // Numbers that are added to the scores, in the tensors' element type; null: none.
+    const unsigned char* key_mask; // Bytes for queries and keys, where 0 hides the key from the query; null: no key is hidden.
     long long slopes_batch; // Slopes between batch entries; 0: all share them.
     long long bias_batch; // Elements of the bias between batch entries.
     long long bias_head; // Elements of the bias between query heads.
@@ -115,7 +115,7 @@ static_assert(sizeof(Scoring) == 128);
 
 // How the tiles of a launch are shared out.
 struct Work {
-    unsigned* counter; // From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+    unsigned* counter; // Counter from which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
     unsigned* semaphores; // One for each CTA, for the tiles that several share; 0 before and after each launch.
     float* partials; // Outputs, maxima and sums of the parts of tiles that several CTAs share.
     int tiles; // Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
@@ -141,19 +141,19 @@ struct Forward {
     Tensor q; // Queries.
     Tensor k; // Keys.
     Tensor v; // Values.
-    Tensor out; // What is computed.
+    Tensor out; // The output.
     float* lse; // Natural logarithm of each row's sum of exponentials; null: not wanted.
     long long lse_batch; // Elements of the lse between batch entries; 0 for packed queries.
     long long lse_head; // Elements of the lse between heads; its rows are contiguous.
 };
 static_assert(sizeof(Forward) == 432);
 
-// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. Kernels read them at run time.
+// Scales of keys and values in e4m3: one number for all key/value heads, or one for each. Kernels read them at run time.
 struct KeyScales {
-    const float* k; // Of the keys.
-    const float* v; // Of the values.
-    int k_step; // Numbers between those of neighbouring key/value heads: 0 or 1.
-    int v_step; // Likewise.
+    const float* k; // Scales of the keys.
+    const float* v; // Scales of the values.
+    int k_step; // Step between the keys' scales of neighbouring key/value heads: 0 or 1.
+    int v_step; // Step between the values' scales of neighbouring key/value heads: 0 or 1.
 };
 static_assert(sizeof(KeyScales) == 24);
 
@@ -177,15 +177,15 @@ struct alignas(64) ForwardTma {
     TensorMap q_map; // Queries.
     TensorMap k_map; // Keys.
     TensorMap v_map; // Values.
-    TensorMap out_map; // What is computed.
+    TensorMap out_map; // The output.
     Forward forward; // Everything else.
     int ordered; // Tiles that `order` has: all of the launch, or 0 where CTAs take tiles by their numbers.
     int padding[3]; // Unused.
-    unsigned short order[512]; // Of a dense launch, the tile that each number stands for.
+    unsigned short order[512]; // The tile for each number, in dense launches.
 };
 static_assert(sizeof(ForwardTma) == 1984);
 
-// What an image says about itself, in the constant `warptile_record`.
+// The description of an image, in its constant `warptile_record`.
 struct RecordWords {
     unsigned magic; // [`RECORD_MAGIC`].
     unsigned role; // A `Role`.
@@ -203,11 +203,11 @@ struct RecordWords {
     unsigned k_stride; // Elements between rows of K in shared memory; 0 where rows are swizzled instead of padded.
     unsigned v_stride; // Elements between rows of V in shared memory; 0 where rows are swizzled instead of padded.
     unsigned shared_bytes; // Dynamic shared memory in bytes that a launch must ask for.
-    unsigned value_dim; // Head size of the tile, for values. 0 in images that were compiled before it could be another: then it is the same.
+    unsigned value_dim; // Head size of the tile, for values. 0, in images from before this field, means `head_dim`.
 };
 static_assert(sizeof(RecordWords) == 72);
 
-// Which declaration of a block an image was compiled for; only blocks have one.
+// Hash of a block's declaration, by which the host recognizes images that were compiled for another; 0 for other structs.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
 template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0xb413b39e9245d354;
 template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0xee78c7038b12b535;

@@ -34,13 +34,13 @@ struct Prepass {
 };
 static_assert(sizeof(Prepass) == 192);
 
-// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows of a
-// head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
+// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows
+// of a head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
 struct QueryRows {
-    const float* delta; // The pre-pass's numbers: tile t has PREPASS_ROWS from t * PREPASS_ROWS on.
-    const float* scaled_lse; // Likewise.
-    float* dq_sum; // Sums of dq over the keys that were added so far, in an arrangement of the kernels' own. Tile t has PREPASS_ROWS times the tiling's head size from t times as many on. Null: the plan has no kernel that adds. Nobody clears it: the first to add stores.
-    unsigned* turns; // Of each tile, how many tiles of keys have been added to its sum: whose turn it is to add. 0 before the kernel that adds.
+    const float* delta; // `delta` of the pre-pass: tile t has PREPASS_ROWS numbers from t * PREPASS_ROWS on.
+    const float* scaled_lse; // `scaled_lse` of the pre-pass, in the same order.
+    float* dq_sum; // Sums of dq over the keys that were added so far, in a layout of the kernels' own. Tile t has n = PREPASS_ROWS * (the tiling's head size) numbers, from t * n on. It need not be cleared: the first tile of keys stores instead of adding. Null: the plan has no kernel that adds.
+    unsigned* turns; // For each tile, the number of tiles of keys that were added to its sum; it tells whose turn it is. 0 before the kernel that adds.
     int query_tiles; // Tiles of a head: of one batch entry, or of all packed queries.
     int unused; // Unused.
 };
@@ -49,7 +49,7 @@ static_assert(sizeof(QueryRows) == 40);
 // How the tiles of a launch are shared out: those of keys of a key/value head, or of queries of a head. A head's tiles are numbered as
 // forward numbers those of queries (work/order.cuh): of packed rows, sequence b has those from its first row / BLOCK + b on.
 struct BackwardWork {
-    unsigned* counter; // From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+    unsigned* counter; // Counter from which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
     int tiles; // Tiles in all: head_tiles * heads, and * batch unless the rows are packed.
     int head_tiles; // Tiles of a head: of one batch entry, or of all packed rows.
     int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed rows. At least 1.
@@ -57,10 +57,11 @@ struct BackwardWork {
 };
 static_assert(sizeof(BackwardWork) == 24);
 
-// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys, and dQ
-// of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what the tiles
-// of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a
-// score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
+// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys,
+// and dQ of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what
+// the tiles of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the
+// gradient of a score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q,
+// dv = p d_out.
 struct Backward {
     BackwardWork work; // Tiles.
     int heads; // Query heads.

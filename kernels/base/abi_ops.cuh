@@ -1,4 +1,4 @@
-// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.
+// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.
 #pragma once
 
 #include "base/abi.cuh"
@@ -8,31 +8,31 @@ namespace warptile {
 // Block of the kernels that merge results of attention over disjoint keys.
 struct Merge {
     int parts; // Results to be merged, at least 1.
-    int base_two; // Whether each lse is a logarithm to base 2 instead of a natural one.
+    int base_two; // 1 if each lse is a logarithm to base 2, 0 if it is a natural one.
     int rows; // Rows of a batch entry.
     int heads; // Heads.
     int head_dim; // Elements of a row of a head.
     int row_ctas; // CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
-    Tensor out; // What is computed.
-    Tensor lse; // Its lse, a float a row and head; null: not wanted.
-    Tensor outs[32]; // Results.
-    Tensor lses[32]; // Their lse, a float a row and head.
+    Tensor out; // The merged output.
+    Tensor lse; // The merged lse, a float for each row and head; null: not wanted.
+    Tensor outs[32]; // The outputs to be merged.
+    Tensor lses[32]; // Their lse, a float for each row and head.
 };
 static_assert(sizeof(Merge) == 2136);
 
-// Rotation of pairs of elements by angles that are proportional to a row's position. Nobody has validated positions
-// that lie on the device: the kernels clamp them to 0 and below `positions_end`.
+// Rotation of pairs of elements by angles that are proportional to a row's position. Positions on the device are not validated: the
+// kernels clamp them to [0, positions_end).
 struct Rotary {
-    int size; // Elements of a head that are rotated, the first ones: even; 0: none.
-    int interleaved; // Whether elements 2i and 2i + 1 are a pair, else i and size / 2 + i.
-    int float_tables; // Whether the tables have the type float, else that of the tensors.
-    int wide_positions; // Whether positions have 64 bits instead of 32.
+    int size; // Number of elements of a head that are rotated, from the first on: even; 0: none.
+    int interleaved; // 1 if elements 2i and 2i + 1 are a pair, 0 if i and size / 2 + i are.
+    int float_tables; // 1 if the tables are float, 0 if they have the tensors' element type.
+    int wide_positions; // 1 if positions have 64 bits, 0 if they have 32.
     const void* positions; // A position for each row of k, counted through the batch; null: the place in the sequence.
-    long long positions_end; // Positions are below it: rows of the tables, if there are any.
+    long long positions_end; // Exclusive upper bound of positions; the number of rows of the tables, if there are tables.
     const void* cos; // [positions_end][size / 2] cosines; null: angles are computed.
     const void* sin; // [positions_end][size / 2] sines.
     long long table_row; // Elements between the rows of both tables.
-    unsigned long long turns[128]; // Of each pair the turns that one position adds, in units of 2^-64.
+    unsigned long long turns[128]; // Turns that one position adds to each pair's angle, in units of 2^-64.
 };
 static_assert(sizeof(Rotary) == 1080);
 
@@ -40,7 +40,7 @@ static_assert(sizeof(Rotary) == 1080);
 struct Append {
     Sequences sequences; // The new rows are queries here: a sequence has at most `query_len` of them, of the rows `query_rows` of k and v. The rows that the cache has of it already are keys: `key_lengths` of at most `key_len`.
     Pages pages; // The cache's pages. Without a table and slots page b is sequence b's only one.
-    const long long* slots; // Of each row of k, counted through the batch, where it goes: page * rows + row; elsewhere: nowhere. Null: after the rows that its sequence has.
+    const long long* slots; // Destination of each row of k, counted through the batch: page * rows + row. A row whose slot is outside the cache is not written. Null: new rows follow the rows that their sequence has.
     int heads; // Query heads; 0: no queries.
     int kv_heads; // Key/value heads.
     int head_dim; // Elements of a row of q and k.

@@ -1,10 +1,10 @@
-// Computing anew what registers need not hold.
+// Rematerialization: values that are computed again instead of staying in registers.
 #pragma once
 
 namespace warptile {
 
-// The same number, not negative, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
-// loop over the keys needs.
+// An opaque copy of x, which must not be negative. The compiler cannot tell that it equals x, so it computes values that depend on it
+// here instead of keeping them in registers, which the loop over the keys needs.
 __device__ inline int anew(int x)
 {
     asm volatile("" : "+r"(x));

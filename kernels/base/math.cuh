@@ -29,7 +29,7 @@ __device__ inline float reciprocal_approximate(float x)
     return result;
 }
 
-// The same where x or the result may be below 2^-126: the one above makes infinity or 0 of it.
+// Approximate reciprocal that also takes and returns subnormal numbers, which `reciprocal_approximate` flushes to zero.
 // PTX ISA, "Floating Point Instructions: rcp.approx.f32".
 __device__ inline float reciprocal_of_any(float x)
 {

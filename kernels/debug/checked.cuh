@@ -1,4 +1,4 @@
-// What debug images assert before they compute. `build-kernels --debug` includes this file ahead of a family's own and calls
+// Checks that debug images make before they compute. `build-kernels --debug` includes this file ahead of a family's own and calls
 // `check_launch` at the start of its entry; no other image sees it, and no image's source hash covers it.
 #pragma once
 
@@ -19,7 +19,8 @@ extern "C" __device__ void __assertfail(const char* message, const char* file, u
 
 namespace warptile {
 
-// Of one wait: seconds, of waits that take microseconds. From sm_90 on a poll that fails takes 4 to 9 us (an H200), before that about 0.1.
+// Polls after which a wait counts as hung: seconds, where waits take microseconds. A poll that fails takes 4 to 9 us from sm_90 on
+// (measured on an H200), about 0.1 us on older GPUs.
 #if __CUDA_ARCH__ >= 900
 constexpr unsigned MOST_POLLS = 1u << 19;
 #else
@@ -35,7 +36,7 @@ template <class Traits> __device__ void check_tensor(const Tensor& tensor)
     WARPTILE_ASSERT(tensor.batch % ELEMENTS == 0 && tensor.row % ELEMENTS == 0 && tensor.head % ELEMENTS == 0);
 }
 
-// What the host promises of every launch of the kernel.
+// Checks the preconditions that the host guarantees for every launch of the kernel.
 template <class Traits> __device__ void check_launch(const Forward& params)
 {
     if (threadIdx.x != 0) {

@@ -160,7 +160,7 @@ template <class Traits> struct Problem {
         return all;
     }
 
-    // As `with_ragged` in crates/kernels/src/abi.rs.
+    // As `with_ragged` in crates/spec/src/abi.rs.
     static bool may_be_read_ahead(const Sequences& sequences, const Pages& pages)
     {
         return (sequences.key_lengths || pages.table) && !sequences.key_offsets && !sequences.query_offsets && !sequences.query_lengths;
@@ -265,7 +265,7 @@ template <class Traits> struct Problem {
                 std::copy_n(&v[from], key_row(), &(*device_v)[to]);
             }
         block.pages = {table->data(), columns + 1, rows, count};
-        // As `Pages::of` in crates/kernels/src/abi.rs.
+        // As `Pages::of` in crates/spec/src/abi.rs.
         while (1 << block.pages.rows_log < rows) block.pages.rows_log++;
         block.pages.rows_inverse = (unsigned)(((1ull << (31 + block.pages.rows_log)) + rows - 1) / rows);
         block.k = {device_k->data(), rows * key_row(), key_row(), head_dim};
@@ -382,8 +382,8 @@ template <class Traits> struct Problem {
     }
 
     enum Late { LENGTHS, TABLE, BOTH };
-    // The launch before writes queries, keys, values, lengths and numbers of pages, until a thread has waited for it; before, they or some of
-    // them are others.
+    // The launch before writes queries, keys, values, lengths and numbers of pages, until a thread has waited for it; before, they or
+    // some of them are others.
     void write_late(Random& random, Late late)
     {
         struct Write {

@@ -243,7 +243,7 @@ struct Problem {
         const int* pointer;
         list(table, pointer, entries);
         block.pages = {pointer, columns, rows, count, 0, 0};
-        // As `Pages::of` in crates/kernels/src/abi.rs.
+        // As `Pages::of` in crates/spec/src/abi.rs.
         while (1 << block.pages.rows_log < rows) block.pages.rows_log++;
         block.pages.rows_inverse = (unsigned)(((1ull << (31 + block.pages.rows_log)) + rows - 1) / rows);
         if (!block.pages.table) block.pages.table = reinterpret_cast<const int*>(table.get());

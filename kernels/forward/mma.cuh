@@ -105,8 +105,8 @@ template <class Traits> class MmaAttention {
         return true;
     }
 
-    // Here nothing but queries, keys and values, and what is asked for again, may be what the launch before writes, so all the rest comes ahead of
-    // the wait for it: two segments are described, the first keys are on their way to L2, and the rows begin.
+    // Here nothing but queries, keys and values, and what is asked for again, may be what the launch before writes, so all the rest comes
+    // ahead of the wait for it: two segments are described, the first keys are on their way to L2, and the rows begin.
     __device__ bool describe_next_early(int number)
     {
         const bool checks = number == 0 && schedule.reads_ahead();
@@ -136,7 +136,7 @@ template <class Traits> class MmaAttention {
         return true;
     }
 
-    // What this thread has read ahead, when it has come again.
+    // Checks what this thread has read ahead, once the second read has arrived.
     __device__ void check()
     {
         ring.wait_for_segment();

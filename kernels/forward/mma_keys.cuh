@@ -1,4 +1,4 @@
-// Of which type keys and values are, in memory and in the ring, and how they become operands of mma.sync.
+// Element types of keys and values, in memory and in the ring, and their conversion to operands of mma.sync.
 #pragma once
 
 #include "ptx/e4m3.cuh"
@@ -7,7 +7,7 @@
 
 namespace warptile {
 
-// Of the same type as the queries.
+// Keys and values of the queries' type.
 template <class Element_> struct SameKeys {
     using Element = Element_;
     using Weight = Element_; // what weights are rounded to
@@ -15,7 +15,7 @@ template <class Element_> struct SameKeys {
     static constexpr unsigned FEATURES = 0;
 
     __device__ static const Forward& forward(const Block& block) { return block; }
-    // What dot products and sums of values are multiplied by besides, of the key/value head that was read last.
+    // Scales of keys and values for the key/value head that was read last.
     struct Scales {
         __device__ explicit Scales(const Block&) {}
         __device__ static void read(int) {}
@@ -30,7 +30,7 @@ template <class Element_> struct SameKeys {
 #pragma unroll
         for (int i = 0; i < 4; i++) operands[i] = words[i];
     }
-    // A left operand: 16 rows, of which `address(row, chunk)` says where a chunk lies, against these columns.
+    // A left operand of 16 rows for these columns. `address(row, chunk)` is the address of a chunk.
     template <class Address> __device__ static void load_query(int step, int lane, unsigned (&words)[4], Address address)
     {
         load_matrices(words, address(lane % 16, 2 * step + lane / 16));

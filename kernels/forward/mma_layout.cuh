@@ -16,13 +16,13 @@ namespace warptile {
 // Warps of `mma` that share the columns of their rows' results: registers hold 256 of 16 rows. Each computes all their scores.
 __device__ constexpr int column_parts_of(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
-// What a problem may have that most steps of decoding do not.
+// Features that most decoding steps do not need.
 constexpr unsigned OPTIONAL_FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
 // Tensors over scores (rule/tensors.cuh), for which others have no code. No variable: that would be data in each image.
 enum : unsigned { SCORE_TENSORS = FEATURE_BIAS | FEATURE_KEY_MASK };
 
-// `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are. `OPTIONS`: those of
-// OPTIONAL_FEATURES and SCORE_TENSORS that there is code for.
+// `Schedule`: the tiles and keys that each CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: the type of keys and values.
+// `OPTIONS`: the flags of OPTIONAL_FEATURES and SCORE_TENSORS that the image supports.
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_,
           class Keys_ = SameKeys<Element_>, unsigned OPTIONS = OPTIONAL_FEATURES>
 struct MmaTraits {
@@ -36,29 +36,30 @@ struct MmaTraits {
     static constexpr int STAGES = STAGES_; // groups of keys, and of values, that a team has under way
     static constexpr int MIN_CTAS = 1;
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
-    // Whether more lengths are read ahead than there are threads. Of size 128 steps of many sequences have an image with four warps; the one
-    // with eight takes 1.2% longer for one sequence if it does (docs/notebook-decode.md, "Lengths of many sequences"). No variable: that
-    // would be data in each image.
+    // True if more lengths are read ahead than there are threads. At head size 128 only the image with four warps does so, which is for
+    // steps of many sequences: the one with eight would take 1.2% longer for one sequence (docs/notebook/decode.md, "Lengths of many
+    // sequences"). An enumerator, because a variable would be data in each image.
     enum : bool {
         KEEPS_MANY_LENGTHS = (OPTIONS | SCORE_TENSORS) != (OPTIONAL_FEATURES | SCORE_TENSORS) && OPTIONS & FEATURE_DEVICE_LENGTHS && !(HEAD_DIM == 128 && WARPS == 8)
     };
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
     static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
-    // Whether there is code for one of these.
+    // Returns true if the image supports any of these features.
     __device__ static constexpr bool has(unsigned features) { return FEATURES & features; }
     // All sequences are as long as the host says, and lie one after the other.
     __device__ static constexpr bool is_dense() { return !has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED); }
     // Lengths or offsets may lie on the device.
     __device__ static constexpr bool has_lengths() { return has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS); }
-    // The first segment is prepared before the launch ahead has ended: its keys are brought to L2, and its rows begin. So these need no numbers
-    // from memory: no sinks, slopes or scales.
+    // The first segment is prepared before the launch ahead has ended: its keys are brought to L2, and its rows begin. So these need no
+    // numbers from memory: no sinks, slopes or scales.
     __device__ static constexpr bool prepares_early()
     {
         return Schedule::SHARES_KEYS && !has(FEATURE_PACKED | FEATURE_SINKS | FEATURE_ALIBI | FEATURE_E4M3);
     }
 
-    // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys. With more warps than that for
-    // the fewest keys there can be in a group, several warps share 16 rows: each has some of the columns, of scores' products as of results.
+    // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys. With more warps than
+    // that for the fewest keys there can be in a group, several warps share 16 rows: each has some of the columns, of scores' products as
+    // of results.
     static constexpr int THREADS = 32 * WARPS;
     __device__ static constexpr int row_warps() { return BLOCK_M / FRAGMENT_ROWS; } // of the first columns; the others follow them
     __device__ static constexpr int column_parts()
@@ -69,12 +70,12 @@ struct MmaTraits {
     static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
     static constexpr int TEAMS = WARPS / TEAM_WARPS;
     static constexpr bool TEAM_BARRIERS = TEAM_WARPS > 1 && TEAMS > 1; // otherwise a team is a warp or the CTA
-    // A stage is free when all warps of the team have read it. They meet behind each group to know that; or they know it when they meet for the
-    // next one, which is a barrier less, and a stage less is under way while they wait. Two teams together still have enough under way, and
-    // Hopper's memory is read faster so, but not in pages (docs/notebook-decode.md, "Less under way").
+    // A stage is free when all warps of the team have read it. They meet behind each group to know that; or they know it when they meet
+    // for the next one, which is a barrier less, and a stage less is under way while they wait. Two teams together still have enough
+    // under way, and Hopper's memory is read faster so, but not in pages (docs/notebook/decode.md, "Less under way").
     __device__ static constexpr bool frees_late() { return is_dense() && column_parts() > 1 && TEAMS > 1; }
-    // Asking for all keys of a group ahead of its values takes 1.9 to 4% less where one sequence of 4,096 to 16,384 keys is all there is, and
-    // more in pages and where several warps share rows (docs/notebook-decode.md, "Keys ahead of values").
+    // Asking for all keys of a group ahead of its values takes 1.9 to 4% less where one sequence of 4,096 to 16,384 keys is all there is,
+    // and more in pages and where several warps share rows (docs/notebook/decode.md, "Keys ahead of values").
     __device__ static constexpr bool loads_keys_first() { return prepares_early() && is_dense() && TEAM_WARPS == 1 && WARPS == 8 && HEAD_DIM == 128; }
     static constexpr int KEYS = BLOCK_N / TEAMS;        // of a group
     static constexpr int WARP_KEYS = KEYS / TEAM_WARPS; // that a warp loads
@@ -177,7 +178,7 @@ template <class Traits> struct MmaThread {
     __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
     // Bytes into a row: its 16-byte chunks are swapped so that 8 rows' same chunk lies in different banks.
     __device__ static int swizzled(int row, int chunk) { return (chunk ^ (unsigned)row % 8) * CHUNK_BYTES; }
-    // The same of a row of keys or values, of which two may share 128 bytes.
+    // Bytes into a row of keys or values; two such rows may share 128 bytes.
     __device__ static int swizzled_key(int row, int chunk)
     {
         return Traits::KEY_ROW_CHUNKS == 4 ? (chunk ^ (unsigned)row / 2 % 4) * CHUNK_BYTES : swizzled(row, chunk);

@@ -36,15 +36,15 @@ template <class Traits> class Result {
         }
     }
 
-    // Lengths that changed during the launch may leave semaphores that nobody brings back to 0, so the last CTA to have no more use for
-    // one does: each says so as soon as it is true, and asks at its end whether it was the last. The last warp does, which waits for the
-    // answer while the others go on.
+    // Lengths that change during the launch may leave semaphores above 0, so the last CTA to use them clears them. Each CTA counts itself
+    // as soon as it needs no semaphore any more, and checks at its end whether it was the last. Its last warp waits for that answer while
+    // the others go on.
     __device__ void leave_semaphores(const Schedule& schedule) const
     {
         if (leaves_semaphores() && thread.lane == 0)
             schedule.left_before() = increment_and_wrap_relaxed(params.work.counter, gridDim.x - 1);
     }
-    // The same when only segment `of` is left, if that needs none.
+    // Calls `leave_semaphores` before the last segment `of`, if that segment needs no semaphore.
     __device__ void leave_semaphores_early(const Schedule& schedule, const Segment& of) const
     {
         if (!asks_for_parts(schedule, of)) leave_semaphores(schedule);
@@ -58,9 +58,9 @@ template <class Traits> class Result {
         for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
     }
 
-    // At a CTA's end, so that none ends while others read its shared memory: every thread arrives and waits twice, when its part is there and when
-    // it has read the others'. One that had no tile counts as come all the same: whether there
-    // is one may change on the device while clusters of the same tile ask.
+    // At a CTA's end, so that none ends while others read its shared memory: every thread arrives and waits twice, when its part is there
+    // and when it has read the others'. One that had no tile counts as come all the same: whether there is one may change on the device
+    // while clusters of the same tile ask.
     __device__ void leave_cluster(const Schedule& schedule) const
     {
         if (!has_read) {
@@ -78,7 +78,7 @@ template <class Traits> class Result {
     {
         return Traits::has_lengths() && thread.warp == Traits::WARPS - 1 && reads_lengths(params.sequences);
     }
-    // Whether the CTA's part of the tile is there when this segment's is, and the others' may be.
+    // Returns true if this segment completes the CTA's part of a shared tile, so that the parts of the other CTAs are to be checked for.
     __device__ static bool asks_for_parts(const Schedule& schedule, const Segment& of)
     {
         return !of.is_whole_tile() && schedule.is_last_here(of);
@@ -98,7 +98,7 @@ template <class Traits> class Result {
     __device__ float sink_of_row(int row) const { return Traits::has(FEATURE_SINKS) ? sink_at(row) : negative_infinity(); }
     // Bytes into shared memory at which a team leaves its result.
     __device__ int& result_of(int team) const { return reinterpret_cast<int*>(thread.shared + Traits::PLACES_AT)[team]; }
-    // Of a row of a result, for a warp that has some of the columns.
+    // Bytes of a result's row that belong to one warp; with two column parts each warp has half of the columns.
     __device__ static constexpr int part_bytes() { return HEAD_DIM / Traits::column_parts() * (int)sizeof(float); }
     // Bytes into a result of four columns of a row, swapped like the chunks of a row of keys.
     __device__ static int result_offset(int row, int column4)
@@ -154,8 +154,9 @@ template <class Traits> class Result {
         }
     }
 
-    // Whether parts are copied to where the teams' results have been, those of a few rows below each other: one round trip to L2 for all, and the same
-    // instructions add them up (docs/notebook-decode.md, "Parts as if they were teams'"). As many at once as elsewhere, so that bits are the same.
+    // Returns true if parts are copied to the place of the teams' results, those of a few rows below each other. This takes one round trip
+    // to L2 for all of them, and the same instructions add them up (docs/notebook/decode.md, "Parts as if they were teams'"). As many are
+    // added at once as elsewhere, so that the bits are the same.
     __device__ static constexpr bool copies_parts()
     {
         return Schedule::SHARES_KEYS && Traits::TEAM_WARPS == 1 && Traits::TEAMS == together() && !Traits::RESULT_IN_RING && !Traits::has(FEATURE_PACKED);
@@ -248,7 +249,7 @@ template <class Traits> class Result {
         all.add(sums, columns);
     }
 
-    // The parts of the cluster's CTAs, each of which writes some rows, or leaves them to the last of the tile's clusters.
+    // Adds up the parts of the cluster's CTAs. Each CTA writes some of the rows, or leaves their sums to the last of the tile's clusters.
     __device__ void add_up_cluster(const Schedule& schedule, const Segment& of)
     {
         __syncthreads(); // the teams' results
@@ -323,11 +324,10 @@ template <class Traits> class Result {
         if (leaves_sum) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
     }
 
-    // What a thread asks for at once: more is more code, which runs once and has to be fetched, and takes registers.
+    // Loads that a thread has in flight. More loads mean more registers, and more code to fetch that runs only once.
     __device__ static constexpr int together() { return Traits::HOLDS_QUERIES ? 8 : 4; }
-    // Four columns of a row at `i` of `count`, and of ITEMS - 1 others THREADS, 2 * THREADS, ... further on if there are so many: the sums of
-    // parts 0 to `parts`, of which `place(index)` says where each lies, PARTS at a time. `before`: parts are added up as if so many others,
-    // which do not exist, came before them.
+    // Sums parts [0, parts), PARTS at a time, for up to ITEMS groups of four columns: group `i` of `count`, i + THREADS, and so on.
+    // `place(index)` is the place of a part. The order of additions is that of a sum with `before` more (empty) parts in front.
     template <int ITEMS, int PARTS, class Place>
     __device__ void add_parts(Partial (&all)[ITEMS], int i, int count, int before, int parts, Place place) const
     {
@@ -365,8 +365,8 @@ template <class Traits> class Result {
         }
         add_up_items<1, together()>(schedule, of, turn, before, parts);
     }
-    // The threads go several times through a tile of many rows, and wait for L2 each time; of few parts they ask for several rows' at once
-    // instead. Not where two CTAs share a multiprocessor, one of which reads while the other adds up.
+    // Returns true for tiles of many rows, which take the threads several passes with a wait for L2 in each; with few parts they load
+    // several rows at once instead. Not where two CTAs share a multiprocessor: there one reads while the other adds up.
     __device__ static constexpr bool has_many_rows()
     {
         return Traits::SHARED_BYTES > Traits::LARGE_GPU_BYTES / 2 && Traits::HOLDS_QUERIES && Traits::BLOCK_M > FRAGMENT_ROWS;
@@ -392,7 +392,7 @@ template <class Traits> class Result {
         }
     }
 
-    // Whether the parts of all `others` are there. The semaphore is 0 again when the last one has come.
+    // Returns true if the parts of all `others` have arrived. The last arrival resets the semaphore to 0.
     __device__ bool comes_last(const Schedule& schedule, unsigned semaphore, unsigned others) const
     {
         if (others == 0) return true;
@@ -416,7 +416,7 @@ template <class Traits> class Result {
 
     // --- Writing -----------------------------------------------------------------------------------------------------------
 
-    // What a row's columns are multiplied by, and its lse.
+    // A row's lse, and the inverse of its sum, by which its columns are multiplied.
     struct End {
         float inverse, lse;
     };

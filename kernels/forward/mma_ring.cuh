@@ -1,4 +1,4 @@
-// What the kernels on mma.sync load: queries a segment ahead, and of each team's keys and values as many groups as its ring has stages.
+// Loads of the kernels on mma.sync: queries one segment ahead, and keys and values of each team as far ahead as its ring has stages.
 #pragma once
 
 #include "forward/mma_layout.cuh"
@@ -48,8 +48,8 @@ template <class Traits> class Ring {
                (load_block < load_end || loading < described);
     }
 
-    // Waits for the oldest group, which lies at the stage that this returns. The team's. Where stages are freed late, that of the group before is
-    // free then.
+    // Waits for the oldest group, which lies at the stage that this returns. The team's. Where stages are freed late, that of the group
+    // before is free then.
     __device__ int wait_for_group()
     {
         if constexpr (Traits::frees_late())
@@ -82,7 +82,7 @@ template <class Traits> class Ring {
         since_segment = 0;
         if (again) loading = NOTHING_BUT_PAGES;
     }
-    // The same where segment 0 is prepared early, whose pages are known; `ask_again` asks for what has been read ahead otherwise.
+    // `load_segment` for segment 0 when it is prepared early and its pages are known. `ask_again` reads again what was read ahead.
     template <class Ask> __device__ void load_segment_early(int number, int group, bool again, Ask ask_again)
     {
         load_queries_by_all(number, group);
@@ -93,7 +93,7 @@ template <class Traits> class Ring {
         since_segment = 0;
     }
     // Brings what the first groups of segment 0 will be loaded from to L2. The second one keeps the first waiting, so it is asked for
-    // where there are many: by measurement it gains 0.2 to 0.5% at 62 groups and loses 0.5% at 16, 3.5% at seven (docs/notebook-decode.md).
+    // where there are many: by measurement it gains 0.2 to 0.5% at 62 groups and loses 0.5% at 16, 3.5% at seven (docs/notebook/decode.md).
     __device__ void prefetch_first_groups() const
     {
         constexpr int LINES = Traits::KEY_ROW_BYTES / PREFETCHED_BYTES; // of a row, if they begin where it does
@@ -126,7 +126,7 @@ template <class Traits> class Ring {
         each_first_page(thread.segment(0), [&](int i, const int* entry, bool exists) { pages_of(1, 0)[i] = exists ? __ldcg(entry) : 0; });
         __syncwarp();
     }
-    // Whether the pages that this lane has read ahead are still those, when they have come again.
+    // Returns true if the page numbers that this lane has read ahead have not changed, once the second read has arrived.
     __device__ bool was_right() const
     {
         bool right = true;
@@ -183,8 +183,8 @@ template <class Traits> class Ring {
                  row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim);
         }
     }
-    // Where all begin at once because the keys are in L2, a team that loads the queries alone keeps the others waiting. Of segment 0 the addresses
-    // are known before the launch before has ended.
+    // Where all begin at once because the keys are in L2, a team that loads the queries alone keeps the others waiting. Of segment 0 the
+    // addresses are known before the launch before has ended.
     __device__ void load_queries_by_all(int number, int group) const
     {
         constexpr int CHUNKS = Traits::BLOCK_M * Traits::ROW_CHUNKS, TURNS = (CHUNKS + Traits::THREADS - 1) / Traits::THREADS;
@@ -318,7 +318,7 @@ template <class Traits> class Ring {
         }
         if (PlacedRows::is_branchless() || rows.is_paged()) {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
-            // Not one of a key that nobody will ask for: its zero might land behind the next segment's number in the same place.
+            // The page number of a key that is not loaded must not be copied: its zero might overwrite the next segment's number.
             if (rows.is_paged() && lane < Traits::WARP_KEYS && later < of.end_key)
                 cp_async_4(pages_of(0, (unsigned)loaded % Traits::STAGES) + lane, rows.page_of(params, later), true);
         }

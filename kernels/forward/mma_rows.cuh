@@ -1,5 +1,5 @@
-// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, or some of their columns, in registers. Warps that
-// share 16 rows multiply queries and keys over their columns each, and add up their scores in shared memory.
+// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, or some of their columns, in registers.
+// Warps that share 16 rows multiply queries and keys over their columns each, and add up their scores in shared memory.
 #pragma once
 
 #include "forward/mma_layout.cuh"
@@ -74,8 +74,8 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             for (int step = 0; step < query_steps(); step++) load_query(step, queries[step]);
     }
 
-    // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them. Where warps share rows, all of the
-    // team meet in `sync_team` once.
+    // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them. Where warps share rows, all
+    // of the team meet in `sync_team` once.
     template <class Sync> __device__ void add(int first_key, int at, Sync sync_team)
     {
         if (Traits::row_warps() > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
@@ -123,25 +123,26 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 2);
         return sum;
     }
-    // Two neighbouring columns of a lane's row, of which `Keys` says where they are.
+    // Two neighbouring columns of a lane's row; `Keys` defines their order.
     __device__ float2 columns(int half, int tile) const { return Scales::times_values(Keys::columns(output, half, tile)); }
-    // Of row first_row() + lane % 16: asked for early, and kept.
+    // The sink of row first_row() + lane % 16, loaded early and kept.
     __device__ float sink() const { return sink_; }
 
   private:
     using Scores = float[KEY_TILES][4];
-    // Of a product of queries and keys, over the columns that are this warp's.
+    // Steps of 16 columns in this warp's part of a product of queries and keys.
     __device__ static constexpr int query_steps() { return HEAD_DIM / Traits::column_parts() / FRAGMENT_DEPTH; }
-    // Of a row of keys or values. Chunks are swapped within 128 bytes.
+    // Bytes of this warp's part of a row of keys or values. Chunks are swizzled within 128 bytes.
     __device__ static constexpr int part_bytes() { return Traits::KEY_ROW_BYTES / Traits::column_parts(); }
-    // Of a product, each half as long a chain, where there are few products at once and registers for it.
+    // A product is split into two sums, with dependency chains half as long, where few products run at once and registers allow it.
     static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
 
     // Where keys are converted and registers do not hold the queries, these are loaded once for all keys of the group. A loop, because the
     // addresses of all steps would take more registers than there are.
     static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && Keys::STEPS > 2;
 
-    // Where a warp's share of the scores of 8 keys lies, for those with which it shares the rows: in those columns of keys that only it reads.
+    // Where a warp's share of the scores of 8 keys lies, for those with which it shares the rows: in those columns of keys that only it
+    // reads.
     __device__ float4& left_scores(int at, int part, int tile, int lane) const
     {
         constexpr int ACROSS = part_bytes() / (int)sizeof(float4); // lanes
@@ -337,7 +338,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     float sink_;
     unsigned queries[Traits::HOLDS_QUERIES ? query_steps() : 1][4];
     float output[COLUMN_TILES][4];
-    // Of this lane's rows.
+    // State of this lane's two rows.
     RowSum sums[2];
     int diagonal[2]; // rule/mask.cuh
     float slopes[2]; // in exponents of 2

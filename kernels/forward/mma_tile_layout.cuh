@@ -1,5 +1,5 @@
-// Sizes and the shared memory layout of the family `mma`: a tile of rows a CTA, of which each warp has 16 or 32. Above head size 256 their
-// results are too many for a warp: two have the same rows, each with all scores and half of the values' columns.
+// Sizes and the shared memory layout of the family `mma`. A CTA computes a tile of rows, and each warp 16 or 32 of them. Above head
+// size 256 a warp cannot hold their results: two warps share the rows, each with all scores and half of the values' columns.
 #pragma once
 
 #include "forward/mma_layout.cuh"
@@ -70,8 +70,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
     static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
     static constexpr int MIN_CTAS = WARPS == 4 && IS_SMALL ? 3 : 8 / WARPS;
-    // Of the queries registers hold what they have room for, in steps of 16 columns. What fits without spills is ptxas's word: for 8.0 it has fewer,
-    // and where two warps share rows, their columns' addresses take some. Half of head size 192 is faster than all of it.
+    // Registers hold as many of the queries as fit without spills, in steps of 16 columns. How many fit was found by compiling: fewer on
+    // 8.0, and fewer where two warps share rows, because of their columns' addresses. Half of head size 192 is faster than all of it.
 #if __CUDA_ARCH__ >= 890
     static constexpr int FOR_WEIGHTS = 8;
 #else
@@ -82,10 +82,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int MOST_HELD = WEIGHS_FIRST && HEAD_DIM == 192 ? DEPTH_STEPS / 2 : DEPTH_STEPS;
     __device__ static constexpr int held_in(int room) { return MIN_CTAS * WARPS > 8 || room < 0 ? 0 : min_of(MOST_HELD, room / (4 * ROW_TILES)); }
     static constexpr int HELD_STEPS = held_in(ROOM);
-    // Shared memory is asked for words of keys and values some turns ahead of the products with them. How many is measured (docs/notebook-mma.md):
-    // ptxas moves the loads as it likes, and how it then orders everything decides.
+    // Shared memory is asked for words of keys and values some turns ahead of the products with them. How many is measured
+    // (docs/notebook/mma.md): ptxas moves the loads as it likes, and how it then orders everything decides.
     static constexpr int LOADS_AHEAD = ROW_TILES == 1 || HEAD_DIM >= 128 ? 3 : HEAD_DIM == 96 ? 1 : 2;
-    // Whether the first half of a block's keys is multiplied ahead of the second, so that the first weights are computed beside that.
+    // True if the first half of a block's keys is multiplied before the second, so that its weights overlap with the second half's products.
     static constexpr bool SPLITS_KEYS = HEAD_DIM <= 64;
     static_assert(BLOCK_N % ((SPLITS_KEYS ? 2 : 1) * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
 
@@ -101,7 +101,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     }
 };
 
-// The same for scores with a bias and a key mask, whose addresses take registers.
+// Traits for scores with a bias and a key mask, whose addresses take registers.
 template <class Element, int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS, int STAGES>
 struct TensorTileTraits : TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES> {
     using Plain = TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES>;
@@ -122,7 +122,7 @@ __device__ inline long long row_offset(const Tensor& tensor, const Segment& tile
     const Row row(tile, group, row_of_tile);
     return tile.batch * tensor.batch + row.head * tensor.head + (long long)(tile.q.first + row.query) * tensor.row;
 }
-// The same that another lane has found.
+// The row offset that lane `lane` computed.
 __device__ inline long long row_offset_of(long long own, int lane)
 {
     return (long long)__shfl_sync(0xffffffff, (unsigned long long)own, lane);

@@ -1,4 +1,4 @@
-// What the family `mma` loads: the queries of a tile, and blocks of keys and values, from the last one to the first.
+// Loads of the family `mma`: the queries of a tile, and blocks of keys and values, from the last one to the first.
 #pragma once
 
 #include "forward/mma_tile_layout.cuh"
@@ -89,7 +89,7 @@ template <class Traits> class TileLoader {
     __device__ bool is_paged() const { return params.pages.table; }
     __device__ static int first_column() { return threadIdx.x % ACROSS * CHUNK<Element>; }
 
-    // Of the rows that this warp copies, WARP_ROWS in a pass, which one is a lane's.
+    // The row that belongs to a lane, of the rows that this warp copies (WARP_ROWS in a pass).
     __device__ static int row_of_lane(int lane)
     {
         return lane / WARP_ROWS * DOWN + threadIdx.x / 32 * WARP_ROWS + lane % WARP_ROWS;

@@ -1,8 +1,8 @@
 // A warp's rows of a tile of the family `mma`: their scores against blocks of keys, and the weighted values, in registers.
 //
 // A plain block takes no maximum: its weights count against the rows' maxima of the first block, and their sums tell whether one has
-// become too large. Then the block begins again, with care, and raises them. So weights follow the products at once, and those of the
-// next 16 keys run beside the products with the values of these.
+// become too large. Then the block starts over, checks its scores, and raises the maxima. So weights follow the products at once, and
+// the weights of the next 16 keys are computed while these keys' products with the values run.
 #pragma once
 
 #include "forward/mma_tile_layout.cuh"
@@ -12,7 +12,7 @@
 
 namespace warptile {
 
-// What rows remember besides where scores have tensors: the first block that is not a plain one, as the masks have it.
+// Additional state of rows whose scores have tensors: the first block that is not plain because of a mask.
 template <bool HAS_TENSORS> struct TensorRows {};
 template <> struct TensorRows<true> {
     int first_careful;
@@ -47,7 +47,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
         all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
         all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
-        // Blocks go from the last one to the first: where the rows' first blocks are different ones, a row has no maximum in those before its own.
+        // Blocks go from the last one to the first: where the rows' first blocks are different ones, a row has no maximum in those before
+        // its own.
         const int begun_at = all_to < tile.first_key ? 0 : (all_to - tile.first_key) / Traits::BLOCK_N;
         careful_from = uniform_of(takes_care ? 0 : begun_at < see_to ? begun_at : NO_BLOCK);
         if constexpr (has_tensors()) this->first_careful = careful_from;
@@ -106,7 +107,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
 
   private:
     static constexpr bool SPLITS_KEYS = Traits::SPLITS_KEYS;
-    // Of a row of values. Chunks are swapped within SPAN.
+    // Bytes of this warp's part of a row of values. Chunks are swizzled within SPAN.
     __device__ static constexpr int part_bytes() { return Traits::ROW_BYTES / Traits::column_parts(); }
     static constexpr int LOADS_AHEAD = Traits::LOADS_AHEAD, WORDS = LOADS_AHEAD + 1;
     using Words = unsigned[WORDS][4];
@@ -121,7 +122,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         for (int i = 0; i < COUNT; i++) clear(list[i]);
     }
 
-    // The weights of 16 keys beside the products with the values of those before. A block that begins again multiplies its keys again.
+    // Computes the weights of 16 keys while the previous keys' products with values run. If the block has to start over, its keys are
+    // multiplied again.
     template <class Wait> __device__ void add_weighing_beside(int block, unsigned keys, Wait wait_for_values)
     {
         bool sees = block >= see_from && block <= see_to;
@@ -200,7 +202,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         each_bias(tile.first_key + block * Traits::BLOCK_N, scores, [&](float& score, float bias) { score = bias * unit; });
     }
 
-    // Whether a mask of keys alone shows some of a block's, and with care if not all.
+    // Applies a mask that depends on keys only. `sees` becomes false if it hides the whole block, `careful` true if it hides a part.
     __device__ void ask_key_mask(int block, bool& sees, bool& careful) const
     {
         if (!sees || !masks_keys_alone(params.scoring)) return;
@@ -216,7 +218,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         careful = careful || __any_sync(0xffffffff, !all);
     }
 
-    // Weights in place of a block's scores, and the rows' sums with them; false, and no sum is changed, if one is too large or not a number.
+    // Weights in place of a block's scores, and the rows' sums with them; false, and no sum is changed, if one is too large or not a
+    // number.
     __device__ bool weigh_in_place(Scores& scores)
     {
         float all[ROWS];
@@ -252,7 +255,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         return true;
     }
 
-    // Of the block at `keys`, this warp's columns.
+    // Address of this warp's columns of the values that belong to the block at `keys`.
     __device__ unsigned values_of(unsigned keys) const { return keys + Traits::KEY_BYTES + column_part() * part_bytes(); }
 
     __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
@@ -265,7 +268,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
     // `between(turn, turns)` runs while the last keys are multiplied.
     template <class Between> __device__ void multiply_keys(unsigned keys, Scores& scores, Between between)
     {
-        // Keys are taken in parts, so that the weights of the first ones are computed beside the products with the last.
+        // Keys are taken in parts, so that the first part's weights are computed while the last part's products run.
         constexpr int PARTS = SPLITS_KEYS ? 2 : 1, PART_STEPS = Traits::KEY_STEPS / PARTS;
         constexpr int PART_TURNS = Traits::DEPTH_STEPS * PART_STEPS, TURNS = PARTS * PART_TURNS;
         const auto key_step = [&](int turn) { return turn / PART_TURNS * PART_STEPS + turn % PART_STEPS; };
@@ -310,8 +313,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         for (int turn = 0; turn < LOADS_AHEAD; turn++) load_values(values, turn, words);
     }
 
-    // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns. `words`: the first of them, and then those of
-    // the step that follows.
+    // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns. `words`: the first of them, and then
+    // those of the step that follows.
     template <class Between>
     __device__ void multiply_values(const Weights& weights, unsigned values, int step, Words& words, Between between)
     {
@@ -354,7 +357,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
     }
 
-    // Whether all lanes' sums of weights are small enough. NaN is not. Whatever is below is exact enough, and fits f16.
+    // Returns true if the sums of weights of all lanes are below the limit under which weights are exact enough and fit f16. NaN is not.
     __device__ static bool fits(const float (&sums)[ROWS])
     {
         float all = sums[0] + sums[1];
@@ -453,7 +456,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
             use(one, min(row.head, params.heads - 1), min(row.query, tile.q.len - 1), lane % 4 * 2);
         }
     }
-    // Of the row `one` of this lane the score of its key i.
+    // The score of this lane's row `one` and key i.
     __device__ static float& score_of(Scores& scores, int one, int i) { return scores[one / 2][i / 2][one % 2 * 2 + i % 2]; }
 
     // The largest score of each row, or `largest` if that is larger.
@@ -558,8 +561,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
     int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
-    // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights. A row without a maximum has
-    // -inf, against which a plain block's weights are infinite or NaN, whatever the scores are.
+    // For each of this lane's rows, the maximum that is subtracted from scores, in exponents of 2, and the sum of this lane's weights. A row
+    // without a maximum has -inf, which makes all weights of a plain block infinite or NaN.
     float max_[ROWS], sum_[ROWS];
 };
 

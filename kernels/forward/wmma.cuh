@@ -176,7 +176,7 @@ __device__ inline void update(Accumulator (&s)[ROWS][KEYS], const AccumulatorMap
     });
 }
 
-// The same rule, of which the compiler computes nothing in advance.
+// An opaque copy of the rule, so that the compiler does not hoist computations with it out of loops.
 __device__ inline ScoreRule on_the_spot(ScoreRule rule)
 {
     asm volatile("" : "+f"(rule.scale));

@@ -1,5 +1,5 @@
-// What the wmma family adds to nvcuda::wmma: fragment loads that compile to LDSM for both element types, the placement of
-// an accumulator's elements, and reductions over its rows.
+// Additions to nvcuda::wmma: fragment loads that compile to LDSM for both element types, the placement of an accumulator's elements,
+// and reductions over its rows.
 //
 // WMMA does not say which element of a tile a lane holds, and nothing here assumes it: an AccumulatorMap reads the
 // placement off a probe at kernel start.
@@ -77,8 +77,8 @@ class AccumulatorMap {
     __device__ int row(int e) const { return place(e) / TILE; }
     __device__ int column(int e) const { return place(e) % TILE; }
 
-    // The same map, of which the compiler computes nothing in advance: rows and columns of all elements, kept through the
-    // main loop for the few tiles that ask for them, would cost 16 registers.
+    // An opaque copy of the map. It keeps the compiler from computing rows and columns of all elements before the main loop, which would
+    // cost 16 registers although few tiles need them.
     __device__ AccumulatorMap on_the_spot() const
     {
         AccumulatorMap copy = *this;
@@ -131,7 +131,7 @@ template <int WARPS> struct WarpGroup {
             asm volatile("barrier.cta.sync %0, %1;" ::"r"(index + 1), "n"(WARPS * WARP_SIZE) : "memory");
     }
 
-    // Whether `condition` holds in any lane that takes part: the warp's, or with groups of several warps the CTA's; also a
+    // Returns true if `condition` holds in any lane that takes part: the warp's, or with groups of several warps the CTA's; also a
     // barrier for them. All groups decide alike, so that all pass the same barriers in the same order: racecheck counts
     // the barriers a warp has passed, and where the counts differ by group it reports races that a barrier of the whole
     // CTA excludes.

@@ -14,7 +14,7 @@ template <class Element> union Chunk {
     __device__ Chunk() : bits() {}
 };
 
-// Whether every row of a tensor starts on a 16-byte boundary. Steps along dimensions of one entry are 0.
+// Returns true if every row of the tensor starts on a 16-byte boundary. The host sets the stride of a dimension of size 1 to 0.
 template <class Element> __device__ inline bool in_chunks(const Tensor& tensor)
 {
     const long long steps = tensor.batch | tensor.row | tensor.head;

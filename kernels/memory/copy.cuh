@@ -16,7 +16,7 @@ __device__ inline void cp_async_16(void* shared, const void* source, bool valid)
                  : "r"(destination), "l"(source), "r"(valid ? CHUNK_BYTES : 0)
                  : "memory");
 }
-// The same to an address in shared memory: that of a generic one has to be read from special registers.
+// Variant that takes a shared-memory address. Converting a generic address reads special registers.
 __device__ inline void cp_async_16(unsigned destination, const void* source, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -25,8 +25,8 @@ __device__ inline void cp_async_16(unsigned destination, const void* source, boo
                  : "memory");
 }
 
-// The same of what nobody reads again soon: it is the first to leave L2, and does not drive out what is on its way there. PTX ISA,
-// "createpolicy" and "Cache Eviction Priority Hints"; from sm_80 on.
+// Variant for data that is not read again soon: it is evicted from L2 first, so it does not push out data that is still to be used.
+// PTX ISA, "createpolicy" and "Cache Eviction Priority Hints"; from sm_80 on.
 __device__ inline void cp_async_16_once(unsigned destination, const void* source, bool valid)
 {
     unsigned long long policy;
@@ -159,8 +159,8 @@ __device__ inline void store_tile(const float* shared, const Rows<Element>& rows
     }
 }
 
-// Writes rows of elements in shared memory to rows [first_row, row_count) of `rows`, by THREADS threads of which the caller
-// is number `thread`. Rows from `row_count` on and columns from `head_dim` on are not touched.
+// Writes rows of elements from shared memory to rows [first_row, row_count) of `rows`. THREADS threads share the work; the caller's
+// index is `thread`. Rows from `row_count` on and columns from `head_dim` on are not touched.
 template <int THREADS, int TILE_ROWS, int HEAD_DIM, int SHARED_STRIDE, class Element>
 __device__ inline void store_rows(const Element* shared, const Rows<Element>& rows, int first_row, int row_count,
                                   int head_dim, int thread)

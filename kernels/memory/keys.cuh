@@ -8,16 +8,17 @@
 
 namespace warptile {
 
-// The number in its sequence of the page of a key; `Pages::of` in crates/kernels/src/abi.rs says why it is exact.
+// The number in its sequence of the page of a key; `Pages::of` in crates/spec/src/abi.rs says why it is exact.
 __device__ inline int page_number(const Pages& pages, int key)
 {
     return (int)(__umulhi(2 * (unsigned)key, pages.rows_inverse) >> pages.rows_log);
 }
 
-// The rows of one key/value head of one sequence. `PAGED`: which may lie in pages. `PACKED`: and which may follow another sequence's in one tensor.
+// The rows of one key/value head of one sequence. `PAGED`: which may lie in pages. `PACKED`: and which may follow another sequence's in
+// one tensor.
 template <class Element, bool PAGED = true, bool PACKED = true> class KeyRows {
   public:
-    // Whether a key is found without a branch, whatever is asked for as its page where there are none.
+    // Returns true if a key is located without a branch. The page passed for a tensor without pages is then ignored.
     __device__ static constexpr bool is_branchless() { return PAGED && !PACKED; }
 
     KeyRows() = default;
@@ -31,12 +32,12 @@ template <class Element, bool PAGED = true, bool PACKED = true> class KeyRows {
     // Where the table has the page of a key.
     __device__ const int* page_of(const Forward& params, int key) const { return table + page_number(params.pages, key); }
 
-    // Of a key, whose page the table says to be `page`. A dense batch entry is one page.
+    // Offset of a key that lies in page `page`. A dense batch entry is one page.
     __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
     {
         int row = first + key;
         if constexpr (is_branchless()) {
-            // Without a table a page has 0 rows: `Pages::default` in crates/kernels/src/abi.rs.
+            // Without a table a page has 0 rows: `Pages::default` in crates/spec/src/abi.rs.
             row = key - page_number(params.pages, key) * params.pages.rows;
             page = is_paged() ? min(max(page, 0), params.pages.count - 1) : entry;
         } else if (is_paged()) {
@@ -49,7 +50,7 @@ template <class Element, bool PAGED = true, bool PACKED = true> class KeyRows {
     }
 
   private:
-    // Of numbers that are not negative, which makes the product shorter.
+    // Product of two non-negative numbers; the unsigned product takes fewer instructions.
     __device__ static long long times(int number, long long stride) { return (unsigned)number * (unsigned long long)stride; }
 
     int first;

@@ -3,8 +3,8 @@
 
 namespace warptile {
 
-// A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase. kernels/emulation counts laps instead, and tells
-// which phase is waited for.
+// A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase. kernels/emulation counts laps instead, and
+// tells which phase is waited for.
 template <int STAGES> struct RingPosition {
     int stage = 0;
     unsigned parity = 0;

@@ -144,7 +144,7 @@ __device__ inline void store_as(typename Cache::Element* to, const HalfChunk<Ele
         store_each<Cache>(to, half.elements, CHUNK<Element> / 2, count, scale);
 }
 
-// Whether every row of a cache starts where a lane's share of it is stored at once.
+// Returns true if a lane's share of every row of the cache is aligned for one store.
 template <class Cache, class Element> __device__ inline bool stores_chunks(const Tensor& tensor)
 {
     using Stored = typename Cache::Element;
@@ -191,7 +191,7 @@ __device__ inline void copy_rotated(const Rotary& rotary, long long position, co
     } else {
         store_as<Cache>(to + pair, low, whole, pairs_there, scale);
         store_as<Cache>(to + rotary.size / 2 + pair, high, whole, pairs_there, scale);
-        // What follows the rotated elements within a chunk.
+        // Elements of the chunk that follow the rotated ones.
 #pragma unroll 1
         for (int column = rotary.size; column < first + count; ++column) to[column] = Cache::stored(from[column], scale);
     }

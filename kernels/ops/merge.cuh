@@ -1,8 +1,8 @@
 // Merges results of attention over disjoint keys: each counts with the share that its keys have of the softmax's denominator.
 //
-// Sums run over the parts in their order, in fp32, so the bits do not depend on the launch. A part whose lse is -inf saw no key:
-// its output is not read, whatever it holds. So is one with +inf, which FlashAttention 2 writes for rows without keys. A NaN
-// reaches the row's output and lse.
+// Sums run over the parts in their order, in fp32, so the bits do not depend on the launch. A part whose lse is -inf saw no key, and
+// its output is not read. The same holds for +inf, which FlashAttention 2 writes for rows without keys. A NaN propagates to the row's
+// output and lse.
 #pragma once
 
 #include "base/math.cuh"

@@ -1,4 +1,4 @@
-// What the record says of a kernel without tiles: CTAs share rows, a chunk a thread.
+// The record of a kernel without tiles: CTAs share rows, and each thread takes one chunk.
 #pragma once
 
 #include "base/abi_ops.cuh"
@@ -17,8 +17,8 @@ template <class Element_, int WARPS_, unsigned ROLE_> struct RowTraits {
     static constexpr int SHARED_BYTES = 0;
 };
 
-// What such a kernel reads may be what the launch before writes, so it begins early only to be there when that has ended. Then the next launch may
-// begin, which is most of the gain where it is attention (docs/notebook-decode.md, "Writes that begin early").
+// What such a kernel reads may be what the launch before writes, so it begins early only to be there when that has ended. Then the next
+// launch may begin, which is most of the gain where it is attention (docs/notebook/decode.md, "Writes that begin early").
 __device__ inline void begin_in_order()
 {
     wait_for_predecessor();

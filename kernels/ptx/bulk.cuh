@@ -18,7 +18,7 @@ __device__ inline void store_bytes(void* destination, unsigned source, unsigned 
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes) : "memory");
 }
 
-// Likewise, but fp32 numbers are added to those that are there.
+// Bulk copy that adds fp32 numbers to those at the destination.
 __device__ inline void add_bytes(void* destination, unsigned source, unsigned bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)

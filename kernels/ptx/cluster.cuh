@@ -1,4 +1,4 @@
-// What the CTAs of a cluster tell each other, from sm_90 on. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions:
+// Synchronization within a cluster, from sm_90 on. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions:
 // barrier.cluster", "Data Movement and Conversion Instructions: mapa, ld".
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace warptile {
 
-// Says that this thread has come to the cluster's next barrier: who waits for it sees what this thread has written. Every thread of the cluster
-// does, and waits before it does so again.
+// Says that this thread has come to the cluster's next barrier: who waits for it sees what this thread has written. Every thread of the
+// cluster does, and waits before it does so again.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 

@@ -19,8 +19,8 @@ __device__ inline void widen_e4m3(unsigned four, unsigned (&words)[2])
         : "=r"(words[0]), "=r"(words[1])
         : "r"(four));
 #else
-    // Exponent and fraction where f16 has them give the number times 2^-8, but for NaN, which would be 480. 36864 times that is
-    // infinity, and 36864 times every other one is not.
+    // With exponent and fraction moved to where f16 has them, a number is 2^-8 times its value. Only NaN goes wrong and becomes 480:
+    // it overflows to infinity when multiplied by 36864, and no other number does.
     constexpr unsigned BYTES[2] = {0x1404, 0x3424}; // which two, each above a zero
     const __half2 unit = __float2half2_rn(256.0f), beyond = __float2half2_rn(36864.0f), zero = __float2half2_rn(0.0f);
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ inline void widen_e4m3(unsigned four, unsigned (&words)[2])
 #endif
 }
 
-// The same as two words of Element.
+// Four e4m3 numbers as two words of Element.
 template <class Element> __device__ void widen_e4m3_to(unsigned four, unsigned (&words)[2]);
 template <> __device__ inline void widen_e4m3_to<__half>(unsigned four, unsigned (&words)[2]) { widen_e4m3(four, words); }
 template <> __device__ inline void widen_e4m3_to<__nv_bfloat16>(unsigned four, unsigned (&words)[2])

@@ -10,11 +10,11 @@ class Lanes {
   public:
     // Lane i gets number(i).
     template <class Number> __device__ void fill(Number number) { value = number((int)(threadIdx.x % LANES)); }
-    // That of the calling lane, which knows its number.
+    // The calling lane's number.
     __device__ int own(int) const { return value; }
-    // That of any lane; all of them ask for the same one.
+    // The number of `lane`, which must be the same in all lanes of the warp.
     __device__ int operator[](int lane) const { return __shfl_sync(0xffffffff, value, lane); }
-    // Bit i: whether lane i's number is another than 0.
+    // Bit i is set if lane i's number is not 0.
     __device__ unsigned not_zero() const { return __ballot_sync(0xffffffff, value != 0); }
 
   private:

@@ -1,4 +1,4 @@
-// What threads of a CTA, CTAs of a launch, and launches in a row tell each other.
+// Synchronization of threads in a CTA, of CTAs in a launch, and of consecutive launches.
 #pragma once
 
 namespace warptile {
@@ -12,7 +12,7 @@ __device__ inline void let_successor_begin()
 #endif
 }
 
-// Whether a launch may begin before the one ahead of it has ended.
+// True where a launch may begin before the previous one has ended (programmatic dependent launch).
 #if __CUDA_ARCH__ >= 900
 constexpr bool BEGINS_EARLY = true;
 #else
@@ -34,8 +34,8 @@ __device__ inline void named_barrier_wait(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Adds 1 to a counter of the whole GPU, or makes it 0 if it was `last`, and returns what it was. Those who come later see what this CTA wrote
-// before the barrier ahead of this. PTX ISA, "atom", operation .inc, and "Memory Consistency Model".
+// Adds 1 to a counter, or resets it to 0 if it was `last`; returns the old value. Acquire and release at GPU scope: callers that come
+// later see everything that this CTA wrote before its last barrier. PTX ISA, "atom", operation .inc, and "Memory Consistency Model".
 __device__ inline unsigned increment_and_wrap(unsigned* counter, unsigned last)
 {
     unsigned before;
@@ -43,7 +43,7 @@ __device__ inline unsigned increment_and_wrap(unsigned* counter, unsigned last)
     return before;
 }
 
-// The same without an order among what is read and written before and after, but for what the values that were read before decide.
+// Relaxed variant of `increment_and_wrap`: it orders no other memory accesses. Only data dependencies on earlier reads hold.
 __device__ inline unsigned increment_and_wrap_relaxed(unsigned* counter, unsigned last)
 {
     unsigned before;

@@ -25,7 +25,7 @@ __device__ inline void barrier_arrive(unsigned barrier)
                  : "memory");
 }
 
-// Whether the phase has ended already; does not wait. Acquires what those who arrived have released.
+// Returns true if the phase has ended; does not wait. Acquires the writes that the arriving threads released.
 __device__ inline bool barrier_test(unsigned barrier, unsigned parity)
 {
     unsigned done;
@@ -40,7 +40,7 @@ __device__ inline bool barrier_test(unsigned barrier, unsigned parity)
     return done;
 }
 
-// The same, but may wait a while for it; not more than `barrier_test` before sm_90.
+// Like `barrier_test`, but may suspend the thread for a limited time; before sm_90 it does not wait either.
 __device__ inline bool barrier_try_wait(unsigned barrier, unsigned parity)
 {
 #if __CUDA_ARCH__ >= 900

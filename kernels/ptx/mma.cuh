@@ -44,7 +44,7 @@ __device__ inline void load_matrices(unsigned (&words)[4], unsigned address)
                  : "memory");
 }
 
-// The same of the matrices' transposes: a lane gets the elements `pair` and `pair + 1` of column `quad`.
+// Loads the transposes of four matrices: a lane gets the elements `pair` and `pair + 1` of column `quad`.
 __device__ inline void load_matrices_transposed(unsigned (&words)[4], unsigned address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -38,7 +38,8 @@ __device__ inline bool elect_one()
     return elected;
 }
 
-// threadIdx.x, read anew ("Special Registers: %tid"): for rarely used code, which then keeps no register through the loop.
+// threadIdx.x, read from its special register ("Special Registers: %tid"). Rarely used code reads it again here instead of keeping a
+// register through the loop.
 __device__ inline unsigned thread_index()
 {
     unsigned index;
@@ -77,7 +78,7 @@ __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsi
                  : "memory");
 }
 
-// The same box into both CTAs of a cluster of two, at the same place of their shared memory; its bytes count at the same barrier of
+// Copies a box to both CTAs of a cluster of two, at the same offset in their shared memory; its bytes count at the same barrier of
 // each. PTX ISA, "cp.async.bulk.tensor", .multicast::cluster.
 __device__ inline void copy_box_to_pair(unsigned destination, const TensorMap& map, unsigned barrier, int column, int row,
                                         int head, int batch)
@@ -107,8 +108,8 @@ __device__ inline void cluster_sync()
                      : "memory");
 }
 
-// The same, but who has waited finds everything done that the others' threads had asked for before: what they sent has arrived. So a CTA that
-// ends afterwards has nothing on its way to it.
+// The same, but who has waited finds everything done that the others' threads had asked for before: what they sent has arrived. So a CTA
+// that ends afterwards has nothing on its way to it.
 __device__ inline void cluster_leave()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
@@ -131,7 +132,7 @@ __device__ inline void barrier_arrive_in_cluster(unsigned barrier)
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The same at that barrier of each CTA of a cluster of two. A warp calls it, and arrives once at each.
+// Arrives once at the same barrier of each CTA of a cluster of two. A whole warp calls it.
 __device__ inline void barrier_arrive_in_pair(unsigned barrier)
 {
     if (threadIdx.x % 32 < 2) barrier_arrive_in_cluster(address_in(barrier, threadIdx.x % 32));

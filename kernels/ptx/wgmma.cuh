@@ -27,7 +27,7 @@ __device__ inline unsigned long long matrix_descriptor(unsigned address, unsigne
     return SWIZZLE_128 | STRIDE | (unsigned long long)(leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The same operand `bytes` further on: the address field counts 16 bytes.
+// Descriptor of the operand `bytes` further on. The address field counts units of 16 bytes.
 __device__ inline unsigned long long advance_descriptor(unsigned long long descriptor, unsigned bytes)
 {
     return descriptor + (bytes >> 4);

@@ -33,8 +33,8 @@ struct Mask {
         return min(key_len - 1, last_query(first_query, rows) + shift + right) + 1;
     }
 
-    // Whether some query of the tile does not see some key of [first_key, first_key + keys). Tiles for which this is
-    // false skip the per-element test.
+    // Returns true if some key of [first_key, first_key + keys) is hidden from some query of the tile. If not, the per-element test is
+    // skipped.
     __device__ bool hides_part_of(int first_query, int rows, int first_key, int keys) const
     {
         return first_key + keys > key_len || first_key < last_query(first_query, rows) + shift - left ||

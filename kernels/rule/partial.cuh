@@ -15,7 +15,7 @@ struct RowSum {
     __device__ bool saw_no_key() const { return sum == 0; }
 };
 
-// What a row's weights are multiplied by when they count against the larger maximum `to` instead of `from`.
+// Factor that rescales a row's weights from the running maximum `from` to the larger maximum `to`.
 __device__ inline float rescale(float from, float to) { return exp2_approximate(__fadd_rn(from, -finite_max(to))); }
 
 // Four neighbouring columns of a row, not yet divided by the sum.
@@ -23,7 +23,7 @@ struct Partial {
     RowSum row = {negative_infinity(), 0};
     float values[4] = {0, 0, 0, 0};
 
-    // Adds up COUNT results more. Of a row that has seen no key, `sums` says so, and its `columns` are whatever lies there.
+    // Adds COUNT more partial results. Where `sums` says that a row has seen no key, its `columns` are not initialized and are ignored.
     template <int COUNT> __device__ void add(const RowSum (&sums)[COUNT], const float4 (&columns)[COUNT])
     {
         float largest = row.max;

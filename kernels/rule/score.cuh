@@ -22,7 +22,7 @@ struct ScoreRule {
     {
     }
 
-    // Of dot products that are to be multiplied by `factor` first.
+    // Folds `factor` into the scale, for dot products that still have to be multiplied by it.
     __device__ void multiply(float factor) { scale = fminf(fmaxf(scale * factor, -MAX_FLOAT), MAX_FLOAT); }
     // Bounds the dot product so that no score becomes infinite: a quarter of the range, so that the ALiBi term may be added
     // to the largest.
@@ -37,7 +37,7 @@ struct ScoreRule {
     }
 };
 
-// What a running max is subtracted as: a row that has seen no key yet has m = -inf, and -inf - -inf would be NaN.
+// The running max as it is subtracted from scores. A row that has seen no key has m = -inf, and -inf - -inf would be NaN.
 __device__ inline float finite_max(float m) { return m == negative_infinity() ? 0.0f : m; }
 
 // Natural-log lse of a row from its running max and running sum; -inf for a row that saw no key and has no sink.

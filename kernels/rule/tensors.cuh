@@ -1,4 +1,5 @@
-// Tensors over scores, the bias and the key mask, as a lane of mma.sync's accumulators needs them: of a row, two neighbouring keys in each 8.
+// Tensors over scores, the bias and the key mask, as a lane of mma.sync's accumulators needs them: of a row, two neighbouring keys in
+// each 8.
 //
 // Nothing is read outside of the sequence: what lies behind the last key is hidden by whoever masks, and gets what that key has.
 #pragma once
@@ -14,8 +15,8 @@ template <class T> struct alignas(2 * sizeof(T)) Two {
     T first, second;
 };
 
-// Calls `use(i, number)` for 2 * PAIRS keys: those of pair p are `key` + 8 * p and the one behind it, of `keys` keys. `row` is where the row
-// begins, and keys are `step` apart.
+// Calls `use(i, number)` for 2 * PAIRS keys: those of pair p are `key` + 8 * p and the one behind it, of `keys` keys. `row` is where the
+// row begins, and keys are `step` apart.
 template <int PAIRS, class T, class Use>
 __device__ inline void each_of_row(const T* row, long long step, int key, int keys, Use use)
 {
@@ -43,8 +44,8 @@ __device__ inline const unsigned char* mask_row(const Scoring& scoring, int batc
     return scoring.key_mask + batch * scoring.mask_batch + head * scoring.mask_head + query * scoring.mask_row;
 }
 
-// A score in exponents of 2 with a bias on top. Not below the range where it is finite, as masks are that are added: rows of nothing else have
-// equal weights.
+// A score in exponents of 2 with a bias on top. Not below the range where it is finite, as masks are that are added: rows of nothing else
+// have equal weights.
 __device__ inline float with_bias(float score, float bias)
 {
     constexpr float LEAST = -MAX_FLOAT / 2;
@@ -52,7 +53,7 @@ __device__ inline float with_bias(float score, float bias)
     return bias == negative_infinity() ? bias : min_keeping_nan(score + exponent, MAX_FLOAT);
 }
 
-// Whether the key mask is that of keys alone, as of padding: the same for all heads and queries.
+// Returns true if the key mask depends on the key only, as a padding mask does, and not on head or query.
 __device__ inline bool masks_keys_alone(const Scoring& scoring)
 {
     return scoring.key_mask && scoring.mask_head == 0 && scoring.mask_row == 0;

@@ -1,12 +1,12 @@
-// Which keys a CTA reads, for kernels whose tiles each have a cluster, or several: of the keys that its tile sees, an equal share of blocks.
-// Its part of the result stays in its shared memory, where the other CTAs of its cluster read it. That takes less time than parts in
-// memory. It is for few tiles: not all multiprocessors can be in clusters of this size at the same time.
+// Which keys a CTA reads, for kernels whose tiles each have a cluster, or several: of the keys that its tile sees, an equal share of
+// blocks. Its part of the result stays in its shared memory, where the other CTAs of its cluster read it. That takes less time than parts
+// in memory. It is for few tiles: not all multiprocessors can be in clusters of this size at the same time.
 //
-// Where a tile has several clusters, which is the grid's second dimension, the CTA of one rank in each adds up the same rows and columns and leaves their sum in the workspace, and of
-// these CTAs the last to come adds up the sums in the clusters' order. So no CTA adds up more than an eighth of a tile, whatever number of
-// them has read it, and nobody waits for another cluster.
+// Where a tile has several clusters, which is the grid's second dimension, the CTA of one rank in each adds up the same rows and columns
+// and leaves their sum in the workspace, and of these CTAs the last to come adds up the sums in the clusters' order. So no CTA adds up
+// more than an eighth of a tile, however many clusters have read it, and no CTA waits for another cluster.
 //
-// What lies on the device is read ahead as in work/share.cuh: here it is the length of one sequence.
+// The length of the tile's sequence, if it lies on the device, is read ahead as in work/share.cuh.
 #pragma once
 
 #include "memory/copy_number.cuh"
@@ -21,7 +21,7 @@ template <class Traits> class ClusterTile {
     static constexpr unsigned SCHEDULE = SCHEDULE_CLUSTER_TILE;
     static constexpr int CLUSTER = abi::CLUSTER_CTAS;
 
-    // What `Share` can.
+    // Same interface as `Share`.
     __device__ static bool can_read_ahead(const Forward& params) { return BEGINS_EARLY && params.sequences.ragged & READ_AHEAD; }
     __device__ bool reads_ahead() const { return BEGINS_EARLY && state.reads_ahead; }
     // The first thread has described the tile by then.
@@ -42,7 +42,7 @@ template <class Traits> class ClusterTile {
         if (threadIdx.x == 0) {
             state.reads_ahead = reads_ahead;
             state.was_wrong = false;
-            // What no length is, if there is no tile.
+            // An impossible length, for CTAs without a tile.
             state.batch = 0;
             state.length = -1;
         }
@@ -73,7 +73,7 @@ template <class Traits> class ClusterTile {
     // --- Of a tile that several clusters have ---
 
     __device__ static unsigned clusters() { return gridDim.y; }
-    // That the CTAs of this one's rank count at who have come.
+    // Semaphore that counts the finished CTAs of this CTA's rank.
     __device__ static unsigned semaphore() { return blockIdx.x; }
     // Where this CTA leaves its sum, and where that of its rank in the tile's cluster `index` lies.
     __device__ static unsigned own_place() { return place(blockIdx.y); }

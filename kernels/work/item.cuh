@@ -1,4 +1,4 @@
-// What one CTA computes: BLOCK_M query rows of one head of one sequence.
+// The work of one CTA: BLOCK_M query rows of one head of one sequence.
 #pragma once
 
 #include "memory/copy.cuh"
@@ -20,8 +20,8 @@ template <class Element> struct WorkItem {
     int key_len;     // of this sequence
 };
 
-// The CTA's tile, for kernels whose grid is the number of tiles. All threads call it, once. Lengths on the device are read by one
-// thread and handed to the others through `shared`: whatever becomes of them meanwhile, all threads agree.
+// The CTA's tile, for kernels whose grid is the number of tiles. All threads call it, once. One thread reads the lengths on the device
+// and hands them to the others through `shared`, so that all threads agree even if the lengths change.
 template <int BLOCK_M> __device__ inline TilePlace place_of_cta(const Forward& params, TilePlace& shared)
 {
     if (!reads_lengths(params.sequences)) return tile_place<BLOCK_M>(params, blockIdx.x, params.heads);
@@ -30,8 +30,7 @@ template <int BLOCK_M> __device__ inline TilePlace place_of_cta(const Forward& p
     return shared;
 }
 
-// The same once more, from a number that the compiler does not know to be the same: what follows need not live in registers
-// meanwhile.
+// Computes the tile's place again from an opaque copy of its number, so that the compiler does not keep the place in registers.
 template <int BLOCK_M> __device__ inline TilePlace place_again(const Forward& params, const TilePlace& shared)
 {
     if (reads_lengths(params.sequences)) return shared;

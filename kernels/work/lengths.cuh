@@ -1,5 +1,5 @@
-// Where a sequence begins and how long it is. Offsets and lengths on the device have been validated by nobody: everything read
-// here is clamped to what the host promised, so that whatever they hold, no address leaves the tensors.
+// Where a sequence begins and how long it is. Offsets and lengths on the device are not validated. Every number read here is clamped
+// to the limits that the host gave, so that no address lies outside of the tensors.
 //
 // They may even change during a launch: a CTA reads them once, and hands what it read to all its threads. Where it reads ahead
 // (work/share.cuh), the launch before may still be writing them: then it reads them again when that has ended.
@@ -45,10 +45,10 @@ __device__ inline Extent keys_of(const Sequences& sequences, int batch)
     return extent_of(sequences.key_offsets, sequences.key_lengths, sequences.key_len, sequences.key_rows, batch);
 }
 
-// Whether lengths have to be read from memory at all.
+// Returns true if offsets or lengths lie on the device and have to be read.
 __device__ inline bool reads_lengths(const Sequences& sequences) { return sequences.ragged & RAGGED; }
 
-// Whether rows of k and v may follow a sequence's last one that belong to another sequence, or to nobody.
+// Returns true if a sequence's last row of k and v may be followed by rows of another sequence, or by unused rows.
 __device__ inline bool keys_are_followed(const Sequences& sequences) { return sequences.ragged & RAGGED_KEYS; }
 
 } // namespace warptile

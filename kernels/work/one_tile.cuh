@@ -19,8 +19,8 @@ template <class Traits, bool AHEAD = false> class OneTile {
         if (reads_lengths(params.sequences) && !reads_ahead) wait_for_predecessor();
     }
 
-    // All of the tile's keys in one segment, or the end if there is no such tile. One thread calls it for all, so they agree whatever
-    // becomes of lengths on the device meanwhile.
+    // All of the tile's keys in one segment, or the end if the tile does not exist. One thread calls it for all, so that they agree even if
+    // lengths on the device change.
     __device__ Segment segment() const
     {
         Segment segment;

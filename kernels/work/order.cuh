@@ -4,8 +4,8 @@
 // that work at the same time share keys and values.
 //
 // Dense: every head of every batch entry has `query_tiles` tiles. Packed: a head has `query_tiles` slots for all sequences
-// together, rows / BLOCK_M + batch, of which sequence b has those from its first row / BLOCK_M + b on: as many as its tiles
-// or one more. So the slots follow from shapes alone, an uneven batch costs what its rows cost, and nobody sums lengths.
+// together: rows / BLOCK_M + batch. The slots of sequence b start at its first row / BLOCK_M + b, and there are as many as it has
+// tiles, or one more. So slots depend on shapes only, an uneven batch costs what its rows cost, and no lengths have to be summed.
 #pragma once
 
 #include "work/lengths.cuh"
@@ -19,14 +19,14 @@ struct TilePlace {
     Extent q;
     Extent k;
 
-    // Whether the sequence has that tile. Garbage offsets may give any number.
+    // Returns true if the sequence has this tile. Invalid offsets may give any number.
     template <int BLOCK_M> __device__ bool exists(int rows_of_query = 1) const
     {
         return tile >= 0 && tile < (q.len * rows_of_query + BLOCK_M - 1) / BLOCK_M;
     }
 };
 
-// The last sequence whose slots begin at or before `slot`. Ends after log2(batch) steps whatever the offsets are.
+// The last sequence whose slots begin at or before `slot`. It ends after log2(batch) steps even if offsets are invalid.
 template <int BLOCK_M>
 __device__ inline int sequence_of(const Sequences& sequences, int slot, int rows_of_query, int& first_slot)
 {

@@ -1,4 +1,4 @@
-// What a CTA of the mma kernels computes at once: some keys of one tile.
+// The unit of work of a CTA of the mma kernels: a range of keys of one tile.
 //
 // A tile is BLOCK_M rows of one key/value head of one sequence; a row is a query with one of the heads that share the key/value
 // head.

@@ -38,7 +38,7 @@ template <class Traits> class Share {
     static constexpr int CLUSTER = 1;
     static constexpr unsigned SCHEDULE = SCHEDULE_SHARED_KEYS;
 
-    // Whether there is something to be read ahead, and room for each length.
+    // Returns true if key lengths lie on the device and there is room to keep all of them.
     __device__ static bool can_read_ahead(const Forward& params)
     {
         return !Traits::is_dense() && BEGINS_EARLY && params.sequences.ragged & READ_AHEAD && params.sequences.batch <= LENGTHS;
@@ -79,10 +79,10 @@ template <class Traits> class Share {
     {
         each_length([&](unsigned i) { cp_async_4(&state.lengths_again[i], params.sequences.key_lengths + i, true); });
     }
-    // Whether this thread's lengths are what they were, when they have come.
+    // Returns true if this thread's lengths have not changed, once the second read has arrived.
     __device__ bool was_right() const
     {
-        // The same as below, which gives images of other targets, not run again since, other code.
+        // Equivalent to the loop below. It keeps the code of images of other targets, which were not run again since.
         if constexpr (LENGTHS <= Traits::THREADS) return !has_length(threadIdx.x) || is_the_same(threadIdx.x);
         bool right = true;
         each_length([&](unsigned i) { right = right && is_the_same(i); });
@@ -185,7 +185,7 @@ template <class Traits> class Share {
     }
     __device__ unsigned place_of_sum(unsigned cta) const { return abi::CTA_PARTS * (cta * lanes() + lane()) + 1; }
     __device__ unsigned own_place(const Segment& of) const { return has_splits() ? place_of_unit(of.unit) : place_of_cta(of, cta()); }
-    // Whether this CTA has no more segments of the tile.
+    // Returns true if `of` is this CTA's last segment of its tile.
     __device__ bool is_last_here(const Segment& of) const
     {
         return of.unit + of.units == min(of.tile_unit + of.tile_units, (cta() + 1) * each);
@@ -194,11 +194,11 @@ template <class Traits> class Share {
   private:
     static constexpr int LOG_BLOCK_N = log2_of(Traits::BLOCK_N);
     static_assert(1 << LOG_BLOCK_N == Traits::BLOCK_N, "units are powers of two");
-    // Of parts. Only where they are largest: others keep their code.
+    // Parts are added up in groups only where they are largest; the code of other kernels stays the same.
     __device__ static constexpr bool adds_groups() { return Traits::HEAD_DIM > 256; }
     __device__ static constexpr unsigned group_ctas() { return 16; }
 
-    // What one sequence asks for.
+    // The units of work of one sequence.
     struct Sequence {
         Extent q, k;
         int first_key, end_key; // that any of its queries sees
@@ -221,9 +221,9 @@ template <class Traits> class Share {
         }
         __device__ unsigned units() const { return tiles * tile_units; }
     };
-    // Of sequences that are kept: of as many as there are threads, or of few where the rows of a tile are those of all warps and take most
+    // Number of sequences whose lengths are kept: one for each thread, or 32 where the rows of a tile are those of all warps and take most
     // of the 99 KB that a small GPU has. Steps of decoding have more: 256 sequences on four warps took 1.4% longer where they were not
-    // read ahead (docs/notebook-decode.md, "Lengths of many sequences").
+    // read ahead (docs/notebook/decode.md, "Lengths of many sequences").
     static constexpr int LENGTHS = Traits::KEEPS_MANY_LENGTHS ? 512 : Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
     // In shared memory: registers are for what all threads need.
     struct State {
@@ -236,12 +236,12 @@ template <class Traits> class Share {
         unsigned scratch[Traits::WARPS];
         unsigned left_before;
         bool reads_ahead, was_wrong;
-        // Of keys, as the first sequences' have been read, and as they were when the launch before had ended.
+        // Key lengths of the first sequences as read ahead, and as read again when the previous launch had ended.
         int lengths[LENGTHS], lengths_again[LENGTHS];
     };
 
-    // Heads that are read side by side, the CTAs of each, and which one of them this is of which head. Computed where they are used:
-    // registers are for the loop over the keys.
+    // Heads that are read at the same time, CTAs per head, this CTA's head, and its index among that head's CTAs. They are computed where
+    // they are used, which leaves registers to the loop over the keys.
     __device__ unsigned lanes() const { return params.work.side_by_side; }
     __device__ unsigned ctas() const { return quotient(anew(gridDim.x), lanes()); }
     __device__ unsigned cta() const { return quotient(anew(blockIdx.x), lanes()); }
@@ -267,7 +267,7 @@ template <class Traits> class Share {
     }
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
 
-    // Of a sequence, as the host or the device says.
+    // Lengths and offsets of a sequence, from the host or the device.
     __device__ bool has_lengths() const { return Traits::has_lengths() && reads_lengths(params.sequences); }
     __device__ static const int* offsets(const int* offsets) { return Traits::has(FEATURE_PACKED) ? offsets : nullptr; }
     __device__ static const int* lengths(const int* lengths) { return Traits::has(FEATURE_DEVICE_LENGTHS) ? lengths : nullptr; }
@@ -344,14 +344,15 @@ template <class Traits> class Share {
         }
         __syncthreads();
     }
-    // What one asks for that has not been read, or long ago.
+    // Computes the work of a sequence from its lengths: those kept in shared memory, or else those in device memory.
     __device__ Sequence sequence_of(int batch) const
     {
         const Sequences& all = params.sequences;
         const bool has_length = has_lengths() && !offsets(all.key_offsets) && batch < LENGTHS;
         return Sequence(*this, queries(all, batch), has_length ? Extent{0, state.lengths[batch]} : keys(all, batch));
     }
-    // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units. `again`: it has been asked before.
+    // Reads the work of this thread's sequence, one of THREADS from `first` on, and returns the running sum of their units. `again`: they
+    // have been read before.
     __device__ RunningSum read_lengths(int first, Sequence& sequence, bool again = false) const
     {
         const int mine = first + threadIdx.x;
@@ -367,7 +368,8 @@ template <class Traits> class Share {
         if (mine < LENGTHS && !is_kept) state.lengths[mine] = sequence.k.len;
         return running_sum(sequence.units());
     }
-    // Whether this thread's sequence has a unit, of those whose first ones follow `before` others. One thread at most has it.
+    // Finds the sequence that holds `unit`, if it is this thread's. The units of these sequences follow `before` others. At most one thread
+    // finds it.
     __device__ void find(unsigned unit, int first, const Sequence& sequence, RunningSum sum, unsigned before)
     {
         const unsigned end = before + sum.to_here, begin = end - sequence.units();

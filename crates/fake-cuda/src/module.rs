@@ -399,7 +399,8 @@ pub(crate) fn tensor_map_encode_tiled(
     if let Err(code) = state.current() {
         return code;
     }
-    // Words of 64 bits: the address, the rank, the extents, the strides and the box, of up to four dimensions (kernels/emulation reads them).
+    // Words of 64 bits: the address, the rank, the extents, the strides and the box, of up to four dimensions (kernels/emulation reads
+    // them).
     let mut opaque = [0; 16];
     opaque[0] = address.address();
     opaque[1] = u64::from(rank);

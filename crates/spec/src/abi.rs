@@ -38,8 +38,8 @@ pub const WINDOW_UNLIMITED: i32 = 1 << 30;
 /// Bit of `ragged`: some offset or length lies on the device, so that lengths have to be read.
 pub const RAGGED: i32 = 1;
 
-/// Bit of `ragged`: some of the keys' do, so that rows of k and v may follow a sequence's last one that belong to another
-/// sequence, or to nobody.
+/// Bit of `ragged`: some offset or length of keys lies on the device, so that a sequence's last row of k and v may be followed by rows
+/// of another sequence, or by unused rows.
 pub const RAGGED_KEYS: i32 = 2;
 
 /// Bit of `ragged`: key lengths or numbers of pages lie on the device, and nothing else does, so that kernels may read them before
@@ -61,8 +61,8 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// Bytes that kernels move at once. Rows of tensors start at multiples of it, but for images with the feature UNALIGNED. A thread
-    /// that merges or appends has as many of a row.
+    /// Bytes that kernels move at once. Rows of tensors start at multiples of it, except for images with the feature UNALIGNED. A thread
+    /// of a merge or a cache write takes one such chunk of a row.
     CHUNK_BYTES: usize = 16;
 
     /// The most rows of a page of keys and values.
@@ -92,10 +92,10 @@ numbers! {
     /// Places for parts in the workspace that each CTA has where CTAs share keys evenly.
     CTA_PARTS: usize = 2;
 
-    /// Floats of a part beside its output, for each of its rows: maximum and sum.
+    /// Floats of a part for each of its rows, in addition to the output: maximum and sum.
     PART_SUMS: usize = 2;
 
-    /// Floats of a part of a split tile of `wgmma` beside its output, for each of its rows: maximum and sum from each of four threads.
+    /// Floats of a part of a split tile of `wgmma` for each of its rows, in addition to the output: maximum and sum from each of four threads.
     SPLIT_PART_SUMS: usize = 8;
 
     /// The largest number that kernels divide by an approximate reciprocal: up to it the quotient is exact.
@@ -189,7 +189,7 @@ declare! {
 
     /// A tensor of rows of one head each; the elements of a row are contiguous.
     struct Tensor {
-        /// Of batch entry 0, row 0, head 0.
+        /// Address of batch entry 0, row 0, head 0.
         address: u64 = "void*",
         /// Elements between batch entries, or between pages; 0 for packed tensors.
         batch: i64,
@@ -199,8 +199,8 @@ declare! {
         head: i64,
     }
 
-    /// Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
-    /// clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
+    /// Where the sequences of a batch begin and how long they are. Numbers on the device are not validated: kernels clamp offsets to
+    /// `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
     struct Sequences {
         /// Sequences.
         batch: i32,
@@ -224,8 +224,8 @@ declare! {
         key_lengths: u64 = "const int*",
     }
 
-    /// Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
-    /// pages to `count`, and read no entry past a sequence's last key, or past the last key that it had before the launch ahead.
+    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: kernels clamp them to
+    /// `count`. No entry is read past a sequence's last key, or past the last key that it had before the previous launch.
     struct Pages {
         /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",
@@ -259,9 +259,9 @@ declare! {
         slopes: u64 = "const float*",
         /// `[head]` logits that join the denominator; null: none.
         sinks: u64 = "const float*",
-        /// What is added to each score, in the tensors' element type; null: nothing.
+        /// Numbers that are added to the scores, in the tensors' element type; null: none.
         bias: u64 = "const void*",
-        /// Bytes of which 0 hides a key from a query; null: none is hidden.
+        /// Bytes for queries and keys, where 0 hides the key from the query; null: no key is hidden.
         key_mask: u64 = "const unsigned char*",
         /// Slopes between batch entries; 0: all share them.
         slopes_batch: i64,
@@ -285,7 +285,7 @@ declare! {
 
     /// How the tiles of a launch are shared out.
     struct Work {
-        /// From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+        /// Counter from which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
         counter: u64 = "unsigned*",
         /// One for each CTA, for the tiles that several share; 0 before and after each launch.
         semaphores: u64 = "unsigned*",
@@ -327,7 +327,7 @@ declare! {
         k: Tensor,
         /// Values.
         v: Tensor,
-        /// What is computed.
+        /// The output.
         out: Tensor,
         /// Natural logarithm of each row's sum of exponentials; null: not wanted.
         lse: u64 = "float*",
@@ -337,15 +337,15 @@ declare! {
         lse_head: i64,
     }
 
-    /// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. Kernels read them at run time.
+    /// Scales of keys and values in e4m3: one number for all key/value heads, or one for each. Kernels read them at run time.
     struct KeyScales {
-        /// Of the keys.
+        /// Scales of the keys.
         k: u64 = "const float*",
-        /// Of the values.
+        /// Scales of the values.
         v: u64 = "const float*",
-        /// Numbers between those of neighbouring key/value heads: 0 or 1.
+        /// Step between the keys' scales of neighbouring key/value heads: 0 or 1.
         k_step: i32,
-        /// Likewise.
+        /// Step between the values' scales of neighbouring key/value heads: 0 or 1.
         v_step: i32,
     }
 
@@ -373,7 +373,7 @@ declare! {
         k_map: TensorMap,
         /// Values.
         v_map: TensorMap,
-        /// What is computed.
+        /// The output.
         out_map: TensorMap,
         /// Everything else.
         forward: Forward,
@@ -381,11 +381,11 @@ declare! {
         ordered: i32,
         /// Unused.
         padding: [i32; 3] = "int[3]",
-        /// Of a dense launch, the tile that each number stands for.
+        /// The tile for each number, in dense launches.
         order: [u16; 512] = "unsigned short[512]",
     }
 
-    /// What an image says about itself, in the constant `warptile_record`.
+    /// The description of an image, in its constant `warptile_record`.
     struct RecordWords {
         /// [`RECORD_MAGIC`].
         magic: u32,
@@ -419,7 +419,7 @@ declare! {
         v_stride: u32,
         /// Dynamic shared memory in bytes that a launch must ask for.
         shared_bytes: u32,
-        /// Head size of the tile, for values. 0 in images that were compiled before it could be another: then it is the same.
+        /// Head size of the tile, for values. 0, in images from before this field, means `head_dim`.
         value_dim: u32,
     }
 }
@@ -431,7 +431,7 @@ declare! {
     struct Merge {
         /// Results to be merged, at least 1.
         parts: i32,
-        /// Whether each lse is a logarithm to base 2 instead of a natural one.
+        /// 1 if each lse is a logarithm to base 2, 0 if it is a natural one.
         base_two: i32,
         /// Rows of a batch entry.
         rows: i32,
@@ -441,30 +441,30 @@ declare! {
         head_dim: i32,
         /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
         row_ctas: i32,
-        /// What is computed.
+        /// The merged output.
         out: Tensor,
-        /// Its lse, a float a row and head; null: not wanted.
+        /// The merged lse, a float for each row and head; null: not wanted.
         lse: Tensor,
-        /// Results.
+        /// The outputs to be merged.
         outs: [Tensor; 32] = "Tensor[32]",
-        /// Their lse, a float a row and head.
+        /// Their lse, a float for each row and head.
         lses: [Tensor; 32] = "Tensor[32]",
     }
 
-    /// Rotation of pairs of elements by angles that are proportional to a row's position. Nobody has validated positions
-    /// that lie on the device: the kernels clamp them to 0 and below `positions_end`.
+    /// Rotation of pairs of elements by angles that are proportional to a row's position. Positions on the device are not validated: the
+    /// kernels clamp them to [0, positions_end).
     struct Rotary {
-        /// Elements of a head that are rotated, the first ones: even; 0: none.
+        /// Number of elements of a head that are rotated, from the first on: even; 0: none.
         size: i32,
-        /// Whether elements 2i and 2i + 1 are a pair, else i and size / 2 + i.
+        /// 1 if elements 2i and 2i + 1 are a pair, 0 if i and size / 2 + i are.
         interleaved: i32,
-        /// Whether the tables have the type float, else that of the tensors.
+        /// 1 if the tables are float, 0 if they have the tensors' element type.
         float_tables: i32,
-        /// Whether positions have 64 bits instead of 32.
+        /// 1 if positions have 64 bits, 0 if they have 32.
         wide_positions: i32,
         /// A position for each row of k, counted through the batch; null: the place in the sequence.
         positions: u64 = "const void*",
-        /// Positions are below it: rows of the tables, if there are any.
+        /// Exclusive upper bound of positions; the number of rows of the tables, if there are tables.
         positions_end: i64,
         /// [positions_end][size / 2] cosines; null: angles are computed.
         cos: u64 = "const void*",
@@ -472,7 +472,7 @@ declare! {
         sin: u64 = "const void*",
         /// Elements between the rows of both tables.
         table_row: i64,
-        /// Of each pair the turns that one position adds, in units of 2^-64.
+        /// Turns that one position adds to each pair's angle, in units of 2^-64.
         turns: [u64; 128] = "unsigned long long[128]",
     }
 
@@ -483,8 +483,8 @@ declare! {
         sequences: Sequences,
         /// The cache's pages. Without a table and slots page b is sequence b's only one.
         pages: Pages,
-        /// Of each row of k, counted through the batch, where it goes: page * rows + row; elsewhere: nowhere. Null: after the
-        /// rows that its sequence has.
+        /// Destination of each row of k, counted through the batch: page * rows + row. A row whose slot is outside the cache is not written.
+        /// Null: new rows follow the rows that their sequence has.
         slots: u64 = "const long long*",
         /// Query heads; 0: no queries.
         /// Key/value heads.
@@ -560,18 +560,18 @@ declare! {
         turns: u64 = "unsigned*",
     }
 
-    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows of a
-    /// head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
+    /// The numbers that steps of a backward pass leave for later ones. Tile t is that of CTA t of the pre-pass: PREPASS_ROWS query rows
+    /// of a head, number t % query_tiles of the tiles of head t / query_tiles, counted through the batch.
     struct QueryRows {
-        /// The pre-pass's numbers: tile t has PREPASS_ROWS from t * PREPASS_ROWS on.
+        /// `delta` of the pre-pass: tile t has PREPASS_ROWS numbers from t * PREPASS_ROWS on.
         delta: u64 = "const float*",
-        /// Likewise.
+        /// `scaled_lse` of the pre-pass, in the same order.
         scaled_lse: u64 = "const float*",
-        /// Sums of dq over the keys that were added so far, in an arrangement of the kernels' own. Tile t has
-        /// PREPASS_ROWS times the tiling's head size from t times as many on. Null: the plan has no kernel that adds.
-        /// Nobody clears it: the first to add stores.
+        /// Sums of dq over the keys that were added so far, in a layout of the kernels' own. Tile t has
+        /// n = PREPASS_ROWS * (the tiling's head size) numbers, from t * n on. It need not be cleared: the first tile of keys
+        /// stores instead of adding. Null: the plan has no kernel that adds.
         dq_sum: u64 = "float*",
-        /// Of each tile, how many tiles of keys have been added to its sum: whose turn it is to add. 0 before the kernel that adds.
+        /// For each tile, the number of tiles of keys that were added to its sum; it tells whose turn it is. 0 before the kernel that adds.
         turns: u64 = "unsigned*",
         /// Tiles of a head: of one batch entry, or of all packed queries.
         query_tiles: i32,
@@ -582,7 +582,7 @@ declare! {
     /// How the tiles of a launch are shared out: those of keys of a key/value head, or of queries of a head. A head's tiles are numbered as
     /// forward numbers those of queries (work/order.cuh): of packed rows, sequence b has those from its first row / BLOCK + b on.
     struct BackwardWork {
-        /// From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+        /// Counter from which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
         counter: u64 = "unsigned*",
         /// Tiles in all: head_tiles * heads, and * batch unless the rows are packed.
         tiles: i32,
@@ -594,10 +594,11 @@ declare! {
         unused: i32,
     }
 
-    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys, and dQ
-    /// of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what the tiles
-    /// of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the gradient of a
-    /// score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q, dv = p d_out.
+    /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys,
+    /// and dQ of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what
+    /// the tiles of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the
+    /// gradient of a score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q,
+    /// dv = p d_out.
     struct Backward {
         /// Tiles.
         work: BackwardWork,
@@ -654,8 +655,8 @@ declare! {
 declare! {
     fn cpp_backward_tma;
 
-    /// Block of the one-pass kernels, which read through tensor maps as those of [`ForwardTma`] do: the boxes are BOX_COLUMNS x the rows of a
-    /// block of queries, or of a tile of keys. They write through the addresses of `backward`.
+    /// Block of the one-pass kernels, which read through tensor maps as those of [`ForwardTma`] do: the boxes are BOX_COLUMNS x the rows
+    /// of a block of queries, or of a tile of keys. They write through the addresses of `backward`.
     struct BackwardTma align 64 {
         /// Queries.
         q_map: TensorMap,

@@ -262,7 +262,7 @@ fn is_of_backward((prefix, _, number): &(&str, &str, u32)) -> bool {
 
 /// The C++ constants of features, roles and schedules.
 pub(crate) fn cpp_constants() -> String {
-    let mut text = String::from("// What an image's record says it can do.\n");
+    let mut text = String::from("// Bits of `features` in an image's record.\n");
     for (feature, name, _) in Features::TABLE {
         text += &format!(
             "constexpr unsigned FEATURE_{name} = 1u << {};\n",

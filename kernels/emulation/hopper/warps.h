@@ -1,5 +1,5 @@
-// The CTAs of a launch on Hopper at once. Each warp is one thread, which stands for the warp's first lane; one of them runs at a time, and which
-// one is random, as is when copies and messages arrive. What follows from a seed is always the same.
+// The CTAs of a launch on Hopper at once. Each warp is one thread, which stands for the warp's first lane; one of them runs at a time,
+// and which one is random, as is when copies and messages arrive. What follows from a seed is always the same.
 //
 // A launch fails, with a line that says why, where
 // - no warp can go on and nothing is under way: who waits for which phase of which barrier is listed;
@@ -45,7 +45,8 @@ struct SharedBarrier {
 
 struct Cta;
 
-// Memory that a product reads. Scores that nobody uses may be of anything: those of memory that was not there, or is written meanwhile, are NaN.
+// Memory that a product reads. Scores that nobody uses may be of anything: those of memory that was not there, or is written meanwhile,
+// are NaN.
 struct Product {
     Range range;
     float* scores = nullptr; // null: a product that counts

@@ -2,7 +2,7 @@
 // The CTAs of a cluster run one after the other, twice: the second time they read what the first time has left in their shared memory.
 namespace warptile {
 inline std::vector<unsigned char> parts_of_cta[8];
-// Of each thread. All threads of all CTAs must come as often, and arrive once before they wait.
+// Arrivals and waits of each thread. All threads of a cluster must arrive equally often, and once before each wait.
 inline int cluster_arrivals[256], cluster_waits[256];
 inline void cluster_arrive()
 {

@@ -25,13 +25,13 @@ template <class Element> float along_rows_of_k(unsigned long long descriptor, in
     memcpy(&element, shared + swizzled((unsigned)descriptor + (unsigned)(descriptor >> 32) * (column / 64) + k * SWIZZLE_BYTES + column % 64 * 2), 2);
     return widen(element);
 }
-// Of a thread's accumulators: calls use(accumulator, row of the warpgroup, column).
+// Calls use(accumulator, row of the warpgroup, column) for each accumulator of the calling thread.
 template <int N, class Use> void each_accumulator(float (&d)[N / 2], Use use)
 {
     const int lane = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16 + lane / 4, column = lane % 4 * 2;
     for (int i = 0; i < N / 2; i++) use(d[i], first + i % 4 / 2 * 8, i / 4 * 8 + column + i % 2);
 }
-// What a thread needs of the operands: two rows of a, and a pair of columns in each 8 of b.
+// Multiplies the part of the operands that a thread needs: two rows of a, and a pair of columns in each 8 of b.
 template <int N, class A, class B> void multiply(float (&d)[N / 2], bool add, A a, B b)
 {
     const int lane = threadIdx.x % 32;

@@ -42,7 +42,7 @@ fn cpp_member(member: &Member, docs: &str) -> String {
         Some((element, rest)) => format!("{element} {}[{rest}", member.name),
         None => format!("{} {}", member.cpp_type, member.name),
     };
-    // Rust's documentation must quote what C++ need not.
+    // Brackets that rustdoc would take for links are quoted in Rust.
     let docs = docs.replace("`[", "[").replace("]`", "]");
     format!("    {declaration}; //{docs}\n")
 }
@@ -61,19 +61,19 @@ fn cpp_hash<T: Block>() -> String {
 /// size has every member where Rust has it.
 pub fn cpp_header() -> String {
     [
-        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
          #pragma once\n\nnamespace warptile {\n\n",
         &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
         &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS}, READ_AHEAD = {READ_AHEAD};\n"),
         &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
-        "// Numbers that the host goes by, too. NVRTC makes a variable of each `constexpr` in a namespace, in every image; of enumerators it makes none.\n\
+        "// Numbers that the host uses too. Enumerators, because NVRTC emits a variable for each `constexpr` of a namespace.\n\
          namespace abi {\nenum : int {\n",
         &cpp_numbers(),
         "};\n} // namespace abi\n\n",
         &capability::cpp_constants(),
         "\n",
         &cpp_structs(),
-        "\n// Which declaration of a block an image was compiled for; only blocks have one.\n\
+        "\n// Hash of a block's declaration, by which the host recognizes images that were compiled for another; 0 for other structs.\n\
          template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
         &cpp_hash::<Forward>(),
         &cpp_hash::<ForwardTma>(),
@@ -86,7 +86,7 @@ pub fn cpp_header() -> String {
 /// The text of `kernels/base/abi_ops.cuh`, apart from the other so that forward's images do not depend on it.
 pub fn cpp_header_of_operations() -> String {
     [
-        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.\n\
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
          #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
         &cpp_operations(),
         "\n",

@@ -1,11 +1,11 @@
 #pragma once
 #include "ptx/mbarrier.cuh"
-// Laps of a ring, of which the kernels know parities: so a wait says which phase it means.
+// Laps of a ring. The kernels count only their parity; with the whole number a wait names the phase it means.
 namespace warptile {
 struct Lap {
     int number = 0;
     operator Phase() const { return {number}; }
-    // Of the other parity: the phase before, whose buffers the lap takes.
+    // The phase before, which has the other parity and whose buffers this lap takes.
     Phase operator^(int) const { return {number - 1}; }
 };
 template <int STAGES> struct RingPosition {

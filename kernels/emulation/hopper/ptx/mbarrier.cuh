@@ -20,6 +20,6 @@ inline void barrier_wait(unsigned barrier, Phase phase)
 {
     emulation::launch.wait_until(emulation::launch.describe_wait(barrier, phase), [=] { return emulation::launch.has_ended(barrier, phase); });
 }
-// Of those who wait for all phases of a barrier.
+// A wait of a thread that waits for every phase of the barrier.
 inline void barrier_wait(unsigned barrier, unsigned parity) { barrier_wait(barrier, emulation::launch.next_phase(barrier, parity)); }
 }

@@ -8,12 +8,12 @@ namespace warptile {
 using emulation::Cta;
 using emulation::Range;
 
-// What a map says; its address is in the map's first word.
+// The contents of a tensor map. The map's first word is the address of this struct.
 struct MapOf {
     numbers::Of of;
     int rows, heads, batches; // that there are
     int box_rows, box_heads;
-    // Of the output: where the first column of a slab goes. Null if there is none.
+    // Stores one element of the output. Null in maps of inputs.
     std::function<void(int batch, int row, int head, int column, const unsigned char* value)> put;
 
     int box() const { return box_rows * box_heads; }

@@ -30,7 +30,7 @@ template <int PENDING> void wgmma_wait()
 }
 template <class T, int COUNT> void pin(T (&)[COUNT]) {}
 
-// `scores`: that nobody may use, if the memory is not to be read.
+// Records a read by wgmma. Without `scores` the memory must be there. With them it need not be, but then they may not be used.
 inline void multiply_from(unsigned begin, unsigned bytes, float* scores = nullptr, int count = 0)
 {
     const emulation::Range range = {begin, begin + bytes};

@@ -101,7 +101,8 @@ impl Door {
         }
         inside.count += 1;
         drop(inside);
-        // SAFETY: `with_helpers` has a reference to it as long as it runs, and returns only when the door is closed and no thread is inside.
+        // SAFETY: `with_helpers` has a reference to it as long as it runs, and returns only when the door is closed and no thread is
+        // inside.
         let helper = unsafe { &*self.helper };
         let panic = catch_unwind(AssertUnwindSafe(helper)).err();
         let mut inside = self.inside();
