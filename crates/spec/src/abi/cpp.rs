@@ -139,13 +139,13 @@ mod tests {
         for line in [
             "    BOX_COLUMNS = 64, // Columns of a tensor map's box: one swizzled row of 128 bytes.",
             "struct Tensor {",
-            "    void* address; // Of batch entry 0, row 0, head 0.",
+            "    void* address; // Address of batch entry 0, row 0, head 0.",
             "struct alignas(64) ForwardTma {",
             "    unsigned long long opaque[16]; // Its 128 bytes.",
             "static_assert(sizeof(Forward) == 432);",
             "    int kv_heads; // Key/value heads; divides `heads`.",
             "constexpr unsigned FEATURE_SINKS = 1u << 2;",
-            "    Tensor outs[32]; // Results.",
+            "    Tensor outs[32]; // The outputs to be merged.",
         ] {
             assert!(
                 header.lines().any(|found| found == line),
