@@ -97,7 +97,7 @@ impl Attention {
         })
     }
 
-    /// As [`forward`](Self::forward), into tensors of one's own, which nobody else may hold. Rows of a packed output that no
+    /// As [`forward`](Self::forward), into existing tensors, which nothing else may hold. Rows of a packed output that no
     /// sequence owns are left alone, and so are the gaps of a strided one. Nothing is allocated on a GPU, so this may be part
     /// of a capture once the problem was computed before.
     ///

@@ -347,8 +347,8 @@ impl<T: Element> KvCache<T> {
         self.pool.get(sequence).ok_or(pool::UNKNOWN)
     }
 
-    /// Begins a step, in which each of these sequences gets so many new rows: takes the pages that they need, and sends the table and
-    /// the lengths to the device. The rows count from here on; every layer is to [`append`](Self::append) them.
+    /// Begins a step, in which each of these sequences gets the given number of new rows: takes the pages that they need, and sends the
+    /// table and the lengths to the device. The rows count from here on; every layer is to [`append`](Self::append) them.
     ///
     /// On a GPU nothing waits, and what was queued before still reads the numbers of its own step.
     ///

@@ -54,7 +54,7 @@ pub enum Reason {
     /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another
     /// number of them than those it was made for.
     Groups,
-    /// Its CTAs come in clusters, of which the device can hold none.
+    /// Its CTAs come in clusters of a size that the device does not support.
     Clusters,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
     PageRows {

@@ -59,7 +59,7 @@ pub use stop::Stop;
 /// Computes a call on the CPU.
 ///
 /// The lse, which need not be given, has the shape [`Call::lse_shape`], contiguous. Rows of a packed tensor that belong to no sequence
-/// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
+/// are left as they are, and so are gaps between the rows of `out`. A key whose bias is minus infinity is hidden, as if
 /// by the key mask.
 ///
 /// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by the calling thread and others: in all as
@@ -252,8 +252,8 @@ const TASKS_PER_THREAD: usize = 4;
 /// The most rows of a task whose keys several threads share: what each part gives takes as much memory as the rows in `f32`.
 const MOST_ROWS_OF_A_PART: usize = 64;
 
-/// How many of the heads that share keys and values a task takes: as many as fit a block, so that keys and values are read
-/// once for all of them, but not so many that a core has nothing to do. No result depends on it.
+/// Number of heads that share keys and values in one task: as many as fit a block, so that keys and values are read once for
+/// all of them, but few enough that every core has work. No result depends on it.
 fn heads_per_task(call: &Call, sequence: &Sequence, threads: usize) -> usize {
     let (group, query_len, keys) = (call.heads().group_size(), sequence.q_len, sequence.k_len);
     let groups = call.batch() * call.heads().key_value;

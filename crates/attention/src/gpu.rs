@@ -247,8 +247,8 @@ impl Gpu {
         Ok(prepared)
     }
 
-    /// A call described, checked and prepared: from the last time, if it is among the last 64 without lists on the host. `check` is what
-    /// is to be asked of each call beside.
+    /// A call described, checked and prepared. It is taken from the cache if it is among the last 64 without lists on the host. `check` is
+    /// an additional check that runs for every call.
     pub(crate) fn ready(
         &self,
         request: CallBuilder<'_>,

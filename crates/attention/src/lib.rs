@@ -146,7 +146,7 @@
 //! # Errors
 //!
 //! Unsupported problems and bad input are rejected before anything is launched; the [`Error`] names the argument and the rule.
-//! What goes wrong while a kernel runs is reported, with the kernel's name, by the next call that waits.
+//! An error while a kernel runs is reported, with the kernel's name, by the next call that waits.
 
 mod attention;
 mod backend;

@@ -65,7 +65,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// What a builder is told of numbers.
+    /// The builder's description of these numbers.
     pub(crate) fn request(&self) -> Request<'a> {
         match self {
             Given::Numbers(Numbers::Host(bytes)) => Numbers::Host(bytemuck::cast_slice(bytes)),
@@ -285,7 +285,7 @@ impl<'a, T: Element> Keys<'a, T> {
         Self::of([Part::all(k), Part::all(v)], None)
     }
 
-    /// Dense keys and values in 8 bits, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the
+    /// Dense keys and values in 8 bits, with queries in 16 bits or `f32`: half the memory of 16 bits, and half the
     /// bytes to read in a step of decoding. [`CacheWrite`](crate::ops::CacheWrite) writes them; `scales` are those
     /// that it divides by. In pages: [`in_pages`](Self::in_pages).
     ///

@@ -228,7 +228,7 @@ impl<T: Pod> Tensor<T> {
         self.storage.to_vec(self.range())
     }
 
-    /// The elements in the order of memory: on the CPU without a copy if nobody else holds the tensor, else as
+    /// The elements in memory order. On the CPU they are not copied if this is the only handle to them; otherwise as
     /// [`to_vec`](Self::to_vec).
     ///
     /// # Errors

@@ -154,7 +154,7 @@ impl Attention {
     /// let output = attention.forward(&q, (&k, &v))?;
     /// let d_out = backend.tensor(&data, shape)?;
     /// let gradients = attention.backward(&d_out, &q, (&k, &v), &output)?;
-    /// // The first query sees one key, whatever its score: no gradient reaches it.
+    /// // The first query sees only one key, so its output does not depend on its score: no gradient reaches it.
     /// assert!(gradients.dq.to_vec()?[..16].iter().all(|x| x.abs() < 1e-6));
     /// # Ok(())
     /// # }
@@ -214,7 +214,7 @@ impl Attention {
         })
     }
 
-    /// As [`backward`](Self::backward), into tensors of one's own, which nobody else may hold: those of the gradients that are wanted. Rows
+    /// As [`backward`](Self::backward), into existing tensors for the wanted gradients, which nothing else may hold. Rows
     /// that no sequence owns are left alone, and so are the gaps of a strided one.
     ///
     /// # Errors

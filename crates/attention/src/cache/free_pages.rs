@@ -64,7 +64,7 @@ impl FreePages {
         }
     }
 
-    /// Gives so many more pages to a sequence that has these, or all that are free if they are fewer.
+    /// Adds `count` pages to those of a sequence, or all free pages if there are fewer.
     pub(super) fn give(&mut self, count: usize, pages: &mut Vec<i32>) {
         let mut missing = count;
         while missing > 0 {
@@ -82,7 +82,7 @@ impl FreePages {
         }
     }
 
-    /// The run right behind these pages, of which nothing is left before what is taken.
+    /// The free run that starts right after these pages, so that taking from its start leaves no gap.
     fn behind(&self, pages: &[i32]) -> Option<(Range<i32>, usize)> {
         let start = pages.last()? + 1;
         let &end = self.ends.get(&start)?;

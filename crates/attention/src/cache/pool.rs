@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_pages_of_a_sequence_stay_near_each_other() {
-        // Of pages of 16 rows at most 96% can, of 64 rows 87%. If the page that came back last went out first, 30 to 40% would.
+        // At most 96% of pages of 16 rows can, and 87% of pages of 64 rows. If pages were reused last in, first out, 30 to 40% would.
         for (page_rows, most, slack, bound) in [
             (16, 64, 5, 85),
             (16, 64, 20, 94),

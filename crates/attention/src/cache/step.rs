@@ -38,7 +38,7 @@ pub(super) struct Step {
 /// The contents of a row of the table.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Whose pages they are, as of which [epoch](crate::cache::pool::Held::epoch).
+    /// The sequence that owns the pages, and the [epoch](crate::cache::pool::Held::epoch) at which they were read.
     owner: Option<(SequenceId, u64)>,
     /// Entries that may be pages.
     pages: usize,
@@ -54,7 +54,7 @@ struct OnDevice {
 impl OnDevice {
     /// Sends what has changed of the numbers, in ascending order, by few copies: without a wait.
     fn send(&mut self, numbers: &[i32], changed: &[Range<usize>]) -> Result<()> {
-        /// To copy so many numbers along takes no longer than another copy.
+        /// Gaps up to this length are copied along, which takes no longer than one more copy.
         const GAP: usize = 4096;
         let mut pieces: Vec<Range<usize>> = Vec::new();
         for range in changed.iter().filter(|range| !range.is_empty()) {

@@ -202,8 +202,8 @@ impl<'a, T: Element> Block<'a, T> {
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
         let visible = self.task.keys(self.call.mask());
-        // Tiles begin at multiples of their size whatever the block's first row sees, so that a row's bits do not depend on the others
-        // of its block.
+        // Tiles begin at multiples of their size, not at the first key that the block sees, so that a row's bits do not depend on the
+        // others of its block.
         let first = visible.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
         let tiles = (first..visible.end)
             .step_by(Blocks::BLOCK_N)

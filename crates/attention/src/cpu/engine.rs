@@ -67,7 +67,7 @@ impl Work for Product<'_> {
         for lane in (0..BLOCK).step_by(2 * L::WIDTH) {
             for row in (0..BLOCK).step_by(AT_ONCE) {
                 // SAFETY: the caller vouches for the instructions. Rows and lanes are below `BLOCK`, so `c` has them, and `b` its lanes of
-                // each pair; a tile of `a` has 16 rows, of which `AT_ONCE` begin here, with 16 pairs each, and there are two tiles for
+                // each pair. A tile of `a` has 16 rows of 16 pairs, at least `AT_ONCE` of them from here on, and there are two tiles for
                 // each 16 pairs.
                 unsafe {
                     let c = self.c.as_mut_ptr().add(row * BLOCK + lane);

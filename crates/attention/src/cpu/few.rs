@@ -80,7 +80,7 @@ impl<T: Element, const DOTS: bool> Work for Sums<'_, T, DOTS> {
                 let out = &mut work.out[query * work.stride + index * group..];
                 let out = (out, work.stride, work.factor);
                 let turned = &mut work.turned[..];
-                // SAFETY: the caller vouches for the instructions; there are so many queries and keys of `depth` numbers.
+                // SAFETY: the caller vouches for the instructions; queries and keys have `depth` numbers each.
                 query += unsafe {
                     if query + QUERIES <= work.count {
                         scores_of::<L, T, QUERIES, DOTS>(queries, rows, depth, turned, out)
@@ -197,7 +197,7 @@ unsafe fn turn<L: Lanes, T: Element, const WORDS: bool>(
 /// Adds the products, or dots, of a column of two registers of keys.
 ///
 /// # Safety
-/// The machine has the instructions of `L`; so many queries, `stride` apart, have a number here.
+/// The machine has the instructions of `L`; COUNT queries, `stride` apart, have a number here.
 #[inline(always)]
 unsafe fn add_column<L: Lanes, const COUNT: usize, const DOTS: bool>(
     mut sums: [[L; 2]; COUNT],
@@ -224,7 +224,7 @@ pub(super) struct FewWeights<'a> {
     /// A row for each query, `stride` apart. Hidden keys have the score minus infinity.
     pub(super) scores: &'a mut [f32],
     pub(super) stride: usize,
-    /// Keys of a row, of which the first is of class 0; a multiple of [`CLASSES`].
+    /// Keys of a row: a multiple of [`CLASSES`]; the first key belongs to class 0.
     pub(super) keys: usize,
     /// The largest score of each query so far.
     pub(super) max: &'a mut [f32],
@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    /// To the bit, whatever the scores are.
+    /// The weights are bit-for-bit identical for any scores.
     #[test]
     fn weights_are_those_of_a_panel() {
         const KEYS: usize = 96;

@@ -95,7 +95,7 @@ impl<T: Element> Block<'_, T> {
             if self.call.has(Operand::Bias) {
                 let shown = ShownKeys::new(self, (batch, position, head), keys.start);
                 for key in 0..keys.len() {
-                    // Of hidden keys later.
+                    // Hidden keys are set to minus infinity later.
                     scores[key * lanes + lane] += shown.bias(key).unwrap_or(0.0);
                 }
             }

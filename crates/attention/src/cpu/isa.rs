@@ -20,7 +20,7 @@ pub(super) struct Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pairs {
     None,
-    /// Of vectors, beside AVX-512.
+    /// Dot products of vectors, an extension of AVX-512.
     Dots,
     /// The instructions of tile registers.
     #[cfg(warptile_amx)]

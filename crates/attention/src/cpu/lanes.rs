@@ -19,8 +19,8 @@ const UPPER_HALF: u32 = 0xffff_0000;
 /// Every operation rounds as the same operation on `f32` does, so a lane's result does not depend on the lane.
 ///
 /// # Safety
-/// Of every method: the machine has the instructions of the implementing type. Of methods that take a pointer: it leads to
-/// [`Lanes::WIDTH`] numbers that may be read, or written, in any alignment of the element.
+/// For every method, the machine has the instructions of the implementing type. A pointer argument leads to [`Lanes::WIDTH`] numbers
+/// that may be read, or written, in any alignment of the element.
 pub(super) trait Lanes: Copy {
     /// Numbers in a register; divides [`MAX_WIDTH`].
     const WIDTH: usize;

@@ -58,8 +58,7 @@ impl Pairs {
         }
     }
 
-    /// Loads the keys and values of a tile, the first of which is its key `before`. Meanwhile those that come next, if they do, are
-    /// brought nearer.
+    /// Loads the keys and values of a tile, starting at key `before`, and prefetches those of the next tile if there is one.
     pub(super) fn load_tile<'a, T: Element>(
         &mut self,
         isa: Isa,
@@ -126,8 +125,8 @@ impl Pairs {
         &mut self.weights
     }
 
-    /// Adds the values of keys from `first_key` on, of which there are weights, to the output of a panel, a row of lanes for each
-    /// component. Keys are whole blocks.
+    /// Adds the weighted values of keys from `first_key` on to the output of a panel, which has a row of lanes for each component. Keys
+    /// are whole blocks.
     pub(super) fn add_values(&self, engine: &Engine, first_key: usize, out: &mut [f32]) {
         let values = self.values.chunks_exact(BLOCK * KEYS / 2);
         for (values, out) in values.zip(out.chunks_exact_mut(BLOCK * BLOCK)) {

@@ -91,7 +91,7 @@ impl HostMemory {
     /// The memory as a slice, without the bytes after the last whole element.
     ///
     /// # Safety
-    /// The memory is there, holds values of `T`, for which it is aligned, and nobody writes it while the slice lives.
+    /// The memory is there, holds values of `T`, for which it is aligned, and is not written while the slice lives.
     pub unsafe fn slice<'a, T>(&self) -> &'a [T] {
         // SAFETY: not null and no larger than memory, by `new`; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len / size_of::<T>()) }
@@ -100,7 +100,7 @@ impl HostMemory {
     /// As [`slice`](Self::slice), for writing.
     ///
     /// # Safety
-    /// As [`slice`](Self::slice), and nobody else reads it either.
+    /// As [`slice`](Self::slice), and nothing else reads the memory while the slice lives.
     pub unsafe fn slice_mut<'a, T>(&self) -> &'a mut [T] {
         // SAFETY: as in `slice`.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len / size_of::<T>()) }
@@ -123,7 +123,7 @@ pub type Memory = Slots<Option<HostMemory>>;
 /// As [`check`] and [`forward_cpu`].
 ///
 /// # Safety
-/// The memory is there. Until this returns nobody writes what is read, or touches what is written; gaps between rows count.
+/// The memory is there. Until this returns nothing else writes the inputs, or reads or writes the outputs, gaps between rows included.
 pub unsafe fn forward(call: &Call, memory: &Memory) -> Result<()> {
     // SAFETY: the caller's promise.
     let (inputs, outputs) = unsafe { views(memory, call.expected(), None) }?;

@@ -69,7 +69,7 @@ impl<I: Iterator<Item = Range<usize>>> Work for AddPart<'_, I> {
             panels,
             depth,
         } = self;
-        // What both are multiplied by.
+        // The factors of both sums.
         to.factors.resize(2 * to.max.len());
         let (ours, theirs) = to.factors.split_at_mut(part.max.len());
         for lane in 0..part.max.len() {

@@ -68,7 +68,7 @@ impl Stop {
         work()
     }
 
-    /// The flag that calls of this thread obey. Outside [`during`](Stop::during) nobody requests it.
+    /// The flag that calls of this thread obey. Outside of [`during`](Stop::during) it is never set.
     #[must_use]
     pub fn current() -> Self {
         CURRENT.with_borrow(Stop::clone)

@@ -129,9 +129,9 @@ fn helpers() -> Option<&'static Pool> {
         Ok(_) => unsafe { &*made }.pool.as_ref(),
         Err(theirs) => {
             // Another thread of this process was first.
-            // SAFETY: `made` came from a box and was given to nobody.
+            // SAFETY: `made` came from a box and has not been shared.
             drop(unsafe { Box::from_raw(made) });
-            // SAFETY: leaked, as above, and not null: somebody has stored it.
+            // SAFETY: leaked, as above, and not null: another thread has stored it.
             unsafe { &*theirs }.pool.as_ref()
         }
     }
@@ -146,9 +146,8 @@ fn thread_count() -> usize {
         .unwrap_or(1)
 }
 
-/// Which cores the threads of a call are on. Where a core has worked lately, Linux does not look for an idle one when
-/// a thread wakes up, but leaves it where it was or puts it beside who woke it: calls of a millisecond are over
-/// before it is moved.
+/// The cores that the threads of a call are on. When a thread wakes up, Linux often does not look for an idle core: it leaves the
+/// thread on its last one, or puts it on that of the thread that woke it. A call of a millisecond ends before the thread is moved.
 #[cfg(target_os = "linux")]
 mod places {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,7 +159,7 @@ mod places {
     pub(super) struct Places([AtomicU64; CpuSet::MAX_CPU / 64]);
 
     impl Places {
-        /// Takes the core that this thread is on. Whether nobody had it.
+        /// Takes the core that this thread is on. Returns true if it was free.
         pub(super) fn take(&self) -> bool {
             let core = sched_getcpu();
             let bit = 1 << (core % 64);
@@ -171,8 +170,7 @@ mod places {
             word.fetch_or(bit, Ordering::Relaxed) & bit == 0
         }
 
-        /// Takes the core that this thread is on, or goes to one that nobody has, if it may use any. It may stay there, and may use as
-        /// many as before.
+        /// Takes the core that this thread is on, or moves to a free one that it may use. The set of cores that it may use stays the same.
         pub(super) fn take_another(&self) {
             if self.take() {
                 return;

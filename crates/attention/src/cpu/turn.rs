@@ -239,7 +239,7 @@ impl<T: Element> Work for Widen<'_, T> {
     }
 }
 
-/// The largest square of a number; whether it counts a NaN, nobody knows.
+/// The largest square of a number. A NaN may or may not count.
 pub(super) struct LargestSquare<'a, T>(pub(super) &'a [&'a [T]]);
 
 impl<T: Element> Work for LargestSquare<'_, T> {

@@ -3,7 +3,7 @@
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
 
-/// Keys whose weights are added up apart: key `j` of a sequence belongs to class `j % CLASSES`, whatever the tile begins with.
+/// Number of classes of keys whose weights are added up separately: key `j` of a sequence belongs to class `j % CLASSES` in every tile.
 pub(super) const CLASSES: usize = MAX_WIDTH;
 
 /// Turns scores, in units of ln 2 after multiplication by their lane's unit, into weights relative to the largest score so far.
@@ -56,8 +56,7 @@ impl Work for Weights<'_> {
     }
 }
 
-/// `store` gets the weights of two keys that follow each other, the first of which is even, with the place of the first score and the
-/// index that the pair has among pairs.
+/// `store` gets the weights of two consecutive keys, the first one even, with the place of the first score and the pair's index.
 ///
 /// # Safety
 /// The machine has the instructions of `L`; what [`Weights::run`] checks.

@@ -223,8 +223,8 @@ impl<'a> Bindings<'a> {
         })
     }
 
-    /// Has `submit` queue its launches on `stream` after whatever the views' own streams have queued so far, and what they queue
-    /// later after the launches. In a capture the graph keeps the views' memory instead, and orders the streams at each launch.
+    /// Has `submit` queue its launches on `stream`, ordered after all work that the views' own streams have queued so far and before the
+    /// work that they queue later. In a capture the graph keeps the views' memory instead, and orders the streams at each launch.
     pub(super) fn submit_in_order(
         &self,
         stream: &Stream,

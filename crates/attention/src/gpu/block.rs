@@ -93,7 +93,7 @@ pub(super) fn heads(heads: Heads) -> abi::Heads {
     }
 }
 
-/// The scales of quantized keys and values, of which there are so many.
+/// The scales of quantized keys and values. `count` is the number of scales of an operand.
 pub(super) fn scales(at: &Slots<u64>, count: impl Fn(Operand) -> usize) -> abi::KeyScales {
     let step = |operand| i32::from(count(operand) > 1);
     abi::KeyScales {
@@ -104,7 +104,7 @@ pub(super) fn scales(at: &Slots<u64>, count: impl Fn(Operand) -> usize) -> abi::
     }
 }
 
-/// A dimension that is never stepped along gets a stride of 0, whatever the layout says.
+/// The stride of a dimension; 0 for one of size 1, regardless of the layout, because it is never stepped along.
 fn stride(layout: &Layout, dimension: usize) -> i64 {
     match layout.shape[dimension] {
         0 | 1 => 0,
@@ -229,7 +229,7 @@ pub(super) fn forward_tma(
         tensor_map(driver, call.element(), address, layout, rows_heads)
     };
     let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
-    // Of all heads that share keys where a tile has these: as many rows all the same.
+    // Where a tile has all heads that share keys, a box has rows of each of them; its number of rows is the same.
     let query_heads = match image.schedule {
         Schedule::PersistentGroups => call.heads().group_size() as u32,
         _ => 1,

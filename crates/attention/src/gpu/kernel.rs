@@ -151,7 +151,7 @@ pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     of_grid(step, [shape.grid / clusters, clusters])
 }
 
-/// The launch of a step with this many CTAs, of which the second number says how many clusters share a tile.
+/// The launch of a step with a grid of `ctas` CTAs for each of `clusters` clusters that share a tile.
 fn of_grid(step: &Step, [ctas, clusters]: [u32; 2]) -> LaunchConfig {
     let order = Order::of(step, ctas * clusters);
     let config = LaunchConfig::new([ctas, clusters, 1], [step.threads(), 1, 1]);
@@ -182,14 +182,14 @@ enum Order {
     InTurn,
     /// As soon as there is room: the kernel itself waits for what precedes it.
     Early,
-    /// The same, with so much dynamic shared memory that a multiprocessor has room for one CTA.
+    /// `Early` with this much dynamic shared memory, which leaves room for one CTA on a multiprocessor.
     EarlyAlone(u32),
 }
 
 impl Order {
     /// The order of a launch with this many CTAs.
     ///
-    /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be
+    /// If a multiprocessor can hold several persistent CTAs, these would crowd the multiprocessors that happen to be
     /// free, and stay there while others have none. So if there are as many multiprocessors as CTAs, each has room
     /// for one; and where they do not fill all the room there is, they come in turn. So do those that read most of
     /// the time, for long, and leave some multiprocessors idle: CTAs that begin early sit there first, and a launch

@@ -183,7 +183,7 @@ impl<O: Operation> Prepared<O> {
             }
             (known, _) => known,
         };
-        // What a step leaves in the workspace is there for the next one: no other launch of this stream comes between.
+        // A step finds the previous step's results in the workspace, because no other launch of this stream comes between.
         let steps = match outline.shapes.len() {
             0 | 1 => None,
             _ => Some(stream.attached(|| Ok::<_, Error>(Mutex::<Steps>::default()))?),
@@ -244,7 +244,7 @@ impl<O: Operation> Prepared<O> {
     ///   run at the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
     ///   workspace of its own.
     /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives until the launch has ended, and as long as
-    ///   any graph that captured it: nobody knows of a raw launch, so the end of the context does not wait for it.
+    ///   any graph that captured it: raw launches are not tracked, so the end of the context does not wait for them.
     ///
     /// [`workspace_bytes`]: crate::plan::LaunchShape::workspace_bytes
     pub unsafe fn launch_raw<'a>(
@@ -318,7 +318,7 @@ impl<O: Operation> Prepared<O> {
 
     /// Sends the numbers that the host knows ahead of the kernel, and fills in where they are.
     fn stage(&self, stream: &Stream, call: &O, addresses: &mut Slots<u64>) -> Result<Staged> {
-        /// Of the largest number.
+        /// Alignment of the largest number type, in bytes.
         const ALIGNMENT: usize = 8;
         let lists: Vec<_> = call.host_numbers().collect();
         let room = lists.iter().map(|(_, list)| list.len() + ALIGNMENT).sum();

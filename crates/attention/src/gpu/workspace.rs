@@ -40,7 +40,7 @@ impl<const SHARED_KEYS: bool> Workspace<SHARED_KEYS> {
             true => Needed::of_even_splits(),
             false => Needed::counter(),
         };
-        // Of so many bytes that there is no power of two, the driver has none.
+        // If the next power of two overflows, the allocation fails in the driver anyway.
         let grown = bytes.checked_next_power_of_two().unwrap_or(bytes);
         let block = Scratch::zeroed(stream.context(), grown.max(least.bytes))?;
         let pointer = block.pointer();

@@ -303,7 +303,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     }
 
     on_device! {
-        /// As [`after`](Self::after), in device memory: whatever does not fit is not written.
+        /// As [`after`](Self::after), in device memory. Rows that do not fit are not written.
         after_on_device, KeyLengths, |builder, count| builder.device_key_lengths(count);
         /// As [`block_table`](Self::block_table), in device memory.
         block_table_on_device, BlockTable, |builder, _count, columns: usize| builder.device_block_table(columns);
@@ -382,8 +382,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         self.with(|builder| builder.queries(layouts.0, Some(layouts.1)))
     }
 
-    /// Writes. Nothing is allocated on a GPU but for numbers on the host, so this may be part of a capture once the kernel was
-    /// used before.
+    /// Writes the new rows. On a GPU, only numbers on the host need an allocation, so without them this may be part of a capture once
+    /// the kernel was used before.
     ///
     /// # Errors
     /// Before anything is written: a tensor that does not fit, tensors on different devices, numbers on the host that break a rule;

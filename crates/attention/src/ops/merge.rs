@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 ///
 /// Each part counts with the share that its keys have of the softmax's denominator, `exp(lse)`. Arithmetic is in `f32`, in the
 /// order of the parts, so the same parts give the same bits.
-/// - A part whose lse is `-inf` saw no key in that row. It contributes nothing, whatever its output holds there, NaN too.
+/// - A part whose lse is `-inf` saw no key in that row. It contributes nothing, even if its output is NaN there.
 /// - `+inf` means the same: FlashAttention 2 writes it for rows without keys, and no finite score has it.
 /// - A row that no part has a key for gives 0 and `-inf`.
 /// - A lse of NaN makes the row's output and lse NaN.
@@ -63,7 +63,7 @@ pub fn merge<T: Element>(parts: &[(&Tensor<T>, &Lse)], base: LseBase) -> Result<
     Ok((out, lse))
 }
 
-/// As [`merge()`], into an output and lse of one's own, which nobody else may hold. Nothing is allocated on a GPU, so this may be
+/// As [`merge()`], into an existing output and lse, which nothing else may hold. Nothing is allocated on a GPU, so this may be
 /// part of a capture once the kernel was used before.
 ///
 /// # Errors

@@ -136,7 +136,7 @@ impl Extreme {
     }
 }
 
-/// What a launch says of itself is what a grid and the kernels' 32 bits can hold.
+/// Asserts that the numbers of a launch fit a grid and the kernels' 32-bit integers.
 fn assert_fits(shape: &LaunchShape, call: &Call, step: &Step) {
     let name = step.image.name;
     assert!(u64::from(shape.tiles) <= MAX_TILES, "{name}: {call}");

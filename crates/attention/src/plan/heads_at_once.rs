@@ -86,7 +86,7 @@ fn waits_at_the_end(heads: usize, at_once: usize, tiles: u64, at_a_time: u64) ->
     let all_rounds = tiles as f64 / at_a_time.max(1) as f64;
     let rounds = all_rounds * last as f64 / heads as f64;
     let rest = rounds % 2.0;
-    // In tiles of full length, of which all rounds take half on average.
+    // In tiles of full length; on average a round takes half as long as one.
     let wait = rest / rounds * (1.0 - rest / 2.0);
     wait / (all_rounds / 2.0)
 }
@@ -111,7 +111,7 @@ mod tests {
         let waits = |at_once| waits_at_the_end(16, at_once, 16 * 86, 132);
         assert!(waits(16) < 0.01, "{}", waits(16));
         assert!((0.05..0.08).contains(&waits(2)), "{}", waits(2));
-        // Of the 16 heads the sixth group has one.
+        // The sixth group has one of the 16 heads.
         assert!((0.10..0.15).contains(&waits(3)), "{}", waits(3));
         assert!((0.02..0.04).contains(&waits(4)), "{}", waits(4));
         // Two rounds end together.
@@ -146,7 +146,7 @@ mod tests {
             (dense(1, [16, 16], [16384, 16384], causal), 8),
             (dense(2, [16, 16], [8192, 8192], causal), 16),
             (dense(4, [16, 16], [4096, 4096], causal), 16),
-            // 8 rounds: whatever the last one has left is little of the whole.
+            // 8 rounds: waiting in the last one is a small part of the whole.
             (dense(8, [32, 8], [4096, 4096], causal), 64),
             // No tile is short.
             (dense(1, [16, 16], [8192, 16384], causal), 4),
@@ -156,7 +156,7 @@ mod tests {
         ] {
             assert_eq!(at_once(132, &call), expected, "{call}");
         }
-        // A tile of `mma` is a CTA of its own: 32 MiB, whatever their number.
+        // A tile of `mma` is a CTA of its own, so the limit is 32 MiB for any number of them.
         let mma = step("mma_d128_128x64_w4_s2", 132);
         let short = dense(32, [16, 16], [512, 512], causal);
         assert_eq!(mma.shape(&short).unwrap().heads_at_once, 128);

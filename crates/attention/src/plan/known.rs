@@ -157,7 +157,7 @@ fn capability(text: &str) -> Option<(u32, u32)> {
 fn of_capability(major: u32, minor: u32) -> Option<DeviceProfile> {
     let known = |gpu: &&Gpu| (gpu.major, gpu.minor) <= (major, minor);
     let nearest = GPUS.iter().filter(known).max_by_key(|gpu| {
-        // Of several equal GPUs, the first one counts.
+        // The first of several equal GPUs counts.
         let position = GPUS.iter().position(|one| one.name == gpu.name);
         (gpu.major, gpu.minor, std::cmp::Reverse(position))
     })?;

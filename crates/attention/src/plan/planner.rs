@@ -144,9 +144,9 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // What trials chose first, then kernels with rates: the estimate of another is no more than a guess, and of
-        // those machine code comes before what the driver must compile. So does any of the same family: a GPU lacks
-        // the code of a tile that spills there, and of those of the first design, which run by name.
+        // Kernels chosen by trials come first, then kernels with rates. Estimates of the others are guesses; among them
+        // machine code comes before PTX, which the driver must compile. PTX of a family that also has machine code comes
+        // last: a GPU lacks the code of a tile that spills there, and of tiles of the first design, which run by name.
         let is_text = |step: &Step| matches!(step.image.target, Target::Ptx(_));
         let in_code = candidates.iter().filter(|step| !is_text(step));
         let in_code: Vec<_> = in_code.map(|step| step.image.family).collect();
@@ -283,7 +283,7 @@ impl<'a> Planner<'a> {
         }
         let needs = match problem.splits() {
             Splits::Even => problem.needs(),
-            // Of any call with these options.
+            // The features of all calls with these options.
             Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
         };
         let lacks = |image: &Image| -> Features { needs - image.features };
@@ -311,7 +311,7 @@ impl<'a> Planner<'a> {
                 occupancy(image, device),
             )
         };
-        // What else an image can do costs time, unless it is of use.
+        // Features that the call does not need cost time.
         let image = of_element
             .clone()
             .filter(|image| image.target.runs_on(device.major, device.minor))

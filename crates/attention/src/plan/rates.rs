@@ -21,8 +21,8 @@ pub use fit::Timed;
 ///
 /// As text, a line each; `#` starts a comment:
 ///
-/// - optionally, as the first line, `like NAME`: whatever the embedded table of that GPU says; lines after it replace
-///   its lines about the same thing,
+/// - optionally, as the first line, `like NAME`: the lines of the embedded table of that GPU; later lines replace its lines about the
+///   same thing,
 /// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
 ///   one driver only,
 /// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
@@ -289,7 +289,7 @@ impl Rates {
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
-        // What a kernel is chosen by is the same whichever of its schedules it then has.
+        // Kernels are compared by the same estimate for both schedules.
         if matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile) {
             let widest = mask.widest(query_len, key_len);
             let seen = key_len.min(widest + query_len.saturating_sub(1));

@@ -74,8 +74,8 @@ impl Sides {
         each.min(shared).saturating_mul(self.kv_heads())
     }
 
-    /// Units that the keys of a tile are cut into, at most: those of which some query of the sequence sees a key, at least 1. `Share`
-    /// in kernels/work/share.cuh counts those that there are.
+    /// The most units that the keys of a tile are cut into, at least 1. Only units with a key that some query of the sequence sees count.
+    /// `Share` in kernels/work/share.cuh counts those that there are.
     pub(super) fn tile_units(&self, block_n: u32) -> u64 {
         let keys = u64::from(self.splits.keys().unwrap_or(block_n));
         let Mask {
@@ -85,7 +85,7 @@ impl Sides {
             ..
         } = self.mask;
         let key = |key: i64| key.clamp(0, self.key_len as i64) as u64;
-        // Whatever the lengths are within their bounds: all keys that are seen lie below `end`, and among so many neighbours.
+        // For all lengths within their bounds, the keys that are seen lie below `end`, in a range of `among` keys.
         let (end, among) = match diagonal {
             Diagonal::BottomRight => (
                 self.key_len,

@@ -5,7 +5,7 @@ use warptile_kernels::{Features, Image, Schedule};
 
 use crate::spec::Mask;
 
-/// Returns true if the image computes tiles whose keys several CTAs share, beside whole ones: the variants of `wgmma` that also read pages.
+/// Returns true if the image computes both whole tiles and tiles whose keys several CTAs share: the variants of `wgmma` that read pages.
 pub(crate) fn splits_tiles(image: &Image) -> bool {
     matches!(
         image.schedule,
@@ -61,14 +61,14 @@ impl TileKeys {
     }
 }
 
-/// What a part of a tile costs beside its keys, in keys: what a tile's end costs, leaving it in the workspace without the next tile's
-/// scores under way, and adding up each of a tile's parts (docs/notebook/wgmma.md).
+/// Cost of a part of a tile in addition to its keys, in keys: the end of a tile, storing the part in the workspace while no scores of
+/// the next tile run, and adding up each of a tile's parts (docs/notebook/wgmma.md).
 pub(super) const TILE_END_KEYS: f64 = 200.0;
 const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
 /// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook/wgmma.md, 2026-11-23).
 const GROUP_SUM_KEYS: f64 = 70.0;
-/// What another part counts besides when their number is chosen, as few CTAs read a key faster than many: 1 x 8192
+/// Additional cost of each part when their number is chosen, because few CTAs read a key faster than many: 1 x 8192
 /// takes 20.7 us with 8 parts and 22.8 with 12 (the same place).
 const GROUP_PART_KEYS: f64 = 50.0;
 

@@ -133,7 +133,8 @@ impl Scratch {
         }
     }
 
-    /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size of values, and `SPLIT_PART_SUMS` numbers a row.
+    /// Scratch memory for `parts` parts of split tiles. Each has BLOCK_M rows of the tiling's head size of values, and `SPLIT_PART_SUMS`
+    /// numbers a row.
     fn with_split_tiles(parts: usize, image: &Image) -> Self {
         Self::with_parts(parts, image.tiling.part_bytes(SPLIT_PART_SUMS))
     }
@@ -295,7 +296,7 @@ impl Step {
             });
         }
         let persistent = self.image.schedule.is_persistent();
-        // Of numbers.
+        // Tile numbers that are computed at the same time.
         let resident = (u64::from(self.resident()) / numbered.ctas).max(1);
         let in_clusters = self.image.schedule == Schedule::ClusterTile;
         let splits = match splits_tiles(self.image) {

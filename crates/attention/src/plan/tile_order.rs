@@ -2,7 +2,7 @@
 //!
 //! Longest first leaves the last round uneven: of 1 x 2048 with 32 heads, whose 352 tiles are 2.7 rounds of an H200,
 //! the multiprocessor that ends last has 6% more than the average. So tiles are packed first, and then drawn in the
-//! order in which the packing begins them. Who is free first draws first, as before: a CTA that is late for whatever
+//! order in which the packing begins them. The first free CTA draws first, as before, so a CTA that is late for any
 //! reason draws less (docs/notebook/wgmma.md, 2026-11-23).
 
 use std::cmp::Reverse;
@@ -52,9 +52,8 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
     asked.remembered()
 }
 
-/// What the tiles of a head take, in keys of a warpgroup; in the order of their numbers, which counts from the last
-/// rows, as `TileOrder::write` in kernels/forward/wgmma_scheduler.cuh does. `None` of so many keys that one is beyond
-/// 32 bits.
+/// The costs of a head's tiles, in keys of a warpgroup. They are in the order of the tiles' numbers, which count from the last
+/// rows, as `TileOrder::write` in kernels/forward/wgmma_scheduler.cuh does. `None` if a cost does not fit 32 bits.
 fn costs_of_rows(
     [query_len, key_len]: [i64; 2],
     diagonal: Diagonal,

@@ -21,7 +21,7 @@ pub(crate) enum AngleTables<T> {
 pub(crate) struct AppendCase<T> {
     pub(crate) k: Memory<T>,
     pub(crate) v: Memory<T>,
-    /// Keys and values, or both in the first, the values so many elements after the keys.
+    /// Keys and values. With `together`, both are in the first one, and values start that many elements after keys.
     pub(crate) caches: (Memory<T>, Memory<T>),
     pub(crate) together: Option<usize>,
     /// Queries, and where they go if not in place.

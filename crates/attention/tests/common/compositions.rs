@@ -37,7 +37,7 @@ struct Part {
 /// The bits of each query: its output and its lse.
 type Rows = Vec<Vec<u8>>;
 
-/// Sequences of which compositions are drawn, dense and in pages.
+/// Sequences that compositions are drawn from, dense and in pages.
 pub(crate) struct Compositions<T: Element> {
     model: Model,
     backend: Backend,

@@ -95,7 +95,7 @@ impl<T: Element> Write<T> {
         }
     }
 
-    /// The same into a cache of the elements that are written, with `untouched` where no row goes.
+    /// Writes into an unquantized cache of the same elements, with `untouched` where no row goes.
     fn plain(&self, backend: &Backend, untouched: T) -> Written<T, T> {
         let empty = vec![untouched; self.cache.required_len().unwrap()];
         let pages = || backend.tensor_with_layout(&empty, self.cache).unwrap();

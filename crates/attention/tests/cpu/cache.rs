@@ -461,7 +461,7 @@ fn tensors_must_have_the_rows_of_the_step() {
     drop(held);
 }
 
-/// Of each page the keys, then the values, and then the next page.
+/// Memory holds a page's keys, then its values, then the next page.
 #[test]
 fn a_pages_keys_and_values_lie_next_to_each_other() {
     let backend = Backend::cpu();

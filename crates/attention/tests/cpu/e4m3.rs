@@ -88,7 +88,7 @@ fn a_cache_in_e4m3_is_attention_to_what_is_left() {
     assert_eq!(cache.bits(1).unwrap()[0].layout().head_dim(), SIZE);
 }
 
-/// The keys of a page are 8 bytes: so many follow that are nobody's.
+/// The keys of a page are 8 bytes, followed by 8 bytes of padding.
 #[test]
 fn keys_and_values_of_the_smallest_pages_begin_at_multiples_of_16_bytes() {
     let backend = Backend::cpu();

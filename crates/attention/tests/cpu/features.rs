@@ -123,7 +123,7 @@ fn sinks_far_above_and_below_the_scores() {
     }
 }
 
-/// Of one row and of several, over one tile and several, hidden or not.
+/// For one row and several, over one tile and several, hidden or not.
 #[test]
 fn a_sink_of_minus_infinity_is_none() {
     let mask = tiles_hidden();

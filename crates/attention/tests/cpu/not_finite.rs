@@ -76,7 +76,7 @@ fn lengths_and_pages_keep_garbage_away<T: Element>() {
         }
         assert_eq!(bits(&attend(&q, &k, &v)), clean, "{} {count}", T::TYPE);
 
-        // The same rows in pages: page 0 belongs to no sequence.
+        // Rows in pages; page 0 belongs to no sequence.
         let columns = ROWS.div_ceil(PAGE);
         let paged = |data: &[T]| {
             let row = KV_HEADS * DEPTH;

@@ -1,4 +1,4 @@
-//! Keys and values in pages: the same as dense ones, whatever lies around them.
+//! Keys and values in pages give the same results as dense ones and do not depend on the memory around them.
 
 use half::f16;
 use quickcheck::{QuickCheck, TestResult};

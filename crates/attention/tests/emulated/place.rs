@@ -19,7 +19,7 @@ pub(crate) struct Emulated {
 }
 
 thread_local! {
-    /// One for each thread: loaded stand-ins are many variables of a thread, of which there are not so many.
+    /// One for each thread: each loaded stand-in takes many thread-local variables, and their number is limited.
     static EMULATED: Emulated = Emulated::new();
 }
 

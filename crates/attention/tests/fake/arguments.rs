@@ -183,7 +183,7 @@ fn elements_of_another_type_are_refused() {
     );
 }
 
-/// Of a shared view others may read the memory, or write it by other shared views, at the same time.
+/// Memory behind a shared view may be read, or written through other shared views, at the same time.
 #[test]
 fn memory_that_is_written_takes_an_exclusive_view_and_no_other_does() {
     for operand in [Operand::Out, Operand::Lse] {

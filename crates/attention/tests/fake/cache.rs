@@ -233,12 +233,12 @@ fn a_pages_keys_and_values_lie_next_to_each_other() {
     fake.assert_clean();
 }
 
-/// Tables so long that not all of them is sent: whatever happened before, the device has the pages of the step.
+/// Long tables are sent in part. The device has the pages of the step after any history of changes.
 #[test]
 fn what_is_sent_is_what_has_changed() {
     const LONG: usize = 6000;
     fn right(changes: Vec<(u8, u8, u16)>) -> bool {
-        // One for all problems: loaded stand-ins are many variables of a thread, of which there are not so many.
+        // One for all problems: each loaded stand-in takes many thread-local variables, and their number is limited.
         thread_local! {
             static PLACE: (FakeDriver, Backend) = {
                 let fake = FakeDriver::open();

@@ -77,7 +77,7 @@ fn a_launch_through_tensor_maps_brings_its_maps_and_its_tile_counter() {
     backend.synchronize().unwrap();
     let launches = fake.launches();
     assert_eq!(launches.len(), 1);
-    // Of q, k, v and out.
+    // The maps of q, k, v and out.
     let maps: Vec<&[u8]> = launches[0].params()[..512].chunks_exact(128).collect();
     assert!(maps.iter().all(|map| map.iter().any(|&byte| byte != 0)));
     for (i, map) in maps.iter().enumerate() {
@@ -398,7 +398,7 @@ fn a_cache_that_grows_is_planned_few_times() {
     }
     backend.synchronize().unwrap();
     assert!(plans.len() <= 16, "{}", plans.len());
-    // What a plan loads is loaded once, regardless of the length.
+    // The images of a plan are loaded once, regardless of the length.
     assert!((1..=2).contains(&fake.calls_of("cuModuleLoadDataEx")));
     let launches = fake.launches();
     assert_eq!(launches.len(), 1000);

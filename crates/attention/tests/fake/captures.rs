@@ -185,7 +185,7 @@ fn somebody_elses_capture_outlives_what_was_launched_in_it() {
     }
 }
 
-/// The offsets that a captured launch brought along are those of every replay, whatever was launched since.
+/// Every replay uses the offsets of the captured launch, regardless of launches since.
 #[test]
 fn a_captured_packed_batch_keeps_its_offsets() {
     let fake = FakeDriver::open();

@@ -46,7 +46,7 @@ fn launches_in_clusters(seed: u64, clusters: u32) -> Option<Result<(), String>> 
         return Some(Err(format!("{}: {:?}", chosen.name, chosen.schedule)));
     }
     if clusters == 0 {
-        // By its name there is no other to take.
+        // A choice by name has no fallback.
         let by_name = Choice::Image(image.name.to_owned());
         let error = gpu.prepare(problem, &by_name).unwrap_err();
         let said = error.to_string();

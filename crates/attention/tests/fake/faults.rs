@@ -29,7 +29,7 @@ pub(crate) fn every_failure_is_survived(work: impl Fn(&Driver) -> Result<()>) {
         assert_eq!(fake.violations(), Vec::<String>::new(), "call {nth}");
         fake.assert_clean();
     }
-    // The rest are calls of destructors, which have nobody to report to.
+    // The rest are calls of destructors, which cannot report errors.
     assert!(
         failures as u64 > calls / 2,
         "{failures} of {calls} failures were reported"
@@ -95,8 +95,8 @@ fn a_packed_call() {
     });
 }
 
-/// Every buffer belongs to a stream of its own, and is dropped right after the launch: whatever fails, its memory must not go
-/// before the kernel has ended.
+/// Every buffer belongs to a stream of its own, and is dropped right after the launch. If any call fails, its memory must still not be
+/// freed before the kernel has ended.
 #[test]
 fn a_launch_over_buffers_of_other_streams() {
     every_failure_is_survived(|driver| {

@@ -36,7 +36,7 @@ impl Memory {
     }
 }
 
-/// Bindings of a result and so many parts that share theirs.
+/// Bindings of a result and `parts` parts that share their memory.
 fn bindings<'a>(to: &'a mut Memory, part: &'a Memory, parts: usize) -> Bindings<'a> {
     let start = Bindings::merge(to.out.as_slice_mut()).output(Operand::Lse, to.lse.as_slice_mut());
     (0..parts).fold(start, |all, _| {

@@ -64,7 +64,7 @@ fn a_launch_has_clusters_of_two_and_no_more_than_the_device_holds() {
         // 5 tiles of each of 4 pairs of heads: more than the 16 clusters that the stand-in holds.
         (8, Mask::causal(), 20, 32),
         (4, Mask::causal(), 10, 20),
-        // Of each of 6 heads 3 pairs of tiles, the last of which has only one.
+        // Three pairs of tiles for each of 6 heads; the last pair has only one tile.
         (6, Mask::none(), 18, 32),
         (2, Mask::none(), 6, 12),
     ] {

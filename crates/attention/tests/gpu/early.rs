@@ -1,4 +1,4 @@
-//! Launches that begin before the one ahead of them has ended: whatever that one writes, they read afterwards.
+//! Launches that begin before the previous one has ended read everything that it writes.
 
 use half::f16;
 use warptile::gpu::Bindings;

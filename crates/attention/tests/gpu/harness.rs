@@ -122,7 +122,7 @@ fn only_call_errors(error: warptile_check::Error) -> Error {
     }
 }
 
-/// The images for `target`, of which there must be some that run here.
+/// The images for `target`; at least one of them must run here.
 pub(crate) fn images_for(target: Target) -> Vec<&'static Image> {
     let profile = gpu().profile();
     assert!(
@@ -199,7 +199,7 @@ struct Known<T> {
 /// Multiply-adds up to which the host computes the reference: tens of milliseconds.
 const HOST_WORK: u128 = 1 << 24;
 
-/// Cases of which the tests keep what they know: they compute the same ones on one kernel after the other.
+/// Number of cases whose expected results are kept: tests compute the same cases on one kernel after the other.
 const KNOWN_CASES: usize = 200;
 
 /// The cases known last.

@@ -9,7 +9,7 @@ use warptile_check::Case;
 use crate::compositions::{Compositions, Model};
 use crate::harness::{Images, passes, side_by_side};
 
-/// Of all models together, and the parts that those of a model are computed in, each from numbers of its own.
+/// Number of compositions for all models together, and the parts that a model's are computed in, each with numbers of its own.
 const COMPOSITIONS: usize = 10_000;
 const PARTS: u64 = 2;
 

@@ -85,8 +85,8 @@ fn serving_images() -> Vec<&'static Image> {
     images
 }
 
-/// What a step over pages runs on, and how many queries a sequence has: every family with one, every image of `decode` with clusters with
-/// one and some, and every image of `wgmma` that serves with a piece of a prompt.
+/// Kernels for steps over pages, each with a number of queries per sequence: every family with one, every image of `decode` with clusters
+/// with one and several, and every image of `wgmma` that reads pages with a piece of a prompt.
 fn steps() -> Vec<(Choice, usize)> {
     let families = paged_families().into_iter();
     let clusters = { catalog().iter() }.filter(|image| {
@@ -131,7 +131,7 @@ impl Step {
         Self::with_pages(choice, BATCH, queries, PAGE_ROWS)
     }
 
-    /// The same number of rows in larger pages, and any number of sequences.
+    /// The default number of rows in pages of this size, with any number of sequences.
     fn with_pages(choice: &Choice, batch: usize, queries: usize, page_rows: usize) -> Self {
         let columns = COLUMNS * PAGE_ROWS / page_rows;
         let q = Layout::bshd([batch, queries, 8, 64]);
@@ -313,7 +313,7 @@ pub(crate) fn writes_late() -> Kernel<[u64; 4]> {
     Kernel::load(&module, "writes_late", &KernelOptions::new()).unwrap()
 }
 
-/// What a step reads before the launch ahead of it has ended, it reads again afterwards.
+/// A step that reads ahead of the previous launch's end reads the same numbers again afterwards.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn lengths_and_pages_may_be_written_by_the_launch_before() {
@@ -329,7 +329,7 @@ fn many_lengths_may_be_written_by_the_launch_before() {
     }
 }
 
-/// Of so many sequences: all steps, in this many rounds each.
+/// Runs all steps for `batch` sequences, `rounds` times each.
 fn for_steps_that_follow_a_late_write(batch: usize, rounds: usize) {
     let kernel = writes_late();
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]);
@@ -408,7 +408,7 @@ fn any_bits_in_a_table_and_in_lengths_do_no_harm() {
                 };
                 (0..count).map(|_| number(&mut random)).collect()
             };
-            // The first sequence stays as it was: nobody else's numbers may reach it.
+            // The first sequence stays as it was: the other sequences' numbers must not reach it.
             let (mut wild, mut long) = (any(BATCH * COLUMNS), any(BATCH));
             wild[..COLUMNS].copy_from_slice(&table[..COLUMNS]);
             long[0] = lengths[0];

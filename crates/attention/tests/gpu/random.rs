@@ -13,7 +13,7 @@ use crate::harness::{Images, case, families, gpu, images_for, passes, side_by_si
 /// Longest sequence of a random problem: several tiles of every tiling.
 const MAX_LEN: usize = 600;
 
-/// Draws, of which an image takes some, before we conclude that it takes none.
+/// Draws after which we conclude that an image takes no problem.
 const DRAWS: usize = 1000;
 
 /// "Every random problem that these images take passes."

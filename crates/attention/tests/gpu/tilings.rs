@@ -87,14 +87,14 @@ fn images_of_pairs_and_groups_are_right() {
         "b1 q4000 k4000 h4/2 sms=3 mask=causal",
         "b1 q64 k0 h4/1 sinks",
     ];
-    // Pairs of tiles of one head, of which the last may have only one.
+    // Pairs of tiles of one head; the last pair may have only one tile.
     let single = [
         "b2 q300 k1000 h3",
         "b1 q129 k77 h1 sinks",
         "b4 q300 k700 h3 used=300x700,0x5,17x0,299x1 device-lengths",
         "packed=100x200,1x300,257x129,0x5,640x640 h3 device-lengths sms=5",
     ];
-    // Few queries: parts of a tile, a few rows of each head, heads of which two share a warp, and pages.
+    // Few queries: parts of a tile, a few rows of each head, two heads that share a warp, and pages.
     let few = [
         "b2 q8 k5000 h8/2 mask=causal",
         "b3 q3 k2000 h16/2 mask=causal sinks",

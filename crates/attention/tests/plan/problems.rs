@@ -10,7 +10,7 @@ use warptile_kernels::{Role, Schedule, Target, catalog, images_for};
 
 use crate::{case, choice, choice_on, device, named, shape};
 
-/// So that tests need not draw for long until an image has a problem, whatever it lacks.
+/// Tests find a problem for every image within a few draws, even if the image lacks features.
 #[test]
 fn every_image_takes_some_of_the_problems_drawn_for_it() {
     const DRAWS: u64 = 300;
@@ -137,7 +137,7 @@ fn values_of_192_and_128_go_to_tiles_made_for_them() {
             assert!(plan.kernel_name().starts_with("wgmma_d192v128_"), "{plan}");
         }
     }
-    // What they lack, others have; and so do GPUs without them.
+    // Other kernels have the features that they lack, also on GPUs without them.
     for (words, device) in [
         ("softcap=30", DeviceProfile::h200()),
         ("alibi=head", DeviceProfile::h200()),
@@ -172,7 +172,7 @@ fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
                 .any(|one| one.kernel == tallest && one.reason == Reason::Lacks(feature)),
             "{words}: {plan}"
         );
-        // What changes scores costs only the tilings with no registers left for it.
+        // Options that change scores exclude only the tilings without registers for them.
         assert_eq!(
             plan.kernel_name().starts_with("wgmma"),
             !matches!(words, "scale=-0.5" | "unaligned"),
@@ -211,7 +211,7 @@ fn few_tiles_of_few_keys_are_computed_by_clusters() {
         assert_eq!(shape.grid, 8 * shape.tiles, "{text}");
         assert!(!shape.needs_workspace(), "{text}");
         assert_eq!(plan.scratch().bytes, 0, "{text}");
-        // Another number of multiprocessors, of which clusters would take more than half.
+        // With fewer multiprocessors, clusters would take more than half of them.
         let small = DeviceProfile::h200().with_multiprocessors(15 * shape.tiles);
         let plan = Plan::gpu(case(text).call().problem(), &small, &named(image.kernel)).unwrap();
         assert_eq!(plan.image().unwrap().schedule, Schedule::SharedKeys);
@@ -241,7 +241,7 @@ fn few_tiles_of_few_keys_are_computed_by_clusters() {
 
 #[test]
 fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
-    // Of the 15 clusters that an H200 holds at once.
+    // An H200 holds 15 clusters at once.
     for (text, clusters) in [
         ("b1 q1 k32768 h8/1 d512 bf16 seed=1", 15),
         ("b1 q1 k131072 h8/1 d256 f16 seed=1", 15),

@@ -14,7 +14,7 @@ fn every_512(text: &str) -> Problem {
     case(&format!("{text} splits=512")).call().problem()
 }
 
-/// A token, a prompt, a batch, packed, in pages, with lengths on the device: whatever element type, head size and options leave open.
+/// A token, a prompt, a batch, packed, in pages, with lengths on the device: everything that element type, head size and options leave open.
 const ANY_BATCH: [&str; 9] = [
     "b1 q1 k1",
     "b1 q1 k100000",

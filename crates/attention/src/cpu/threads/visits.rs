@@ -27,8 +27,8 @@ impl Pool {
     }
 }
 
-/// Calls `work` here, and `helper` on this many threads of the pool at most. Both have returned, or nobody will call
-/// `helper` any more, when this returns.
+/// Calls `work` here, and `helper` on this many threads of the pool at most. When this returns, `work` and all calls of `helper`
+/// have returned, and `helper` is not called again.
 ///
 /// # Panics
 /// Whatever `work` or `helper` panics with.

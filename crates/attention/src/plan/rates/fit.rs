@@ -38,8 +38,8 @@ const LONGEST_TILE_END: u32 = 8;
 const USUAL_TILE_END: f64 = 2.0;
 
 impl Rates {
-    /// The rates of a GPU by times that were measured on it. Kernels of which there are none keep those of `self`, marked as modelled and
-    /// scaled by what the others are faster or slower if `self` is of another GPU. Choices for problems stay if `self` is of this GPU.
+    /// The rates of a GPU from times that were measured on it. Kernels without measurements keep their rates of `self`, marked as modelled;
+    /// if `self` is of another GPU, they are scaled by the ratio of the measured kernels. Choices for problems stay if `self` is of this GPU.
     ///
     /// The speed of a kernel is that at which the squares of the logarithms of estimated over measured times add up to the least.
     pub fn fitted(&self, device: &DeviceProfile, driver: &str, times: &[Timed]) -> Self {
@@ -207,7 +207,7 @@ mod tests {
         call.build().unwrap().problem()
     }
 
-    /// Times that follow from rates give these rates back, whatever the rates one starts from.
+    /// The fit recovers the rates that times were computed from, for any initial rates.
     #[test]
     fn planted_wrong_rates_are_put_right() {
         let device = DeviceProfile::h200();

@@ -20,7 +20,7 @@ struct Reading {
     turn_us: f64,
 }
 
-/// Tiles of 64 rows, two CTAs a multiprocessor, each of which has one.
+/// Tiles of 64 rows, one for each CTA, with two CTAs on a multiprocessor.
 const MMA: Reading = Reading {
     of_bandwidth: 0.99,
     last_us: 6.0,
@@ -32,7 +32,7 @@ const WGMMA: Reading = Reading {
     last_us: 6.5,
     turn_us: 0.9,
 };
-/// What a ring of one stage would lose of it: the more stages, the less waits for one that is computed.
+/// The share of it that a ring of one stage would lose. With more stages, loads wait less for the stage that is being computed.
 const OF_A_STAGE: f64 = 0.01;
 /// Where rows are shorter than the tile's columns.
 pub(super) const OF_SHORT_ROWS: f64 = 0.9;
@@ -50,8 +50,8 @@ pub(super) fn has_its_columns(problem: &Problem, image: &Image) -> bool {
 }
 
 impl Rates {
-    /// What reading takes so, in microseconds; `None` where the image does not, or nobody measured whether it is
-    /// faster: on other GPUs than Hopper, and with options that make scores slow. At head size 64 it is slower.
+    /// Time to read in whole tiles, in microseconds. `None` where the image does not do so, and where it was not measured:
+    /// on GPUs other than Hopper, and with options that make scores slow. At head size 64 it is slower.
     pub(super) fn whole_tiles_us(
         &self,
         problem: &Problem,

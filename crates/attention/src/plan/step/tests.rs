@@ -260,7 +260,7 @@ fn settings_change_the_launch_within_its_limits() {
     assert_eq!(with(persistent, "at-once=5").heads_at_once, 5);
     assert_eq!(with(persistent, "at-once=9999").heads_at_once, 64);
     assert_eq!(with(persistent, "at-once=1 ranges=3").tiles, usual.tiles);
-    // `wmma` takes head after head whatever is asked for.
+    // `wmma` takes one head after the other and ignores `at-once`.
     assert_eq!(with("wmma_d128_64x64_w4_s1", "at-once=5").heads_at_once, 1);
     // Ranges stay within what the workspace holds.
     let image = warptile_kernels::catalog()
