@@ -1,11 +1,11 @@
 // The portable backward pass: two kernels by mma.sync, on every GPU from sm_80 on. One has a tile of keys of a key/value head and goes over
 // the queries that see some of them, head after head of those that share the keys: dK and dV. The other has a tile of queries of a head and
-// goes over the keys: dQ. Both compute the scores anew. Each sum is made by one warp in one order, so no bit depends on the launch.
+// goes over the keys: dQ. Both recompute the scores. Each sum is made by one warp in one order, so no bit depends on the launch.
 //
 // In both the tile's rows are the rows of all products, 16 or 32 for a warp: their own tensors stay in shared memory (keys and values, or
-// queries and the gradient of the output), those of the columns move through a ring. Weights and gradients of scores become left operands as
-// they are. Where dK and dV are too many for a warp, two or four have the same rows: each computes a part of a block's scores and a part of
-// the columns of the results, and they exchange weights and gradients.
+// queries and the gradient of the output), those of the columns move through a ring. Weights and gradients of scores become left operands
+// as they are. Where dK and dV are too many for a warp, two or four have the same rows: each computes a part of a block's scores and a
+// part of the columns of the results, and they exchange weights and gradients.
 #pragma once
 
 #include "backward/place.cuh"

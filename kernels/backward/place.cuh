@@ -1,6 +1,6 @@
-// Which tile of keys or of queries a CTA of the backward pass has. Tiles are numbered as forward's (work/order.cuh): heads are taken
-// `heads_at_once` at a time, and of those the tiles that see the most come first: under a causal mask the first keys, and the last queries.
-// What is left over by these groups comes first, so that the last tiles are short ones of many heads.
+// The tile of keys or queries of a CTA of the backward pass. Tiles are numbered as in forward (work/order.cuh). Heads are taken
+// `heads_at_once` at a time, and their longest tiles come first: under a causal mask the first keys, and the last queries. A remainder
+// of heads comes before the full groups, so that the last tiles are short ones of many heads.
 #pragma once
 
 #include "base/abi_backward.cuh"
@@ -20,7 +20,7 @@ struct GradientPlace {
     {
         return numbers + (long long)q_head * params.rows.query_tiles * PREPASS_ROWS;
     }
-    // Of a tile that the sequence does not have, the first row is past the end. Garbage offsets may give any number.
+    // Returns true if the sequence has the tile: its first row is not past the end. Invalid offsets may give any number.
     __device__ bool exists(bool of_keys) const { return first >= 0 && first < (of_keys ? k.len : q.len); }
 };
 

@@ -1,5 +1,6 @@
-// The backward pass of f32, by the vector units: the two kernels of backward/pair.cuh, as simple as they can be. All threads of a CTA compute
-// the weights of a block and the gradients of its scores into shared memory, and then each adds to its part of a row of the results.
+// The backward pass of f32, by the vector units: the two kernels of backward/pair.cuh, as simple as they can be. All threads of a CTA
+// compute the weights of a block and the gradients of its scores into shared memory, and then each adds to its part of a row of the
+// results.
 #pragma once
 
 #include "backward/pair.cuh"

@@ -1,5 +1,5 @@
-// The gradient of sinks: of each head the sum of -exp(sink - lse) * delta over all query rows. Each thread adds its rows in their order, and
-// the threads' sums are added in a fixed order, so the bits do not depend on the launch. Numbers that stand for no row add 0.
+// The gradient of sinks: for each head the sum of -exp(sink - lse) * delta over all query rows. Each thread adds its rows in their order,
+// and the threads' sums are added in a fixed order, so the bits do not depend on the launch. Numbers that stand for no row add 0.
 #pragma once
 
 #include "base/abi_backward.cuh"

@@ -1,6 +1,6 @@
-// Which blocks of queries a tile of keys visits in the one-pass backward kernels, and which tile of keys adds to a block of dQ first. A tile
-// visits a block if the mask lets a query of the block see a key of the tile, as far as first and last rows tell; so the tiles that visit a block are
-// neighbours, and each knows its turn.
+// Which blocks of queries a tile of keys visits in the one-pass backward kernels, and which tile of keys adds to a block of dQ first. A
+// tile visits a block if the mask lets a query of the block see a key of the tile, as far as first and last rows tell; so the tiles that
+// visit a block are neighbours, and each knows its turn.
 #pragma once
 
 #include "rule/mask.cuh"

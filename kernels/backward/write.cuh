@@ -21,14 +21,14 @@ template <class Element> __device__ inline void write_pair(const Tensor& to, int
     }
 }
 
-// Whether rows of a gradient are written 16 bytes at a time: rounded ones with nothing below them.
+// Returns true if rows of a gradient are written 16 bytes at a time: rounded ones that replace the old contents.
 template <class Element> __device__ inline bool writes_chunks(const Tensor& to, int gradients, int dim)
 {
     return gradients == 0 && dim % CHUNK<Element> == 0 && in_chunks<Element>(to);
 }
 
-// Four groups of eight columns, from `column` on, of which a matrix product has left each of four lanes two numbers a group. All lanes of a
-// warp call this; `exists` says whether the lane's row is one to write, which begins at `row`.
+// Writes four groups of eight columns, from `column` on. Each of four lanes holds two numbers of each group, as a matrix product leaves
+// them. All lanes of a warp call this; `exists` is true if the lane's row, which begins at `row`, is to be written.
 template <class Element>
 __device__ inline void write_groups(const Tensor& to, int gradients, bool chunks, long long row, bool exists, int column, int dim, const float2 (&pairs)[4])
 {

@@ -85,7 +85,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     // Shared memory is asked for words of keys and values some turns ahead of the products with them. How many is measured
     // (docs/notebook/mma.md): ptxas moves the loads as it likes, and how it then orders everything decides.
     static constexpr int LOADS_AHEAD = ROW_TILES == 1 || HEAD_DIM >= 128 ? 3 : HEAD_DIM == 96 ? 1 : 2;
-    // True if the first half of a block's keys is multiplied before the second, so that its weights overlap with the second half's products.
+    // True if the first half of a block's keys is multiplied before the second, so that its weights are computed during the second half's
+    // products.
     static constexpr bool SPLITS_KEYS = HEAD_DIM <= 64;
     static_assert(BLOCK_N % ((SPLITS_KEYS ? 2 : 1) * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
 

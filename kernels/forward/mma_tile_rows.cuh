@@ -561,8 +561,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
     int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
-    // For each of this lane's rows, the maximum that is subtracted from scores, in exponents of 2, and the sum of this lane's weights. A row
-    // without a maximum has -inf, which makes all weights of a plain block infinite or NaN.
+    // For each of this lane's rows, the maximum that is subtracted from scores, in exponents of 2, and the sum of this lane's weights.
+    // A row without a maximum has -inf, which makes all weights of a plain block infinite or NaN.
     float max_[ROWS], sum_[ROWS];
 };
 

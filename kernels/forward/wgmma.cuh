@@ -28,7 +28,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
     else
         __syncthreads();
     // Up to here nothing but parameters has been read. Every thread that does more waits for the launch before; the loading thread once it
-    // has worked out its first tile. So whatever a CTA does comes after that launch, and this one does not end before it.
+    // has worked out its first tile. So all work of a CTA comes after that launch, and this one does not end before it.
     if (warp < WARPGROUP_WARPS) {
         give_registers_back<Traits::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
@@ -47,12 +47,13 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();
         wait_for_predecessor();
-        // Worked out anew: kept since the entry, ptxas would spill it.
+        // Computed again here: ptxas would spill the value from the kernel's entry.
         const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
         Consumer<Traits>(params, shared, layout, warpgroup).run();
     }
     if constexpr (Traits::PAIRS) {
-        // The other CTA of the pair still arrives at barriers of this one, also when it has nothing more to wait for: those of its last blocks.
+        // The other CTA of the pair still arrives at barriers of this one, also when it has nothing more to wait for: those of its last
+        // blocks.
         __syncwarp();
         cluster_leave();
     }

@@ -1,5 +1,6 @@
-// The scores of a block once more, 16 keys at a time, by a warp for itself: wgmma would need the other three. Of a plain block whose weights took
-// the scores' place before one of them proved too large (forward/wgmma_softmax.cuh). That is rare, so it takes few registers rather than little time.
+// The scores of a block once more, 16 keys at a time, by a warp for itself: wgmma would need the other three. Of a plain block whose
+// weights took the scores' place before one of them proved too large (forward/wgmma_softmax.cuh). That is rare, so it takes few registers
+// rather than little time.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
@@ -12,8 +13,8 @@ template <class Traits> class ScoresAgain {
     static constexpr int KEYS = 2 * FRAGMENT_COLUMNS;
     static constexpr int COUNT = KEYS / 2; // scores a thread
 
-    // `queries` and `keys`: the warpgroup's rows and the block in shared memory, in slabs of 64 columns. Chunks of 16 bytes are swizzled: a chunk's number is
-    // xored with the row's last three bits.
+    // `queries` and `keys`: the warpgroup's rows and the block in shared memory, in slabs of 64 columns. Chunks of 16 bytes are swizzled:
+    // a chunk's number is xored with the row's last three bits.
     __device__ ScoresAgain(unsigned queries, unsigned keys)
     {
         const int lane = thread_index() % 32, warp = thread_index() % WARPGROUP_THREADS / 32;

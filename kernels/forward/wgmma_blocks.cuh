@@ -1,11 +1,11 @@
-// Keys and values out of pages: which boxes a block of keys consists of, and who loads them. Their swizzle repeats every 8 rows, so boxes of
-// 16 rows or more lie next to each other in shared memory as one of the whole block would.
+// Loads keys and values from pages, in boxes that make up the blocks of keys. Their swizzle repeats every 8 rows, so boxes of 16 rows or
+// more that lie next to each other in shared memory look like one box of the whole block.
 //
-// A warp of the loading warpgroup loads keys, and another one values. The loading thread tells them the tiles, and they go through the blocks by
-// themselves. Each shares a scheduler with warps that compute, so a block takes few instructions: the lanes look up the pages of 32 boxes
-// at once, and one of them asks for all copies.
+// A warp of the loading warpgroup loads keys, and another one values. The loading thread tells them the tiles, and they go through the
+// blocks by themselves. Each shares a scheduler with warps that compute, so a block takes few instructions: the lanes look up the pages
+// of 32 boxes at once, and one of them starts all copies.
 //
-// Nobody has validated a table on the device: numbers of pages are clamped to the pages there are, and entries for keys that do not
+// The page table on the device is not validated: page numbers are clamped to the pages that exist, and entries for keys that do not
 // exist are not read.
 #pragma once
 
@@ -20,7 +20,7 @@ template <class Traits, int SLABS> class PageLoader {
   public:
     using Layout = SharedLayout<Traits>;
 
-    // Of the ring's first stage: where its bytes go, and the barrier that says that they are there.
+    // `bytes_at` and `full_at` are the place of the bytes of the ring's first stage, and the barrier that completes when they are there.
     __device__ PageLoader(const Pages& pages, unsigned char* shared, Layout layout, const TensorMap& map, unsigned bytes_at, unsigned full_at)
         : pages(pages), map(map), shared(shared), layout(layout), bytes_at(bytes_at), full_at(full_at),
           box_rows(min(pages.rows & -pages.rows, BLOCK_N & -BLOCK_N)), boxes(BLOCK_N / box_rows)
@@ -94,7 +94,7 @@ template <class Traits, int SLABS> class PageLoader {
 
     __device__ int key_of(int end, int lane) const { return (end - 1 - lane) * box_rows; }
 
-    // Asks for the numbers of the pages of the boxes below `end`, of which the whole blocks count.
+    // Starts to look up the pages of the boxes below `end`. Only boxes of whole blocks are used.
     __device__ void look_up(int end)
     {
         end_box_looked_up = end;
@@ -104,7 +104,7 @@ template <class Traits, int SLABS> class PageLoader {
         });
     }
 
-    // Goes on to what was looked up, and asks for what comes below it, so that nobody waits for the table but at the beginning of a tile.
+    // Goes on to the pages that were looked up, and looks up those below, so that the table is waited for only at the beginning of a tile.
     __device__ void take_looked_up()
     {
         end_box = end_box_looked_up;
@@ -125,7 +125,7 @@ template <class Traits, int SLABS> class PageLoader {
     const int boxes;    // of a block
     RingPosition<Traits::STAGES> at;
 
-    // Of the tile in hand.
+    // State of the current tile.
     const int* table;
     int key_len, head;
     // Lane i has box end_box - 1 - i of the sequence: the page, and the row in it; and what the table says of one further down.

@@ -191,7 +191,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
             weights[i] = 0;
     }
 
-    // Whether rows of k and v may follow a sequence's last one. In pages there always may.
+    // Returns true if other rows may follow a sequence's last row of k and v. In pages that is always possible.
     __device__ bool keys_are_followed() const
     {
         if constexpr (Traits::SERVING)
@@ -464,8 +464,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
     __device__ void wait_for_keys() const { barrier_wait(layout.keys_full(keys_at.stage), keys_at.parity); }
     __device__ void wait_for_values() const { barrier_wait(layout.values_full(values_at.stage), values_at.parity); }
 
-    // Rows past a sequence's end may be another sequence's, or nobody's: their weight is 0, but 0 * NaN is NaN. Every warpgroup
-    // clears them for itself, so none reads before it has cleared.
+    // Clears rows past a sequence's end, which may hold another sequence's values or stale data: their weight is 0, but 0 * NaN is NaN.
+    // Every warpgroup clears them itself, so that none reads them before they are cleared.
     __device__ void clear_values_behind(int rows) const
     {
         if (rows >= Traits::BLOCK_N)

@@ -34,13 +34,13 @@ template <class Traits> class OutputRows {
                 lse[query_of(quad_row(i)) + head_of(quad_row(i)) * params.lse_head] = values[i];
     }
 
-    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, with swizzled chunks as a box has them, and
-    // the copy engine takes them from there. Once `wait_for_store_reads<0>` returns in the first lane, it has read them.
+    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, with swizzled chunks as a box has
+    // them, and the copy engine takes them from there. Once `wait_for_store_reads<0>` returns in the first lane, it has read them.
     __device__ void write_through(unsigned char* buffer, const TensorMap& map, const Tile& tile,
                                   const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
         constexpr int CHUNKS = Traits::VALUE_DIM / CHUNK;
-        // Where there is no room for all columns, a slab is laid out while the one before it is read.
+        // If the buffer has no room for all columns, a slab is written to it while the previous one is read.
         constexpr int CHUNKS_AT_ONCE = Traits::OUTPUT_BUFFER ? SLAB_CHUNKS : CHUNKS;
 
         const int lane = thread_index() % 32;
@@ -128,7 +128,7 @@ template <class Traits> class OutputRows {
         return tile.head;
     }
 
-    // Of the warp's rows: which query, and which head, both counted from the first row's.
+    // The query and the head of one of the warp's rows, both relative to those of its first row.
     __device__ int query_of(int row) const
     {
         if constexpr (Traits::GROUPS) return row & (warpgroup_queries<Traits>(params) - 1);
@@ -150,7 +150,7 @@ template <class Traits> class OutputRows {
         return tile_row;
     }
 
-    // Whether what the map has of the warp's rows are rows of the sequence. Otherwise others' rows may follow.
+    // Returns true if all of the warp's rows that the map covers belong to the sequence. Otherwise other sequences' rows may follow.
     __device__ bool ends_with_map() const
     {
         return !reads_lengths(params.sequences) || rows >= min(WARP_ROWS, warpgroup_queries<Traits>(params));

@@ -11,16 +11,16 @@ constexpr int WARPGROUP_THREADS = 128;
 constexpr int WARPGROUP_WARPS = 4;
 constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
 
-// What the host goes by where it encodes tensor maps.
+// Sizes of boxes that the host uses when it encodes tensor maps.
 static_assert(abi::BOX_COLUMNS == SLAB_COLUMNS, "a box has a slab's columns");
 static_assert(abi::QUERY_BOX_ROWS == MMA_ROWS, "a box has a warpgroup's rows");
 static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a warp's rows");
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
-// What an image has that the plain one does without.
+// Variants of an image. All but PLAIN have additional abilities.
 enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS };
 
-// Keys are loaded from pages in boxes of at least so many rows: pages of a multiple of them.
+// The fewest rows of a box of keys in a page. The rows of a page must be a multiple of it.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
 
 // A warpgroup passes over the blocks that only other warpgroups' rows see. Those after its last block it does not take before it
@@ -39,7 +39,7 @@ __device__ constexpr bool stages_suffice(int warpgroups, int block_n, int stages
 }
 
 // Tiles in shared memory are stored as slabs of 64 columns: [slab][row][64], 128-byte swizzled, as one tensor-map box
-// delivers them. A head size that is no multiple of 64 leaves the end of its last slab zero.
+// delivers them. If the head size is not a multiple of 64, the end of its last slab is zero.
 template <class Element_, int HEAD_DIM_, int VALUE_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, Variant VARIANT_>
 struct WgmmaTraits {
     using Element = Element_;
@@ -64,14 +64,13 @@ struct WgmmaTraits {
     // An image of its own: keys in pages, and tiles whose keys several CTAs share.
     static constexpr bool SERVING = VARIANT_ == Variant::SERVING || VARIANT_ == Variant::SERVING_GROUPS;
 
-    // Another: CTAs in clusters of two (forward/wgmma_pair.cuh). Each loads every second slab of a block of keys, for both.
+    // Pairs: CTAs in clusters of two (forward/wgmma_pair.cuh). Each loads every second slab of a block of keys, for both.
     static constexpr bool PAIRS = VARIANT_ == Variant::PAIRS;
     static constexpr int CLUSTER = PAIRS ? abi::PAIR_CTAS : 1; // CTAs
     static_assert(!PAIRS || (SLABS % 2 == 0 && VALUE_SLABS % 2 == 0), "a half of the slabs for each CTA of a pair");
 
-    // Another: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other. Under
-    // a mask these rows see more nearly the same keys. With what the one that serves has, it is for few queries on many keys: each key is then
-    // read once.
+    // Groups: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other.
+    // Under a mask these rows see more nearly the same keys. SERVING_GROUPS is for few queries on many keys: each key is then read once.
     static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS || VARIANT_ == Variant::SERVING_GROUPS;
 
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
@@ -129,7 +128,7 @@ struct WgmmaTraits {
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
-// Of the query heads that share a key/value head, the logarithm of their number, which is a power of 2.
+// Binary logarithm of the number of query heads that share a key/value head, which must be a power of 2.
 __device__ inline int group_log(const Forward& params) { return __clz(params.kv_heads) - __clz(params.heads); }
 
 // Queries of a warpgroup's rows.
@@ -202,18 +201,18 @@ template <class Traits> struct SharedLayout {
     // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
     // that the slowest consumer is in.
     static constexpr int TILE_SLOTS = 8;
-    // Of the variant that serves: each tile's part, a word for each warpgroup, and two barriers for each slot of a tile, by which the warps
-    // that load out of pages are told it.
+    // The serving variant also has each tile's part, a word for each warpgroup, and two barriers for each slot of a tile, by which the
+    // warps that load from pages are told the tile.
     static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
     static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
     static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
     static constexpr int PAGE_LOADERS = 2; // warps: of keys and of values
-    // Of pairs: the tile that the other CTA is told, and two barriers.
+    // Pairs also have the tile that the other CTA is told, and two barriers.
     static constexpr int MAIL_AT = TILE_BARRIERS_AT + (Traits::SERVING ? TILE_SLOTS * 16 : 0);
     static constexpr int MAIL_BARRIERS_AT = (MAIL_AT + (Traits::PAIRS ? (int)sizeof(Tile) : 0) + 7) / 8 * 8;
     static constexpr int END = MAIL_BARRIERS_AT + (Traits::PAIRS ? 16 : 0);
     static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
-    // Of a key mask: the keys that it shows of a sequence, and two barriers.
+    // With a key mask: the range of a sequence's keys that the mask shows, and two barriers.
     __device__ static constexpr int shown_at() { return END; }
     __device__ static constexpr int shown_barriers_at() { return shown_at() + 16; }
     static_assert(shown_barriers_at() + 16 <= Traits::SHARED_BYTES, "and of the key mask");
@@ -258,16 +257,18 @@ template <class Traits> struct SharedLayout {
         return reinterpret_cast<unsigned*>(shared + ARRIVED_AT)[warpgroup];
     }
 
-    // Who arrives in a phase, and who waits for it. A wait names a parity, so nobody may come when the phase after the one that he means has ended,
-    // too: each of these waits only for phases whose next one cannot end without him. kernels/emulation looks for it in random schedules.
+    // The threads that arrive in a phase of each barrier, and those that wait for it. A wait names only a parity, so it must not come after
+    // the end of the phase that follows the one it means. That holds because the next phase cannot end without the waiting thread.
+    // kernels/emulation checks it in random schedules.
     //
-    //     keys_full, values_full     the loading thread once, and all bytes of a block; in pairs each CTA loads half of them for both. Out of pages
-    //                                the warp that loads them in its place, and of keys the loading thread besides, which keeps
-    //                                pace. All computing warps wait for each block, whether they have rows that see it or not, and then release it.
-    //     keys_empty, values_empty   each computing warp of the cluster once. Who arrives at the full one waits before.
+    //     keys_full, values_full     the loading thread once, and all bytes of a block; in pairs each CTA loads half of them for both.
+    //                                From pages, the warp that loads them instead, and for keys the loading thread too, which keeps pace.
+    //                                All computing warps wait for each block, even if none of their rows sees it, and then release it.
+    //     keys_empty, values_empty   each computing warp of the cluster once. The thread that fills the stage waits before it does.
     //     queries_full               the loading thread once a tile, with bytes if the warpgroup has work. Its four warps wait.
-    //     queries_empty              these warps, when they have done with the queries or with the output in their place. The loading thread waits.
-    //     tile_full                  the loading thread once a tile, the end included. Both warps that load out of pages wait for all of them.
+    //     queries_empty              these warps, when they no longer need the queries or the output in their place. The loading thread
+    //                                waits.
+    //     tile_full                  the loading thread once a tile, the end included. Both warps that load from pages wait for each.
     //     tile_empty                 both of them. The loading thread waits before it tells the tile that takes the slot next.
     //     mail_full                  the second CTA of a pair once a tile, which waits then, and the bytes from the first.
     //     mail_empty                 the second CTA when it has read the tile. The first waits before it sends the next one.

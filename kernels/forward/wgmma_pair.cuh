@@ -1,12 +1,12 @@
 // Pairs of CTAs: clusters of two, whose tiles see the same keys in the same order. Each CTA loads a half of every block into the shared
 // memory of both, so that a multiprocessor takes half as much from L2. A buffer is empty when the readers of both are done.
 //
-// The two tiles are the same rows of two query heads that share a key/value head, where their number is even: whatever the mask, they
+// Where an even number of query heads shares a key/value head, the two tiles are the same rows of two of these heads: under any mask they
 // see the same keys. Elsewhere they are neighbouring rows of one head, and the host launches pairs only without a mask. Then the
 // second tile of a sequence may have no rows: its CTA loads its half and passes the blocks on.
 //
-// One CTA, the first, takes tiles from the counter, reads lengths, and tells the other its tile. So both go by the same lengths whatever
-// happens to those on the device.
+// The first CTA takes tiles from the counter, reads lengths, and tells the other its tile. So both use the same lengths, even if those
+// on the device change.
 #pragma once
 
 #include "forward/wgmma_scheduler.cuh"
@@ -50,7 +50,8 @@ template <class Traits> class PairOrder {
             order.draw();
     }
 
-    // Once it has been asked for: what `next` would do, ahead of time. The other CTA waits for it when it has loaded all of the present tile.
+    // Once it has been asked for: what `next` would do, ahead of time. The other CTA waits for it when it has loaded all of the present
+    // tile.
     __device__ void look_ahead(Tile& slot)
     {
         if (!is_first)

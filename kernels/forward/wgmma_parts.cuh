@@ -1,5 +1,5 @@
-// What a computing warpgroup leaves of a tile whose keys several CTAs share, and how the last of them to come adds it up: in the order of
-// the keys, so that the result does not depend on who was last. Nobody waits.
+// Parts of a tile whose keys several CTAs share. Each computing warpgroup stores its part, and the last one to arrive adds them up, in
+// the order of the keys, so that the result does not depend on which one is last. No warpgroup waits.
 #pragma once
 
 #include "forward/wgmma_softmax.cuh"
@@ -8,8 +8,8 @@
 
 namespace warptile {
 
-// Of one tile and warpgroup. A part lies in the workspace as the threads hold it, 16 bytes of one after those of the other: first the
-// output, not yet divided, then the maxima and sums of their rows, each thread's over its own columns.
+// The parts of one tile and warpgroup. A part lies in the workspace as the threads hold it, 16 bytes of one thread after those of
+// another: first the output, not yet divided, then the maxima and sums of their rows, each thread's over its own columns.
 template <class Traits> class Parts {
   public:
     __device__ Parts(const Forward& params, const Part& part, int warpgroup)
@@ -18,7 +18,7 @@ template <class Traits> class Parts {
     {
     }
 
-    // The output of one that has computed nothing is not written, and nobody reads it: no row has seen a key.
+    // Stores this part. Without `has_output` no row has seen a key: the output is not written, and not read later.
     __device__ void leave(const float (&output)[Traits::VALUE_DIM / 2], const RowState<Traits>& state, bool has_output) const
     {
         float4* const to = words_of(own);
@@ -74,7 +74,7 @@ template <class Traits> class Parts {
 
   private:
     static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 16 bytes a thread
-    // Added up at a time: ptxas has all their loads in flight, and at head size 256 there are few registers beside the output.
+    // Chunks that are added up at a time. ptxas keeps all their loads in flight, and at head size 256 the output leaves few registers.
     static constexpr int CHUNKS_AT_ONCE = Traits::VALUE_DIM == 256 ? 8 : CHUNKS;
     static constexpr int WORDS = (CHUNKS + 1) * WARPGROUP_THREADS; // a part's, of 16 bytes
     static_assert(WORDS * sizeof(float4) == MMA_ROWS * (Traits::VALUE_DIM + abi::SPLIT_PART_SUMS) * sizeof(float), "as the host makes room for it");

@@ -7,13 +7,13 @@
 
 namespace warptile {
 
-// What the variant that serves knows besides. (As a member, ptxas would give the plain one other registers.)
+// Additional state of the serving variant. (As a member it would change ptxas's registers for the plain one.)
 template <class Traits, bool = Traits::SERVING> struct PagedLoading {};
 template <class Traits> struct PagedLoading<Traits, true> {
     RingPosition<SharedLayout<Traits>::TILE_SLOTS> told_at;
 };
 
-// What it knows of the key mask.
+// State for the key mask.
 template <class Traits, bool = Traits::has_tensors()> struct MaskedLoading {};
 template <class Traits> struct MaskedLoading<Traits, true> {
     int masked_batch = Tile::END, masked_len; // the sequence whose keys have been looked at
@@ -98,7 +98,7 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         barrier_arrive(layout.shown_asked());
     }
 
-    // The same with tiles that one of two CTAs tells the other.
+    // Variant of `run` for pairs, in which one CTA tells the other its tiles.
     __device__ void run_in_pair()
     {
         wait_for_predecessor();
@@ -148,7 +148,8 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         }
     }
 
-    // The same out of pages, which others load. This thread arrives for each block of keys, so that it draws the next tile when they are as far.
+    // Variant of `load_tile` for pages, which other warps load. This thread arrives for each block of keys, so that it draws the next tile
+    // only when those warps have got that far.
     template <class Order> __device__ void load_paged_tile(const Tile& tile, Order& order)
     {
         tell_loaders<true>();
@@ -163,7 +164,7 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         }
     }
 
-    // Until nobody reads what the next tile's slot held before.
+    // Waits until the previous contents of the next tile's slot have been read.
     template <bool PAGED> __device__ void wait_for_slot()
     {
         if constexpr (PAGED) barrier_wait(layout.tile_empty(this->told_at.stage), this->told_at.parity ^ 1);

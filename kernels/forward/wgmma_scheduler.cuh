@@ -8,7 +8,7 @@
 
 namespace warptile {
 
-// Whether the CTAs of a pair have two heads, else two tiles of one (forward/wgmma_pair.cuh).
+// Returns true if the CTAs of a pair take two heads, false if they take two tiles of one head (forward/wgmma_pair.cuh).
 __device__ inline bool pairs_heads(const Forward& params) { return params.heads / params.kv_heads % 2 == 0; }
 
 template <class Traits> class TileOrder {
@@ -60,8 +60,8 @@ template <class Traits> class TileOrder {
                     return describe_place<2 * Traits::BLOCK_M>(tile);
             return describe_place<Traits::BLOCK_M>(tile);
         }
-        // The same numbers for dense problems of one length. The loading thread works this out before it can ask for the next
-        // tile's keys, which short rows feel: by the general way they lose 2%.
+        // A short cut for dense problems of one length. The loading thread computes this before it can load the next tile's keys, which
+        // matters for short rows: the general way costs them 2%.
         const Work& work = params.work;
         const int signed_number = tile_number();
         const int tiles_at_once = work.heads_at_once * work.query_tiles;
@@ -79,8 +79,8 @@ template <class Traits> class TileOrder {
     }
 
   private:
-    // What CTAs take one after the other: tiles, of which the last ones count as often as their keys are split. Those that fill all CTAs
-    // of the grid stay whole.
+    // Number of work items that CTAs draw: one for each whole tile, and one for each split of the keys of the last tiles. Tiles that fill
+    // all CTAs of the grid stay whole.
     __device__ unsigned numbers() const
     {
         if constexpr (Traits::SERVING) return whole_tiles + (params.work.tiles - whole_tiles) * params.work.splits;
@@ -90,7 +90,7 @@ template <class Traits> class TileOrder {
     {
         if constexpr (Traits::SERVING)
             if (number >= whole_tiles) return whole_tiles + (number - whole_tiles) / params.work.splits;
-        // Of a dense launch (crates/attention/src/plan/tile_order.rs).
+        // Dense launches may bring an order of tiles (crates/attention/src/plan/tile_order.rs).
         if constexpr (!Traits::PAIRS && !Traits::GROUPS)
             if (block.ordered) return block.order[number];
         return number;

@@ -1,5 +1,6 @@
-// Which keys of a sequence a key mask shows that is the same for all heads and queries, as of padding. A warp of the loading warpgroup looks for
-// the first and the last one; the loading thread asks for one sequence after the other, and leaves out the blocks that are hidden before and behind.
+// Which keys of a sequence a key mask shows that is the same for all heads and queries, as of padding. A warp of the loading warpgroup
+// looks for the first and the last one; the loading thread asks for one sequence after the other, and leaves out the blocks that are
+// hidden before and behind.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
@@ -8,8 +9,8 @@
 
 namespace warptile {
 
-// A multiple of KEYS, of which a lane looks at as many: the first such piece that shows a key, counted from the first (STEP 1) or the last (STEP -1)
-// of `pieces`; `pieces` if none does.
+// The first piece of KEYS keys in which a key is shown, counted from the first (STEP 1) or the last (STEP -1) of `pieces`; `pieces` if
+// there is none. Each lane looks at one piece at a time.
 template <int KEYS, int STEP>
 __device__ inline int first_shown_piece(const unsigned char* row, long long step, int key_len, int pieces)
 {

@@ -1,8 +1,8 @@
 // Online softmax over accumulator registers, in base 2. A thread holds two rows; a row is shared by the four lanes of a
 // quad, each with its own columns.
 //
-// A plain block takes no maximum: nothing is hidden in it, and its weights count against the rows' maxima of before. Their sums tell whether one has
-// become too large; then the block's scores are computed again, and maxima are raised.
+// In a plain block nothing is hidden, and no maximum is taken: its weights count against the rows' previous maxima. If their sums show
+// that a weight is too large, the block's scores are computed again, and maxima are raised.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
@@ -17,7 +17,8 @@ constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
 __device__ inline int lane_row() { return thread_index() % WARPGROUP_THREADS / 32 * 16 + thread_index() % 32 / 4; }
 __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 
-// The sink of one of the thread's rows, by its head. Where a warpgroup has rows of several, the first `warpgroup_queries` are the tile's head's.
+// The sink of one of the thread's rows, by its head. If a warpgroup has rows of several heads, the first `warpgroup_queries` rows belong
+// to the tile's head.
 template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row)
 {
     int head = tile.head;
@@ -62,7 +63,7 @@ template <class Traits> struct ScoreScale {
 
     __device__ bool has_softcap() const { return has_softcap(params); }
 
-    // What a score is multiplied by to become a dot product, or what stands for one.
+    // Factor that turns a score into units of the dot product.
     __device__ float unit() const { return LOG2_E * reciprocal_approximate(scale_log2); }
 
     // tanh(dot * scale / cap)
@@ -104,7 +105,7 @@ template <class Traits> struct RowState {
     static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
-    // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
+    // Results of a row after its last key: the inverse that its output is multiplied by, and its log-sum-exp.
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params,
                            const Tile& tile) const
     {

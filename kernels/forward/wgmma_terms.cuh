@@ -1,5 +1,5 @@
-// What is added to a block's scores, the bias and ALiBi, and which of them the key mask hides. Everything is asked for while the products with the
-// keys run, and taken when they have ended.
+// Terms that are added to a block's scores (bias and ALiBi), and the key mask. They are loaded while the products with the keys run, and
+// used when these have ended.
 //
 // Terms are added in units of the dot products, `unit`, so that a block stays a plain one: exponents are what they are without terms.
 #pragma once
@@ -10,9 +10,9 @@
 
 namespace warptile {
 
-// Two neighbouring numbers of 16 bits, or two bytes, in each 8 keys: use(i, both), the first one in the lower half. The first key's lies at `row`, and
-// there are `keys` of them; behind them, which is hidden by whoever masks, nothing is read. `in_pairs`: all of them exist, side by side, and pairs lie at
-// multiples of both.
+// Calls use(i, both) for two neighbouring 16-bit numbers, or two bytes, in each 8 keys, with the first one in the lower half. The first
+// key's number lies at `row`, and there are `keys` of them. Nothing is read behind them; the mask hides those keys. `in_pairs`: all of
+// them exist and are contiguous, and pairs are aligned to their size.
 template <int PAIRS, class One, class Both, class Use>
 __device__ inline void each_pair(const One* row, long long step, int keys, bool in_pairs, Use use)
 {

@@ -17,8 +17,8 @@ template <class Element_, int WARPS_, unsigned ROLE_> struct RowTraits {
     static constexpr int SHARED_BYTES = 0;
 };
 
-// What such a kernel reads may be what the launch before writes, so it begins early only to be there when that has ended. Then the next
-// launch may begin, which is most of the gain where it is attention (docs/notebook/decode.md, "Writes that begin early").
+// Waits for the previous launch, whose output such a kernel may read: it begins early only to be resident when that launch ends. Then it
+// lets the next launch begin, which is most of the gain if that is attention (docs/notebook/decode.md, "Writes that begin early").
 __device__ inline void begin_in_order()
 {
     wait_for_predecessor();

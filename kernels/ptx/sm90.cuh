@@ -108,8 +108,8 @@ __device__ inline void cluster_sync()
                      : "memory");
 }
 
-// The same, but who has waited finds everything done that the others' threads had asked for before: what they sent has arrived. So a CTA
-// that ends afterwards has nothing on its way to it.
+// Like `cluster_sync`, but also with release: after it, everything that the other CTAs' threads sent before has arrived. So a CTA may
+// end, because nothing is on its way to it.
 __device__ inline void cluster_leave()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
