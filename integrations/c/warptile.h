@@ -80,7 +80,7 @@
 #define WARPTILE_MASK_CAUSAL 1
 
 /**
- * A query sees window_left keys before and window_right keys after the one on the diagonal. A negative number is no limit.
+ * A query sees window_left keys before and window_right keys after the one on the diagonal. A negative number means no limit.
  */
 #define WARPTILE_MASK_WINDOW 2
 
@@ -168,7 +168,7 @@ typedef struct warptile_merge warptile_merge;
  * Where the elements of a tensor lie.
  *
  * The dimensions are always in the order batch, length, heads, head size, however the tensor is stored. Strides are distances
- * in elements between neighbours along each dimension; the last one is 1, but for bias and key_mask. A stride of 0 repeats an input.
+ * in elements between neighbours along each dimension; the last one is 1, except for bias and key_mask. A stride of 0 repeats an input.
  * Four zeros for strides mean a tensor that is stored in the order of its dimensions without gaps.
  */
 typedef struct warptile_layout {
@@ -183,8 +183,8 @@ typedef struct warptile_layout {
 } warptile_layout;
 
 /**
- * What is computed: `softmax(scale * q kT) v`, with the options. Fill the struct with zeros, then set `size`, `element`, `q`, `k` and
- * `v`: zero is the default of all other fields.
+ * Description of a computation, `softmax(scale * q kT) v`, and its options. Fill the struct with zeros, then set `size`, `element`, `q`,
+ * `k` and `v`: zero is the default of all other fields.
  *
  * For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
  * `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
@@ -212,7 +212,7 @@ typedef struct warptile_attention_desc {
    */
   struct warptile_layout k;
   /**
-   * Values, of the shape of k but for the head size, which may be another one, as 128 beside 192.
+   * Values, of the shape of k except for the head size, which may differ, such as 128 with 192.
    */
   struct warptile_layout v;
   /**
@@ -325,7 +325,7 @@ typedef struct warptile_attention_desc {
    */
   uint32_t unchecked;
   /**
-   * Element type of k and v: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
+   * Element type of k and v: 0, for that of `element`, or WARPTILE_E4M3, with any `element`.
    */
   uint32_t cache_element;
   /**
@@ -333,7 +333,7 @@ typedef struct warptile_attention_desc {
    */
   uint32_t k_scales;
   /**
-   * The same of v_scale.
+   * With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
    */
   uint32_t v_scales;
 } warptile_attention_desc;
@@ -372,7 +372,7 @@ typedef struct warptile_attention_memory {
    */
   const int32_t *query_offsets;
   /**
-   * The same of k and v.
+   * Where each sequence begins among the rows of k and v, and where the last one ends: sequences + 1 numbers.
    */
   const int32_t *key_offsets;
   /**
@@ -414,11 +414,11 @@ typedef struct warptile_attention_memory {
    */
   size_t workspace_bytes;
   /**
-   * What keys in e4m3 are multiplied by: finite, above 0. A GPU reads them when the work runs, and does not check them.
+   * Scales by which keys in e4m3 are multiplied: finite, above 0. A GPU reads them when the work runs, and does not check them.
    */
   const float *k_scale;
   /**
-   * The same of values.
+   * Scales by which values in e4m3 are multiplied: finite, above 0.
    */
   const float *v_scale;
 } warptile_attention_memory;
@@ -494,7 +494,7 @@ typedef struct warptile_append_desc {
    */
   int64_t longest;
   /**
-   * Columns of the block table, whose rows lie one after the other. 0: there is no table.
+   * Columns of the block table, which is contiguous. 0: no table.
    */
   int64_t table_columns;
   /**
@@ -527,7 +527,7 @@ typedef struct warptile_append_desc {
    */
   uint32_t unchecked;
   /**
-   * Element type of the cache: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
+   * Element type of the cache: 0, for that of `element`, or WARPTILE_E4M3, with any `element`.
    */
   uint32_t cache_element;
   /**
@@ -535,7 +535,7 @@ typedef struct warptile_append_desc {
    */
   uint32_t k_scales;
   /**
-   * The same of v_scale.
+   * With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
    */
   uint32_t v_scales;
 } warptile_append_desc;
@@ -574,7 +574,7 @@ typedef struct warptile_append_memory {
    */
   void *q_out;
   /**
-   * Of each row of k, counted through the batch, its row among all rows of all pages.
+   * For each row of k, counted through the batch, its row among all rows of all pages.
    */
   const int64_t *slots;
   /**
@@ -606,12 +606,12 @@ typedef struct warptile_append_memory {
    */
   const void *sin;
   /**
-   * What keys are divided by before they go into a cache in e4m3, as the nearest numbers, at most 448: finite, above 0. A GPU reads them
-   * when the work runs, and does not check them.
+   * Scales of the keys: finite, above 0. Keys are divided by them before they go into a cache in e4m3, as the nearest numbers, at most
+   * 448. A GPU reads the scales when the work runs, and does not check them.
    */
   const float *k_scale;
   /**
-   * The same of values.
+   * Scales of the values.
    */
   const float *v_scale;
 } warptile_append_memory;
@@ -723,8 +723,8 @@ const char *warptile_version(void);
 int32_t warptile_device_count(int32_t *count);
 
 /**
- * Checks a description and prepares it for a device: plans, and loads the kernel if nobody has yet, which may take long. Gives a handle,
- * to be freed with warptile_attention_free.
+ * Checks a description and prepares it for a device: plans, and loads the kernel if it is not loaded yet, which may take long. Gives a
+ * handle, to be freed with warptile_attention_free.
  *
  * `device` is the number of a GPU, or WARPTILE_CPU. A GPU is opened the first time, in its primary context, and stays open. A
  * description like one of the last 64 is found again without planning.
@@ -740,7 +740,7 @@ int32_t warptile_attention_prepare(int32_t device,
                                    struct warptile_attention **attention);
 
 /**
- * Bytes of device memory that every launch of the handle needs beside its tensors; 0 on the CPU and for many kernels.
+ * Bytes of device memory that every launch of the handle needs in addition to its tensors; 0 on the CPU and for many kernels.
  *
  * # Safety
  * `attention` is null, which gives 0, or a handle that was not freed.
@@ -751,9 +751,9 @@ size_t warptile_attention_workspace(const struct warptile_attention *attention);
  * Computes.
  *
  * On a GPU: submits the kernel to `stream`, a CUstream or cudaStream_t of the device's primary context, and returns. Null is the legacy
- * default stream. It allocates, copies, waits for and loads nothing, so it may be part of anybody's capture; a replay reads lengths,
- * offsets and tables anew. On the CPU: `stream` is null, and the result is there on return, computed by as many threads as there are
- * cores.
+ * default stream. It allocates, copies, waits for and loads nothing, so it may be part of any capture; each replay reads the current
+ * lengths, offsets and tables. On the CPU `stream` is null, and the result is there on return, computed by as many threads as there
+ * are cores.
  *
  * Lists that a GPU reads are not checked: the kernels clamp what they find. On the CPU they are.
  *
@@ -761,8 +761,8 @@ size_t warptile_attention_workspace(const struct warptile_attention *attention);
  * - `attention` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or valid for reading
  *   `memory->size` bytes.
  * - Each address reaches as far as the description says. It stays valid until the work, and every replay of a graph that captured
- *   it, has ended. Meanwhile nobody writes what is read, or touches what is written; on the CPU, gaps between the rows of `out` count
- *   as written.
+ *   it, has ended. Meanwhile nothing else writes the inputs, or reads or writes the outputs; on the CPU, gaps between the rows of `out`
+ *   count as written.
  * - On a GPU, `stream` is a live stream. The kernels of a handle stay after it is freed.
  */
 int32_t warptile_attention_run(const struct warptile_attention *attention,
@@ -782,7 +782,7 @@ void warptile_attention_free(struct warptile_attention *attention);
  * is as for warptile_attention_prepare. If `gpu` is not null, it names a GPU that need not be there, such as "h200", "rtx4090" or "8.6",
  * in place of `device`.
  *
- * Writes at most `capacity` bytes, of which the last is a NUL, and to `needed` the bytes that the whole text takes with its NUL.
+ * Writes at most `capacity` bytes, the last one a NUL, and to `needed` the bytes that the whole text takes with its NUL.
  * `text` may be null if `capacity` is 0, and `needed` may be null.
  *
  * # Safety
@@ -807,8 +807,8 @@ int32_t warptile_append_prepare(int32_t device,
                                 struct warptile_append **append);
 
 /**
- * Writes: streams, captures and the CPU as with warptile_attention_run. Nothing outside of the cache is ever written, whatever the
- * numbers on a device are.
+ * Writes the rows. Streams, captures and the CPU work as with warptile_attention_run. Nothing outside of the cache is ever written,
+ * even if numbers on a device are invalid.
  *
  * # Safety
  * As warptile_attention_run.
@@ -857,4 +857,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: d66a270d5cd43f7fc09bfe42157db90e1e5801cfb6cd56fd618797c7a2527736 */
+/* Seal of header.sh: e7b092affe2706639f39f4031fb4f5fdefcee73bd6fe84308403c04030f821c1 */

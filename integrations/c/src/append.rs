@@ -56,8 +56,8 @@ pub unsafe extern "C" fn warptile_append_prepare(
     })
 }
 
-/// Writes: streams, captures and the CPU as with warptile_attention_run. Nothing outside of the cache is ever written, whatever the
-/// numbers on a device are.
+/// Writes the rows. Streams, captures and the CPU work as with warptile_attention_run. Nothing outside of the cache is ever written,
+/// even if numbers on a device are invalid.
 ///
 /// # Safety
 /// As warptile_attention_run.

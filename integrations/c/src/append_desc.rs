@@ -63,7 +63,7 @@ pub struct AppendDesc {
     pub sequences: i64,
     /// No sequence has more new rows. 0: as many as k has. Only with packed. A GPU leaves out what is beyond; the CPU refuses it.
     pub longest: i64,
-    /// Columns of the block table, whose rows lie one after the other. 0: there is no table.
+    /// Columns of the block table, which is contiguous. 0: no table.
     pub table_columns: i64,
     /// Elements of a head that are turned: even, at most 256 and the head size.
     pub rotary_size: u32,
@@ -80,11 +80,11 @@ pub struct AppendDesc {
     pub rotary_frequencies: *const f64,
     /// As in warptile_attention_desc.
     pub unchecked: u32,
-    /// Element type of the cache: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
+    /// Element type of the cache: 0, for that of `element`, or WARPTILE_E4M3, with any `element`.
     pub cache_element: u32,
     /// With WARPTILE_E4M3: how many numbers k_scale has, 1 or one for each key/value head. 0: 1.
     pub k_scales: u32,
-    /// The same of v_scale.
+    /// With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
     pub v_scales: u32,
 }
 
@@ -112,7 +112,7 @@ pub struct AppendMemory {
     pub q: *mut c_void,
     /// Receives rotated queries.
     pub q_out: *mut c_void,
-    /// Of each row of k, counted through the batch, its row among all rows of all pages.
+    /// For each row of k, counted through the batch, its row among all rows of all pages.
     pub slots: *const i64,
     /// For each sequence the numbers of its pages, in order.
     pub block_table: *const i32,
@@ -128,10 +128,10 @@ pub struct AppendMemory {
     pub cos: *const c_void,
     /// Sines.
     pub sin: *const c_void,
-    /// What keys are divided by before they go into a cache in e4m3, as the nearest numbers, at most 448: finite, above 0. A GPU reads them
-    /// when the work runs, and does not check them.
+    /// Scales of the keys: finite, above 0. Keys are divided by them before they go into a cache in e4m3, as the nearest numbers, at most
+    /// 448. A GPU reads the scales when the work runs, and does not check them.
     pub k_scale: *const f32,
-    /// The same of values.
+    /// Scales of the values.
     pub v_scale: *const f32,
 }
 
@@ -163,7 +163,7 @@ memory!(AppendMemory {
 /// `memory` they are on a device, or not known yet.
 ///
 /// # Safety
-/// Each list of `memory` is null or points to as many numbers as the description says, which nobody writes meanwhile.
+/// Each list of `memory` is null or points to as many numbers as the description says. They are not written meanwhile.
 pub(crate) unsafe fn write(
     desc: &AppendDesc,
     rotary: Option<&Rotary>,

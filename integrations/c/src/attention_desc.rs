@@ -14,7 +14,7 @@ use crate::structs::{Layout, Versioned, bound, count, flag, name, sequences, typ
 pub const WARPTILE_MASK_NONE: u32 = 0;
 /// A query sees no key after the one on the diagonal.
 pub const WARPTILE_MASK_CAUSAL: u32 = 1;
-/// A query sees window_left keys before and window_right keys after the one on the diagonal. A negative number is no limit.
+/// A query sees window_left keys before and window_right keys after the one on the diagonal. A negative number means no limit.
 pub const WARPTILE_MASK_WINDOW: u32 = 2;
 
 /// The last query is aligned with the last key.
@@ -31,8 +31,8 @@ pub const WARPTILE_ALIBI_PER_HEAD: u32 = 1;
 /// One slope for each batch entry and query head, heads contiguous.
 pub const WARPTILE_ALIBI_PER_BATCH_HEAD: u32 = 2;
 
-/// What is computed: `softmax(scale * q kT) v`, with the options. Fill the struct with zeros, then set `size`, `element`, `q`, `k` and
-/// `v`: zero is the default of all other fields.
+/// Description of a computation, `softmax(scale * q kT) v`, and its options. Fill the struct with zeros, then set `size`, `element`, `q`,
+/// `k` and `v`: zero is the default of all other fields.
 ///
 /// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
 /// `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
@@ -50,7 +50,7 @@ pub struct AttentionDesc {
     pub q: Layout,
     /// Keys. Their heads must divide those of q. With a block table: pages, rows of a page, heads, head size.
     pub k: Layout,
-    /// Values, of the shape of k but for the head size, which may be another one, as 128 beside 192.
+    /// Values, of the shape of k except for the head size, which may differ, such as 128 with 192.
     pub v: Layout,
     /// Output, of the shape of q but with the head size of v. Not given: dense, in the order in which q is stored.
     pub out: Layout,
@@ -109,11 +109,11 @@ pub struct AttentionDesc {
     /// reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
     /// it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
     pub unchecked: u32,
-    /// Element type of k and v: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
+    /// Element type of k and v: 0, for that of `element`, or WARPTILE_E4M3, with any `element`.
     pub cache_element: u32,
     /// With WARPTILE_E4M3: how many numbers k_scale has, 1 or one for each key/value head. 0: 1.
     pub k_scales: u32,
-    /// The same of v_scale.
+    /// With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
     pub v_scales: u32,
 }
 
@@ -141,7 +141,7 @@ pub struct AttentionMemory {
     pub lse: *mut f32,
     /// Where each sequence begins among the rows of q, and where the last one ends: sequences + 1 numbers.
     pub query_offsets: *const i32,
-    /// The same of k and v.
+    /// Where each sequence begins among the rows of k and v, and where the last one ends: sequences + 1 numbers.
     pub key_offsets: *const i32,
     /// Queries of each sequence.
     pub query_lengths: *const i32,
@@ -163,9 +163,9 @@ pub struct AttentionMemory {
     pub workspace: *mut c_void,
     /// Bytes there.
     pub workspace_bytes: usize,
-    /// What keys in e4m3 are multiplied by: finite, above 0. A GPU reads them when the work runs, and does not check them.
+    /// Scales by which keys in e4m3 are multiplied: finite, above 0. A GPU reads them when the work runs, and does not check them.
     pub k_scale: *const f32,
-    /// The same of values.
+    /// Scales by which values in e4m3 are multiplied: finite, above 0.
     pub v_scale: *const f32,
 }
 
@@ -196,7 +196,7 @@ memory!(AttentionMemory {
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
 ///
 /// # Safety
-/// Each list of `memory` is null or points to as many numbers as the description says, which nobody writes meanwhile.
+/// Each list of `memory` is null or points to as many numbers as the description says. They are not written meanwhile.
 pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>) -> Result<Call> {
     let q = desc.q.required("q")?;
     let k = desc.k.required("k")?;

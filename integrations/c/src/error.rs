@@ -1,4 +1,4 @@
-//! What goes wrong, as a code and a text.
+//! Errors as a code and a text.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -110,8 +110,8 @@ thread_local! {
 /// Does the work of an exported function. A failure becomes its code and the thread's text, and so does a panic: none leaves the
 /// library.
 pub(crate) fn guarded(work: impl FnOnce() -> Result<()>) -> i32 {
-    // What a panic leaves behind half done is only what the caller gave to be written: locks are taken as they are, and values
-    // behind them are whole between statements.
+    // A panic can leave only the caller's outputs half written. Locks are taken even if poisoned, and the values behind them are
+    // consistent between statements.
     let (code, text) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return WARPTILE_OK,
         Ok(Err(failure)) => (failure.code(), failure.text()),

@@ -14,7 +14,7 @@ use crate::structs::{check_pointer, name, read};
 /// is as for warptile_attention_prepare. If `gpu` is not null, it names a GPU that need not be there, such as "h200", "rtx4090" or "8.6",
 /// in place of `device`.
 ///
-/// Writes at most `capacity` bytes, of which the last is a NUL, and to `needed` the bytes that the whole text takes with its NUL.
+/// Writes at most `capacity` bytes, the last one a NUL, and to `needed` the bytes that the whole text takes with its NUL.
 /// `text` may be null if `capacity` is 0, and `needed` may be null.
 ///
 /// # Safety

@@ -15,15 +15,15 @@ use crate::structs::{address, check_pointer, flag, free, give, handle, read};
 /// A description that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
 #[derive(Debug)]
 pub struct Attention {
-    /// The lists of a call on the CPU are read at each run, so the call is built anew. Its `kernel` is null.
+    /// The lists of a call on the CPU are read at each run, so the call is rebuilt from this. Its `kernel` is null.
     desc: AttentionDesc,
     call: Call,
     /// `None` on the CPU.
     on: Option<OnGpu<Prepared>>,
 }
 
-/// Checks a description and prepares it for a device: plans, and loads the kernel if nobody has yet, which may take long. Gives a handle,
-/// to be freed with warptile_attention_free.
+/// Checks a description and prepares it for a device: plans, and loads the kernel if it is not loaded yet, which may take long. Gives a
+/// handle, to be freed with warptile_attention_free.
 ///
 /// `device` is the number of a GPU, or WARPTILE_CPU. A GPU is opened the first time, in its primary context, and stays open. A
 /// description like one of the last 64 is found again without planning.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn warptile_attention_prepare(
     })
 }
 
-/// Bytes of device memory that every launch of the handle needs beside its tensors; 0 on the CPU and for many kernels.
+/// Bytes of device memory that every launch of the handle needs in addition to its tensors; 0 on the CPU and for many kernels.
 ///
 /// # Safety
 /// `attention` is null, which gives 0, or a handle that was not freed.
@@ -79,9 +79,9 @@ pub unsafe extern "C" fn warptile_attention_workspace(attention: *const Attentio
 /// Computes.
 ///
 /// On a GPU: submits the kernel to `stream`, a CUstream or cudaStream_t of the device's primary context, and returns. Null is the legacy
-/// default stream. It allocates, copies, waits for and loads nothing, so it may be part of anybody's capture; a replay reads lengths,
-/// offsets and tables anew. On the CPU: `stream` is null, and the result is there on return, computed by as many threads as there are
-/// cores.
+/// default stream. It allocates, copies, waits for and loads nothing, so it may be part of any capture; each replay reads the current
+/// lengths, offsets and tables. On the CPU `stream` is null, and the result is there on return, computed by as many threads as there
+/// are cores.
 ///
 /// Lists that a GPU reads are not checked: the kernels clamp what they find. On the CPU they are.
 ///
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn warptile_attention_workspace(attention: *const Attentio
 /// - `attention` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or valid for reading
 ///   `memory->size` bytes.
 /// - Each address reaches as far as the description says. It stays valid until the work, and every replay of a graph that captured
-///   it, has ended. Meanwhile nobody writes what is read, or touches what is written; on the CPU, gaps between the rows of `out` count
-///   as written.
+///   it, has ended. Meanwhile nothing else writes the inputs, or reads or writes the outputs; on the CPU, gaps between the rows of `out`
+///   count as written.
 /// - On a GPU, `stream` is a live stream. The kernels of a handle stay after it is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_attention_run(

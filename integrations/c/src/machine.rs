@@ -75,7 +75,7 @@ fn open(ordinal: u32) -> Result<&'static Gpu> {
     Ok(gpu)
 }
 
-/// There are no streams on the CPU.
+/// Checks that the caller passed no stream, as on the CPU.
 pub(crate) fn no_stream(stream: *mut c_void) -> Result<()> {
     match stream.is_null() {
         true => Ok(()),
@@ -86,7 +86,7 @@ pub(crate) fn no_stream(stream: *mut c_void) -> Result<()> {
     }
 }
 
-/// What is loaded on a GPU for a description.
+/// The kernels loaded on a GPU for a description.
 #[derive(Debug)]
 pub(crate) struct OnGpu<P> {
     gpu: &'static Gpu,
@@ -95,7 +95,7 @@ pub(crate) struct OnGpu<P> {
 }
 
 impl<P> OnGpu<P> {
-    /// What `prepare` loads; `None` on the CPU, where nothing is.
+    /// Loads the kernels by `prepare`; `None` on the CPU.
     pub(crate) fn load(
         device: i32,
         unchecked: bool,
@@ -145,7 +145,7 @@ fn check_stream(context: &Context, stream: CUstream) -> Result<()> {
     // SAFETY: both outlive the calls, the context is current, and the stream is live by the contract of the exported functions.
     let code = unsafe {
         match (api.stream_is_capturing)(stream, &mut status) {
-            // What a stream may be asked in a capture is nowhere documented; one that is of another context, the launch refuses.
+            // The documentation does not say which queries a capturing stream allows. The launch rejects a stream of another context.
             CUresult::SUCCESS if status != CUstreamCaptureStatus::NONE => return Ok(()),
             CUresult::SUCCESS => (api.stream_get_ctx)(stream, &mut of),
             code => code,

@@ -22,7 +22,7 @@ pub const WARPTILE_CPU: i32 = -1;
 /// Where the elements of a tensor lie.
 ///
 /// The dimensions are always in the order batch, length, heads, head size, however the tensor is stored. Strides are distances
-/// in elements between neighbours along each dimension; the last one is 1, but for bias and key_mask. A stride of 0 repeats an input.
+/// in elements between neighbours along each dimension; the last one is 1, except for bias and key_mask. A stride of 0 repeats an input.
 /// Four zeros for strides mean a tensor that is stored in the order of its dimensions without gaps.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ impl Layout {
         }
     }
 
-    /// The layout. What is wrong with it beside its signs is found where it is used.
+    /// The layout. Only signs are checked here; other errors are found where the layout is used.
     pub(crate) fn required(&self, argument: &str) -> Result<Checked> {
         let mut shape = [0; 4];
         let mut strides = [0; 4];
@@ -213,7 +213,7 @@ pub(crate) unsafe fn read<T: Versioned>(argument: &str, from: *const T) -> Resul
     }
     // SAFETY: zeros are a value of the type.
     let mut value: T = unsafe { std::mem::zeroed() };
-    // SAFETY: both have so many bytes; they do not overlap, as `value` is new.
+    // SAFETY: both have at least that many bytes; they do not overlap, as `value` is new.
     unsafe {
         std::ptr::copy_nonoverlapping(start, (&raw mut value).cast::<u8>(), given.min(known));
     }
