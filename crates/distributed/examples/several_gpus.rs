@@ -1,8 +1,8 @@
-//! Measures GPUs 0 and 1 against GPU 0: causal bf16 attention of 32 query heads and 8 key/value heads of size 128. Prints a JSON row for
-//! each length given on the command line. Each time is that of calls back to back, per call.
+//! Measures several GPUs against the first: causal bf16 attention of 32 query heads and 8 key/value heads of size 128. The command line has
+//! the number of GPUs, then lengths; each length gives a JSON row. Each time is that of calls back to back, per call.
 //!
 //! ```sh
-//! cargo run --release -p warptile-distributed --example several_gpus 16384 65536
+//! cargo run --release -p warptile-distributed --example several_gpus 2 16384 65536
 //! ```
 
 use std::time::{Duration, Instant};
@@ -19,8 +19,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    let group = Group::local([Backend::cuda(0)?, Backend::cuda(1)?])?;
-    for len in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    let ranks: u32 = arguments.next().unwrap_or("2".to_owned()).parse()?;
+    let group = Group::local(
+        (0..ranks)
+            .map(Backend::cuda)
+            .collect::<warptile::Result<Vec<_>>>()?,
+    )?;
+    for len in arguments {
         println!("{}", row(&group, len.parse()?)?);
     }
     Ok(())
@@ -85,8 +91,9 @@ fn row(group: &Group, len: usize) -> Result<String> {
         one_us,
     )?;
     Ok(format!(
-        r#"{{"backend": "{backend}", "engine": "peers", "ranks": 2, "key_len": {len}, "direction": "forward", "one_us": {one_us:.1}, "median_us": {us:.1}, "efficiency": {:.4}, "expected_us": {:.1}, "same_bits_again": {again}, "values_unlike_one_gpu": {differing}, "largest_difference": {largest:e}}}"#,
-        one_us / us / 2.0,
+        r#"{{"backend": "{backend}", "engine": "peers", "ranks": {}, "key_len": {len}, "direction": "forward", "one_us": {one_us:.1}, "median_us": {us:.1}, "efficiency": {:.4}, "expected_us": {:.1}, "same_bits_again": {again}, "values_unlike_one_gpu": {differing}, "largest_difference": {largest:e}}}"#,
+        group.backends().len(),
+        one_us / us / group.backends().len() as f64,
         expected.us
     ))
 }

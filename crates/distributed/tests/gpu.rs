@@ -1,0 +1,129 @@
+//! Ranks on GPUs against one call on the first of them.
+
+use std::time::Duration;
+
+use warptile::half::bf16;
+use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
+use warptile_distributed::{Group, Sharding};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn data(len: usize, seed: f32) -> Vec<bf16> {
+    (0..len)
+        .map(|i| bf16::from_f32(((i as f32 + seed) * 0.731).sin()))
+        .collect()
+}
+
+/// Ranks take GPUs 0 and 1 in turn.
+fn group(ranks: usize) -> Group {
+    let gpus = [0, 1].map(|gpu| Backend::cuda(gpu).unwrap());
+    Group::local((0..ranks).map(|rank| gpus[rank % 2].clone())).unwrap()
+}
+
+/// The result of all ranks is that of one call, but for the rounding of another order of additions, and has the same bits again.
+fn equals_one_call(
+    group: &Group,
+    [len, heads, kv_heads, dim]: [usize; 4],
+    sharding: &Sharding,
+    attention: &Attention,
+) {
+    let (q, k, v) = (
+        data(len * heads * dim, 0.1),
+        data(len * kv_heads * dim, 0.2),
+        data(len * kv_heads * dim, 0.3),
+    );
+    let first = &group.backends()[0];
+    let [tq, tk, tv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
+        .map(|(data, heads)| first.tensor(data, [1, len, heads, dim]).unwrap());
+    let expected = match sharding {
+        Sharding::Documents(offsets) => {
+            let offsets: Vec<i32> = offsets.iter().map(|&at| at as i32).collect();
+            attention.forward(
+                Queries::new(&tq).packed(&offsets),
+                Keys::new(&tk, &tv).packed(&offsets),
+            )
+        }
+        _ => attention.forward(&tq, (&tk, &tv)),
+    };
+    let expected = expected.unwrap().out.to_vec().unwrap();
+    let shards = group.shards(sharding, len).unwrap();
+    let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
+        .map(|(data, heads)| shards.split_keys(data, heads, dim).unwrap());
+    let run = || {
+        let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
+        group.synchronize(LIMIT).unwrap();
+        shards.join(&out).unwrap()
+    };
+    let out = run();
+    let ranks = group.backends().len();
+    for (i, (found, expected)) in out.iter().zip(&expected).enumerate() {
+        let (found, expected) = (found.to_f32(), expected.to_f32());
+        assert!(
+            (found - expected).abs() <= 0.008 + 0.008 * expected.abs(),
+            "{ranks} ranks, {len} rows, {sharding:?}, {attention:?}: value {i} is {found}, not {expected}"
+        );
+    }
+    for _ in 0..5 {
+        assert!(
+            run() == out,
+            "{ranks} ranks, {len} rows, {sharding:?}, {attention:?}: other bits"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn one_sequence() {
+    let masks = [
+        Mask::none(),
+        Mask::causal(),
+        Mask::window(200, 30),
+        Mask::causal().diagonal(Diagonal::TopLeft),
+        Mask::window(90, 90).diagonal(Diagonal::At(-170)),
+    ];
+    for ranks in [2, 3, 4] {
+        let group = group(ranks);
+        for mask in masks {
+            for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+                for sizes in [
+                    [1280, 4, 2, 64],
+                    [1001, 8, 1, 128],
+                    [3, 2, 2, 64],
+                    [6000, 32, 8, 128],
+                ] {
+                    equals_one_call(&group, sizes, &sharding, &Attention::new().mask(mask));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn options() {
+    let options = [
+        Attention::new().softcap(5.0),
+        Attention::new().sinks(&[0.5, 1.0, -1.0, 2.0]),
+        Attention::new().scale(0.3),
+    ];
+    let group = group(4);
+    for attention in options {
+        let attention = attention.mask(Mask::causal());
+        equals_one_call(&group, [900, 4, 2, 64], &Sharding::Zigzag, &attention);
+    }
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn documents() {
+    for offsets in [vec![0, 400, 400, 7000, 7200, 13000], vec![0, 5, 1300]] {
+        let len = offsets[offsets.len() - 1];
+        for ranks in [2, 4] {
+            for mask in [Mask::none(), Mask::causal()] {
+                let sharding = Sharding::Documents(offsets.clone());
+                let attention = Attention::new().mask(mask);
+                equals_one_call(&group(ranks), [len, 8, 2, 128], &sharding, &attention);
+            }
+        }
+    }
+}
