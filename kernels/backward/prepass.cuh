@@ -6,48 +6,19 @@
 // sequence's end, which are not read, whatever they hold.
 #pragma once
 
-#include "base/abi_backward.cuh"
+#include "backward/row_tile.cuh"
 #include "base/math.cuh"
 #include "memory/chunk.cuh"
 #include "ops/traits.cuh"
-#include "work/order.cuh"
 
 namespace warptile {
-
-// The rows of a CTA.
-struct PrepassRows {
-    int batch, entry, head; // `entry`: where batch entries have strides
-    int first; // row of the sequence
-    Extent q;
-};
-
-__device__ inline PrepassRows prepass_rows(const Prepass& params)
-{
-    const Sequences& sequences = params.sequences;
-    const int slot = blockIdx.x % params.query_tiles, of_all = blockIdx.x / params.query_tiles;
-    PrepassRows rows;
-    int tile = slot;
-    if (sequences.query_offsets) {
-        int first_slot;
-        rows.entry = 0;
-        rows.head = of_all;
-        rows.batch = sequence_of<PREPASS_ROWS>(sequences, slot, 1, first_slot);
-        tile = slot - first_slot;
-    } else {
-        rows.entry = rows.batch = of_all / params.heads;
-        rows.head = of_all % params.heads;
-    }
-    rows.first = tile * PREPASS_ROWS;
-    rows.q = queries_of(sequences, rows.batch);
-    return rows;
-}
 
 template <class Traits> __device__ inline void prepare_rows(const Prepass& params)
 {
     using Element = typename Traits::Element;
     static_assert(PREPASS_ROWS % 32 == 0, "a warp has rows or has none");
     begin_in_order();
-    const PrepassRows place = prepass_rows(params);
+    const RowTile place = row_tile(params.sequences, params.heads, params.query_tiles, blockIdx.x);
     if (threadIdx.x == 0 && params.turns) params.turns[blockIdx.x] = 0;
     const int lanes = params.lanes, lane = threadIdx.x % lanes;
     const bool aligned = in_chunks<Element>(params.out) && in_chunks<Element>(params.d_out);

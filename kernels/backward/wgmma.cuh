@@ -7,7 +7,6 @@
 #pragma once
 
 #include "backward/wgmma_gradients.cuh"
-#include "ptx/launch.cuh"
 
 namespace warptile {
 
@@ -19,9 +18,19 @@ template <class Traits> __device__ inline void draw_tile(const Backward& params,
     if (!tile.exists) return;
     const GradientPlace place = gradient_place<Traits::BLOCK_N, true>(params, number);
     const int heads = params.heads / params.kv_heads;
-    const BlockSpan span = Visits<Traits::BLOCK_M, Traits::BLOCK_N>{Mask(params.scoring, place.q.len, place.k.len)}.blocks_of(place.first);
-    tile = {true,       place.batch, place.head, place.first, place.q.len, place.k.len,
-            span.first, span.end,    (int)(place.numbers_of(params, place.head * heads) / PREPASS_ROWS), heads};
+    BlockSpan span = {0, 0};
+    if (place.exists(true)) span = Visits<Traits::BLOCK_M, Traits::BLOCK_N>{Mask(params.scoring, place.q.len, place.k.len)}.blocks_of(place.first);
+    tile.query_entry = params.sequences.query_offsets ? 0 : place.batch;
+    tile.key_entry = params.sequences.key_offsets ? 0 : place.batch;
+    tile.kv_head = place.head;
+    // Nothing is written of a tile that the sequence does not have.
+    tile.first_key = place.exists(true) ? place.first : place.k.len;
+    tile.q = place.q;
+    tile.k = place.k;
+    tile.first_block = span.first;
+    tile.end_block = span.end;
+    tile.row_tile = place.numbers_of(params, place.head * heads) / PREPASS_ROWS;
+    tile.heads = heads;
 }
 
 // The loading thread.
@@ -39,7 +48,8 @@ template <class Traits> __device__ inline void load_blocks(const BackwardTma& bl
             barrier_wait(empty, ~loads & 1);
             barrier_arrive_expect_bytes(full, Traits::KEY_BYTES);
             for (int slab = 0; slab < Traits::SLABS; slab++)
-                copy_box(shared.base + at + slab * Traits::KEY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.first_key, tile.kv_head, tile.batch);
+                copy_box(shared.base + at + slab * Traits::KEY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.k.first + tile.first_key,
+                         tile.kv_head, tile.key_entry);
         };
         bool has_keys = false;
 #pragma unroll 1
@@ -50,8 +60,8 @@ template <class Traits> __device__ inline void load_blocks(const BackwardTma& bl
                 const unsigned parity = ~(it >> 1) & 1;
                 const auto load_rows = [&](const TensorMap& map, unsigned to, unsigned full) {
                     for (int slab = 0; slab < Traits::SLABS; slab++)
-                        copy_box(to + slab * Traits::QUERY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, of * Traits::BLOCK_M,
-                                 tile.kv_head * tile.heads + head, tile.batch);
+                        copy_box(to + slab * Traits::QUERY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.q.first + of * Traits::BLOCK_M,
+                                 tile.kv_head * tile.heads + head, tile.query_entry);
                 };
                 barrier_wait(shared.queries_empty(stage), parity);
                 barrier_arrive_expect_bytes(shared.queries_full(stage), Traits::QUERY_BYTES + 2 * Traits::NUMBER_BYTES);

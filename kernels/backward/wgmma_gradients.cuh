@@ -11,6 +11,7 @@
 #include "backward/write.cuh"
 #include "base/math.cuh"
 #include "memory/ring.cuh"
+#include "ptx/launch.cuh"
 #include "ptx/stage.cuh"
 #include "ptx/words.cuh"
 
@@ -33,15 +34,30 @@ __device__ inline void write_keys(const Backward& params, const Tensor& to, cons
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = first_key + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half;
-        const long long at = tile.batch * to.batch + row * to.row + tile.kv_head * to.head;
+        const long long at = tile.key_entry * to.batch + (tile.k.first + row) * to.row + tile.kv_head * to.head;
 #pragma unroll
         for (int i = 0; i < Traits::RESULTS; i += 16) {
             float2 pairs[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
-            write_groups<typename Traits::Element>(to, params.gradients, chunks, at, row < tile.key_len, 2 * i, dim, pairs);
+            write_groups<typename Traits::Element>(to, params.gradients, chunks, at, row < tile.k.len, 2 * i, dim, pairs);
         }
     }
+}
+
+// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. Every warpgroup that
+// reads the tile does so before, so that they need not wait for each other.
+template <int ROWS, int SLABS> __device__ inline void clear_end(unsigned tile, int rows, int warpgroup)
+{
+    constexpr int SLAB_BYTES = ROWS * SWIZZLE_BYTES;
+    const unsigned zeros[4] = {};
+#pragma unroll
+    for (int slab = 0; slab < SLABS; slab++)
+#pragma unroll 1
+        for (int byte = rows * SWIZZLE_BYTES + thread_index() % 128 * 16; byte < SLAB_BYTES; byte += 128 * 16)
+            store_four_words(tile + slab * SLAB_BYTES + byte, zeros);
+    fence_shared_for_async();
+    named_barrier_wait(1 + warpgroup, 128);
 }
 
 template <class Traits> __device__ inline void compute_gradients(const BackwardTma& block, const OnePassShared<Traits> shared, const int warpgroup)
@@ -63,6 +79,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             x[i + 1] = x[i + 3] = two.y * factor;
         }
     };
+    const bool queries_are_followed = params.sequences.query_offsets || params.sequences.query_lengths;
     unsigned it = 0, given = 0, loads = 0; // blocks of this CTA, sums of dQ that this warpgroup has given away, and tiles with keys
     RingPosition<Traits::CONSUMERS> ring;  // who computes the block's share of dQ, and how often it has
     // Whether this warpgroup computes that of the block before.
@@ -113,7 +130,11 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             arrive(shared.sums_full(warpgroup));
         };
 
-        if (blocks > 0) barrier_wait(shared.keys_full(), loads & 1);
+        const int key_rows = keys_are_followed(params.sequences) ? uniform(tile.k.len - tile.first_key) : Traits::BLOCK_N;
+        if (blocks > 0) {
+            barrier_wait(shared.keys_full(), loads & 1);
+            if (key_rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.base + Traits::KEYS_AT, key_rows, warpgroup);
+        }
         int query_block = last_block;
 #pragma unroll 1
         for (int i = 0; i < blocks; i++, it++) {
@@ -122,7 +143,10 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             const int stage = uniform(it & 1);
             const unsigned phase = it >> 1 & 1;
             const unsigned numbers = shared.numbers(stage) + thread_index() % 4 * 8;
+            const int first_query = query_block * Traits::BLOCK_M;
+            const int rows = queries_are_followed ? mask.query_len - first_query : Traits::BLOCK_M;
             barrier_wait(shared.queries_full(stage), phase);
+            if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.queries(stage), rows, warpgroup);
             begin_at(x, numbers, lse_factor);
             begin_at(y, numbers + Traits::NUMBER_BYTES, -1);
             pin(x);
@@ -135,7 +159,11 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                                                                  along_rows(queries, step, Traits::QUERY_SLAB_BYTES), true);
             wgmma_commit();
             barrier_wait(shared.d_out_full(stage), phase);
-            if (i == 0) barrier_wait(shared.values_full(), loads & 1);
+            if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.d_out(stage), rows, warpgroup);
+            if (i == 0) {
+                barrier_wait(shared.values_full(), loads & 1);
+                if (key_rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.base + Traits::VALUES_AT, key_rows, warpgroup);
+            }
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < DEPTH; step++)
@@ -145,7 +173,6 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             wgmma_wait<1>();
             pin(x);
             pin(dk);
-            const int first_query = query_block * Traits::BLOCK_M;
             query_block = query_block - last_block + of_head == 1 ? last_block : query_block - 1;
             const int diagonal = first_query + mask.shift;
             if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right ||

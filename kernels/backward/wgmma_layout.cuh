@@ -14,14 +14,13 @@ namespace warptile {
 // A tile of keys, and the blocks of queries that it visits, for each head that shares the keys.
 struct OnePassTile {
     int exists; // else there are no more
-    int batch, kv_head, first_key;
-    int query_len, key_len;
+    int query_entry, key_entry, kv_head, first_key; // entries: where batch entries have strides
+    Extent q, k;
     int first_block, end_block;
     int row_tile; // of the pre-pass: block 0 of the first head that shares the keys
     int heads;    // that share the keys
-    int unused[2];
 
-    __device__ Mask mask(const Backward& params) const { return Mask(params.scoring, query_len, key_len); }
+    __device__ Mask mask(const Backward& params) const { return Mask(params.scoring, q.len, k.len); }
 };
 
 // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them.
@@ -34,7 +33,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGES = STAGES_; // blocks of queries and of gradients of the output in shared memory
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr int MIN_CTAS = 1;
-    static constexpr unsigned ROLE = ROLE_ALL_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT, FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM;
+    static constexpr unsigned ROLE = ROLE_ALL_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT, FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS;
 
     static constexpr int CONSUMERS = BLOCK_N / MMA_ROWS; // warpgroups, each with 64 keys
     static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = (HEAD_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS;

@@ -130,7 +130,7 @@ pub static MMA_D64_64X64_W4_S2_PTX: [u8; 46819] = *include_bytes!("../images/mma
 pub static MMA_D96_128X32_W4_S3_PTX: [u8; 60897] = *include_bytes!("../images/mma_d96_128x32_w4_s3_ptx.zst");
 
 /// The images of a kernel: `prepass_w4_ptx.zst`.
-pub static PREPASS_W4_PTX: [u8; 5111] = *include_bytes!("../images/prepass_w4_ptx.zst");
+pub static PREPASS_W4_PTX: [u8; 5128] = *include_bytes!("../images/prepass_w4_ptx.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_ptx.zst`.
 pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 55913] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_ptx.zst");

@@ -145,7 +145,7 @@ pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 52003] = *include_bytes!("../images/
 pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 60534] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
-pub static PREPASS_W4_SM_100: [u8; 9183] = *include_bytes!("../images/prepass_w4_sm_100.zst");
+pub static PREPASS_W4_SM_100: [u8; 9513] = *include_bytes!("../images/prepass_w4_sm_100.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_100.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_100: [u8; 48661] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_100.zst");

@@ -118,7 +118,7 @@ pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 47517] = *include_bytes!("../images/
 pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 60012] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
-pub static PREPASS_W4_SM_120: [u8; 9346] = *include_bytes!("../images/prepass_w4_sm_120.zst");
+pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../images/prepass_w4_sm_120.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_120.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_120: [u8; 48509] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_120.zst");

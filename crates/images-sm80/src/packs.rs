@@ -139,7 +139,7 @@ pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 47879] = *include_bytes!("../images/m
 pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 52866] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
-pub static PREPASS_W4_SM_80: [u8; 6653] = *include_bytes!("../images/prepass_w4_sm_80.zst");
+pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../images/prepass_w4_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 36407] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_80.zst");

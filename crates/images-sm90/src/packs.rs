@@ -133,22 +133,22 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../images/d
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18055] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 19255] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 19713] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 17265] = *include_bytes!("../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 18341] = *include_bytes!("../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 17590] = *include_bytes!("../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 18417] = *include_bytes!("../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
-pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6466] = *include_bytes!("../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
+pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d64_64x192_w4_s1_sm_90.zst`.
-pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5771] = *include_bytes!("../images/dqsum_d64_64x192_w4_s1_sm_90.zst");
+pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5939] = *include_bytes!("../images/dqsum_d64_64x192_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d96_64x128_w4_s1_sm_90.zst`.
-pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6227] = *include_bytes!("../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
+pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6474] = *include_bytes!("../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_90.zst`.
 pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../images/dsinks_w8_sm_90.zst");
@@ -193,7 +193,7 @@ pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 45847] = *include_bytes!("../images/m
 pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 55038] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
-pub static PREPASS_W4_SM_90: [u8; 6980] = *include_bytes!("../images/prepass_w4_sm_90.zst");
+pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../images/prepass_w4_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 36976] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");

@@ -198,7 +198,7 @@ pub(super) fn backward_tma(
     let (block_m, block_n) = (step.image.tiling.block_m, step.image.tiling.block_n);
     let k_map = map(backward.k.address, call.k(), block_n)?;
     // A tensor map cannot have an extent of 0. Without queries the kernel reads neither.
-    let (q_map, d_out_map) = match call.query_len() {
+    let (q_map, d_out_map) = match call.query_len().min(call.queries().rows()) {
         0 => (k_map, k_map),
         _ => (
             map(backward.q.address, call.q(), block_m)?,

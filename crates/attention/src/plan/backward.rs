@@ -358,7 +358,7 @@ impl Step {
         };
         let rows = rows_of_tile(self.image) as usize;
         let head_tiles = match own.is_packed() {
-            _ if call.batch() == 0 || own.bound() == 0 => 0,
+            _ if call.batch() == 0 || own.bound() == 0 || own.rows() == 0 => 0,
             true => own.rows() / rows + call.batch(),
             false => own.bound().div_ceil(rows),
         };

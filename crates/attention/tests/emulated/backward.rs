@@ -51,6 +51,10 @@ fn gradients_in_one_pass_equal_float64() {
             "b1 q300 k520",
             &["window,64,0", "causal diagonal=-60 sinks"],
         ),
+        (
+            "packed=70x130,1x1,0x3,64x128,5x0,200x77",
+            &["none", "causal", "window,20,5"],
+        ),
         ("b2 q0 k70", &["none"]),
         ("b2 q70 k0", &["none"]),
     ] {

@@ -212,13 +212,13 @@ kernels! {
         2: shared 80424, k_stride 104, v_stride 104;
     }
     Dqkv D128M64N128W12S2 "dqkv_d128_64x128_w12_s2" {
-        2: shared 230688;
+        2: shared 230696;
     }
     Dqkv D64M64N192W16S2 "dqkv_d64_64x192_w16_s2" {
-        2: shared 206144;
+        2: shared 206152;
     }
     Dqkv D96M64N128W12S2 "dqkv_d96_64x128_w12_s2" {
-        2: shared 214304;
+        2: shared 214312;
     }
     Dqsum D128M64N128W4S1 "dqsum_d128_64x128_w4_s1" {
         2: shared 0;
