@@ -208,6 +208,8 @@ pub(crate) struct Reader {
     first: &'static str,
     device: Device,
     for_use: Use,
+    /// True if the output and the lse are read, as gradients need them.
+    reads_results: bool,
 }
 
 impl Reader {
@@ -243,7 +245,16 @@ impl Reader {
             first,
             device,
             for_use,
+            reads_results: false,
         })
+    }
+
+    /// The same reader for an operation that reads the output and the lse.
+    pub(crate) const fn reading_results(self) -> Self {
+        Reader {
+            reads_results: true,
+            ..self
+        }
     }
 
     pub(crate) const fn device(&self) -> Device {
@@ -324,7 +335,8 @@ impl Reader {
             count,
             None | Some(Count::Rows | Count::Table | Count::Angles)
         );
-        if is_number || (may_be_list && is_list(object)) {
+        // A list of Python's is copied, so nothing can be written into it.
+        if is_number || (may_be_list && !operand.is_written() && is_list(object)) {
             // A GPU gets a copy of floats, which stays; whole numbers have to be there.
             if operand.elements() == Elements::I32 {
                 self.expect_device(name, Device::Cpu)?;
@@ -336,7 +348,8 @@ impl Reader {
             };
             return Ok(Argument::new(name, None, values.len(), values));
         }
-        let array = match operand.is_written() {
+        let is_read = self.reads_results && matches!(operand, Operand::Out | Operand::Lse);
+        let array = match operand.is_written() && !is_read {
             true => self.written(name, object)?,
             false => self.array(name, object)?,
         };
@@ -370,7 +383,7 @@ impl Reader {
         // SAFETY: the library says that the elements are there, and it is asked to change none during a call.
         let values = unsafe {
             match is.dtype {
-                _ if !on_host => Values::InArray,
+                _ if !on_host || operand.is_written() => Values::InArray,
                 Dtype::F32 => Values::Floats(cpu::slice(is, len)?.to_vec()),
                 Dtype::I32 => Values::Whole(cpu::slice(is, len)?.to_vec()),
                 Dtype::U32 => Values::Whole(narrowed(name, cpu::slice::<u32>(is, len)?.to_vec())?),

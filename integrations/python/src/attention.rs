@@ -16,11 +16,11 @@ use crate::library::{self, Fill};
 
 /// One call with everything that belongs to it.
 pub(crate) struct Request<'py> {
-    reader: Reader,
-    order: Order,
-    choice: Choice,
-    call: Call,
-    given: Given<'py>,
+    pub(crate) reader: Reader,
+    pub(crate) order: Order,
+    pub(crate) choice: Choice,
+    pub(crate) call: Call,
+    pub(crate) given: Given<'py>,
 }
 
 /// The output and, if one is wanted, the lse.
@@ -29,17 +29,21 @@ pub(crate) type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 impl<'py> Request<'py> {
     /// Reads all arguments and checks them against each other.
     pub(crate) fn new(options: &Options<'py>, gradients: Gradients) -> Result<Self> {
-        Self::read(options, gradients).map_err(|failure| options.names.fail(failure))
+        let read = || Self::read(options, Self::reader(options, gradients)?, true);
+        read().map_err(|failure| options.names.fail(failure))
     }
 
-    fn read(options: &Options<'py>, gradients: Gradients) -> Result<Self> {
-        let (q, objects, names) = (Operand::Q, &options.operands, options.names);
-        let reader = Reader::of(
-            names.operand(q),
-            objects[q].as_ref(),
-            options.stream,
-            gradients,
-        )?;
+    /// A reader for the device of the queries.
+    pub(crate) fn reader(options: &Options<'py>, gradients: Gradients) -> Result<Reader> {
+        let q = Operand::Q;
+        let (name, object) = (options.names.operand(q), options.operands[q].as_ref());
+        Reader::of(name, object, options.stream, gradients)
+    }
+
+    /// As [`Request::new`], by a reader that may read the output and the lse. `aligned`: whether all tensors that are none of the call's
+    /// start at multiples of 16 bytes.
+    pub(crate) fn read(options: &Options<'py>, reader: Reader, mut aligned: bool) -> Result<Self> {
+        let (objects, names) = (&options.operands, options.names);
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
         let given = reader.given(objects, names)?;
         let types = given.types()?;
@@ -52,7 +56,6 @@ impl<'py> Request<'py> {
         let mut builder = Call::builder(&empty, &empty, &empty, types)
             .scoring(options.scoring()?)
             .want_lse(options.return_lse || given.has(Operand::Lse));
-        let mut aligned = true;
         for (operand, argument) in given.iter() {
             let layout = match operand.kind() {
                 Kind::Queries => given.tensor(operand, order, packed_q)?,

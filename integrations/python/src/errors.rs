@@ -19,6 +19,8 @@ pub(crate) enum Failure {
     Type(String),
     /// A device that cannot be used: `warptile.DeviceError`.
     Device(String),
+    /// A tensor of torch that requires a gradient, which the function itself does not compute.
+    Gradient(&'static str),
     /// Raised by somebody else.
     Python(PyErr),
 }
@@ -55,6 +57,12 @@ impl From<Failure> for PyErr {
             Failure::Python(error) => return error,
             Failure::Invalid(text) => ("InvalidInput", text),
             Failure::Type(text) => ("InvalidType", text),
+            Failure::Gradient(name) => (
+                "InvalidInput",
+                format!(
+                    "{name} requires a gradient, which this function does not compute; pass {name}.detach(), call it under torch.no_grad(), or use warptile.attention"
+                ),
+            ),
             Failure::Device(text) => ("DeviceError", text),
             Failure::Warptile(error) => (class_of(&error), with_chain(&error)),
         };

@@ -60,7 +60,7 @@ impl<'py> Argument<'py> {
         { self.array.as_ref() }.ok_or_else(|| Failure::Invalid(format!("{name} is no array")))
     }
 
-    fn is(&self) -> Option<&Described> {
+    pub(crate) fn is(&self) -> Option<&Described> {
         self.array.as_ref().map(|array| &array.is)
     }
 
@@ -125,7 +125,7 @@ impl<'py> Argument<'py> {
         Ok(())
     }
 
-    fn check_lse(&self, call: &Call) -> Result<()> {
+    pub(crate) fn check_lse(&self, call: &Call) -> Result<()> {
         let (lse, shape) = (&self.array()?.is, call.lse_shape());
         let expected = &shape[usize::from(call.queries().is_packed())..];
         if lse.shape() != expected {

@@ -11,8 +11,8 @@ use warptile::driver::sys::{
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, Gpu};
-use warptile::plan::{Choice, Plan};
-use warptile::spec::{Append, Call, Merge, Problem, Slots};
+use warptile::plan::{BackwardProblem, Choice, Plan};
+use warptile::spec::{Append, Backward, Call, Merge, Problem, Slots};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -191,6 +191,41 @@ pub(crate) unsafe fn forward(
         // SAFETY: the context is current, the caller's promise, and for the workspace: it is large enough, was zeroed, and is that
         // of the stream or of the capture alone. The GPU that prepared the kernels lives as long as the process.
         unsafe { prepared.launch_raw(stream, call, addresses, workspace) }?;
+        Ok(())
+    })
+}
+
+/// Bytes of the workspace that [`backward`] needs. Loads the kernels.
+pub(crate) fn backward_workspace(
+    ordinal: u32,
+    backward: &Backward,
+    choice: &Choice,
+) -> Result<usize> {
+    let opened = open(ordinal)?;
+    let problem = BackwardProblem::of(backward);
+    let prepared = opened.gpu.prepare_backward(problem, choice)?;
+    Ok(prepared.scratch().bytes)
+}
+
+/// Submits a backward pass to a stream.
+///
+/// # Safety
+/// As [`forward`]. `workspace` is memory of [`backward_workspace`] bytes that no other launch has until this one has ended, and of
+/// which as many are zero as `Scratch::BACKWARD_ZEROS` says.
+pub(crate) unsafe fn backward(
+    ordinal: u32,
+    stream: u64,
+    backward: &Backward,
+    choice: &Choice,
+    addresses: &Slots<u64>,
+    workspace: u64,
+) -> Result<()> {
+    let opened = open(ordinal)?;
+    let problem = BackwardProblem::of(backward);
+    let prepared = opened.gpu.prepare_backward(problem, choice)?;
+    opened.gpu.context().within(|| {
+        // SAFETY: the context is current, and the caller's promise. The GPU that prepared the kernels lives as long as the process.
+        unsafe { prepared.launch_raw(handle(stream), backward, addresses, workspace) }?;
         Ok(())
     })
 }

@@ -6,6 +6,7 @@ mod append;
 mod arguments;
 mod array;
 mod attention;
+mod backward;
 mod cpu;
 mod dlpack;
 mod docs;
@@ -22,14 +23,16 @@ use pyo3::prelude::*;
 #[pymodule(name = "_native")]
 mod native {
     use pyo3::prelude::*;
-    use pyo3::types::PyDict;
+    use pyo3::types::{PyDict, PyTuple};
     use warptile::spec::LseBase;
 
     use crate::append;
     use crate::arguments::Options;
     use crate::array::Gradients;
     use crate::attention::{Request, Results};
+    use crate::backward;
     use crate::docs;
+    use crate::errors::Failure;
     use crate::merge::{Pair, Request as MergeRequest};
 
     /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
@@ -39,7 +42,7 @@ mod native {
     ///
     /// Tensors are those of torch, numpy, cupy or jax, or of any library with DLPack, the CUDA array interface, numpy's array
     /// interface or the buffer protocol. They have `float16`, `bfloat16` or `float32` elements, any strides whose last is 1, and a head
-    /// size that is a multiple of 8, at most 512. No gradient is computed here: see `warptile.torch`.
+    /// size that is a multiple of 8, at most 512. Gradients flow through tensors of torch; `attention_backward` gives those of others.
     ///
     /// Args:
     ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
@@ -63,11 +66,15 @@ mod native {
         v: Bound<'py, PyAny>,
         options: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = Options::of("attention", [&q, &k, &v], options.as_ref())?;
-        result(
-            &options,
-            Request::new(&options, Gradients::Refused)?.run(py)?,
-        )
+        let keywords = options.as_ref();
+        let options = Options::of("attention", [&q, &k, &v], keywords)?;
+        match Request::new(&options, Gradients::Refused) {
+            // Autograd needs the operator.
+            Err(Failure::Gradient(_)) => { py.import("warptile._operators")? }
+                .getattr("attention")?
+                .call((q, k, v), keywords),
+            request => result(&options, request?.run(py)?),
+        }
     }
 
     /// As `attention`, for tensors that may require a gradient, which the caller sees to: for operators below autograd.
@@ -85,6 +92,54 @@ mod native {
             &options,
             Request::new(&options, Gradients::Ignored)?.run(py)?,
         )
+    }
+
+    /// The gradients of `attention`: from that of its output to those of q, k, v and the sinks.
+    ///
+    /// Computed where the tensors are, as `attention` is, and from the same arguments. The result is the same bits each time.
+    ///
+    /// Every option of `attention` counts but `lse`, `out` and `stream`. Keys and values in pages or in 8 bits and head sizes above 256
+    /// have no gradient; a bias and ALiBi slopes are used, but theirs is not computed. Autograd calls this for
+    /// tensors of torch that require one.
+    ///
+    /// Args:
+    ///     d_out: The gradient of the output, of its shape and type; any strides whose last is 1.
+    ///     q: As `attention` had it.
+    ///     k: As `attention` had it.
+    ///     v: As `attention` had it.
+    ///     out: The output of `attention`.
+    ///     lse: The log-sum-exp that it gave with `return_lse`.
+    ///     options: The options that `attention` had, and what follows. `kernel` names one of the kernels for gradients. d_lse: the gradient
+    ///         of the log-sum-exp, `float32` and of its shape, if that was used. needs: four truth values, whether the gradients of q, k, v
+    ///         and the sinks are wanted; all by default. dq, dk, dv and d_sinks: receive the gradients; the first three are of the type of
+    ///         q or all `float32`, and rows in them that no sequence owns are left alone.
+    ///
+    /// Returns:
+    ///     The gradients of q, k, v and the sinks; None for one that is not wanted, or for sinks that there are not.
+    ///
+    /// Raises:
+    ///     warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
+    ///     warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
+    ///     warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
+    ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
+    #[pyfunction]
+    #[pyo3(signature = (d_out, q, k, v, out, lse, **options))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are those of Python's function"
+    )]
+    fn attention_backward<'py>(
+        py: Python<'py>,
+        d_out: Bound<'py, PyAny>,
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        out: Bound<'py, PyAny>,
+        lse: Bound<'py, PyAny>,
+        options: Option<Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let tensors = [&d_out, &q, &k, &v, &out, &lse];
+        PyTuple::new(py, backward::run(py, tensors, options.as_ref())?)
     }
 
     /// Tells which kernel `attention` would run with these arguments, and why every other would not. Computes nothing.

@@ -2,6 +2,7 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PySlice;
 use warptile::Layout;
 
 use crate::array::{Array, Device, Dtype, Library, Order};
@@ -62,6 +63,51 @@ pub(crate) fn lse<'py>(
     let (shape, strides) = ([batch, heads, rows], [heads * rows, rows, 1]);
     let from = usize::from(packed);
     dense(q, &shape[from..], &strides[from..], Some(Dtype::F32), fill)
+}
+
+/// Bytes on the GPU of q, of which the first `zeros` are zeroed in the order of the current stream of its library.
+pub(crate) fn workspace<'py>(
+    q: &Array<'py>,
+    bytes: usize,
+    zeros: usize,
+) -> Result<Bound<'py, PyAny>> {
+    let make = || dense(q, &[bytes], &[1], Some(Dtype::U8), Fill::Nothing);
+    let py = q.object.py();
+    match q.library {
+        Library::Torch => {
+            let made = make()?;
+            let narrow = made.call_method1(intern!(py, "narrow"), (0, 0, zeros.min(bytes)))?;
+            narrow.call_method0(intern!(py, "zero_"))?;
+            Ok(made)
+        }
+        Library::Cupy => {
+            let made = make()?;
+            made.set_item(PySlice::new(py, 0, zeros as isize, 1), 0)?;
+            Ok(made)
+        }
+        other => Err(Failure::Invalid(format!(
+            "q is an array of {other}; on a GPU, gradients are computed for tensors of torch and cupy"
+        ))),
+    }
+}
+
+/// A gradient of this layout and type, by the library of q. `packed`: without the batch.
+pub(crate) fn gradient<'py>(
+    q: &Array<'py>,
+    order: Order,
+    layout: &Layout,
+    packed: bool,
+    dtype: Dtype,
+    fill: Fill,
+) -> Result<Bound<'py, PyAny>> {
+    let (shape, strides) = order.of(layout);
+    let from = usize::from(packed);
+    dense(q, &shape[from..], &strides[from..], Some(dtype), fill)
+}
+
+/// The gradient of sinks, `[heads]`.
+pub(crate) fn list<'py>(q: &Array<'py>, len: usize) -> Result<Bound<'py, PyAny>> {
+    dense(q, &[len], &[1], Some(Dtype::F32), Fill::Nothing)
 }
 
 /// By numpy or by cupy, whose functions are the same.

@@ -96,9 +96,7 @@ impl Torch {
             && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
             && self.is_grad_enabled.bind(py).call0()?.is_truthy()?
         {
-            return Err(Failure::Invalid(format!(
-                "{name} requires a gradient, which this function does not compute; pass {name}.detach(), call it under torch.no_grad(), or use warptile.torch"
-            )));
+            return Err(Failure::Gradient(name));
         }
         // Views whose elements are to be negated when they are read.
         if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {

@@ -506,7 +506,7 @@ def errors():
         (TypeError, "float8", lambda: warptile.attention(q.to(torch.float8_e4m3fn), k, v)),
         (ValueError, "k has batch 1", lambda: warptile.attention(q, k[:1], v[:1])),
         (ValueError, "meta", lambda: warptile.attention(q.to("meta"), k, v)),
-        (ValueError, "requires a gradient", lambda: warptile.attention(q.clone().requires_grad_(), k, v)),
+        (ValueError, "requires a gradient", lambda: warptile.merge([(q.clone().requires_grad_(), torch.zeros(0, device="cuda"))])),
         (Exception, "", lambda: warptile.attention(q.to_sparse(), k, v)),
         (ValueError, "cu_seqlens_q is on the CPU", lambda: warptile.attention(q[0], k[0], v[0], cu_seqlens_q=[0, 64], cu_seqlens_k=[0, 64])),
         (warptile.Unsupported, "dropout_p is not supported", lambda: flash_attn_func(q, k, v, dropout_p=0.5)),
@@ -604,16 +604,75 @@ def flash_attn_gradients():
             lambda *x: torch.cat([naive(*(y[None, a:b] for y in x), causal=True)[0][0] for a, b in ((0, 50), (50, 130))]).to(dtype), packed
         )
         worst = max(worst, close(found, expected, 2e-2))
-    learned, slopes = q.clone().requires_grad_(), draw((8,), dtype=torch.float32)[0]
-    for name, option in (("softcap", 3.0), ("alibi_slopes", slopes)):
-        out = flash_attn_func(learned, k, v, **{name: option})
-        raises(warptile.Unsupported, f"there is no gradient with {name}", lambda: out.sum().backward())
+        slopes = draw((8,), dtype=torch.float32)[0]
+        for given, meant in [({"softcap": 3.0}, {"softcap": 3.0}), ({"alibi_slopes": slopes}, {"slopes": slopes})]:
+            found = gradients(lambda *x: flash_attn_func(*x, **given), (q, k, v))
+            expected = gradients(lambda *x: naive(*x, **meant)[0].to(dtype), (q, k, v))
+            worst = max(worst, close(found, expected, 2e-2))
     repeated = [
         gradients(lambda *x: flash_attn_func(*x, causal=True, deterministic=True), draw(*[(4, 512, 8, 64)] * 3)) for _ in range(3)
     ]
     assert all(torch.equal(one, other) for again in repeated[1:] for one, other in zip(repeated[0], again)), "deterministic differs"
     assert not torch.are_deterministic_algorithms_enabled()
     return f"largest difference {worst:.1e} of the largest gradient"
+
+
+@check
+def gradients_of_everything():
+    """Against float64: every type and head size, sinks and log-sum-exp, masks, lengths, and what needs no gradient."""
+    worst = {dtype: 0.0 for dtype in (*HALVES, torch.float32)}
+    allowed = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
+
+    def compare(ours, meant, tensors):
+        found, expected = [], []
+        for of, to, double in ((ours, found, False), (meant, expected, True)):
+            learned = [(x.double() if double else x).detach().requires_grad_() for x in tensors]
+            results = of(*learned)
+            weights = [draw(x.shape, dtype=torch.float32, seed=at)[0].to(tensors[0].dtype).to(x) for at, x in enumerate(results)]
+            to += torch.autograd.grad(results, learned, weights)
+        dtype = tensors[0].dtype
+        worst[dtype] = max(worst[dtype], close(found, expected, allowed[dtype]))
+
+    for dtype in worst:
+        for size in (64, 128, 40, 256):
+            q, k, v = draw((2, 130, 4, size), (2, 190, 2, size), (2, 190, 2, size), dtype=dtype)
+            [sinks] = draw((4,), dtype=torch.float32)
+            compare(
+                lambda q, k, v, s: warptile.attention(q, k, v, sinks=s, causal=True, return_lse=True),
+                lambda q, k, v, s: naive(q, k, v, sinks=s, causal=True),
+                (q, k, v, sinks),
+            )
+        mask = torch.rand(2, 1, 130, 190, device="cuda") < 0.8
+        bias = draw((4, 130, 190), dtype=dtype)[0]
+        compare(lambda *x: [warptile.attention(*x, key_mask=mask, bias=bias)], lambda *x: [naive(*x, mask=mask, bias=bias)[0]], (q, k, v))
+        for wanted in range(3):
+            learned = [x.clone().requires_grad_(at == wanted) for at, x in enumerate((q, k, v))]
+            warptile.attention(*learned).sum().backward()
+            assert [x.grad is not None for x in learned] == [at == wanted for at in range(3)]
+    offsets = torch.tensor([0, 50, 120], dtype=torch.int32, device="cuda")
+    learned = draw((130, 4, 64))[0].requires_grad_()
+    flash_attn_varlen_func(learned, learned, learned, offsets, offsets, 80, 80).sum().backward()
+    assert learned.grad[:120].any() and not learned.grad[120:].any()
+    # On another stream, and in a graph that is replayed with other numbers.
+    tensors = draw(*[(2, 256, 4, 64)] * 3)
+    expected = gradients(lambda *x: flash_attn_func(*x, causal=True), tensors)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    static = [torch.zeros_like(x).requires_grad_() for x in tensors]
+    weights = draw(tensors[0].shape, seed=5)[0]
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.autograd.grad(flash_attn_func(*static, causal=True), static, weights)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = torch.autograd.grad(flash_attn_func(*static, causal=True), static, weights)
+        with torch.no_grad():
+            for to, x in zip(static, tensors):
+                to.copy_(x)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(captured, expected[1:])), "a graph gives other bits"
+    return ", ".join(f"{str(dtype)[6:]} {found:.1e}" for dtype, found in worst.items())
 
 
 @check
@@ -643,6 +702,12 @@ def sdpa():
             expected = gradients(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), (q, k, v))
             worst = max(worst, close(found, expected, 2e-2))
     q32 = draw((1, 2, 16, 32), dtype=torch.float32)[0]
+    for options in ({"is_causal": True}, {"attn_mask": torch.rand(16, 16, device="cuda") < 0.8}, {"attn_mask": torch.randn(2, 16, 16, device="cuda")}):
+        close(
+            gradients(lambda *x: wt.scaled_dot_product_attention(*x, **options), (q32, q32, q32)),
+            gradients(lambda *x: F.scaled_dot_product_attention(*x, **options), (q32, q32, q32)),
+            1e-4,
+        )
     close(
         gradients(lambda *x: wt.scaled_dot_product_attention(*x), (q32, q32, q32)),
         gradients(lambda *x: F.scaled_dot_product_attention(*x), (q32, q32, q32)),
@@ -658,8 +723,10 @@ def opcheck():
     operator = torch.ops.warptile.scaled_dot_product_attention.default
     for arguments in [(q, k, v), (q, k, v, None, True, 0.2), (q, k, v, mask)]:
         torch.library.opcheck(operator, arguments)
-    torch.library.opcheck(operator, tuple(x.clone().requires_grad_() for x in (q, k, v)))
-    return "4 calls"
+    learned = tuple(x.clone().requires_grad_() for x in (q, k, v))
+    torch.library.opcheck(operator, learned)
+    torch.library.opcheck(torch.ops.warptile.attention.default, (*learned, True), {"causal": True})
+    return "5 calls"
 
 
 def compiled(function):

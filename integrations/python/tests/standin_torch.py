@@ -54,6 +54,10 @@ class Tensor:
     def is_neg(self):
         return self.negative
 
+    def narrow(self, dimension, start, length):
+        assert (dimension, start) == (0, 0)
+        return Tensor(self.array[:length], self.device)
+
     def zero_(self):
         calls.append("zero_")
         self.array[...] = 0
@@ -139,7 +143,10 @@ def on_the_cpu():
     out = warptile.attention(*packed, cu_seqlens_q=Tensor(np.array([0, 5])), cu_seqlens_k=Tensor(np.array([0, 12], np.int32)))
     assert "zero_" in calls and (out.array[5:] == 0).all()
     learned = Parameter(arrays[0], requires_grad=True)
-    fails(ValueError, "q requires a gradient, which this function does not compute", lambda: warptile.attention(learned, k, v))
+    out, lse = warptile.attention(q, k, v, causal=True, return_lse=True)
+    gradients = warptile.attention_backward(out, learned, k, v, out, lse, causal=True)
+    assert all(type(x) is Tensor for x in gradients[:3]) and gradients[0].stride() == learned.stride()
+    fails(ValueError, "parts[].out requires a gradient, which this function does not compute", lambda: warptile.merge([(learned, lse)]))
     assert type(warptile._native.attention_without_gradient(learned, k, v)) is Tensor
     torch.grad = False
     assert type(warptile.attention(learned, k, v)) is Tensor
@@ -173,12 +180,27 @@ def on_a_gpu():
     assert out.device == lse.device == "cuda:0" and lse.shape == (2, 8, 512)
     assert ("stream", 0) in calls
     warptile.attention(q, k, v, out=out)
+    del calls[:]
+    gradients = warptile.attention_backward(q, q, k, v, out, lse, causal=True)
+    assert [x and (x.device, x.shape, x.dtype) for x in gradients] == [*[("cuda:0", q.shape, torch.float16)] * 3, None]
+    # The workspace alone is zeroed, its counter: two numbers for each query and head follow, and perhaps sums of dq.
+    assert calls.count("zero_") == 1
+    [[bytes_needed]] = [call[1] for call in calls if call[0] == "empty_strided" and call[3] is torch.uint8]
+    assert 2 * 4 * 2 * 8 * 512 < bytes_needed < 67 * 4 * 2 * 8 * 512, bytes_needed
+    some = warptile.attention_backward(q, q, k, v, out, lse, d_lse=lse, needs=(False, True, False, False))
+    assert [x is None for x in some] == [True, False, True, True]
+    fails(ValueError, "lse is on the CPU, but q is on cuda:0", lambda: warptile.attention_backward(q, q, k, v, out, Tensor(lse.array)))
     fails(ValueError, "k is on the CPU, but q is on cuda:0", lambda: warptile.attention(q, Tensor(half), v))
     fails(ValueError, "k is on cuda:1", lambda: warptile.attention(q, Tensor(half, "cuda:1"), v))
     offsets = Tensor(np.zeros(3, np.int32), "cuda:0")
     packed = Tensor(half[0], "cuda:0")
-    out = warptile.attention(packed, packed, packed, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=9, max_seqlen_k=9)
+    options = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 9, "max_seqlen_k": 9}
+    out, lse = warptile.attention(packed, packed, packed, return_lse=True, **options)
     assert "zero_" in calls and out.shape == (512, 8, 64)
+    del calls[:]
+    assert warptile.attention_backward(packed, packed, packed, packed, out, lse, **options)[1].shape == (512, 8, 64)
+    # Rows that no sequence may own, and the workspace.
+    assert calls.count("zero_") == 4
 
 
 on_the_cpu()

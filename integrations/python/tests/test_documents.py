@@ -54,7 +54,7 @@ class Documents(unittest.TestCase):
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
-        self.assertEqual(seen, {"attention", "attention_after_write", "attention_without_gradient", "explain", "merge", "options_stub", "write_cache"})
+        self.assertEqual(seen, {"attention", "attention_after_write", "attention_backward", "attention_without_gradient", "explain", "merge", "options_stub", "write_cache"})
 
     def test_types_of_python_modules(self):
         package = pathlib.Path(warptile.__file__).parent

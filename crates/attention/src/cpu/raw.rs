@@ -4,10 +4,11 @@ use std::ptr::NonNull;
 
 use warptile_kernels::{ElementType, Operand, Slots};
 
-use crate::cpu::{append_cpu, forward_cpu, merge_cpu};
+use crate::cpu::{append_cpu, backward_cpu, forward_cpu, merge_cpu};
 use crate::error::Result;
 use crate::spec::{
-    Access, Append, Call, Element, Expected, HostInputs, HostOutputs, Invalid, Layout, Merge,
+    Access, Append, Backward, Call, Element, Expected, HostInputs, HostOutputs, Invalid, Layout,
+    Merge,
 };
 
 /// Bytes of host memory, aligned for their elements and within the address space. Nothing says that they are there: only unsafe functions
@@ -136,6 +137,19 @@ pub unsafe fn forward(call: &Call, memory: &Memory) -> Result<()> {
 /// [`Invalid::SharesMemory`].
 pub fn check(call: &Call, memory: &Memory) -> Result<()> {
     check_apart(memory, call.expected())
+}
+
+/// As [`backward_cpu`].
+///
+/// # Errors
+/// As [`check`] and [`backward_cpu`].
+///
+/// # Safety
+/// As [`forward`].
+pub unsafe fn backward(backward: &Backward, memory: &Memory) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (inputs, outputs) = unsafe { views(memory, backward.expected(), None) }?;
+    backward_cpu(backward, &inputs, outputs)
 }
 
 /// As [`append_cpu`]. The keys and values of a cache may lie in one tensor, the values after the keys.

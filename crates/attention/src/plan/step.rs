@@ -90,6 +90,10 @@ impl Scratch {
     /// The tile counter, with a cache line of its own.
     const COUNTER_BYTES: usize = 256;
 
+    /// Bytes at the beginning that have to be zero before each launch of a backward pass, which leaves them at zero. It writes all others
+    /// before it reads them, so they may hold anything.
+    pub const BACKWARD_ZEROS: usize = Self::COUNTER_BYTES;
+
     /// CTAs that may share keys in a launch: more than any GPU has multiprocessors.
     const SHARING_CTAS: usize = 256;
 

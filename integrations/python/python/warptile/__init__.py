@@ -7,12 +7,12 @@ On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 >>> warptile.attention(q, q, q, causal=True).shape
 (2, 128, 8, 64)
 
-`attention` computes, `explain` tells which kernel would, and `merge` joins results over disjoint keys. `warptile.flash_attn` has the functions of the flash_attn package.
+`attention` computes, `attention_backward` gives its gradients, `explain` tells which kernel would, and `merge` joins results over disjoint keys. `warptile.flash_attn` has the functions of the flash_attn package.
 """
 
 from . import _hook
 from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory, Unsupported
-from ._native import __version__, attention, explain, merge
+from ._native import __version__, attention, attention_backward, explain, merge
 
 __all__ = [
     "DeviceError",
@@ -24,6 +24,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "attention",
+    "attention_backward",
     "explain",
     "merge",
 ]

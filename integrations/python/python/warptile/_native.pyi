@@ -19,7 +19,7 @@ def attention(
 
     Tensors are those of torch, numpy, cupy or jax, or of any library with DLPack, the CUDA array interface, numpy's array
     interface or the buffer protocol. They have `float16`, `bfloat16` or `float32` elements, any strides whose last is 1, and a head
-    size that is a multiple of 8, at most 512. No gradient is computed here: see `warptile.torch`.
+    size that is a multiple of 8, at most 512. Gradients flow through tensors of torch; `attention_backward` gives those of others.
 
     Args:
         q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
@@ -87,7 +87,7 @@ def attention(
 
     Tensors are those of torch, numpy, cupy or jax, or of any library with DLPack, the CUDA array interface, numpy's array
     interface or the buffer protocol. They have `float16`, `bfloat16` or `float32` elements, any strides whose last is 1, and a head
-    size that is a multiple of 8, at most 512. No gradient is computed here: see `warptile.torch`.
+    size that is a multiple of 8, at most 512. Gradients flow through tensors of torch; `attention_backward` gives those of others.
 
     Args:
         q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
@@ -137,6 +137,38 @@ def attention(
 
     Returns:
         The output, or with `return_lse` the output and the log-sum-exp.
+
+    Raises:
+        warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
+        warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
+        warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
+        warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
+    """
+def attention_backward(
+    d_out: Array, q: ArrayT, k: Array, v: Array, out: Array, lse: Array, **options: Any
+) -> tuple[ArrayT | None, ArrayT | None, ArrayT | None, ArrayT | None]:
+    """The gradients of `attention`: from that of its output to those of q, k, v and the sinks.
+
+    Computed where the tensors are, as `attention` is, and from the same arguments. The result is the same bits each time.
+
+    Every option of `attention` counts but `lse`, `out` and `stream`. Keys and values in pages or in 8 bits and head sizes above 256
+    have no gradient; a bias and ALiBi slopes are used, but theirs is not computed. Autograd calls this for
+    tensors of torch that require one.
+
+    Args:
+        d_out: The gradient of the output, of its shape and type; any strides whose last is 1.
+        q: As `attention` had it.
+        k: As `attention` had it.
+        v: As `attention` had it.
+        out: The output of `attention`.
+        lse: The log-sum-exp that it gave with `return_lse`.
+        options: The options that `attention` had, and what follows. `kernel` names one of the kernels for gradients. d_lse: the gradient
+            of the log-sum-exp, `float32` and of its shape, if that was used. needs: four truth values, whether the gradients of q, k, v
+            and the sinks are wanted; all by default. dq, dk, dv and d_sinks: receive the gradients; the first three are of the type of
+            q or all `float32`, and rows in them that no sequence owns are left alone.
+
+    Returns:
+        The gradients of q, k, v and the sinks; None for one that is not wanted, or for sinks that there are not.
 
     Raises:
         warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.

@@ -3,7 +3,7 @@
 ``from warptile.flash_attn import flash_attn_func`` instead of ``from flash_attn import flash_attn_func`` is the whole change. Beyond that
 package they take `float32` and tensors on the CPU. What warptile cannot do raises `warptile.Unsupported`, which names the argument.
 
-Gradients are computed for `float16` and `bfloat16` tensors of torch on a GPU, by torch's own backward kernels.
+Gradients are computed for tensors of torch, the same bits each time. There are none of `alibi_slopes`, and none with pages.
 """
 
 import operator
@@ -53,7 +53,7 @@ def flash_attn_func(
         window_size: `(left, right)`: how many keys before and after the diagonal a query sees; -1 is no limit.
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`; 0 for no bound.
         alibi_slopes: `float32`, `[heads]` or `[batch, heads]`.
-        deterministic: Whether the gradients are the same bits each time, as the result always is.
+        deterministic: Ignored: the result and the gradients are the same bits each time.
         return_attn_probs: Whether to return `(out, lse, None)`.
 
     Returns:
@@ -398,15 +398,15 @@ def flash_attn_with_kvcache(
 def _dense(caller, tensors, dropout_p, *rest):
     """Output, and what else is asked for, of dense sequences. Errors have the names of the function `caller`."""
     _refuse("dropout_p", dropout_p, 0.0)
-    *scores, deterministic, return_attn_probs = rest
-    out, lse = _forward(*tensors, _scores(caller, *scores), deterministic)
+    *scores, _deterministic, return_attn_probs = rest
+    out, lse = _forward(*tensors, _scores(caller, *scores))
     return (out, lse, None) if return_attn_probs else out
 
 
 def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
     """As `_dense`, of sequences that lie one after the other."""
     _refuse("dropout_p", dropout_p, 0.0)
-    *scores, deterministic, return_attn_probs = rest
+    *scores, _deterministic, return_attn_probs = rest
     (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) = tensors, lengths
     options = {
         **_scores(caller, *scores),
@@ -420,7 +420,7 @@ def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
         cache = Cache(k, v, block_table).readable()
         k, v, options["block_table"] = cache.k, cache.v, cache.block_table
         options["seqused_k"] = _differences(cu_seqlens_k)
-    out, lse = _forward(q, k, v, options, deterministic)
+    out, lse = _forward(q, k, v, options)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -532,13 +532,13 @@ def _after_write(write, q, cache, options):
     return (found[0][..., :size], found[1]) if options["return_lse"] else found[..., :size]
 
 
-def _forward(q, k, v, options, deterministic):
+def _forward(q, k, v, options):
     """Output and log-sum-exp, with a gradient if one will be needed."""
     if any(getattr(tensor, "requires_grad", False) for tensor in (q, k, v)):
         from . import torch
 
         if torch.gradients_enabled():
-            return _any_head_size(q, k, v, options, lambda *given: torch.differentiable(*given, deterministic))
+            return _any_head_size(q, k, v, options, torch.differentiable)
     return _any_head_size(q, k, v, options, _with_lse)
 
 

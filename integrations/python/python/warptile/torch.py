@@ -1,31 +1,29 @@
 """Attention for torch: a `scaled_dot_product_attention`, torch's own with warptile's kernels, and transformers.
 
 `scaled_dot_product_attention` has the signature of `torch.nn.functional`'s. `activate()` gives torch's flash attention warptile's
-forward kernels, by torch's registry of implementations: models need no change, and gradients, `torch.compile` and CUDA graphs work as
-before. `torch.compile` takes `warptile.attention` and what calls it into its graphs, `fullgraph=True` included.
+kernels, by torch's registry of implementations: models need no change, and gradients, `torch.compile` and CUDA graphs work as before. `torch.compile` takes `warptile.attention` and what calls it into its graphs, `fullgraph=True` included.
 `register_with_transformers()` adds the attention implementation ``"warptile"``.
 
-What warptile does not do, dropout for one, is left to torch. Gradients are computed by torch's own backward kernels.
+What warptile does not do, dropout for one, is left to torch, with its gradients. Those of what warptile computes are warptile's: the same
+bits each time. A mask that is added to the scores has none here: where it requires one, torch computes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import _operators
 from ._errors import NoKernel, Unsupported
-from ._native import attention, attention_without_gradient
+from ._native import attention_backward, attention_without_gradient
+from ._operators import LARGEST, row_contiguous
 
 __all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_product_attention"]
 
 NAME = "warptile"
 _HALVES = (torch.float16, torch.bfloat16)
-# The largest head size of torch's own kernels, and so of gradients. Above it, what torch calls stays with torch.
-_LARGEST = 256
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -63,7 +61,7 @@ def scaled_dot_product_attention(
         and not (masked and is_causal)
         and _takes(query, key, value, enable_gqa)
         and (not masked or _takes_mask(query, key, attn_mask))
-        and (not needs_gradient or (query.is_cuda and query.dtype in _HALVES and not masked and _square(query, key, is_causal)))
+        and not (masked and needs_gradient and attn_mask.requires_grad)
     )
     if not taken:
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
@@ -91,7 +89,7 @@ def _takes(query, key, value, grouped):
         and key.shape == value.shape
         and query.shape[0] == key.shape[0]
         and key.shape[3] == size
-        and 8 <= size <= _LARGEST
+        and 8 <= size <= LARGEST
         and size % 8 == 0
         and kv_heads > 0
         and (heads == kv_heads or (grouped and heads % kv_heads == 0))
@@ -116,10 +114,6 @@ def _square(query, key, is_causal):
     return not is_causal or query.shape[2] == key.shape[2]
 
 
-def _row_contiguous(tensor):
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
 def _output_like(query):
     """In the query's storage order, as torch's kernels have it, if its rows are contiguous then."""
     out = torch.empty_like(query)
@@ -127,25 +121,15 @@ def _output_like(query):
 
 
 def _forward(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None, want_lse=True):
-    options = {}
-    if attn_mask is not None:
-        # Two dimensions of a key mask would be [batch, keys].
-        mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask
-        options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = mask
-    if is_causal:
-        options |= {"causal": True, "diagonal": "top-left"}
+    options = _options(attn_mask, is_causal, scale, softcap, sinks)
     if want_lse:
         batch, heads, length, _ = query.shape
         options["lse"] = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
     out = attention_without_gradient(
-        _row_contiguous(query),
-        _row_contiguous(key),
-        _row_contiguous(value),
+        row_contiguous(query),
+        row_contiguous(key),
+        row_contiguous(value),
         out=_output_like(query),
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        layout="bhsd",
         **options,
     )
     return out, options.get("lse")
@@ -170,38 +154,35 @@ def _fake(query, *_, **__):
     return _output_like(query), lse
 
 
+def _options(attn_mask, is_causal, scale, softcap, sinks):
+    """The arguments as `warptile.attention` has them."""
+    options = {"layout": "bhsd", "scale": scale, "softcap": softcap, "sinks": sinks}
+    if attn_mask is not None:
+        # Two dimensions of a key mask would be [batch, keys].
+        mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask
+        options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = mask
+    if is_causal:
+        options |= {"causal": True, "diagonal": "top-left"}
+    return options
+
+
 def _save(ctx, inputs, output):
-    query, key, value, mask, ctx.is_causal, ctx.scale, softcap, sinks = inputs
-    ctx.other_scores = not (mask is None and softcap is None and sinks is None)
+    query, key, value, mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(query, key, value, *output)
+    ctx.save_for_backward(query, key, value, mask, sinks, *output)
 
 
 def _backward(ctx, grad_out, _grad_lse):
-    query, key, value, out, lse = ctx.saved_tensors
-    halves = query.dtype in _HALVES and query.is_cuda and query.shape[-1] <= _LARGEST
-    if ctx.other_scores or not halves or not _square(query, key, ctx.is_causal):
-        raise Unsupported(
-            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, softcap or sinks, in float32, on the CPU, "
-            f"above head size {_LARGEST}, or of a causal mask of other than square shape; "
-            "warptile.torch.scaled_dot_product_attention leaves to torch what torch has"
-        )
-    seed, offset = _no_random_state(query)
-    gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-        *(_row_contiguous(tensor) for tensor in (grad_out, query, key, value)),
-        out,
-        lse,
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        0.0,
-        ctx.is_causal,
-        seed,
-        offset,
-        scale=ctx.scale,
-    )
-    return (*gradients, None, None, None, None, None)
+    query, key, value, mask, sinks, out, lse = ctx.saved_tensors
+    # As many as the call had arguments.
+    needed = [*ctx.needs_input_grad, *[False] * 5]
+    if needed[3]:
+        raise Unsupported("there is no gradient of attn_mask")
+    needs = [*needed[:3], needed[7]]
+    tensors = (row_contiguous(tensor) for tensor in (query, key, value))
+    options = _options(mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks)
+    *gradients, d_sinks = _operators.backward(grad_out, None, *tensors, out, lse, needs, **options)
+    return (*gradients, None, None, None, None, d_sinks)
 
 
 torch.library.register_autograd(
@@ -239,6 +220,8 @@ def _register():
     for name, make in (
         ("_scaled_dot_product_flash_attention", _flash_of_sdpa),
         ("_flash_attention_forward", _flash_of_rows),
+        ("_scaled_dot_product_flash_attention_backward", _gradients_of_sdpa),
+        ("_flash_attention_backward", _gradients_of_rows),
     ):
         # Taken before it is overridden: it computes what warptile does not.
         original = torch.library.get_kernel(f"aten::{name}", "CUDA")
@@ -267,28 +250,30 @@ def _flash_of_sdpa(original):
 _TAKEN = {"scale", "window_size_left", "window_size_right", "seqused_k", "alibi_slopes"}
 
 
+def _takes_rows(query, key, value, cum_seq_q, cum_seq_k):
+    """Whether warptile computes `[batch, length, heads, head size]`, or packed rows, as torch means it."""
+    packed, size = cum_seq_q is not None, query.shape[-1]
+    return (
+        packed == (cum_seq_k is not None)
+        and query.dim() == (3 if packed else 4)
+        and all(type(tensor) in _PLAIN for tensor in (query, key, value))
+        and query.dtype in _HALVES
+        and key.shape == value.shape
+        and size % 8 == 0
+        and 8 <= size <= LARGEST
+    )
+
+
 def _flash_of_rows(original):
     def flash(keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **options):
         given = {name: option for name, option in options.items() if option is not None}
         packed = cum_seq_q is not None
-        size = query.shape[-1]
-        if (
-            dropout_p == 0.0
-            and not return_debug_mask
-            and given.keys() <= _TAKEN
-            and packed == (cum_seq_k is not None)
-            and query.dim() == (3 if packed else 4)
-            and all(type(tensor) in _PLAIN for tensor in (query, key, value))
-            and query.dtype in _HALVES
-            and key.shape == value.shape
-            and size % 8 == 0
-            and 8 <= size <= _LARGEST
-        ):
+        if dropout_p == 0.0 and not return_debug_mask and given.keys() <= _TAKEN and _takes_rows(query, key, value, cum_seq_q, cum_seq_k):
             ours = {name: option for name, option in given.items() if not name.startswith("window")}
             if packed:
                 ours.update(cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
             window = given.get("window_size_left"), given.get("window_size_right")
-            tensors = (_row_contiguous(tensor) for tensor in (query, key, value))
+            tensors = (row_contiguous(tensor) for tensor in (query, key, value))
             try:
                 out, lse = attention_without_gradient(*tensors, causal=is_causal, window=window, return_lse=True, **ours)
             except NoKernel:
@@ -301,6 +286,57 @@ def _flash_of_rows(original):
         )
 
     return flash
+
+
+def _gradients_of_sdpa(original):
+    def gradients(keys, grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random, scale=None):
+        if dropout_p == 0.0 and _takes(query, key, value, True) and _square(query, key, is_causal) and _is_lse(lse, query.shape[:3]):
+            found = _gradients(grad_out, query, key, value, out, lse, {"layout": "bhsd", "causal": is_causal, "scale": scale})
+            if found is not None:
+                return found
+        given = (grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random)
+        return original.call_boxed(keys, *given, scale=scale)
+
+    return gradients
+
+
+def _gradients_of_rows(original):
+    def gradients(keys, grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random, **options):
+        packed = query.dim() == 3
+        if dropout_p == 0.0 and _takes_rows(query, key, value, cum_q if packed else None, cum_k if packed else None):
+            batch, rows, heads = (query.shape[:1] if not packed else ()), query.shape[-3], query.shape[-2]
+            ours = {"causal": is_causal, "scale": options.get("scale")}
+            ours["window"] = options.get("window_size_left"), options.get("window_size_right")
+            if packed:
+                ours.update(cu_seqlens_q=cum_q, cu_seqlens_k=cum_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
+            if _is_lse(lse, (*batch, heads, rows)):
+                found = _gradients(grad_out, query, key, value, out, lse, ours)
+                if found is not None:
+                    return found
+        given = (grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random)
+        return original.call_boxed(keys, *given, **options)
+
+    return gradients
+
+
+def _is_lse(lse, shape):
+    return lse.shape == shape and lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+def _gradients(grad_out, query, key, value, out, lse, options):
+    """Those of q, k and v as torch's operators give them, or None if no kernel computes them."""
+    make = torch.zeros_like if options.get("cu_seqlens_q") is not None else torch.empty_like
+    made = []
+    for of in (query, key, value):
+        like = make(of)
+        made.append(like if like.stride(-1) == 1 else make(of, memory_format=torch.contiguous_format))
+    tensors = (row_contiguous(tensor) for tensor in (grad_out, query, key, value, out))
+    into = dict(zip(("dq", "dk", "dv"), made))
+    try:
+        attention_backward(*tensors, lse, needs=(True, True, True, False), **into, **options)
+    except NoKernel:
+        return None
+    return tuple(made)
 
 
 def activate() -> None:
@@ -342,80 +378,9 @@ def gradients_enabled():
     return torch.is_grad_enabled()
 
 
-def differentiable(q, k, v, options, deterministic):
-    """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with a gradient of the output."""
-    return _Flash.apply(q, k, v, options, deterministic)
-
-
-_DIFFERENTIABLE = {"_caller", "causal", "window", "scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
-
-
-def _why_no_gradient(q, options):
-    """What torch's backward kernels do not have, or None."""
-    for name, given in options.items():
-        if name not in _DIFFERENTIABLE and given is not None and not (isinstance(given, (int, float)) and given == 0):
-            return f"there is no gradient with {name}"
-    if q.dtype not in _HALVES or not q.is_cuda:
-        return f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU"
-    if q.shape[-1] > _LARGEST:
-        return f"there is no gradient for head size {q.shape[-1]}; the largest with one is {_LARGEST}"
-    return None
-
-
-class _Flash(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, options, deterministic):
-        q, k, v = (_row_contiguous(tensor) for tensor in (q, k, v))
-        out, lse = attention(q, k, v, return_lse=True, **options)
-        ctx.options, ctx.deterministic = options, deterministic
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx, grad_out, _grad_lse):
-        q, k, v, out, lse = ctx.saved_tensors
-        options = ctx.options
-        reason = _why_no_gradient(q, options)
-        if reason is not None:
-            raise Unsupported(reason)
-        left, right = options["window"]
-        offsets = (options.get("cu_seqlens_q"), options.get("cu_seqlens_k"))
-        packed = offsets[0] is not None
-        with _repeatable() if ctx.deterministic else contextlib.nullcontext():
-            gradients = torch.ops.aten._flash_attention_backward(
-                _row_contiguous(grad_out),
-                q,
-                k,
-                v,
-                out,
-                lse,
-                *offsets,
-                options["max_seqlen_q"] if packed else q.shape[1],
-                options["max_seqlen_k"] if packed else k.shape[1],
-                0.0,
-                bool(options["causal"]),
-                *_no_random_state(q),
-                scale=options["scale"],
-                window_size_left=left,
-                window_size_right=right,
-            )
-        return (*gradients, None, None)
-
-
-_repeatable_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _repeatable():
-    """Torch's deterministic kernels, which it has for all of the process or for none: hence the lock."""
-    with _repeatable_lock:
-        mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
+def differentiable(q, k, v, options):
+    """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with their gradients, which always are deterministic."""
+    return _operators.attention(*map(row_contiguous, (q, k, v)), return_lse=True, **options)
 
 
 # Transformers.
@@ -424,8 +389,7 @@ def _repeatable():
 def register_with_transformers(name: str = NAME) -> None:
     """Adds warptile to the attention implementations of transformers: `model.set_attn_implementation("warptile")`.
 
-    Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed where no gradient is
-    needed.
+    Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed, with their gradients.
 
     Args:
         name: The name that it gets there.
@@ -466,14 +430,12 @@ def transformers_attention(
     if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
-    for what, unsupported in (
-        ("dropout", dropout != 0.0),
-        ("a gradient", torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))),
-    ):
-        if unsupported:
-            raise Unsupported(f"softcap and s_aux are not supported with {what}")
+    if dropout != 0.0:
+        raise Unsupported("softcap and s_aux are not supported with dropout")
     sinks = None if s_aux is None else s_aux.float()
-    if torch.compiler.is_compiling():
+    learned = (tensor for tensor in (query, key, value, sinks) if tensor is not None)
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
+    if needs_gradient or torch.compiler.is_compiling():
         operator = torch.ops.warptile.scaled_dot_product_attention
         out, _ = operator(query, key, value, attention_mask, is_causal, scaling, softcap, sinks)
     else:

@@ -9,7 +9,7 @@ import types
 
 import torch
 import warptile.torch
-from warptile import Unsupported, flash_attn
+from warptile import Unsupported, _operators, flash_attn
 from warptile._kvcache import Cache
 
 # The reason why the running case has no gradient, or None.
@@ -19,14 +19,14 @@ refused_gradients = []
 def _backward(original):
     """The backward part, or gradients of zero where it is refused, so that a test still checks what it does not need them for."""
 
-    def backward(ctx, *gradients):
+    def backward(d_out, d_lse, q, k, v, *given, **options):
         try:
-            return original(ctx, *gradients)
+            return original(d_out, d_lse, q, k, v, *given, **options)
         except Unsupported as refusal:
             refused_gradients.append(str(refusal))
-        return (*(torch.zeros_like(tensor) for tensor in ctx.saved_tensors[:3]), None, None)
+        return [*map(torch.zeros_like, (q, k, v)), None]
 
-    return staticmethod(backward)
+    return backward
 
 
 def _module(name, functions):
@@ -39,7 +39,7 @@ def _module(name, functions):
 
 def install(checkout):
     """Puts the modules in place; `checkout` is flash-attention's repository."""
-    warptile.torch._Flash.backward = _backward(warptile.torch._Flash.backward)
+    _operators.backward = _backward(_operators.backward)
     functions = [getattr(flash_attn, name) for name in flash_attn.__all__]
     package = _module("flash_attn", functions)
     package.__path__ = [str(checkout / "flash_attn")]
@@ -151,7 +151,7 @@ def fa3_varlen_func(
         "softcap": softcap,
     }
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        result = warptile.torch.differentiable(q, k, v, options, deterministic)
+        result = warptile.torch.differentiable(q, k, v, options)
     else:
         result = warptile.attention(q, k, v, **options, return_lse=True)
     return result if return_attn_probs else result[0]

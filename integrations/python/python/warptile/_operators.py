@@ -1,0 +1,192 @@
+"""`warptile.attention` and its gradients as operators of torch, which autograd and compilers take as a whole."""
+
+import ast
+
+import torch
+
+from ._errors import Unsupported
+from ._native import attention_backward, attention_without_gradient, options_stub
+
+# What an operator cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
+_NEVER = ("out", "lse", "stream")
+_RENAMED = {"window": {"left": "int", "right": "int"}, "kernel": {"kernel_name": "str"}}
+_TYPES = {"int | None": "SymInt", "bool | None": "bool", "float | None": "float"}
+
+# The operators' optional arguments in the order of their schema: tensors, with the element type that a list becomes, then other options
+# with their types.
+_TENSORS, _OTHERS = {}, {}
+for _field in ast.parse(options_stub()).body[-1].body:
+    if isinstance(_field, ast.AnnAssign) and _field.target.id not in _NEVER:
+        _of = ast.unparse(_field.annotation)
+        if _of.startswith("Array"):
+            _TENSORS[_field.target.id] = torch.float32 if "float" in _of else torch.int32
+        else:
+            _OTHERS |= _RENAMED.get(_field.target.id, {_field.target.id: _TYPES.get(_of, "str")})
+_OTHERS["_caller"] = "str"
+_NAMES = (*_TENSORS, *_OTHERS)
+
+# Rows of tensors with these may belong to no sequence.
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+
+_library = torch.library.Library("warptile", "FRAGMENT")
+_optional = ", ".join([*(f"Tensor? {name}=None" for name in _TENSORS), *(f"{of}? {name}=None" for name, of in _OTHERS.items())])
+_library.define(f"attention(Tensor q, Tensor k, Tensor v, bool want_lse, {_optional}) -> (Tensor, Tensor)")
+_library.define(
+    "attention_backward(Tensor d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool[] needs, "
+    f"{_optional}) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def row_contiguous(tensor):
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _output(q, v):
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def _named(rest, named):
+    """The options of an operator by name, where it is called with the first ones by position."""
+    return {**dict(zip(_NAMES, rest)), **named}
+
+
+def _native(options):
+    """The options as the native functions take them."""
+    options = dict(options)
+    left, right = options.pop("left", None), options.pop("right", None)
+    options["kernel"] = options.pop("kernel_name", None)
+    if (left, right) != (None, None):
+        options["window"] = (left, right)
+    return options
+
+
+def _forward(q, k, v, want_lse, *rest, **named):
+    options = _native(_named(rest, named))
+    # The rows between packed sequences, which kernels leave alone, are zeros in an output that is made for them.
+    out = None if options.get("cu_seqlens_q") is not None else _output(q, v)
+    found = attention_without_gradient(q, k, v, out=out, return_lse=want_lse, **options)
+    out, lse = found if want_lse else (found, q.new_empty(0, dtype=torch.float32))
+    return out.contiguous(), lse.contiguous()
+
+
+def _gradients(q, k, v, needs, options):
+    """Tensors for the gradients that are needed, without elements for others."""
+    make = "new_zeros" if any(options.get(name) is not None for name in _LENGTHS) else "new_empty"
+    made = [getattr(of, make)(of.shape) if needed else of.new_empty(0) for of, needed in zip((q, k, v), needs)]
+    sinks = options.get("sinks")
+    return *made, q.new_empty(sinks.shape if needs[3] else 0, dtype=torch.float32)
+
+
+def _backward(d_out, d_lse, q, k, v, out, lse, needs, *rest, **named):
+    options = _named(rest, named)
+    made = _gradients(q, k, v, needs, options)
+    into = {name: to for name, to, needed in zip(("dq", "dk", "dv", "d_sinks"), made, needs) if needed}
+    options = _native(options)
+    # The kernel that was chosen is one for the output.
+    del options["kernel"]
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    attention_backward(row_contiguous(d_out), q, k, v, out, lse, d_lse=d_lse, needs=tuple(needs), **into, **options)
+    return made
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("attention", _forward, _device)
+    _library.impl("attention_backward", _backward, _device)
+
+
+@torch.library.register_fake("warptile::attention", lib=_library)
+def _fake(q, k, v, want_lse, *rest, **named):
+    shape, layout = (0,), _named(rest, named).get("layout")
+    if want_lse and q.dim() == 3:
+        shape = (q.shape[1], q.shape[0])
+    elif want_lse:
+        shape = (q.shape[0], *(q.shape[1:3] if layout == "bhsd" else (q.shape[2], q.shape[1])))
+    return _output(q, v), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.register_fake("warptile::attention_backward", lib=_library)
+def _fake_backward(d_out, d_lse, q, k, v, out, lse, needs, *rest, **named):
+    return _gradients(q, k, v, needs, _named(rest, named))
+
+
+def _save(ctx, inputs, output):
+    q, k, v, ctx.has_lse, *options = inputs
+    ctx.set_materialize_grads(False)
+    if not ctx.has_lse:
+        ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, *options[: len(_TENSORS)])
+    ctx.others = options[len(_TENSORS) :]
+
+
+def _of_attention(ctx, d_out, d_lse):
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    # As many as the call had arguments.
+    need = {name: False for name in _TENSORS} | dict(zip(_TENSORS, ctx.needs_input_grad[4:]))
+    for name, needed in need.items():
+        if needed and name != "sinks":
+            raise Unsupported(f"there is no gradient of {name}")
+    if not ctx.has_lse:
+        raise Unsupported("there is no gradient without want_lse")
+    gradients = backward(
+        d_out, d_lse, q, k, v, out, lse, [*ctx.needs_input_grad[:3], need["sinks"]], **dict(zip(_NAMES, [*tensors, *ctx.others]))
+    )
+    others = [gradients[3] if name == "sinks" else None for name in _TENSORS]
+    return (*gradients[:3], None, *others, *(None for _ in _OTHERS))
+
+
+torch.library.register_autograd("warptile::attention", _of_attention, setup_context=_save, lib=_library)
+
+
+def _of_gradients(ctx, *_):
+    raise Unsupported("warptile computes no second derivatives")
+
+
+torch.library.register_autograd("warptile::attention_backward", _of_gradients, lib=_library)
+
+
+def backward(d_out, d_lse, q, k, v, out, lse, needs, **options):
+    """The gradients of q, k, v and sinks that are needed, else None. Either gradient that there is of the results may be None."""
+    reason = _why_not(q, k, v, options)
+    if reason is not None:
+        raise Unsupported(f"there is no gradient {reason}")
+    if not any(needs) or (d_out is None and d_lse is None):
+        return [None] * 4
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    found = torch.ops.warptile.attention_backward(d_out, d_lse, q, k, v, out, lse, needs, **options)
+    return [gradient if needed else None for gradient, needed in zip(found, needs)]
+
+
+# The largest head size with gradients.
+LARGEST = 256
+
+
+def _why_not(q, k, v, options):
+    """What has no gradient, or None."""
+    if options.get("block_table") is not None:
+        return "with keys and values in pages (block_table)"
+    if not q.dtype == k.dtype == v.dtype:
+        return f"for keys and values in {k.dtype}"
+    largest = max(q.shape[-1], v.shape[-1])
+    return f"for head size {largest}; the largest with one is {LARGEST}" if largest > LARGEST else None
+
+
+def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, **options):
+    """`warptile.attention` by the operator: as compilers see it, and where a gradient is wanted."""
+    options["kernel_name"] = kernel
+    for name in _NEVER:
+        if options.pop(name, None) is not None:
+            raise Unsupported(f"{name} is not supported by warptile.attention in compiled code and with gradients")
+    for name, dtype in _TENSORS.items():
+        given = options.get(name)
+        if given is not None and not isinstance(given, torch.Tensor):
+            listed = list(given) if isinstance(given, (list, tuple)) else [given]
+            options[name] = torch.tensor(listed, dtype=dtype, device=q.device)
+    if window is not None:
+        options["left"], options["right"] = window
+    if diagonal is not None:
+        options["diagonal"] = str(diagonal)
+    learned = (q, k, v, options.get("sinks"))
+    needs_lse = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in learned)
+    out, lse = torch.ops.warptile.attention(q, k, v, return_lse or needs_lse, **options)
+    return (out, lse) if return_lse else out

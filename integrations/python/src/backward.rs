@@ -1,0 +1,256 @@
+//! `attention_backward`: the gradients of `attention`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use warptile::ElementType;
+use warptile::cpu::raw;
+use warptile::plan::Scratch;
+use warptile::spec::{Backward, Operand};
+
+use crate::arguments::{Objects, Options};
+use crate::array::{Device, Dtype, Gradients, Library};
+use crate::attention::Request;
+use crate::errors::{Failure, Result};
+use crate::gpu;
+use crate::library::{self, Fill};
+
+/// The gradients that are tensors, each with the tensor that it is the gradient of.
+const TENSORS: [(Operand, Operand); 3] = [
+    (Operand::DQ, Operand::Q),
+    (Operand::DK, Operand::K),
+    (Operand::DV, Operand::V),
+];
+
+/// The operands of gradients that are arguments.
+const ARGUMENTS: [Operand; 6] = [
+    Operand::DOut,
+    Operand::DLse,
+    Operand::DQ,
+    Operand::DK,
+    Operand::DV,
+    Operand::DSinks,
+];
+
+/// All gradients in the order of the result; `None` for those that are not wanted.
+pub(crate) type Results<'py> = [Option<Bound<'py, PyAny>>; 4];
+
+/// Which gradients are wanted: those of q, k, v and the sinks.
+pub(crate) type Needs = (bool, bool, bool, bool);
+
+/// The option that tells [`Needs`].
+const NEEDS: &str = "needs";
+
+/// Takes the arguments of gradients out of keyword arguments: their operands, and the gradients that are wanted.
+fn split<'py>(
+    options: Option<&Bound<'py, PyDict>>,
+) -> Result<(Objects<'py>, Option<Needs>, Option<Bound<'py, PyDict>>)> {
+    let mut objects = Objects::default();
+    let Some(options) = options else {
+        return Ok((objects, None, None));
+    };
+    let options = options.copy()?;
+    let taken = |name: &str| -> Result<Option<Bound<'py, PyAny>>> {
+        let value = options.get_item(name)?;
+        if value.is_some() {
+            options.del_item(name)?;
+        }
+        Ok(value.filter(|value| !value.is_none()))
+    };
+    for operand in ARGUMENTS {
+        objects[operand] = taken(operand.name())?;
+    }
+    let needs = taken(NEEDS)?.map(|needs| {
+        needs.extract::<Needs>().map_err(|_| {
+            Failure::Type(format!(
+                "{NEEDS} must be four truth values: whether the gradients of q, k, v and sinks are wanted"
+            ))
+        })
+    });
+    Ok((objects, needs.transpose()?, Some(options)))
+}
+
+/// Computes gradients. `tensors`: d_out, q, k, v, out and lse.
+pub(crate) fn run<'py>(
+    py: Python<'py>,
+    [d_out, q, k, v, out, lse]: [&Bound<'py, PyAny>; 6],
+    options: Option<&Bound<'py, PyDict>>,
+) -> Result<Results<'py>> {
+    let (mut objects, needs, options) = split(options)?;
+    objects[Operand::DOut] = Some(d_out.clone());
+    let mut options = Options::of("attention_backward", [q, k, v], options.as_ref())?;
+    options.operands[Operand::Out] = Some(out.clone());
+    options.operands[Operand::Lse] = Some(lse.clone());
+    let names = options.names;
+    { compute(py, &options, &objects, needs) }.map_err(|failure| names.fail(failure))
+}
+
+fn compute<'py>(
+    py: Python<'py>,
+    options: &Options<'py>,
+    objects: &Objects<'py>,
+    needs: Option<Needs>,
+) -> Result<Results<'py>> {
+    if options.stream.is_some() {
+        return Err(Failure::Invalid(
+            "stream is given, but gradients are computed on the current stream of q's library"
+                .to_owned(),
+        ));
+    }
+    let reader = Request::reader(options, Gradients::Ignored)?.reading_results();
+    // Gradients are written, whatever their tensors are.
+    let mut also = reader.given(objects, options.names)?;
+    let aligned = { also.iter() }.all(|(operand, argument)| {
+        let starts_aligned = |at: u64| at.is_multiple_of(16);
+        !operand.moves_rows() || argument.is().is_none_or(|is| starts_aligned(is.address))
+    });
+    let request = Request::read(options, reader, aligned)?;
+    let (call, order) = (request.call.clone(), request.order);
+    let packed_q = call.queries().is_packed();
+    let packed = |operand| match operand {
+        Operand::DOut | Operand::DQ => packed_q,
+        _ => call.keys().is_packed(),
+    };
+    let has_sinks = call.has(Operand::Sinks);
+    let (of_q, of_k, of_v, of_sinks) = needs.unwrap_or((true, true, true, has_sinks));
+    let wanted = [
+        (Operand::DQ, of_q),
+        (Operand::DK, of_k),
+        (Operand::DV, of_v),
+        (Operand::DSinks, of_sinks),
+    ];
+    for (operand, wanted) in wanted {
+        if also.has(operand) && !wanted {
+            return Err(Failure::Invalid(format!(
+                "{} is given, but {NEEDS} says that it is not wanted",
+                operand.name()
+            )));
+        }
+    }
+
+    let q = request.given.array(Operand::Q)?;
+    also.array(Operand::DOut)?.is.expect_dtype(
+        std::slice::from_ref(&q.is.dtype),
+        &format!("{}, as q has", q.is.dtype),
+    )?;
+    // That of the first gradient that is given.
+    let dtype = { TENSORS.into_iter() }
+        .find_map(|(operand, _)| also.arguments[operand].as_ref()?.is())
+        .map_or(&q.is.dtype, |is| &is.dtype)
+        .clone();
+    let (allowed, rule) = match q.is.dtype {
+        Dtype::F32 => (vec![Dtype::F32], "float32".to_owned()),
+        ref dtype => (
+            vec![dtype.clone(), Dtype::F32],
+            format!("{dtype} or float32"),
+        ),
+    };
+    let mut builder = Backward::builder(call.clone())
+        .d_lse(also.has(Operand::DLse))
+        .gradient_type(match dtype {
+            Dtype::F32 => ElementType::F32,
+            _ => q.is.element()?,
+        })
+        .layout(Operand::DOut, also.tensor(Operand::DOut, order, packed_q)?);
+    for (operand, wanted) in wanted {
+        builder = builder.want(operand, wanted);
+    }
+    for (operand, _) in TENSORS {
+        if !also.has(operand) {
+            continue;
+        }
+        let is = &also.array(operand)?.is;
+        is.expect_dtype(&allowed, &rule)?;
+        is.expect_dtype(
+            std::slice::from_ref(&dtype),
+            &format!("{dtype}, as the other gradients have"),
+        )?;
+        builder = builder.layout(operand, also.tensor(operand, order, packed(operand))?);
+    }
+    let backward = builder.build()?;
+    if also.has(Operand::DLse) {
+        also.get(Operand::DLse)?.check_lse(&call)?;
+    }
+    let heads = call.heads().query;
+    if also.has(Operand::DSinks) {
+        let is = &also.array(Operand::DSinks)?.is;
+        if is.list(1, "it must have the one dimension [heads]")? != heads {
+            return Err(Failure::Invalid(format!(
+                "{} has shape {:?}; it must be [heads], for {heads} heads",
+                is.name,
+                is.shape()
+            )));
+        }
+    }
+
+    // The ones that are not given.
+    let mut into_jax = [false; 4];
+    for ((operand, wanted), into_jax) in wanted.into_iter().zip(&mut into_jax) {
+        if !wanted || also.has(operand) {
+            continue;
+        }
+        let fill = match backward.leaves_gaps(operand) {
+            true => Fill::Zeros,
+            false => Fill::Nothing,
+        };
+        let made = match backward.gradient(operand) {
+            Some(layout) => {
+                library::gradient(q, order, layout, packed(operand), dtype.clone(), fill)?
+            }
+            None => library::list(q, heads)?,
+        };
+        *into_jax = q.library == Library::Jax;
+        let argument = reader.argument(operand, operand.name(), &made)?;
+        also.arguments[operand] = Some(Box::new(argument));
+    }
+    let workspace = match reader.device() {
+        Device::Cpu => None,
+        Device::Cuda(ordinal) => {
+            let bytes = gpu::backward_workspace(ordinal, &backward, &request.choice)?;
+            Some(library::workspace(q, bytes, Scratch::BACKWARD_ZEROS)?)
+        }
+    };
+
+    let Request {
+        choice, mut given, ..
+    } = request;
+    for operand in ARGUMENTS {
+        if let Some(argument) = also.arguments[operand].take() {
+            given.arguments[operand] = Some(argument);
+        }
+    }
+    match (reader.device(), workspace) {
+        (Device::Cuda(ordinal), Some(workspace)) => {
+            let stream = reader.stream();
+            let addresses = given.addresses(ordinal)?;
+            let workspace = reader.array("workspace", &workspace)?;
+            let at = workspace.is.address;
+            // SAFETY: as for `attention`'s launch. The workspace's beginning was zeroed in the order of the stream, which is the current
+            // one of q's library; that library gives its memory to others for work that comes later in that order.
+            py.detach(|| unsafe {
+                gpu::backward(ordinal, stream, &backward, &choice, &addresses, at)
+            })?;
+        }
+        _ => {
+            choice.check_on_cpu()?;
+            let memory = given.memory(|operand| match operand {
+                Operand::DOut => backward.d_out().reach(),
+                Operand::DLse => call.lse_len(),
+                Operand::DSinks => heads,
+                _ => match backward.gradient(operand) {
+                    Some(layout) => layout.reach(),
+                    None => call.reach(operand),
+                },
+            })?;
+            // SAFETY: as for `attention` on the CPU.
+            py.detach(|| unsafe { raw::backward(&backward, &memory) })?;
+        }
+    }
+    let mut results = Results::default();
+    for (((operand, _), into_jax), result) in wanted.into_iter().zip(into_jax).zip(&mut results) {
+        *result = match given.object(operand).cloned() {
+            Some(array) if into_jax => Some(library::into_jax(array)?),
+            array => array,
+        };
+    }
+    Ok(results)
+}

@@ -1,0 +1,342 @@
+"""Gradients on the CPU: of numpy arrays by finite differences, and of torch tensors by torch's own in float64.
+
+The second part is skipped where torch is missing; `.ci/run python-torch` installs one.
+"""
+
+import unittest
+
+import numpy as np
+import reference
+import warptile
+from reference import draw
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+from warptile.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+
+
+def slope(function, arrays, directions):
+    """The derivative of a number along directions, in float64."""
+    step = 1e-5
+    ahead, behind = ([x + sign * step * d for x, d in zip(arrays, directions)] for sign in (1, -1))
+    return (function(*ahead) - function(*behind)) / (2 * step)
+
+
+class Raw(unittest.TestCase):
+    def check(self, tensors, sinks=None, **options):
+        """The derivative along random directions, one of the arguments at a time, of a weighted sum of output and lse."""
+        learned = [*tensors, *([] if sinks is None else [sinks])]
+        given = {**options, **({} if sinks is None else {"sinks": sinks})}
+        out, lse = warptile.attention(*tensors, return_lse=True, **given)
+        d_out, d_lse = draw(3, out.shape, lse.shape)
+
+        def total(*learned):
+            meant = {name.replace("key_mask", "mask"): option for name, option in options.items()}
+            if len(learned) > 3:
+                meant["sinks"] = learned[3]
+            out, lse = reference.attention(*learned[:3], **meant)
+            return (out * d_out).sum() + np.where(np.isinf(lse), 0, lse * d_lse).sum()
+
+        found = warptile.attention_backward(d_out, *tensors, out, lse, d_lse=d_lse, **given)
+        self.assertEqual([gradient is None for gradient in found], [False, False, False, sinks is None])
+        for at, (array, gradient) in enumerate(zip(learned, found)):
+            self.assertEqual((gradient.shape, gradient.dtype), (array.shape, array.dtype))
+            for seed in range(3):
+                directions = [np.zeros(x.shape) for x in learned]
+                directions[at] = np.random.default_rng(seed).standard_normal(array.shape)
+                expected = slope(total, [x.astype(np.float64) for x in learned], directions)
+                bound = np.sqrt((gradient.astype(np.float64) ** 2).sum())
+                self.assertLess(abs((gradient * directions[at]).sum() - expected), 1e-5 * bound + 1e-5, (at, list(options)))
+
+    def test_options(self):
+        tensors = draw(1, (2, 9, 4, 16), (2, 17, 2, 16), (2, 17, 2, 24))
+        mask = np.random.default_rng(2).random((2, 1, 9, 17)) < 0.7
+        [bias] = draw(4, (4, 9, 17))
+        for options in (
+            {},
+            {"causal": True, "scale": 0.3},
+            {"causal": True, "diagonal": "top-left", "softcap": 2.0},
+            {"window": (3, 1)},
+            {"key_mask": mask},
+            {"bias": bias, "sinks": np.array([0.5, -1, 2, 0], np.float32)},
+        ):
+            with self.subTest(list(options)):
+                self.check(tensors, **options)
+
+    def test_rows_without_keys(self):
+        """Queries before the first key see none."""
+        self.check(draw(1, (1, 9, 2, 16), (1, 4, 2, 16), (1, 4, 2, 16)), causal=True)
+
+    def test_packed(self):
+        q, k, v, d = draw(1, (12, 4, 16), (14, 2, 16), (14, 2, 16), (12, 4, 16))
+        # The last two rows belong to no sequence.
+        options = {"cu_seqlens_q": [0, 3, 10], "cu_seqlens_k": [0, 5, 12], "causal": True}
+        out, lse = warptile.attention(q, k, v, return_lse=True, **options)
+        found = warptile.attention_backward(d, q, k, v, out, lse, **options)
+        for (a, b), (c, e) in (((0, 3), (0, 5)), ((3, 10), (5, 12))):
+            one = [q[None, a:b], k[None, c:e], v[None, c:e]]
+            out1, lse1 = warptile.attention(*one, return_lse=True, causal=True)
+            expected = warptile.attention_backward(d[None, a:b], *one, out1, lse1, causal=True)
+            for gradient, other, (start, end) in zip(found, expected, ((a, b), (c, e), (c, e))):
+                np.testing.assert_array_equal(gradient[start:end], other[0])
+        self.assertFalse(found[0][10:].any() or found[1][12:].any() or found[2][12:].any())
+
+    def test_layout_and_halves(self):
+        q, k, d = (x.astype(np.float16) for x in draw(1, (2, 9, 4, 16), (2, 17, 2, 16), (2, 9, 4, 16)))
+        out, lse = warptile.attention(q, k, k, return_lse=True)
+        expected = warptile.attention_backward(d, q, k, k, out, lse)
+        self.assertEqual(expected[0].dtype, np.float16)
+        swapped = [x.transpose(0, 2, 1, 3) for x in (d, q, k, k, out)]
+        found = warptile.attention_backward(*swapped, lse, layout="bhsd")
+        for one, other in zip(found[:3], expected):
+            np.testing.assert_array_equal(one.transpose(0, 2, 1, 3), other)
+        exact = np.zeros(q.shape, np.float32)
+        only = warptile.attention_backward(d, q, k, k, out, lse, needs=(True, False, False, False), dq=exact)
+        self.assertIs(only[0], exact)
+        self.assertEqual(only[1:], (None, None, None))
+        np.testing.assert_array_equal(exact.astype(np.float16), expected[0])
+
+    def test_errors(self):
+        q, k = draw(1, (2, 9, 4, 16), (2, 17, 2, 16))
+        sinks = np.zeros(4, np.float32)
+        out, lse = warptile.attention(q, k, k, sinks=sinks, return_lse=True)
+        cases = [
+            (warptile.InvalidInput, "d_out has", {"d_out": q[:, :8]}),
+            (warptile.InvalidType, "d_out has elements of type float16, but must have float32", {"d_out": q.astype(np.float16)}),
+            (warptile.InvalidInput, "stream is given", {"stream": 0}),
+            (warptile.InvalidType, "needs must be four truth values", {"needs": (1, 2)}),
+            (warptile.InvalidInput, "dq is given, but needs says", {"dq": q.copy(), "needs": (False, True, True, True)}),
+            (warptile.InvalidInput, "dq has length 17, but q has 9", {"dq": np.zeros((2, 17, 4, 16), np.float32)}),
+            (warptile.InvalidType, "dq has elements of type float16", {"dq": q.astype(np.float16)}),
+            (warptile.InvalidInput, "d_lse has shape", {"d_lse": lse[:, :2]}),
+            (warptile.InvalidInput, "lse has shape", {"lse": lse[:, :2]}),
+            (warptile.InvalidInput, "d_sinks has shape", {"d_sinks": sinks[:3].copy()}),
+            (warptile.InvalidType, "d_sinks is of type list", {"d_sinks": [0.0] * 4}),
+            (warptile.InvalidInput, "d_sinks .*no sinks", {"sinks": None, "needs": (True,) * 4}),
+            (warptile.InvalidInput, "kernel is", {"kernel": "dkv"}),
+            (TypeError, "unexpected keyword argument 'delta'", {"delta": lse}),
+            (warptile.InvalidInput, "shares memory|overlaps", {"dq": q}),
+        ]
+        for error, text, options in cases:
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                given = {"d_out": q, "q": q, "k": k, "v": k, "out": out, "lse": lse, "sinks": sinks, **options}
+                warptile.attention_backward(**given)
+
+
+def naive(q, k, v, *, causal=False, top_left=False, window=(None, None), scale=None, softcap=0.0, slopes=None, sinks=None, bias=None, mask=None):
+    """Dense attention `[batch, length, heads, head size]` by operations of torch."""
+    queries, keys, heads = q.shape[1], k.shape[1], q.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    diagonal = torch.arange(queries)[:, None] + (0 if top_left else keys - queries)
+    at = torch.arange(keys)[None, :]
+    if slopes is not None:
+        scores = scores - slopes.reshape(-1, heads, 1, 1).to(scores) * (diagonal - at).abs()
+    if bias is not None:
+        scores = scores + bias
+    left, right = window
+    right = 0 if causal else right
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    seen &= at >= diagonal - left if left is not None else True
+    seen &= at <= diagonal + right if right is not None else True
+    scores = scores.masked_fill(~(seen if mask is None else seen & mask), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
+    lse = scores.logsumexp(3)
+    weights = scores.softmax(3)[..., :keys]
+    return torch.einsum("bhij,bjhd->bihd", weights, v), lse
+
+
+@unittest.skipUnless(torch is not None and hasattr(torch, "library"), "torch is not installed")
+class Autograd(unittest.TestCase):
+    def setUp(self):
+        generator = torch.Generator().manual_seed(1)
+        self.draw = lambda *shape: torch.randn(shape, generator=generator)
+
+    def check(self, function, expected, *tensors, share=2e-5):
+        """Results and gradients of all tensors. Both functions give one or several tensors."""
+        found, meant = [], []
+        for of, dtype, to in ((function, None, found), (expected, torch.float64, meant)):
+            learned = [x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
+            results = of(*learned)
+            results = results if isinstance(results, (tuple, list)) else [results]
+            generator = torch.Generator().manual_seed(2)
+            weights = [torch.randn(x.shape, generator=generator).to(x) for x in results]
+            to += [*results, *torch.autograd.grad(results, learned, weights)]
+        for one, other in zip(found, meant, strict=True):
+            self.assertEqual(one.shape, other.shape)
+            difference = (one.double() - other).abs().max().item()
+            self.assertLessEqual(difference, share * max(other.abs().max().item(), 1e-3))
+
+    def test_flash_attn(self):
+        q, k, v = self.draw(2, 9, 4, 16), self.draw(2, 17, 2, 16), self.draw(2, 17, 2, 16)
+        slopes = torch.tensor([0.5, 0.25, 0.1, 0.2])
+        for given, meant in (
+            ({}, {}),
+            ({"causal": True, "softmax_scale": 0.3, "deterministic": True}, {"causal": True, "scale": 0.3}),
+            ({"window_size": (3, 2)}, {"window": (3, 2)}),
+            ({"softcap": 2.0, "alibi_slopes": slopes}, {"softcap": 2.0, "slopes": slopes}),
+        ):
+            with self.subTest(list(given)):
+                self.check(lambda *x: flash_attn_func(*x, **given), lambda *x: naive(*x, **meant)[0], q, k, v)
+        self.check(lambda *x: flash_attn_func(*x, return_attn_probs=True)[:2], naive, q, k, v)
+        # Heads of another size, strides other than dense, and gradients that are expanded.
+        self.check(lambda *x: flash_attn_func(*x)[..., :12], lambda *x: naive(*x)[0], *(self.draw(2, 9, 4, 12) for _ in range(3)))
+        self.check(lambda *x: flash_attn_func(*(y.mT for y in x)).sum(), lambda *x: naive(*(y.mT for y in x))[0].sum(), *(self.draw(2, 5, 16, 4) for _ in range(3)))
+
+    def test_flash_attn_of_halves(self):
+        tensors = [self.draw(2, 9, 4, 16).bfloat16() for _ in range(3)]
+        self.check(lambda *x: flash_attn_func(*x, causal=True), lambda *x: naive(*x, causal=True)[0], *tensors, share=2e-2)
+
+    def test_tensors_in_one(self):
+        qkv, q, kv = self.draw(2, 9, 3, 4, 16), self.draw(2, 9, 4, 16), self.draw(2, 17, 2, 2, 16)
+        self.check(flash_attn_qkvpacked_func, lambda x: naive(*x.unbind(2))[0], qkv)
+        self.check(flash_attn_kvpacked_func, lambda q, kv: naive(q, *kv.unbind(2))[0], q, kv)
+
+    def test_packed_sequences(self):
+        at, lengths = torch.tensor([0, 3, 20], dtype=torch.int32), ((0, 3), (3, 20))
+
+        def each(q, k, v):
+            return torch.cat([naive(*(x[None, a:b] for x in (q, k, v)), causal=True)[0][0] for a, b in lengths])
+
+        q, k, v = self.draw(20, 4, 16), self.draw(20, 2, 16), self.draw(20, 2, 16)
+        self.check(lambda *x: flash_attn_varlen_func(*x, at, at, 17, 17, causal=True), each, q, k, v)
+        self.check(lambda *x: flash_attn_varlen_func(*x, [0, 3, 20], [0, 3, 20], 17, 17, causal=True), each, q, k, v)
+        kv, qkv = self.draw(20, 2, 2, 16), self.draw(20, 3, 4, 16)
+        self.check(lambda q, kv: flash_attn_varlen_kvpacked_func(q, kv, at, at, 17, 17, causal=True), lambda q, kv: each(q, *kv.unbind(1)), q, kv)
+        self.check(lambda x: flash_attn_varlen_qkvpacked_func(x, at, 17, causal=True), lambda x: each(*x.unbind(1)), qkv)
+        # Rows of no sequence have a gradient of 0.
+        learned = q.clone().requires_grad_()
+        flash_attn_varlen_func(learned, k, v, at[:2], at[:2], 3, 3).sum().backward()
+        self.assertTrue(learned.grad[:3].any() and not learned.grad[3:].any())
+
+    def test_attention(self):
+        q, k, v, sinks = self.draw(2, 9, 4, 16), self.draw(2, 17, 2, 16), self.draw(2, 17, 2, 24), self.draw(4)
+        bias, mask = self.draw(4, 9, 17), self.draw(2, 1, 9, 17) > -1
+        self.check(
+            lambda q, k, v, s: warptile.attention(q, k, v, sinks=s, bias=bias, causal=True, return_lse=True),
+            lambda q, k, v, s: naive(q, k, v, sinks=s, bias=bias, causal=True),
+            *(q, k, v, sinks),
+        )
+        self.check(lambda *x: warptile.attention(*x, key_mask=mask), lambda *x: naive(*x, mask=mask)[0], q, k, v)
+        # Only the log-sum-exp is used, and then only the output.
+        self.check(lambda q, k: warptile.attention(q, k, v, return_lse=True)[1], lambda q, k: naive(q, k, v.double())[1], q, k)
+        # What needs no gradient gets none.
+        for wanted in range(3):
+            tensors = [x.clone().requires_grad_(at == wanted) for at, x in enumerate((q, k, v))]
+            warptile.attention(*tensors).sum().backward()
+            self.assertEqual([x.grad is not None for x in tensors], [at == wanted for at in range(3)])
+        swapped = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+        self.check(
+            lambda *x: warptile.attention(*x, layout="bhsd"), lambda *x: naive(*(y.transpose(1, 2) for y in x))[0].transpose(1, 2), *swapped
+        )
+
+    def test_scaled_dot_product_attention(self):
+        import warptile.torch
+
+        own, torchs = warptile.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+        q, k, v = self.draw(2, 4, 9, 16), self.draw(2, 4, 17, 16), self.draw(2, 4, 17, 16)
+        bias, mask = self.draw(9, 17), self.draw(2, 1, 9, 17) > -1
+        for options in ({}, {"is_causal": True, "scale": 0.3}, {"attn_mask": mask}, {"attn_mask": bias}):
+            exact = {name: option.double() if option is bias else option for name, option in options.items()}
+            self.check(lambda *x: own(*x, **options), lambda *x: torchs(*x, **exact), q, k, v)
+        grouped = [q, k[:, :2], v[:, :2]]
+        self.check(lambda *x: own(*x, enable_gqa=True), lambda *x: torchs(*x, enable_gqa=True), *grouped)
+        # A mask with a gradient is torch's.
+        self.check(own, torchs, q, k, v, bias)
+        learned = q.clone().requires_grad_()
+        self.assertIn("warptile", own(learned, k, v).grad_fn.name())
+        self.assertNotIn("warptile", own(learned, k, v, dropout_p=0.5).grad_fn.name())
+
+    def test_transformers(self):
+        import warptile.torch
+
+        q, k, v, sinks = self.draw(2, 4, 9, 16), self.draw(2, 2, 9, 16), self.draw(2, 2, 9, 16), self.draw(4)
+        self.check(
+            lambda q, k, v, s: warptile.torch.transformers_attention(None, q, k, v, None, is_causal=True, softcap=3.0, s_aux=s)[0],
+            lambda q, k, v, s: naive(*(x.transpose(1, 2) for x in (q, k, v)), causal=True, softcap=3.0, sinks=s)[0],
+            *(q, k, v, sinks),
+        )
+
+    def test_refused(self):
+        q = self.draw(2, 9, 4, 16).requires_grad_()
+        slopes, bias = torch.ones(4, requires_grad=True), torch.zeros(9, 9, requires_grad=True)
+        wide, pages = self.draw(1, 2, 1, 264).requires_grad_(), torch.zeros(2, 1, dtype=torch.int32)
+        cases = [
+            ("no gradient of alibi_slopes", lambda: warptile.attention(q, q, q, alibi_slopes=slopes)),
+            ("no gradient of bias", lambda: warptile.attention(q, q, q, bias=bias)),
+            ("head size 264; the largest with one is 256", lambda: warptile.attention(wide, wide, wide)),
+            ("pages", lambda: warptile.attention(q, q.detach(), q.detach(), block_table=pages, seqused_k=torch.tensor([3, 4], dtype=torch.int32))),
+        ]
+        for text, call in cases:
+            with self.subTest(text):
+                out = call()
+                with self.assertRaisesRegex(warptile.Unsupported, text):
+                    out.sum().backward()
+        with self.assertRaisesRegex(warptile.Unsupported, "out is not supported"):
+            warptile.attention(q, q, q, out=torch.empty_like(q))
+        [gradient] = torch.autograd.grad(warptile.attention(q, q, q).square().sum(), q, create_graph=True)
+        with self.assertRaisesRegex(warptile.Unsupported, "second derivatives"):
+            gradient.sum().backward()
+
+    def test_the_operators(self):
+        import warptile.torch  # noqa: F401, makes its own
+
+        q, k = self.draw(2, 9, 4, 16).requires_grad_(), self.draw(2, 9, 2, 16).requires_grad_()
+        sinks = self.draw(4).requires_grad_()
+        torch.library.opcheck(torch.ops.warptile.attention, (q, k, k, True), {"causal": True, "sinks": sinks})
+        rows, at = self.draw(20, 4, 16).requires_grad_(), torch.tensor([0, 3, 20], dtype=torch.int32)
+        torch.library.opcheck(torch.ops.warptile.attention, (rows, rows, rows, True), {"cu_seqlens_q": at, "cu_seqlens_k": at})
+        with torch.no_grad():
+            out, lse = warptile.attention(q, k, k, return_lse=True)
+            for needs in ([True, True, True, False], [False, True, False, False]):
+                torch.library.opcheck(torch.ops.warptile.attention_backward, (out, None, q.detach(), k.detach(), k.detach(), out, lse, needs))
+        heads = self.draw(2, 4, 9, 16).requires_grad_()
+        for arguments in ((heads, heads, heads), (heads, heads, heads, self.draw(9, 9) > 0, False, 0.3, 2.0, sinks)):
+            torch.library.opcheck(torch.ops.warptile.scaled_dot_product_attention, arguments)
+
+    def test_compiled(self):
+        import warptile.torch
+
+        offsets = torch.tensor([0, 3, 20], dtype=torch.int32)
+        heads, rows = [self.draw(2, 9, 4, 16) for _ in range(3)], [self.draw(20, 4, 16) for _ in range(3)]
+        for function, tensors in (
+            (lambda *x: flash_attn_func(*x, causal=True) * 2, heads),
+            (lambda *x: warptile.attention(*x, causal=True) * 2, heads),
+            (lambda *x: flash_attn_varlen_func(*x, offsets, offsets, 17, 17) * 2, rows),
+            (lambda *x: warptile.torch.scaled_dot_product_attention(*x, is_causal=True) * 2, heads),
+        ):
+            torch.compiler.reset()
+            made = torch.compile(function, fullgraph=True, backend="aot_eager")
+            results = []
+            for of in (made, function):
+                learned = [x.clone().requires_grad_() for x in tensors]
+                out = of(*learned)
+                results.append([out, *torch.autograd.grad(out.square().sum(), learned)])
+            for one, other in zip(*results, strict=True):
+                self.assertTrue(torch.equal(one, other))
+
+    def test_the_same_bits(self):
+        q = self.draw(2, 130, 4, 16)
+        gradients = []
+        for _ in range(3):
+            learned = q.clone().requires_grad_()
+            flash_attn_func(learned, learned, learned, deterministic=True).square().sum().backward()
+            gradients.append(learned.grad)
+        self.assertTrue(all(torch.equal(gradients[0], other) for other in gradients[1:]))
+
+
+if __name__ == "__main__":
+    unittest.main()
