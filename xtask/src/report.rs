@@ -15,6 +15,7 @@ mod baseline;
 mod bench;
 mod checks;
 mod decode;
+mod distributed;
 mod named;
 mod parts;
 mod plot;
@@ -50,7 +51,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data, &Record) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 21] = [
+const BLOCKS: [(&str, Maker); 22] = [
     ("support", |data, _| {
         support::table(&data.images, &data.checks())
     }),
@@ -86,6 +87,7 @@ const BLOCKS: [(&str, Maker); 21] = [
         named::table(&gpu.kernels, &gpu.default, &gpu.rows)
     }),
     ("start", |_, gpu| start::text(&gpu.starts)),
+    ("distributed", |_, gpu| distributed::table(&gpu.distributed)),
     ("uneven", |_, gpu| speed::uneven(&gpu.uneven)),
     ("behind", |_, gpu| {
         let rows = [gpu.rows.as_slice(), &gpu.other].concat();
@@ -126,6 +128,8 @@ struct Record {
     uneven: Vec<BenchRow>,
     /// Processes to their first result.
     starts: Vec<start::Start>,
+    /// Several GPUs against one.
+    distributed: Vec<distributed::Row>,
     /// Few queries on the keys of a cache.
     decode: Vec<BenchRow>,
     errors: Vec<ErrorRow>,
@@ -169,6 +173,7 @@ impl Record {
             default: rows("default")?,
             uneven: rows("uneven")?,
             decode: rows("decode")?,
+            distributed: optional_rows(&folder.join("distributed.json"))?,
             starts: optional_rows(&folder.join("start.json"))?,
             errors: optional_rows(&folder.join("errors.json"))?,
             tuning: read_optional(&folder.join("tune.json"))?,
