@@ -56,7 +56,7 @@ impl Element {
 /// The tensor-core instruction a family must have in its machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum TensorInstruction {
-    /// None is asked for.
+    /// No tensor-core instruction is required.
     #[default]
     #[serde(rename = "")]
     None,

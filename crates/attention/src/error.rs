@@ -73,7 +73,7 @@ pub enum Error {
     },
 
     /// A device profile has a limit beyond what is planned for.
-    #[error("the device profile has {found} {limit}; it may have {most} at most")]
+    #[error("the device profile has {found} {limit}; at most {most} are supported")]
     Profile {
         /// The limit.
         limit: &'static str,
@@ -111,7 +111,7 @@ pub enum Error {
     },
 
     /// A prepared problem was launched with a call that is not one of it.
-    #[error("the call is {found}, but what was prepared is {prepared}")]
+    #[error("the call is {found}, but the kernel was prepared for {prepared}")]
     OtherProblem {
         /// The call's problem.
         found: String,
@@ -129,7 +129,7 @@ pub enum Error {
     },
 
     /// A part of a tensor that is not there.
-    #[error("{dimension} {start}..{end} of a tensor with {dimension} {extent} was asked for")]
+    #[error("{dimension} {start}..{end} is out of range: the tensor has {dimension} {extent}")]
     OutOfRange {
         /// The dimension.
         dimension: &'static str,
@@ -152,7 +152,7 @@ pub enum Error {
 
     /// An image takes a parameter block that this version does not know.
     #[error(
-        "image {image} takes another parameter block than this version of warptile fills; rebuild from a clean checkout"
+        "image {image} was compiled for the parameter block of a different version of warptile; rebuild from a clean checkout"
     )]
     OtherAbi {
         /// The image.

@@ -79,7 +79,7 @@ fn ln(x: f64) -> f64 {
 /// Cosine and sine of a part of a full turn, 0 to 1.
 #[inline(always)]
 fn cos_sin_of_turn(turn: f64) -> (f64, f64) {
-    // So many quarters, and at most half a quarter more or less.
+    // The nearest number of quarter turns; at most half a quarter is left.
     let shifted = 4.0 * turn + INTEGERS;
     let quarters = shifted.to_bits();
     let angle = (4.0 * turn - (shifted - INTEGERS)) * FRAC_PI_2;

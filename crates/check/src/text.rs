@@ -33,7 +33,7 @@ pub enum ParseCaseError {
     )]
     Twice(String, String),
     /// The words describe nothing that can be computed.
-    #[error("no such problem: {0}")]
+    #[error("invalid problem: {0}")]
     Problem(String),
 }
 
@@ -204,6 +204,8 @@ fn suggestion(word: &str) -> Option<String> {
         _ if scaled.is_some_and(|element| element.to_string() == name) => format!("cache={name}"),
         ("causal", "", _) => "mask=causal".to_owned(),
         ("window", "", "") => "mask=window,LEFT,RIGHT".to_owned(),
+        ("mask", "", value) if value.starts_with('w') => "mask=window,LEFT,RIGHT".to_owned(),
+        ("mask", "", value) if value.starts_with('c') => "mask=causal".to_owned(),
         ("window", "", value) => format!("mask=window,{value}"),
         ("alibi", "", "") => "alibi=head".to_owned(),
         ("s" | "l" | "n" | "seq" | "len", length, "") => format!("q{length} k{length}"),
@@ -447,19 +449,19 @@ mod tests {
         let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
         assert!(error("b1 q2 k3 zebra").starts_with("`zebra` is not part of a problem"));
         assert!(error("mask=window,1").starts_with("`mask=window,1`"));
-        assert!(error("h6/4").starts_with("no such problem: q has 6 heads"));
-        assert!(error("packed=9999999999x1").starts_with("no such problem: "));
+        assert!(error("h6/4").starts_with("invalid problem: q has 6 heads"));
+        assert!(error("packed=9999999999x1").starts_with("invalid problem: "));
         for count in ["16777217", "18446744073709551615"] {
             let error = error(&format!("packed=0x0,0x0*{count} h1"));
             assert!(error.contains("lengths"), "{error}");
         }
         assert!(error("packed=3x3*").starts_with("`packed=3x3*` is not part"));
-        assert!(error("packed=3x3 bias").starts_with("no such problem: bias needs dense tensors"));
+        assert!(error("packed=3x3 bias").starts_with("invalid problem: bias needs dense tensors"));
         assert!(error("b2 q3 k3 used=1x1").contains("1 used lengths are given for 2 sequences"));
         assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));
         for sms in ["sms=0", "sms=2049", "sms=4294967295"] {
             let (count, error) = (&sms[4..], error(sms));
-            let rule = format!("no such problem: sms is {count}; a GPU has 1 to 2048 multiproc");
+            let rule = format!("invalid problem: sms is {count}; a GPU has 1 to 2048 multiproc");
             assert!(error.starts_with(&rule), "{error}");
         }
         assert!("q1 sms=2048".parse::<Case>().is_ok());
@@ -518,6 +520,8 @@ mod tests {
             ("causal=true", "mask=causal"),
             ("window=256,0", "mask=window,256,0"),
             ("window", "mask=window,LEFT,RIGHT"),
+            ("mask=window,3", "mask=window,LEFT,RIGHT"),
+            ("mask=causl", "mask=causal"),
             ("s512", "q512 k512"),
             ("alibi", "alibi=head"),
             ("key-mask", "keymask"),
@@ -591,7 +595,7 @@ mod tests {
         }
         assert_eq!(
             error("b1073741824 q0 k0 h1073741824 d8"),
-            "no such problem: the problem has 1152921504606846976 heads in all sequences; the limit is 2147483648"
+            "invalid problem: the problem has 1152921504606846976 heads in all sequences; the limit is 2147483648"
         );
         assert!("q16384 k16384 h32 d128".parse::<Case>().is_ok());
     }

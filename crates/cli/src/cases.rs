@@ -41,7 +41,7 @@ A problem is a line of words, such as
                   page) [bshd]
   unaligned       tensors begin at odd multiples of an element
   sms=N           plan as if the GPU had N multiprocessors
-  backward        gradients instead of the output: `verify` takes them
+  backward        gradients instead of the output; only `verify` computes them
   seed=N          seed of the random values [0]";
 
 /// Examples for `--help`: command lines without the name of the program.

@@ -21,7 +21,7 @@ use crate::{cases, files, json, text};
 /// Tensors of the same name must have the same shape; their types may differ. The command fails if a tensor is in one file only, or if a
 /// value differs by more than ATOL + RTOL * |value in B|. NaN equals only NaN.
 ///
-/// Of two .json files, A is the earlier record and B the later one. Each row of B is compared with the row of the same problem and
+/// With two .json files, A is the earlier record and B the later one. Each row of B is compared with the row of the same problem and
 /// method in A. Differences in device, driver and program are printed. The command fails if a row of B is slower by more than the
 /// tolerance.
 #[derive(Debug, Args)]

@@ -35,7 +35,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if cfg!(unix) {
-            // While it is locked: a process that waits for this file finds afterwards that it is gone.
+            // Removed while it is still locked, so that a process that waits for the lock finds afterwards that the file is gone.
             let _ = fs::remove_file(&self.path);
             self.file.take();
         } else {

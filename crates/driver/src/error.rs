@@ -151,7 +151,7 @@ pub enum DriverError {
         size: usize,
     },
 
-    /// The stream is `CU_STREAM_PER_THREAD`, which is another stream on each thread.
+    /// The stream is `CU_STREAM_PER_THREAD`, which is a different stream on each thread.
     #[error(
         "the borrowed stream is CU_STREAM_PER_THREAD (handle 0x2), which is another stream on each \
          thread, but a Stream can be sent to other threads: create a stream, or launch on the handle \

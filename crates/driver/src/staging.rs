@@ -211,7 +211,7 @@ impl Slot {
         }
     }
 
-    /// Has the event happen at the present end of the stream's work, if that is possible now.
+    /// Records the event at the current end of the stream's work, if that is possible now.
     fn mark(&mut self, stream: &Stream) {
         let _held = stream.hold();
         let marked = match stream.status() {

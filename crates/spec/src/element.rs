@@ -75,7 +75,7 @@ impl MemoryType {
         check_type(argument, expected, self.element)?;
         Err(Invalid::presence(
             argument,
-            "has numbers of another type than the call was built for",
+            "has numbers of a different type from those that the call was built for",
         ))
     }
 }

@@ -100,7 +100,7 @@ impl Isa {
         }
     }
 
-    /// The best one.
+    /// The best instruction set that this machine has.
     pub(super) fn best() -> Isa {
         Isa::all().next().unwrap_or(Isa {
             set: Set::Portable,

@@ -196,7 +196,7 @@ mod tests {
         let error = forward_cpu(&call, &inputs, HostOutputs::new(&mut out)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "alibi_slopes has numbers of another type than the call was built for"
+            "alibi_slopes has numbers of a different type from those that the call was built for"
         );
     }
 }

@@ -208,7 +208,7 @@ impl Work for Unpack<'_> {
 pub(super) struct Widen<'a, T> {
     pub(super) rows: &'a [&'a [T]],
     pub(super) factor: Option<f32>,
-    /// As long as all rows together.
+    /// The output, as long as all rows together.
     pub(super) to: &'a mut [f32],
 }
 

@@ -270,7 +270,7 @@ fn any_number_of_multiprocessors_has_a_plan_or_an_error() {
             assert_eq!(
                 plan(multiprocessors).unwrap_err().to_string(),
                 format!(
-                    "the device profile has {multiprocessors} multiprocessors; it may have {MOST} at most"
+                    "the device profile has {multiprocessors} multiprocessors; at most {MOST} are supported"
                 )
             );
         }

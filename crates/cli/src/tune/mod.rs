@@ -64,7 +64,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     file: Vec<PathBuf>,
 
-    /// Tune for the problems in the log of a program that ran with WARPTILE_LOG=FILE; lines that are no problems are skipped
+    /// Tune for the problems in the log of a program that ran with WARPTILE_LOG=FILE; lines that are not problems are skipped
     #[arg(long, value_name = "FILE")]
     from_log: Option<PathBuf>,
 
