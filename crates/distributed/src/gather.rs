@@ -65,23 +65,27 @@ impl Rank<'_> {
         let [_, _, kv_heads, value_dim] = kv[1][self.rank].shape();
         let mut out = self.output(Layout::bhsd([1, heads, rows, value_dim]))?;
         let groups = match attention.has_numbers() {
-            true => 1,
+            true => std::iter::once(0..kv_heads).collect(),
             false => plan::groups(kv_heads),
         };
         let spans = staged(self.parts);
-        for group in 0..groups {
-            let of = |heads: usize| group * heads / groups..(group + 1) * heads / groups;
-            let [k, v] = [
-                self.stage(group, &spans, of(kv_heads), kv[0])?,
-                self.stage(group, &spans, of(kv_heads), kv[1])?,
-            ];
+        // All copies before the first kernel, and their memory until the last one is submitted: a copy waits for what its streams and those
+        // of the rank that it reads from have been asked before, which must not be somebody's kernels.
+        let stages = { groups.iter().enumerate() }.map(|(group, heads)| {
+            let stage = |from| self.stage(group, &spans, heads.clone(), from);
+            Ok([stage(kv[0])?, stage(kv[1])?])
+        });
+        let stages: Vec<_> = stages.collect::<warptile::Result<_>>()?;
+        for ([k, v], of_keys) in stages.iter().zip(&groups) {
+            let shared_by = heads / kv_heads;
+            let of = of_keys.start * shared_by..of_keys.end * shared_by;
             for part in self.parts {
                 let at = position(&spans, part.keys.start);
                 let keys = at..at + part.keys.len();
-                let q = q.rows(part.local.clone())?.heads(of(heads))?;
+                let q = q.rows(part.local.clone())?.heads(of.clone())?;
                 let (k, v) = (k.rows(keys.clone())?, v.rows(keys)?);
                 let attention = attention.clone().mask(part.mask);
-                out.with_part(part.local.clone(), of(heads), |out| {
+                out.with_part(part.local.clone(), of.clone(), |out| {
                     attention.forward_into(&q, (&k, &v), out, None)
                 })??;
             }

@@ -1,6 +1,7 @@
 //! The predicted time of a call.
 
 use std::fmt;
+use std::ops::Range;
 
 use warptile::Mask;
 
@@ -9,7 +10,10 @@ use crate::need::{parts, staged};
 use crate::shard::RowMap;
 
 /// The most groups of heads that a call is streamed in.
-pub(crate) const MAX_GROUPS: usize = 4;
+pub(crate) const MAX_GROUPS: usize = 2;
+
+/// One part of the key/value heads in so many comes first: its copy is waited for, that of the others is not.
+const FIRST_PART: usize = 4;
 
 /// Bytes into one GPU per second over NVLink: 0.9 of what one peer copy of 512 MB reached on two H100.
 const LINK: f64 = 355e9;
@@ -18,11 +22,13 @@ const ORDERING_US: f64 = 12.0;
 /// Below this gain a plan warns.
 const LEAST_GAIN: f64 = 1.2;
 
-/// The groups that `kv_heads` key/value heads are streamed in.
-pub(crate) fn groups(kv_heads: usize) -> usize {
-    { (1..=MAX_GROUPS).rev() }
-        .find(|&groups| kv_heads.is_multiple_of(groups))
-        .unwrap_or(1)
+/// The groups that `kv_heads` key/value heads are streamed in: few, as each has launches of its own, whose last tiles leave
+/// multiprocessors idle.
+pub(crate) fn groups(kv_heads: usize) -> Vec<Range<usize>> {
+    let first = kv_heads.div_ceil(FIRST_PART);
+    { [0..first, first..kv_heads].into_iter() }
+        .filter(|heads| !heads.is_empty())
+        .collect()
 }
 
 /// A prediction for the scheme `gather`: a model, not a measurement.
@@ -68,12 +74,12 @@ impl Expected {
         let all = pairs.iter().sum::<u128>().max(1) as f64;
         let time = |(pairs, fetched): (&u128, &u64)| {
             let (compute, link) = (one_us * *pairs as f64 / all, *fetched as f64 / LINK * 1e6);
-            ORDERING_US
-                + link / groups as f64
-                + compute.max(link * (groups - 1) as f64 / groups as f64)
+            let first_part = groups.first().map_or(0, Range::len);
+            let first = link * first_part as f64 / kv_heads.max(1) as f64;
+            ORDERING_US + first + compute.max(link - first)
         };
         Ok(Expected {
-            groups,
+            groups: groups.len(),
             one_us,
             us: pairs.iter().zip(&fetched).map(time).fold(0.0, f64::max),
             fetched_bytes: fetched.iter().copied().max().unwrap_or(0),
