@@ -1,5 +1,5 @@
 // Fused attention for Hopper: the copy engine fills rings of K and V blocks, warpgroups multiply them with wgmma and keep
-// scores, weights and output in registers. See docs/notebook-wgmma.md for what was measured.
+// scores, weights and output in registers. See docs/notebook/wgmma.md for what was measured.
 #pragma once
 
 #include "forward/wgmma_consumer.cuh"

@@ -85,7 +85,7 @@ template <class Traits> struct ScoreScale {
 
 // The running maximum is raised only when it would grow by more than this factor's exponent: until then weights up to
 // 2^8 are exact enough in every element type, and the output need not be rescaled. FlashAttention-4 does the same. (A smaller one
-// makes bf16's error smaller, and costs more than it is worth: docs/notebook-wgmma.md.)
+// makes bf16's error smaller, and costs more than it is worth: docs/notebook/wgmma.md.)
 constexpr float RESCALE_EXPONENT = 8;
 
 // A larger offset is coarser than the fused score * scale + offset, which rounds once: the largest score's exponent would

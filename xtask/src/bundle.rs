@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::files;
 
-/// What the archive may weigh, so that it can be carried to a host by whatever means.
+/// Size limit of the archive in bytes, so that it can be carried to a host by any means.
 pub const SIZE_LIMIT: u64 = 64 << 20;
 
 /// Every executable that launches kernels embeds the same images. A dictionary larger than the bundle lets xz store them

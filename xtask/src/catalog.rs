@@ -126,7 +126,7 @@ fn image(entry: &ManifestEntry) -> Result<String, String> {
         (false, false) => "Cubin",
     };
     let json = serde_json::to_value(entry).map_err(|error| error.to_string())?;
-    // What is a number or a string in JSON is the same in Rust.
+    // Numbers and strings are written in JSON as in Rust.
     let fields = |names: &str| {
         let names = names.split(' ');
         let fields: Vec<String> = names

@@ -131,7 +131,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Closing the pipe ends the worker's loop; there is nobody left to tell if waiting fails.
+        // Closing the pipe ends the worker's loop. If waiting fails, there is no way to report it.
         self.requests = None;
         let _ = self.child.wait();
     }

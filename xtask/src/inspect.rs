@@ -77,7 +77,7 @@ fn number_before(line: &str, unit: &str) -> u32 {
 /// `.nv.info.<entry>` is a list of attributes: format byte, attribute byte, then a 16-bit value, or for format 4 a 16-bit
 /// length and that many bytes. NVIDIA does not document it; read off cubins of NVRTC 12.8 for sm_80 to sm_120, attribute
 /// 0x17 (in nvdisasm's words EIATTR_KPARAM_INFO) describes one parameter: 32-bit index, 16-bit ordinal, 16-bit offset, and
-/// 32 bits of which the upper 14 are its size. (Attribute 0x19 has the size of all parameters, but with the padding before
+/// 32 bits with its size in the upper 14. (Attribute 0x19 has the size of all parameters, but with the padding before
 /// one whose alignment the start of the parameter space does not have, such as a tensor map's 64 bytes.)
 ///
 /// # Errors

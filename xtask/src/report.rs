@@ -473,7 +473,7 @@ mod tests {
         write("crates/kernels/manifest.json", "{ \"images\": [] }");
         write("evidence/summary.json", &summary("GPU A"));
         write("evidence/b/summary.json", &summary("GPU B"));
-        // Of searches, and no record.
+        // A file of a search, not a record.
         write("evidence/c/other.json", "{}");
         let block = |name: &str| format!("<!-- generated: {name} -->\n<!-- end generated -->\n");
         write("docs/other.md", &(block("parts") + &block("parts b")));

@@ -51,7 +51,7 @@ fn units(stale: &[Instance]) -> Vec<Unit> {
     units.into_values().collect()
 }
 
-/// Compiles what is stale; what failed, or failed a gate, comes back beside what was built.
+/// Compiles the stale images. Returns the built ones, and those that failed to compile or failed a gate.
 pub(crate) fn compile_all(
     layout: &Layout,
     compiler: &Compiler,
@@ -200,7 +200,7 @@ fn finish(
         request.cubin()
     };
     let image = files::read(&path).map_err(|error| error.to_string())?;
-    // What the driver makes of a PTX image is not known here.
+    // The machine code of a PTX image is made by the driver and is not known here.
     let machine = |value: u32| if instance.target.ptx { 0 } else { value };
     Ok(Built {
         entry: ManifestEntry {

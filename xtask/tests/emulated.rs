@@ -9,7 +9,7 @@ use std::thread;
 use xtask::files;
 use xtask::instances::{self, Element, Instance};
 
-/// Of each tiling: many, as windows of boxes that end within a tile are rare.
+/// Problems for each tiling: many, because windows of boxes that end within a tile are rare.
 const PROBLEMS: u32 = 80;
 
 /// Seeds of `decode.cpp`, which has a list of tilings of its own: each is there for one of six.

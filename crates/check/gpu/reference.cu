@@ -106,7 +106,7 @@ __device__ double ulp(double x) {
     return scalbn(1.0, max(exponent, Element<T>::SMALLEST) - Element<T>::BITS);
 }
 
-// What stands beside the dot product in a score.
+// The terms of a score other than the dot product.
 struct Terms {
     double slope, distance, bias;
     bool hidden;
@@ -172,7 +172,7 @@ __device__ Real over_block(Real x) {
     return result;
 }
 
-// The larger one of two errors, the second of which may be infinite or NaN: then it is none.
+// The larger one of two errors. The second one is ignored if it is infinite or NaN.
 __device__ double larger(double largest, double error) {
     return error > largest && error < CUDART_INF ? error : largest;
 }

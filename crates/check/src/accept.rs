@@ -698,7 +698,7 @@ mod tests {
         assert_eq!(verdict.worst.index, 1);
         assert!((verdict.worst.error - 0.009).abs() < 1e-6);
         assert!((verdict.worst.ratio() - 0.9).abs() < 1e-3);
-        // An element beyond its bound is the worst whatever the others are.
+        // An element beyond its bound is the worst, regardless of the others.
         let verdict = expected.judge_out(&[1.6_f32, 2.0]);
         assert!(!verdict.passed && verdict.worst.index == 0);
         // Nothing is wrong: still some element is named, with its bound.

@@ -18,7 +18,7 @@ pub(crate) trait Compiled: Element {
     /// Stores numbers that are exact in this type.
     fn store(numbers: &[f32], to: &mut [Self]);
 
-    /// The same numbers, of which each type's are numbers of `f32`.
+    /// Converts the numbers to `f32`, which has all numbers of each type.
     fn load(from: &[Self], to: &mut [f32]);
 
     fn result(case: &Case) -> ResultBuffers<Self>;

@@ -116,7 +116,7 @@ mod tests {
             same(special);
             same(-special);
         }
-        // Every number of 16 bits, what lies between it and the next, and a bit beside that.
+        // Every number of 16 bits, the quarters of the way to the next one, and the neighbours of each.
         for bits in 0..=u16::MAX {
             for value in [
                 f64::from(f16::from_bits(bits)),

@@ -373,7 +373,7 @@ impl Tile {
         Some((best?.1, shown(first)?))
     }
 
-    /// What was found at one place beside what is expected at another.
+    /// Compares the number found at one place with the one expected at another.
     fn compare(
         &self,
         quantity: TileQuantity,

@@ -5,7 +5,7 @@
 //! - What is in use (A) and what may replace it (B) are timed in blocks, in the order A B B A. A clock that drifts steadily
 //!   during a block slows both by as much.
 //! - The ratio of a block is `(A1 + A4) / (B2 + B3)`: above 1 where B is faster. The median of all blocks estimates the
-//!   gain. An outlier is one block of many, whatever its size.
+//!   gain. An outlier of any size is only one block of many.
 //! - The bound is the exact lower confidence bound of the median by order statistics: of `n` independent ratios, each at or below the true
 //!   median with a probability of at least 1/2, fewer than `k` are so with a probability of at most `P(Bin(n, 1/2) < k)`. So
 //!   the `k`-th smallest is above the true median at most that often. No distribution of the times is assumed. (H. A. David and H. N.
@@ -56,7 +56,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The rules where so many candidates are tried, each that was timed to be compared counted once. None counts as one.
+    /// The rules for a search over `tried` candidates: each candidate that was timed counts once. 0 counts as 1.
     pub fn of_tried(tried: usize) -> Self {
         Rules {
             tried: tried.max(1),

@@ -54,7 +54,7 @@ fn small_problems_have_a_floor_but_no_loophole() {
     }
 }
 
-/// The same for the narrow types, and for scores so large that `f32` itself loses digits.
+/// Right results pass in the narrow types too, and for scores so large that `f32` itself loses digits.
 #[test]
 fn right_results_of_small_problems_pass_in_every_type() {
     fn all_pass<T: Element>(text: &str) {
@@ -154,7 +154,7 @@ fn planted_mistakes_are_caught() {
             *right = right.map(|keys| keys + 1);
         }),
         ("one used key less", |case| {
-            // Of keys in pages it changes how many pages the inputs have.
+            // For keys in pages it would change the number of pages.
             if case.pages.is_none()
                 && let Used::Each(used) = &mut case.used
             {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// # Errors
 /// When the system does not tell.
 pub(crate) fn this_program() -> io::Result<PathBuf> {
-    // Of this process, not of whoever opens it: a tool may start the program.
+    // The link of this process by its number: /proc/self would be that of a tool that starts the program.
     let running = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     match running.exists() {
         true => Ok(running),

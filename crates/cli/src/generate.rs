@@ -61,7 +61,7 @@ enum Values {
     Normal(f64),
     /// Up to this absolute value.
     Uniform(f64),
-    /// Standard normal, except for a few that are so many times as large.
+    /// Standard normal, except for a few values that are multiplied by this factor.
     Outliers(f64),
 }
 

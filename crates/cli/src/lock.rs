@@ -75,7 +75,7 @@ fn locked(path: &Path) -> io::Result<File> {
     }
 }
 
-/// An open file is a lock here, as nobody else can open it.
+/// An open file is a lock here, because no other process can open it.
 #[cfg(windows)]
 fn locked(path: &Path) -> io::Result<File> {
     use std::os::windows::fs::OpenOptionsExt;

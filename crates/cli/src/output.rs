@@ -38,7 +38,7 @@ fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
 /// Removes the files that are to be renamed: for the end of the process in the middle of its work.
 pub(crate) fn discard_unfinished() {
     for path in std::mem::take(&mut *unfinished()) {
-        // What cannot be removed stays; nobody is left to be told.
+        // If the file cannot be removed it stays; there is no way to report it.
         let _ = fs::remove_file(path);
     }
 }

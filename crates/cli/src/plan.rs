@@ -179,7 +179,7 @@ fn planned(
         "expected_us": expected,
         "expected_tflops": expected.map(tflops),
         "rates": basis.map(ToString::to_string),
-        // Whether the choice is by rates that were measured on this GPU.
+        // True if the choice is based on rates that were measured on this GPU.
         "measured": basis.is_some_and(|basis| basis.standing == Standing::Measured),
         "considered": Vec::from_iter(considered),
     })

@@ -48,7 +48,7 @@ pub(crate) fn confirmed(text: &str, yes: bool) -> io::Result<bool> {
     }
 }
 
-/// Whether the answer is not *no*. The end of the input is.
+/// Returns true unless the answer is *no*. The end of the input counts as *no*.
 fn agreed(input: &mut impl BufRead) -> io::Result<bool> {
     let mut answer = String::new();
     let read = input.read_line(&mut answer)?;

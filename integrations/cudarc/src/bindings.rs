@@ -116,7 +116,7 @@ impl Locked<'_> {
                 (None, Some(_)) => {
                     return presence("is given, but the call was built without it");
                 }
-                // That it is there counts, if it has no elements, too.
+                // An operand counts as present even if it has no elements.
                 (Some(_), None) => return presence("is missing, but the call needs it"),
                 (Some(needed), Some(Room { bytes, elements })) if bytes < needed => {
                     let count = |bytes: u64| bytes as usize / elements.size().max(1);

@@ -370,7 +370,7 @@ fn halves_are_merged() -> Result {
     Ok(())
 }
 
-/// cudarc can make contexts beside the primary one.
+/// cudarc can make contexts other than the primary one.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn other_contexts_are_refused() -> Result {

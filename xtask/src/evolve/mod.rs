@@ -252,7 +252,7 @@ impl Search {
             !parents.is_empty(),
             "no shipped kernel has a rate, and nothing was measured"
         );
-        // What is shipped has no suffix: its flags are in its row. So the name of the same without them is taken.
+        // A shipped kernel has no suffix, because its flags are in its row. So its name without the flags is taken.
         let plain = self.of_state(State::Shipped).map(|one| Genes {
             switches: Vec::new(),
             ..one.genes.clone()

@@ -120,7 +120,7 @@ pub(super) fn promote(
     let kernel = search.instance(&plain)?.kernel();
     let line = format!("kernel {kernel:<28} {tflops:>5.1} {end}");
     let known = { text.lines() }.find(|line| line.split_whitespace().nth(1) == Some(&kernel));
-    // The same line is what an interrupted promotion left.
+    // An identical line was left by an interrupted promotion.
     ensure!(
         known.is_none_or(|known| known == line),
         "{kernel} is shipped with other flags or variants; change its row by hand, and its rate in {}",

@@ -155,7 +155,7 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     let root = root.path();
     let start = || Search::start(root, plan());
     let seeds: Vec<String> = start().unwrap().candidates.into_keys().collect();
-    // Of the head sizes of the problems only.
+    // Only seeds with the head sizes of the problems.
     assert_eq!(seeds, ["wmma_d64_32x64_w4_s2", "wmma_d64_64x64_w4_s2"]);
     assert!(error(start()).contains("is a search"));
 
@@ -269,7 +269,7 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
             "{kernel}"
         );
     }
-    // What the stored baseline would lose is not promoted: this one gains over all problems and loses on one.
+    // A candidate that is slower than the stored baseline on one problem is not promoted, even if it gains over all problems.
     let baseline = root.join("evidence/baseline-a-formula.json");
     let store = |problem: &str| {
         let ratios = serde_json::json!({ problem: { "fa2": 2.0, "fa3": 1.25 } });

@@ -18,7 +18,7 @@ use counters::Profiles;
 pub(super) use counters::counters;
 pub(super) use summary::summary;
 
-/// The evidence but for benchmarks. A file that is not there has nothing in it.
+/// All evidence except benchmarks. A missing file counts as empty.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
     device: Device,

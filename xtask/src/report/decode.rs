@@ -380,7 +380,7 @@ mod tests {
             .collect();
         assert!(!one.is_empty());
         for problem in one {
-            // Of pages in runs there is the row in any order.
+            // For pages in runs there is also the row with pages in any order.
             let any_order: Vec<&str> = { problem.split(' ') }
                 .filter(|word| !word.starts_with("runs="))
                 .collect();

@@ -18,7 +18,7 @@ const PANEL: (u32, u32) = (300, 220);
 const TITLE: u32 = 62;
 const LEGEND: u32 = 26;
 
-/// Sizes of fonts, of which a picture has four fifths in pixels.
+/// Font sizes. In a picture a font is four fifths of this in pixels.
 const LARGE: u32 = 23;
 const SMALL: u32 = 21;
 

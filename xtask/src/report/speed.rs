@@ -163,7 +163,7 @@ pub(super) fn against_peers(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
     summary(rows, Some(errors), &PEERS, |_| true)
 }
 
-/// The same of problems beside the sweep, which not every peer takes.
+/// The table of problems outside of the sweep, which not every peer takes.
 pub(super) fn others(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
     summary(rows, Some(errors), &OTHER_PEERS, |_| true)
 }
@@ -304,7 +304,7 @@ pub(super) fn behind(rows: &[BenchRow], decode: &[BenchRow]) -> String {
     }
 }
 
-/// The CPU path beside its peer: a table for each kind of processor, the latest first, in each what is lost first.
+/// The CPU path and its peer: a table for each kind of processor, the latest first; rows with the lowest ratio come first.
 pub(super) fn on_cpu(rows: &[BenchRow]) -> String {
     let mut of_device: BTreeMap<(&str, &str), Vec<&BenchRow>> = BTreeMap::new();
     for row in rows {
@@ -367,7 +367,7 @@ fn on_one_cpu(rows: &[&BenchRow]) -> String {
     )
 }
 
-/// What sequences of very different lengths take packed together, beside what the parts take.
+/// Times of sequences of very different lengths packed together, next to the times of the parts.
 pub(super) fn uneven(rows: &[BenchRow]) -> String {
     let rows = rows.iter().filter(|row| row.method == "graph");
     let mut of_mask: BTreeMap<&str, Vec<&BenchRow>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-// A record that describes another tiling than the one asked for.
+// A record whose tiling differs from the requested one.
 #include "sample.cuh"
 
 struct Other : Instance {

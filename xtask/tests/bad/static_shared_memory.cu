@@ -1,4 +1,4 @@
-// Dynamic shared memory that would fit alone, and static shared memory beside it.
+// Dynamic shared memory that would fit alone, plus static shared memory.
 #include "sample.cuh"
 
 struct Large : Instance {

@@ -221,7 +221,7 @@ impl Case {
         let fitted = |size: usize, widest: usize| {
             let widest = widest.min(MAX_HEAD_DIM);
             match self.quantized {
-                // Others are not aligned, whatever their strides.
+                // Other sizes are not aligned with any strides.
                 Some(_) => size.next_multiple_of(16).min(widest),
                 None => size.min(widest),
             }

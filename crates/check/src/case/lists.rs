@@ -43,7 +43,7 @@ impl Lists {
         self.table
     }
 
-    /// The pages there are, if keys and values are in pages. Some are in nobody's row of the table.
+    /// The number of pages, if keys and values are in pages. Some pages are in no row of the table.
     pub(crate) const fn pages(&self) -> Option<usize> {
         self.pages
     }

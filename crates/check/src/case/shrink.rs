@@ -64,7 +64,7 @@ impl Case {
         smaller
     }
 
-    /// Other lengths, of which no more is used than there is.
+    /// Sets other lengths, and limits the used rows to them.
     fn set_lengths(&mut self, lengths: Lengths) {
         if let Used::Each(used) = &mut self.used {
             let each = lengths.each();

@@ -295,7 +295,7 @@ impl<T: Element> Pass<'_, T> {
             &round::<T>,
         );
 
-        // Of each weight and each gradient of a score, the variance of two roundings and of arithmetic in `f32`.
+        // The variance of each weight and each gradient of a score, from two roundings and arithmetic in `f32`.
         let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
         let (q_norm, d_norm) = (norm(q), norm(d_out));
         let first_norm = (sequence.k_entry * heads.key_value + kv_head) * keys.rows

@@ -176,7 +176,7 @@ mod tests {
         for count in 0..10 {
             for len in [1, 2, 7, 8, 9] {
                 let (few, many) = (numbers(count), numbers(count * len));
-                // Of `count` rows of `len` numbers, as keys are and as values are.
+                // `count` rows of `len` numbers, used once as keys and once as values.
                 let mut sums = vec![0.0; len];
                 for (x, row) in few.iter().zip(many.chunks_exact(len)) {
                     for (sum, y) in sums.iter_mut().zip(row) {

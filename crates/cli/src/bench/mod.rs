@@ -246,7 +246,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     let mut rows: Vec<Row> = Vec::new();
     let part = |rows: &[Row], at_the_end: bool| match &args.json {
         Some(target) if at_the_end == (*target == json::Target::Stdout) => {
-            // Of the problems that were asked for, some are missing.
+            // Some of the requested problems are missing.
             target.write(&json!({ "cut_short": true, "problems": cases.len(), "rows": rows }))
         }
         _ => Ok(()),
@@ -322,7 +322,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         return Ok(());
     };
     let differences = earlier.origin().differences(&Origin::of(&machine));
-    // What was not measured now was not asked for.
+    // Only earlier rows of the problems that were requested now are compared.
     let before: Vec<_> = { earlier.rows.iter() }
         .filter(|row| row.backend == "warptile" && problems.contains(&row.problem))
         .collect();

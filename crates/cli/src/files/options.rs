@@ -114,7 +114,7 @@ pub(super) fn read<T: Element>(
             let layout = Layout::bhsd([batch, heads, queries, keys]);
             inputs.scores[operand] = Some((data, layout));
         }
-        // What no `i32` holds is no page either, and may be filler.
+        // A number that does not fit `i32` is not a page, and may be filler.
         (_, Elements::I32, &[sequences, columns]) => {
             let entries = integers(view).map(|page| i32::try_from(page).unwrap_or(-1));
             numbers.lists[operand] = Some(entries.collect());

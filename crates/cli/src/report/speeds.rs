@@ -21,7 +21,7 @@ struct Problem<'a> {
 pub(super) struct Speeds<'a>(BTreeMap<Group<'a>, Vec<Problem<'a>>>);
 
 impl<'a> Speeds<'a> {
-    /// Of two rows about the same kernel or peer and problem, the later one counts.
+    /// If two rows have the same problem and kernel or peer, the later one counts.
     pub(super) fn of(records: impl Iterator<Item = &'a Record>) -> Self {
         let mut groups: BTreeMap<_, Vec<Problem<'_>>> = BTreeMap::new();
         let mut places = HashMap::new();

@@ -264,7 +264,7 @@ impl<'a> Trial<'a> {
             let check = self.results.checks.get(&asked.kernel);
             check.is_some_and(|check| check.wrong.is_none())
         });
-        // What lost once is not repeated.
+        // A candidate that lost once is not measured again.
         let again = right.filter(|asked| pass.number == 1 || self.wins(&asked.kernel, 1));
         let timed: Vec<Timed<'_>> = again
             .map(|asked| Timed {

@@ -22,7 +22,7 @@ use crate::failure::DEVICE;
 use crate::machine::Machine;
 use crate::output;
 
-/// Seconds that one thing may take where nobody says otherwise. The slowest launches take a second or two.
+/// Default limit in seconds for one launch or replay. The slowest launches take a second or two.
 pub(super) const PATIENCE: u32 = 20;
 
 /// How often the watchdog looks.

@@ -383,7 +383,7 @@ pub(crate) fn check<T: Element>(
 }
 
 impl<T: Element> Known<T> {
-    /// A problem of which nobody knows yet what to expect.
+    /// A problem whose expected results have not been computed yet.
     fn new(case: &Case, seconds: &mut Phases) -> warptile::Result<Self> {
         let inputs = timed(&mut seconds.generating, || case.inputs());
         // Stopped, they are not those of the case.

@@ -140,7 +140,7 @@ pub(super) fn runnable(backend: &Backend) -> Vec<&'static Image> {
     images_for(Role::Forward).filter(runs).collect()
 }
 
-/// The same GPU, planned for as if a CTA could have only so much shared memory.
+/// Plans for this GPU as if a CTA could have only this much shared memory.
 pub(super) fn limited(args: &VerifyArgs, backend: Backend) -> Result<Backend, Failure> {
     let (Some(gpu), Some(kib)) = (backend.gpu(), args.shared_kib) else {
         return Ok(backend);

@@ -12,7 +12,7 @@ pub(crate) struct Problem {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_size: usize,
-    /// Of each sequence: queries, keys.
+    /// Numbers of queries and keys of each sequence.
     pub(crate) lengths: Vec<(usize, usize)>,
     pub(crate) options: Options,
     pub(crate) seed: u64,

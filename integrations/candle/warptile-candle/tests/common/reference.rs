@@ -63,7 +63,7 @@ pub(crate) fn attention(
         }
     }
     let scores = (scores + Tensor::from_vec(added, (heads, length, keys), &Device::Cpu)?)?;
-    // Of a row that sees nothing, candle's softmax is NaN; ours is 0.
+    // For a row that sees no key, candle's softmax is NaN; ours is 0.
     let seen = scores.max_keepdim(D::Minus1)?.gt(f64::NEG_INFINITY)?;
     let softmax = candle_nn::ops::softmax(&scores, D::Minus1)?;
     let seen = seen.broadcast_as(softmax.shape())?;

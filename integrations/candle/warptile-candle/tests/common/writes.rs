@@ -134,7 +134,7 @@ fn wide(tensor: Tensor) -> Result<Vec<Vec<f32>>> {
     tensor.reshape(((), HEADS * SIZE))?.to_vec2()
 }
 
-/// What pages have after rows went to their slots.
+/// The expected contents of the pages after rows were written to their slots.
 fn placed<const N: usize>(new: Vec<Vec<f32>>, slots: [i64; N]) -> Vec<Vec<f32>> {
     let mut expected = vec![vec![0.5; HEADS * SIZE]; PAGES * ROWS];
     for (row, slot) in new.into_iter().zip(slots) {
