@@ -50,8 +50,8 @@ pub struct Attention {
     lse: bool,
 }
 
-/// The result of [`Attention::forward`]. On a GPU `out` and `lse` share one piece of memory, which lasts as long as
-/// either.
+/// The result of [`Attention::forward`]. On a GPU `out` and `lse` share one allocation, which is freed when both are
+/// dropped.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Output<T: Element> {

@@ -474,7 +474,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         format!("launching kernel {}", self.name)
     }
 
-    /// Makes the one call of a launch; returns the function and its answer.
+    /// Makes the driver call of a launch; returns the name of its function and the result.
     ///
     /// # Safety
     /// As [`Kernel::launch_raw`].

@@ -18,8 +18,8 @@ const NEW_ROWS: Names = Names {
     used: Operand::RowLengths,
 };
 
-/// The description of a cache write, checked: layouts, where rows go, and rotation. What `append_cpu` and
-/// `Prepared` take.
+/// The checked description of a cache write: layouts, destinations of rows, and rotation. `append_cpu` and
+/// `Prepared` take it.
 ///
 /// New keys and values are rows of two tensors: `[batch, rows, heads, head size]`, or the tokens of all sequences one after
 /// the other, `[1, tokens, heads, head size]`. A cache is pages, `[pages, page rows, heads, head size]` with any strides: heads

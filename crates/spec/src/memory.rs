@@ -13,7 +13,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Refuses memory of an argument that is given for a different access.
+    /// Returns an error if the memory of `argument` is given for a different access.
     pub fn check(self, argument: &'static str, given: Access) -> Result<()> {
         match self {
             _ if given == self => Ok(()),
