@@ -271,7 +271,8 @@ impl BackwardScratch {
     /// For so many numbers of query rows.
     fn of(numbers: usize) -> Self {
         let list = numbers.saturating_mul(size_of::<f32>());
-        let delta = Scratch::counter().bytes;
+        // Behind what launches of attention expect to be zero: a caller may give both operations the same workspace.
+        let delta = Scratch::PARTS_AT;
         let scaled_lse = delta.saturating_add(list);
         let turns = scaled_lse.saturating_add(list);
         // Sums are moved 16 bytes at a time at least.
@@ -406,5 +407,19 @@ impl Step {
             splits: 1,
             workspace_bytes: bytes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_serves_attention_after_gradients() {
+        let scratch = BackwardScratch::of(4096);
+        assert!(
+            scratch.delta >= Scratch::PARTS_AT && Scratch::PARTS_AT >= Scratch::counter().bytes
+        );
+        assert!(scratch.delta.is_multiple_of(256));
     }
 }
