@@ -48,6 +48,20 @@ fn copies_and_kernels_are_ordered() {
     }
 }
 
+/// Otherwise ranks wait for each other's kernels, as a copy waits for what the rank that it reads from has been asked before.
+#[test]
+fn copies_wait_for_no_kernel_of_their_call() {
+    for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
+        let (fake, group) = open(ranks);
+        forward(&group, 512).unwrap();
+        assert!(fake.pending() > 0);
+        assert_eq!(fake.copies_behind_kernels(), 0, "{ranks:?}");
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        drop(group);
+        fake.assert_clean();
+    }
+}
+
 #[test]
 fn a_failing_call_of_the_driver_is_an_error_and_leaks_nothing() {
     // Out of memory, and a copy that the driver refuses.

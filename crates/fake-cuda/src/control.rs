@@ -290,6 +290,10 @@ controls! {
     fn raw_pending = fake_pending() -> usize {
         |state| state.streams.values().map(|stream| stream.ops.len()).sum()
     }
+    /// How many of these are copies that wait for kernels among these.
+    fn raw_copies_behind_kernels = fake_copies_behind_kernels() -> usize {
+        |state| state.copies_behind_kernels()
+    }
 }
 
 /// Reads a name, if there is one.

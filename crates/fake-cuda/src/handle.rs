@@ -152,6 +152,11 @@ impl FakeDriver {
         self.raw_pending()
     }
 
+    /// How many queued copies wait for a queued kernel, on their own stream or through events.
+    pub fn copies_behind_kernels(&self) -> usize {
+        self.raw_copies_behind_kernels()
+    }
+
     /// The number of unfreed device allocations: the end of their context, which is when the last retain of the
     /// device is released, took them along.
     pub fn reclaimed(&self) -> usize {

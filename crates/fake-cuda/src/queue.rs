@@ -1,5 +1,6 @@
 //! Work in streams: queued at the call, run when something waits for it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use warptile_cuda_sys::CUresult;
@@ -202,6 +203,49 @@ impl State {
                 self.run_kernel(stream, launch, module, &touches);
             }
         }
+    }
+
+    /// How many queued copies wait for a queued kernel, on their own stream or through events.
+    pub(crate) fn copies_behind_kernels(&self) -> usize {
+        let copies = self.streams.iter().flat_map(|(stream, queue)| {
+            let is_copy = |op: &Op| matches!(op, Op::Copy { .. });
+            let places = (queue.ops.iter().enumerate()).filter(move |(_, (_, op))| is_copy(op));
+            places.map(|(place, _)| (*stream, place))
+        });
+        copies.filter(|at| self.is_behind_kernel(*at)).count()
+    }
+
+    /// Returns true if a kernel is among what the operation at this place of a stream's queue waits for.
+    fn is_behind_kernel(&self, at: (Key, usize)) -> bool {
+        let mut seen = HashSet::new();
+        let mut left = vec![at];
+        while let Some((stream, place)) = left.pop() {
+            let Some(queue) = self.streams.get(&stream) else {
+                continue;
+            };
+            // What is before this place has been looked at if a later one has.
+            for before in (0..place).rev() {
+                if !seen.insert((stream, before)) {
+                    break;
+                }
+                match queue.ops[before].1 {
+                    Op::Launch { .. } => return true,
+                    Op::Wait {
+                        event,
+                        sequence,
+                        on,
+                    } => {
+                        let is_record = |op: &Op| matches!(op, Op::Record { event: of, sequence: number } if (*of, *number) == (event, sequence));
+                        let ops = self.streams.get(&on).map(|queue| &queue.ops);
+                        let record =
+                            ops.and_then(|ops| ops.iter().position(|(_, op)| is_record(op)));
+                        left.extend(record.map(|record| (on, record)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        false
     }
 
     /// Microseconds that an operation takes.
