@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use warptile::driver::DeviceBuffer;
+use warptile::spec::Invalid;
 use warptile::{Attention, Element, Layout, Tensor};
 
 use crate::error::{OfRank, Result};
@@ -144,9 +145,10 @@ impl Rank<'_> {
         let mut staging = DeviceBuffer::uninit(stream, layout.reach())?;
         for copy in copies {
             let (to, source): (Range<usize>, Tensor<T>) = copy?;
-            if let Some(source) = source.device_slice() {
-                staging.slice_mut(to)?.copy_from(&source)?;
-            }
+            let source = source.device_slice().ok_or_else(|| {
+                Invalid::presence("k or v", "has rows outside of its device's memory")
+            })?;
+            staging.slice_mut(to)?.copy_from(&source)?;
         }
         Tensor::from_device(backend, staging, layout)
     }
