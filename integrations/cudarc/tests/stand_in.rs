@@ -397,7 +397,7 @@ fn errors(session: &Session) -> Result {
         },
     );
     let wide = stream.alloc_zeros::<i64>(2)?;
-    refused("key_lengths has numbers of another type", &|bindings| {
+    refused("key_lengths has numbers of a different type", &|bindings| {
         session.launch(&plain, bindings.with(Operand::KeyLengths, wide.as_view()))
     });
     refused(
@@ -448,7 +448,7 @@ fn errors(session: &Session) -> Result {
         )
     });
     let floats = stream.alloc_zeros::<f32>(2)?;
-    refused("key_lengths has numbers of another type", &|bindings| {
+    refused("key_lengths has numbers of a different type", &|bindings| {
         session.launch(&plain, bindings.with(Operand::KeyLengths, floats.as_view()))
     });
     // Values in a view of their own, though the keys' view had room for both.

@@ -363,7 +363,7 @@ fn numbers_of_another_size_are_refused() {
         assert!(
             error
                 .to_string()
-                .starts_with("positions has numbers of another type"),
+                .starts_with("positions has numbers of a different type"),
             "{error}"
         );
         let error = prepared
