@@ -291,7 +291,7 @@ def _flash_of_rows(original):
 def _gradients_of_sdpa(original):
     def gradients(keys, grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random, scale=None):
         takes = dropout_p == 0.0 and _takes(query, key, value, True) and _square(query, key, is_causal)
-        if takes and _is_lse(lse, query.shape[:3]) and _is_faster(query, query.shape[1] == key.shape[1]):
+        if takes and _is_lse(lse, query.shape[:3]) and _is_preferred(query, query.shape[1] == key.shape[1]):
             found = _gradients(grad_out, query, key, value, out, lse, {"layout": "bhsd", "causal": is_causal, "scale": scale})
             if found is not None:
                 return found
@@ -305,7 +305,7 @@ def _gradients_of_rows(original):
     def gradients(keys, grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random, **options):
         packed = query.dim() == 3
         takes = dropout_p == 0.0 and _takes_rows(query, key, value, cum_q if packed else None, cum_k if packed else None)
-        if takes and _is_faster(query, query.shape[-2] == key.shape[-2]):
+        if takes and _is_preferred(query, query.shape[-2] == key.shape[-2]):
             batch, rows, heads = (query.shape[:1] if not packed else ()), query.shape[-3], query.shape[-2]
             ours = {"causal": is_causal, "scale": options.get("scale")}
             ours["window"] = options.get("window_size_left"), options.get("window_size_right")
@@ -321,11 +321,11 @@ def _gradients_of_rows(original):
     return gradients
 
 
-def _is_faster(query, heads_are_equal):
+def _is_preferred(query, heads_are_equal):
     """Whether warptile's gradients are taken instead of those of torch's kernels, which read warptile's output and log-sum-exp as well.
 
-    They are where they are faster: on compute capability 9.0 up to head size 128, by docs/training.md; where torch is asked for the same
-    bits each time; and where heads share keys, for which nothing else has been measured.
+    They are on compute capability 9.0 up to head size 128, where they were measured to be faster (docs/training.md); where torch is asked
+    for the same bits each time; and where heads share keys, for which torch's kernels have not been tried.
     """
     if not heads_are_equal or torch.are_deterministic_algorithms_enabled():
         return True
