@@ -1,8 +1,8 @@
 //! DLPack's structures, and tensors read out of its capsules.
 //!
-//! Declared after `dlpack.h` of DLPack 1.1: <https://dmlc.github.io/dlpack/latest/c_api.html>.
+//! Declared after `dlpack.h` of DLPack 1.1, and of 1.3 for its C functions: <https://dmlc.github.io/dlpack/latest/c_api.html>.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -23,6 +23,7 @@ const FLAG_COPIED: u64 = 2;
 
 const VERSIONED: &CStr = c"dltensor_versioned";
 const UNVERSIONED: &CStr = c"dltensor";
+const EXCHANGE: &CStr = c"dlpack_exchange_api";
 
 #[repr(C)]
 struct DlDevice {
@@ -68,6 +69,65 @@ struct DlManagedTensorVersioned {
     deleter: Option<unsafe extern "C" fn(*mut DlManagedTensorVersioned)>,
     flags: u64,
     tensor: DlTensor,
+}
+
+/// The head of a table of C functions. Tables of other major versions follow by `previous`.
+#[repr(C)]
+struct DlExchangeHeader {
+    version: DlVersion,
+    previous: *const DlExchangeHeader,
+}
+
+#[repr(C)]
+struct DlExchange {
+    header: DlExchangeHeader,
+    allocate: *const c_void,
+    managed_of_object: *const c_void,
+    object_of_managed: *const c_void,
+    tensor_of_object: Option<TensorOfObject>,
+}
+
+/// Fills in the tensor of a Python object, whose memory stays the object's. Other results than 0 set a Python exception.
+type TensorOfObject = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
+
+/// DLPack's C function that describes the objects of a class, which takes a fraction of the time of its attributes.
+pub(crate) struct Exchange(TensorOfObject);
+
+impl Exchange {
+    /// That of a class, if it has one.
+    pub(crate) fn of(class: &Bound<'_, PyAny>) -> Option<Self> {
+        let table = class.getattr("__dlpack_c_exchange_api__").ok()?;
+        let table = table.cast_into::<PyCapsule>().ok()?;
+        let found = table.pointer_checked(Some(EXCHANGE)).ok()?;
+        let mut next: *const DlExchangeHeader = found.as_ptr().cast();
+        // SAFETY: by the protocol each table begins with its head, and stays as long as the process.
+        while let Some(head) = unsafe { next.as_ref() } {
+            if head.version.major == VERSION.0 {
+                // SAFETY: the tables of this major version have this layout, and newer minor ones only add to it.
+                let tensor_of_object = unsafe { (*next.cast::<DlExchange>()).tensor_of_object };
+                return tensor_of_object.map(Exchange);
+            }
+            next = head.previous;
+        }
+        None
+    }
+
+    /// Describes an object of the class. None if that fails, or if its elements have another type than those of [`Dtype`].
+    pub(crate) fn describe(
+        &self,
+        name: &'static str,
+        object: &Bound<'_, PyAny>,
+    ) -> Option<Described> {
+        let mut tensor = std::mem::MaybeUninit::<DlTensor>::zeroed();
+        // SAFETY: the object is one of the class, and the GIL is held.
+        if unsafe { (self.0)(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
+            PyErr::take(object.py());
+            return None;
+        }
+        // SAFETY: every field may be zero, and those that the function has filled in point to memory of the object, which is held.
+        let tensor = unsafe { tensor.assume_init_ref() };
+        { describe(name, tensor, true).ok() }.filter(|is| !matches!(is.dtype, Dtype::Other(_)))
+    }
 }
 
 /// Where the object's `__dlpack_device__` says it is.

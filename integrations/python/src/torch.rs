@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
+use crate::dlpack::Exchange;
 use crate::errors::{Failure, Result};
 
 /// The parts of torch in use, looked up once.
@@ -14,6 +15,8 @@ pub(crate) struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyType>,
     dtypes: Vec<(Py<PyAny>, Dtype)>,
+    /// Older versions of torch do not have it.
+    exchange: Option<Exchange>,
     is_grad_enabled: Py<PyAny>,
     empty_strided: Py<PyAny>,
     /// Gives the raw handle of a device's current stream; older versions of torch do not have it.
@@ -42,6 +45,7 @@ impl Torch {
             Dtype::Bf16,
             Dtype::F32,
             Dtype::I32,
+            Dtype::U32,
             Dtype::I64,
             Dtype::Bool,
             Dtype::U8,
@@ -52,8 +56,10 @@ impl Torch {
         let dtypes = { known.into_iter() }
             .chain(Dtype::scaled())
             .filter_map(object);
+        let tensor = torch.getattr("Tensor")?;
         Ok(Torch {
-            tensor: class(torch.getattr("Tensor")?)?,
+            exchange: Exchange::of(&tensor),
+            tensor: class(tensor)?,
             parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
             dtypes: dtypes.collect(),
             is_grad_enabled: of("is_grad_enabled")?,
@@ -70,6 +76,13 @@ impl Torch {
     }
 
     pub(crate) fn device(&self, name: &'static str, tensor: &Bound<'_, PyAny>) -> Result<Device> {
+        match self.quickly(name, tensor) {
+            Some(described) => Ok(described.device),
+            None => Self::device_by_attributes(name, tensor),
+        }
+    }
+
+    fn device_by_attributes(name: &'static str, tensor: &Bound<'_, PyAny>) -> Result<Device> {
         let py = tensor.py();
         if tensor.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
             let ordinal = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
@@ -84,26 +97,18 @@ impl Torch {
         )))
     }
 
-    pub(crate) fn describe(
+    /// By DLPack's C function. None without one, and for tensors that warptile cannot use: the attributes tell why.
+    fn quickly(&self, name: &'static str, tensor: &Bound<'_, PyAny>) -> Option<Described> {
+        self.exchange.as_ref()?.describe(name, tensor)
+    }
+
+    fn by_attributes(
         &self,
         name: &'static str,
+        device: Device,
         tensor: &Bound<'_, PyAny>,
-        gradients: Gradients,
     ) -> Result<Described> {
         let py = tensor.py();
-        let device = self.device(name, tensor)?;
-        if gradients == Gradients::Refused
-            && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
-            && self.is_grad_enabled.bind(py).call0()?.is_truthy()?
-        {
-            return Err(Failure::Gradient(name));
-        }
-        // Views whose elements are to be negated when they are read.
-        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-            return Err(Failure::Invalid(format!(
-                "{name} is a lazily negated view; pass {name}.resolve_neg()"
-            )));
-        }
         let dtype = tensor.getattr(intern!(py, "dtype"))?;
         let known = self.dtypes.iter().find(|(object, _)| dtype.is(object));
         let dtype = match known {
@@ -119,7 +124,37 @@ impl Torch {
             )));
         }
         let (shape, strides) = (&shape[..rank], &strides[..rank]);
-        let described = Described::new(name, device, address, dtype, shape, Some(strides), true)?;
+        Described::new(name, device, address, dtype, shape, Some(strides), true)
+    }
+
+    pub(crate) fn describe(
+        &self,
+        name: &'static str,
+        tensor: &Bound<'_, PyAny>,
+        gradients: Gradients,
+    ) -> Result<Described> {
+        let py = tensor.py();
+        let described = self.quickly(name, tensor);
+        let device = match &described {
+            Some(described) => described.device,
+            None => Self::device_by_attributes(name, tensor)?,
+        };
+        if gradients == Gradients::Refused
+            && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+            && self.is_grad_enabled.bind(py).call0()?.is_truthy()?
+        {
+            return Err(Failure::Gradient(name));
+        }
+        // Views whose elements are to be negated when they are read.
+        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Err(Failure::Invalid(format!(
+                "{name} is a lazily negated view; pass {name}.resolve_neg()"
+            )));
+        }
+        let described = match described {
+            Some(described) => described,
+            None => self.by_attributes(name, device, tensor)?,
+        };
         // A storage may have been made smaller than a tensor that lies in it. On a GPU this is not asked: torch does not
         // either, and host time is what a call there costs.
         if device == Device::Cpu {
@@ -127,7 +162,9 @@ impl Torch {
             let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
             let start: u64 = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
             let needed = (described.reach() as u64).saturating_mul(described.dtype.size());
-            let available = start.saturating_add(bytes).saturating_sub(address);
+            let available = start
+                .saturating_add(bytes)
+                .saturating_sub(described.address);
             if needed > available {
                 return Err(Failure::Invalid(format!(
                     "{name} reaches over {needed} bytes, but its storage has {available} from there on"

@@ -75,6 +75,43 @@ class DLPack:
         return _new_capsule(ctypes.addressof(self.managed), self.changes.get("name", b"dltensor_versioned"), None)
 
 
+_Fill = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Tensor))
+
+
+class _Exchange(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("others", ctypes.c_void_p * 3),
+        ("fill", _Fill),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+class Exchange:
+    """DLPack's table of C functions for a class, behind one of a later major version. `of` gives an object as a `DLPack`, or None."""
+
+    def __init__(self, of):
+        self.of, self.calls = of, 0
+        self.table = _Exchange(1, 3, None, (None,) * 3, _Fill(self.fill), None)
+        self.newest = _Exchange(2, 0, ctypes.addressof(self.table), (None,) * 3, _Fill(), None)
+        self.capsule = _new_capsule(ctypes.addressof(self.newest), b"dlpack_exchange_api", None)
+
+    def fill(self, item, tensor):
+        self.calls += 1
+        exported = self.of(item)
+        if exported is None:
+            # As the function says, with an exception set.
+            ctypes.pythonapi.PyErr_SetString(ctypes.py_object(BufferError), b"it cannot be exported")
+            return -1
+        exported.__dlpack__()
+        tensor[0] = exported.managed.tensor
+        # The numbers of its shape and strides stay as long as the object.
+        item.exported = exported
+        return 0
+
+
 class ArrayInterface:
     """Exports an array through numpy's interface alone."""
 

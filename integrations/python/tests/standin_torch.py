@@ -1,4 +1,5 @@
-"""As much of torch as the native module asks of it, over numpy: run by test_torch.py in a process of its own.
+"""As much of torch as the native module asks of it, over numpy: run by test_torch.py in a process of its own, with the argument `dlpack` as
+a torch whose tensors have DLPack's C functions, else as an older one.
 
 Tensors on a "GPU" have addresses that nobody reads; the driver is the stand-in, if there is one.
 """
@@ -9,6 +10,7 @@ import sys
 import types
 
 import numpy as np
+from exporters import CODES, CPU, CUDA, DLPack, Exchange
 
 calls = []
 
@@ -109,6 +111,24 @@ torch.empty_strided = empty_strided
 torch._C = types.SimpleNamespace(_cuda_getCurrentRawStream=current_raw_stream)
 torch.nn = types.SimpleNamespace(Parameter=Parameter)
 torch.Tensor = Tensor
+
+
+def exported(tensor):
+    kind = {"cpu": CPU, "cuda": CUDA}.get(tensor.device.partition(":")[0])
+    if kind is None or tensor.array.dtype.name not in CODES:
+        return None
+    return DLPack(
+        tensor.array,
+        device=(kind, max(tensor.get_device(), 0)),
+        address=tensor.address,
+        e4m3=tensor.name == "float8_e4m3fn",
+        give_strides=True,
+    )
+
+
+exchange = Exchange(exported)
+if "dlpack" in sys.argv:
+    Tensor.__dlpack_c_exchange_api__ = exchange.capsule
 Tensor.__module__, Parameter.__module__ = "torch", "torch.nn.parameter"
 sys.modules["torch"] = torch
 
@@ -207,4 +227,5 @@ on_the_cpu()
 keys_in_e4m3()
 if os.environ.get("WARPTILE_LIBCUDA"):
     on_a_gpu()
+assert (exchange.calls > 0) == ("dlpack" in sys.argv)
 print("done")

@@ -14,8 +14,9 @@ class Torch(unittest.TestCase):
         if library:
             environment["WARPTILE_LIBCUDA"] = library
         program = pathlib.Path(__file__).with_name("standin_torch.py")
-        done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=300)
-        self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+        for arguments in ([], ["dlpack"]):
+            done = subprocess.run([sys.executable, program, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+            self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 
 
 if __name__ == "__main__":
