@@ -3,12 +3,13 @@
 use std::fmt;
 
 use bytemuck::cast_slice;
-use warptile::spec::{Backward, Call, HostInputs, Operand};
+use warptile::kernels::Elements;
+use warptile::spec::{Backward, Call, HostInputs, Operand, Slots};
 use warptile::{Element, ElementType};
 
 use crate::compiled::{Compiled, with_type};
 use crate::error::Result;
-use crate::reference::{GRADIENTS, GradientReferences, ReferenceOutput, References, gradients};
+use crate::reference::{GradientReferences, ReferenceOutput, References, gradients};
 use crate::rounding::{round, ulp};
 use crate::with_element;
 
@@ -76,7 +77,7 @@ pub(crate) struct NaturalErrors {
 }
 
 /// How far values may be from the expected ones.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Tolerance {
     /// For every element.
     common: f64,
@@ -297,10 +298,13 @@ impl Expectation {
 /// the plain computation may be right by luck. A NaN never passes.
 #[derive(Debug)]
 #[must_use]
-pub struct GradientExpectation {
-    exact: [Vec<f64>; 4],
-    tolerances: [Tolerance; 4],
-    rms: [f64; 4],
+pub struct GradientExpectation(Slots<ExpectedGradient>);
+
+#[derive(Debug, Default)]
+struct ExpectedGradient {
+    exact: Vec<f64>,
+    tolerance: Tolerance,
+    rms: f64,
 }
 
 impl GradientExpectation {
@@ -316,67 +320,66 @@ impl GradientExpectation {
 
     fn from_references(backward: &Backward, references: GradientReferences) -> Self {
         let GradientReferences {
-            exact,
+            mut exact,
             rounded,
             variance,
         } = references;
-        let of = |index: usize| {
-            let element = match GRADIENTS[index] {
-                Operand::DSinks => ElementType::F32,
+        let of = |operand: Operand| {
+            let element = match operand.elements() {
+                Elements::F32 => ElementType::F32,
                 _ => backward.call().element(),
             };
-            let (r, r16) = (&exact[index], &rounded[index]);
+            let exact = std::mem::take(&mut exact[operand]);
+            let (r, r16, variance) = (&exact, &rounded[operand], &variance[operand]);
             let size = largest_finite(r, r, |r, _| r.abs());
             let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + ulp(element, *r);
             let tolerance = Tolerance {
                 common: factor(backward.call()) * natural_error(r, r16) + 2e-5 * size,
                 relative: 0.0,
-                floors: { variance[index].iter().zip(r) }
+                floors: { variance.iter().zip(r) }
                     .map(|pair| floor(pair) as f32)
                     .collect(),
                 stored_as: None,
             };
             let count = r.len().max(1) as f64;
-            let unavoidable = { variance[index].iter().zip(r) }
+            let unavoidable = { variance.iter().zip(r) }
                 .map(|(variance, r)| variance + ulp(element, *r).powi(2) / 12.0);
             let plain = r16.iter().zip(r).map(|(r16, r)| (r16 - r).powi(2));
             // A value beyond the type's range is infinite in one of them.
             let finite = plain.filter(|square| square.is_finite());
             let square = finite.sum::<f64>().max(unavoidable.sum());
             let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 / count.sqrt());
-            (tolerance, rms)
+            ExpectedGradient {
+                exact,
+                tolerance,
+                rms,
+            }
         };
-        let all = [0, 1, 2, 3].map(of);
-        GradientExpectation {
-            rms: [0, 1, 2, 3].map(|index| all[index].1),
-            tolerances: all.map(|(tolerance, _)| tolerance),
-            exact,
-        }
+        GradientExpectation(Slots::from_fn(of))
     }
-
-    /// The gradients of a backward pass.
-    pub const OPERANDS: [Operand; 4] = GRADIENTS;
 
     /// A gradient, dense `[batch, length, heads, head size]`, or a number for each sink; empty for any other operand. Rows that belong to
     /// no sequence are 0.
     pub fn gradient(&self, operand: Operand) -> &[f64] {
-        let index = GRADIENTS.iter().position(|of| *of == operand);
-        index.map_or(&[], |index| &self.exact[index])
+        &self.0[operand].exact
     }
 
     /// Judges a gradient given in the order of [`gradient`](Self::gradient).
     pub fn judge<T: Element>(&self, operand: Operand, found: &[T]) -> Verdict {
-        let index = GRADIENTS.iter().position(|of| *of == operand).unwrap_or(0);
-        let (exact, tolerance) = (&self.exact[index], &self.tolerances[index]);
+        let ExpectedGradient {
+            exact,
+            tolerance,
+            rms: allowed,
+        } = &self.0[operand];
         let mut verdict = with_type!(U = T, judge::<U>(cast_slice(found), exact, tolerance));
         let squares = { found.iter().zip(exact) }
             .map(|(x, r)| (x.to_f64() - r).powi(2))
             .filter(|square| square.is_finite());
         let rms = (squares.sum::<f64>() / exact.len().max(1) as f64).sqrt();
-        if rms > self.rms[index] {
+        if rms > *allowed {
             verdict.passed = false;
-            if rms / self.rms[index] > verdict.worst.ratio() {
-                (verdict.worst.error, verdict.worst.bound) = (rms, self.rms[index]);
+            if rms / allowed > verdict.worst.ratio() {
+                (verdict.worst.error, verdict.worst.bound) = (rms, *allowed);
             }
         }
         verdict

@@ -4,7 +4,7 @@ use warptile::cpu::forward_cpu;
 use warptile::gpu::{Bindings, Gpu};
 use warptile::kernels::Kind;
 use warptile::plan::{BackwardProblem, Choice};
-use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand};
+use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand, Slots};
 use warptile::{Element, Layout};
 use warptile_driver::DeviceBuffer;
 
@@ -14,9 +14,6 @@ use crate::data::{Buffer, Data, Inputs, Random, first_other, for_each_row};
 use crate::device::DeviceInputs;
 use crate::error::{Error, Result};
 use crate::ferry::Ferry;
-
-/// The gradients that are tensors.
-const TENSORS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
 
 /// The backward pass of a case, with its data. The output and lse are those of the CPU path.
 #[derive(Debug, Clone)]
@@ -28,14 +25,9 @@ pub struct BackwardCase<T> {
     pub inputs: Inputs<T>,
 }
 
-/// The buffers that a backward pass writes to: poisoned before the run.
+/// The buffers of the gradients that are wanted: poisoned before the run.
 #[derive(Debug, Clone)]
-pub struct GradientBuffers<T> {
-    /// dq, dk and dv, those that are wanted.
-    pub tensors: [Option<Buffer<T>>; 3],
-    /// The gradients of sinks, if they are wanted.
-    pub d_sinks: Option<Vec<f32>>,
-}
+pub struct GradientBuffers<T>(Slots<Option<Data<T>>>);
 
 /// The errors found in gradients.
 #[derive(Debug, thiserror::Error)]
@@ -78,20 +70,17 @@ impl Case {
     /// When the call has no backward pass.
     pub fn backward_of(&self, call: Call) -> Result<Backward> {
         let mut random = Random::new(self.seed ^ 0xbac4);
-        let layouts = [*call.q(), *call.k(), *call.v()];
-        let has_sinks = call.has(Operand::Sinks);
-        let mut builder = Backward::builder(call).d_lse(random.below(3) == 0);
-        for (operand, layout) in TENSORS.into_iter().zip(layouts) {
-            builder = match random.below(8) {
-                0 => builder.want(operand, false),
-                _ if self.layout == LayoutKind::Interleaved => builder,
-                _ => builder.layout(operand, layout),
+        let mut builder = Backward::builder(call.clone()).d_lse(random.below(3) == 0);
+        for operand in Operand::GRADIENTS {
+            let of = operand.gradient_of().filter(|of| call.has(*of));
+            builder = match of.and_then(|of| call.layout(of)) {
+                None => builder.want(operand, of.is_some()),
+                Some(_) if random.below(8) == 0 => builder.want(operand, false),
+                Some(_) if self.layout == LayoutKind::Interleaved => builder,
+                Some(layout) => builder.layout(operand, *layout),
             };
         }
-        Ok(builder
-            .want(Operand::DSinks, has_sinks)
-            .build()
-            .map_err(warptile::Error::from)?)
+        Ok(builder.build().map_err(warptile::Error::from)?)
     }
 
     /// The backward pass of the case.
@@ -141,22 +130,17 @@ impl Case {
 impl<T: Element> BackwardCase<T> {
     /// Poisoned buffers for the result.
     pub fn result(&self) -> GradientBuffers<T> {
-        let buffer = |operand| {
+        GradientBuffers(Slots::from_fn(|operand| {
             let layout = self.backward.gradient(operand)?;
-            Some(Buffer {
-                data: self.case.poisoned::<T>(layout),
-                offset: self.case.offset(),
-                layout: *layout,
+            Some(match operand.kind() {
+                Kind::List(_) => Data::Floats(vec![f32::NAN; layout.reach()]),
+                _ => Data::Elements(Buffer {
+                    data: self.case.poisoned::<T>(layout),
+                    offset: self.case.offset(),
+                    layout: *layout,
+                }),
             })
-        };
-        let heads = self.backward.call().heads().query;
-        GradientBuffers {
-            tensors: TENSORS.map(buffer),
-            d_sinks: self
-                .backward
-                .wants(Operand::DSinks)
-                .then(|| vec![f32::NAN; heads]),
-        }
+        }))
     }
 
     /// Computes what to expect, on the host.
@@ -195,33 +179,23 @@ impl<T: Element> BackwardCase<T> {
             let mut bindings = Bindings::default();
             inputs.add_to(&mut bindings)?;
             lists.add_to(&mut bindings)?;
-            let mut tensors = Vec::new();
-            for buffer in result.tensors.iter().flatten() {
-                tensors.push((
-                    DeviceBuffer::from_slice(stream, &buffer.data)?,
-                    buffer.offset,
-                ));
-            }
-            let wanted: Vec<Operand> = { TENSORS.into_iter() }
-                .filter(|operand| backward.wants(*operand))
-                .collect();
-            for ((memory, offset), operand) in tensors.iter_mut().zip(wanted) {
-                bindings.set_output(operand, memory.slice_mut(*offset..)?);
-            }
-            let sinks = result.d_sinks.as_ref();
-            let mut sinks = sinks
-                .map(|sinks| DeviceBuffer::from_slice(stream, sinks))
-                .transpose()?;
-            if let Some(sinks) = &mut sinks {
-                bindings.set_output(Operand::DSinks, sinks.as_slice_mut());
+            let mut written = result.0.try_map(|_, data| {
+                let (bytes, at) = data.bytes();
+                Ok::<_, warptile::Error>((DeviceBuffer::from_slice(stream, bytes)?, at))
+            })?;
+            for (operand, written) in written.iter_mut() {
+                if let Some((memory, at)) = written {
+                    bindings.set_output(operand, memory.slice_mut(*at..)?);
+                }
             }
             prepared.launch(stream, &backward, &bindings)?;
             run();
             drop(bindings);
-            for (buffer, (memory, _)) in result.tensors.iter_mut().flatten().zip(tensors) {
-                buffer.data = memory.to_vec()?;
+            for (operand, (memory, _)) in written.given() {
+                if let Some(data) = &mut result.0[operand] {
+                    memory.copy_to_slice(data.bytes_mut())?;
+                }
             }
-            result.d_sinks = sinks.map(|sinks| sinks.to_vec()).transpose()?;
             Ok(result)
         };
         Ok(on_gpu()?)
@@ -246,8 +220,15 @@ impl<T: Element> BackwardCase<T> {
             }
             false => Err(GradientFailure::Wrong { operand, verdict }),
         };
-        for (operand, buffer) in TENSORS.into_iter().zip(&result.tensors) {
-            let Some(buffer) = buffer else { continue };
+        for (operand, data) in result.0.given() {
+            let buffer = match data {
+                Data::Elements(buffer) => buffer,
+                _ => {
+                    let found = data.floats().unwrap_or_default();
+                    judge(operand, expected.judge(operand, found))?;
+                    continue;
+                }
+            };
             let (layout, size) = (buffer.layout, buffer.layout.head_dim());
             let mut left = buffer.data.clone();
             let mut found = vec![T::from_f64(0.0); expected.gradient(operand).len()];
@@ -269,9 +250,6 @@ impl<T: Element> BackwardCase<T> {
             }
             judge(operand, expected.judge(operand, &found))?;
         }
-        if let Some(d_sinks) = &result.d_sinks {
-            judge(Operand::DSinks, expected.judge(Operand::DSinks, d_sinks))?;
-        }
         Ok(worst)
     }
 }
@@ -280,14 +258,20 @@ impl<T: Element> GradientBuffers<T> {
     /// The outputs as the backward pass has them.
     pub fn host(&mut self) -> HostOutputs<'_> {
         let mut outputs = HostOutputs::default();
-        for (operand, buffer) in TENSORS.into_iter().zip(&mut self.tensors) {
-            if let Some(buffer) = buffer {
-                outputs = outputs.with(operand, &mut buffer.data[buffer.offset..]);
-            }
+        for (operand, data) in self.0.iter_mut() {
+            outputs = match data {
+                Some(Data::Elements(to)) => outputs.with(operand, &mut to.data[to.offset..]),
+                Some(Data::Bytes(to)) => outputs.with(operand, &mut to.data[to.offset..]),
+                Some(Data::Floats(to)) => outputs.with(operand, to),
+                None => outputs,
+            };
         }
-        match &mut self.d_sinks {
-            Some(d_sinks) => outputs.with(Operand::DSinks, d_sinks),
-            None => outputs,
-        }
+        outputs
+    }
+
+    /// All bits, poison included.
+    pub fn bits(&self) -> Vec<u8> {
+        let bytes = |(_, data): (Operand, &Data<T>)| data.bytes().0.to_vec();
+        self.0.given().flat_map(bytes).collect()
     }
 }

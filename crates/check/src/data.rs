@@ -1,7 +1,7 @@
 //! Data for cases, poison around it, and the check of what a kernel made of it.
 
 use bytemuck::allocation::cast_vec;
-use bytemuck::cast_slice;
+use bytemuck::{cast_slice, cast_slice_mut};
 use warptile::cpu::Stop;
 use warptile::kernels::{Elements, Kind, Values};
 use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Sequence, Slots, View};
@@ -128,6 +128,15 @@ impl<T: Element> Data<T> {
             Data::Elements(buffer) => (cast_slice(&buffer.data), buffer.offset * size_of::<T>()),
             Data::Bytes(buffer) => (&buffer.data, buffer.offset),
             Data::Floats(values) => (cast_slice(values), 0),
+        }
+    }
+
+    /// The bytes of all elements, for changing them.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Data::Elements(buffer) => cast_slice_mut(&mut buffer.data),
+            Data::Bytes(buffer) => &mut buffer.data,
+            Data::Floats(values) => cast_slice_mut(values),
         }
     }
 

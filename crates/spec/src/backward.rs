@@ -3,16 +3,9 @@
 use crate::prepass::Prepass;
 use crate::slots::UNWANTED;
 use crate::{
-    Access, Call, DIMENSIONS, ElementType, Expected, Invalid, Layout, Operand, Result, Slots,
-    check_alone, expect_same,
+    Access, Call, DIMENSIONS, ElementType, Elements, Expected, Invalid, Kind, Layout, Operand,
+    Result, Slots, check_alone, expect_same,
 };
-
-/// The gradients that are tensors, each with the tensor that it is the gradient of.
-const TENSORS: [(Operand, Operand); 3] = [
-    (Operand::DQ, Operand::Q),
-    (Operand::DK, Operand::K),
-    (Operand::DV, Operand::V),
-];
 
 /// The backward pass of a call, checked: from the gradient of its output, and of its lse if that is used, to the
 /// gradients of queries, keys, values and sinks.
@@ -40,9 +33,8 @@ const TENSORS: [(Operand, Operand); 3] = [
 #[derive(Debug, Clone)]
 pub struct Backward {
     call: Call,
-    /// The gradients of `TENSORS` that are wanted.
-    gradients: [Option<Layout>; 3],
-    d_sinks: bool,
+    /// The gradients that are wanted.
+    gradients: Box<Slots<Option<Layout>>>,
     gradient_type: ElementType,
     adds: bool,
     prepass: Prepass,
@@ -56,10 +48,17 @@ pub struct BackwardBuilder {
     call: Call,
     d_out: Layout,
     d_lse: bool,
-    gradients: [Option<Layout>; 3],
-    d_sinks: bool,
+    gradients: Box<Slots<Gradient>>,
     gradient_type: ElementType,
     adds: bool,
+}
+
+/// A gradient as a builder was told of it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Gradient {
+    wanted: bool,
+    /// Default: dense.
+    layout: Option<Layout>,
 }
 
 impl Backward {
@@ -71,8 +70,10 @@ impl Backward {
         BackwardBuilder {
             d_out: *call.out(),
             d_lse: false,
-            gradients: [call.q(), call.k(), call.v()].map(|layout| Some(layout.dense_like())),
-            d_sinks: false,
+            gradients: Box::new(Slots::from_fn(|operand| Gradient {
+                wanted: operand.moves_rows(),
+                layout: None,
+            })),
             gradient_type: call.element(),
             adds: false,
             call,
@@ -89,23 +90,27 @@ impl Backward {
         self.prepass.d_out()
     }
 
-    /// Layout of a gradient; `None` if it is not wanted, or no tensor.
+    /// Layout of a gradient, that of a list `[1, 1, numbers, 1]`; `None` if it is not wanted.
     pub fn gradient(&self, operand: Operand) -> Option<&Layout> {
-        let index = TENSORS.iter().position(|(of, _)| *of == operand)?;
-        self.gradients[index].as_ref()
+        self.gradients[operand].as_ref()
     }
 
     /// Returns true if a gradient is wanted.
     pub fn wants(&self, operand: Operand) -> bool {
-        match operand {
-            Operand::DSinks => self.d_sinks,
-            _ => self.gradient(operand).is_some(),
-        }
+        self.gradient(operand).is_some()
     }
 
-    /// Element type of dq, dk and dv: that of the tensors, or `f32`.
+    /// Element type of the gradients of tensors: that of the tensors, or `f32`. Those of lists are `f32`.
     pub const fn gradient_type(&self) -> ElementType {
         self.gradient_type
+    }
+
+    /// Element type of a gradient.
+    pub fn type_of(&self, operand: Operand) -> ElementType {
+        match operand.elements() {
+            Elements::F32 => ElementType::F32,
+            _ => self.gradient_type,
+        }
     }
 
     /// Returns true if gradients are added to the present values.
@@ -121,16 +126,17 @@ impl Backward {
     /// Returns true if every tensor's rows start at multiples of 16 bytes, as [`Call::is_aligned`].
     pub fn is_aligned(&self) -> bool {
         let fits = |layout: &Layout, element: ElementType| layout.steps_aligned(element.size());
-        let mut gradients = self.gradients.iter().flatten();
+        let mut gradients = { self.gradients.given() }.filter(|(operand, _)| operand.moves_rows());
         self.call.is_aligned()
             && fits(self.d_out(), self.call.element())
-            && gradients.all(|layout| fits(layout, self.gradient_type))
+            && gradients.all(|(operand, layout)| fits(layout, self.type_of(operand)))
     }
 
     /// Returns true if some row of a gradient belongs to no sequence, or could: then nothing writes it.
     pub fn leaves_gaps(&self, operand: Operand) -> bool {
-        match operand {
-            Operand::DK | Operand::DV => self.call.keys().leaves_gaps(),
+        match operand.kind() {
+            Kind::Keys => self.call.keys().leaves_gaps(),
+            Kind::List(_) => false,
             _ => self.call.leaves_gaps(),
         }
     }
@@ -159,21 +165,21 @@ impl Backward {
 impl BackwardBuilder {
     /// The layout of `d_out`, or of a gradient, which then is wanted. Default: that of the output, or dense.
     pub fn layout(mut self, operand: Operand, layout: Layout) -> Self {
-        match TENSORS.iter().position(|(of, _)| *of == operand) {
-            Some(index) => self.gradients[index] = Some(layout),
-            None if operand == Operand::DOut => self.d_out = layout,
-            None => {}
+        match operand {
+            Operand::DOut => self.d_out = layout,
+            _ => {
+                self.gradients[operand] = Gradient {
+                    wanted: true,
+                    layout: Some(layout),
+                };
+            }
         }
         self
     }
 
-    /// Sets whether a gradient is wanted: `dq`, `dk` and `dv` are by default, `d_sinks` is not.
+    /// Sets whether a gradient is wanted: those of queries, keys and values are by default, others are not.
     pub fn want(mut self, operand: Operand, wanted: bool) -> Self {
-        match TENSORS.iter().position(|(of, _)| *of == operand) {
-            Some(index) if !wanted => self.gradients[index] = None,
-            None if operand == Operand::DSinks => self.d_sinks = wanted,
-            _ => {}
-        }
+        self.gradients[operand].wanted = wanted;
         self
     }
 
@@ -182,7 +188,7 @@ impl BackwardBuilder {
         BackwardBuilder { d_lse, ..self }
     }
 
-    /// Element type of dq, dk and dv: that of the tensors, which is the default, or `f32`.
+    /// Element type of the gradients of tensors: that of the tensors, which is the default, or `f32`.
     pub fn gradient_type(self, gradient_type: ElementType) -> Self {
         BackwardBuilder {
             gradient_type,
@@ -224,11 +230,19 @@ impl BackwardBuilder {
                 });
             }
         }
-        if self.d_sinks && !call.has(Operand::Sinks) {
-            return Err(Invalid::presence(
-                Operand::DSinks.name(),
-                "is wanted, but the call has no sinks",
-            ));
+        let mut gradients = Box::new(Slots::none());
+        for operand in Operand::GRADIENTS {
+            let gradient = self.gradients[operand];
+            if !gradient.wanted {
+                continue;
+            }
+            let Some(dense) = call.gradient_layout(operand) else {
+                return Err(Invalid::NoGradient {
+                    argument: operand.name(),
+                    of: source(operand),
+                });
+            };
+            gradients[operand] = Some(gradient.layout.unwrap_or(dense));
         }
         let out = call.out().shape;
         expect_same("d_out", self.d_out.shape, ("out", out), DIMENSIONS)?;
@@ -252,43 +266,63 @@ impl BackwardBuilder {
         for operand in [Operand::Out, Operand::DOut, Operand::Lse, Operand::DLse] {
             expected[operand] = prepass.expected()[operand];
         }
-        for ((operand, of), layout) in TENSORS.into_iter().zip(&self.gradients) {
-            let Some(layout) = layout else { continue };
-            let shape = call.layout(of).map_or([0; 4], |layout| layout.shape);
-            expect_same(operand.name(), layout.shape, (of.name(), shape), DIMENSIONS)?;
-            check_alone(operand.name(), layout, true)?;
-            let size = element.size();
-            expected[operand] =
-                Expected::tensor(operand.name(), layout, size, Access::Write, size as u64)
-                    .of_type(element);
-        }
-        if self.d_sinks {
-            let heads = call.heads().query;
-            let name = Operand::DSinks.name();
-            expected[Operand::DSinks] =
-                Expected::list(name, true, heads, 4, Access::Write).of_type(ElementType::F32);
-        }
-        for operand in [
-            Operand::Q,
-            Operand::K,
-            Operand::V,
-            Operand::Out,
-            Operand::DOut,
-        ]
-        .into_iter()
-        .chain(TENSORS.map(|(operand, _)| operand))
-        {
-            expected[operand].moves_rows = expected[operand].wanted;
-        }
-        Ok(Backward {
+        let mut backward = Backward {
             call,
-            gradients: self.gradients,
-            d_sinks: self.d_sinks,
-            gradient_type: self.gradient_type,
+            gradients,
+            gradient_type: element,
             adds: self.adds,
             prepass,
             expected,
-        })
+        };
+        for (operand, layout) in backward.gradients.given() {
+            let (name, call) = (operand.name(), &backward.call);
+            let dense = call.gradient_layout(operand).unwrap_or(Layout::EMPTY);
+            expect_same(
+                name,
+                layout.shape,
+                (source(operand), dense.shape),
+                DIMENSIONS,
+            )?;
+            check_alone(name, layout, true)?;
+            if matches!(operand.kind(), Kind::List(_)) && layout.reach() != dense.reach() {
+                return Err(Invalid::StridesDiffer {
+                    argument: name,
+                    found: layout.strides,
+                    expected: dense.strides,
+                });
+            }
+            let element = backward.type_of(operand);
+            let size = element.size();
+            backward.expected[operand] = match operand.kind() {
+                Kind::List(_) => {
+                    Expected::list(name, true, layout.heads(), size as u64, Access::Write)
+                }
+                _ => Expected::tensor(name, layout, size, Access::Write, size as u64),
+            }
+            .of_type(element);
+        }
+        for (operand, expected) in backward.expected.iter_mut() {
+            if operand.moves_rows() {
+                expected.moves_rows = expected.wanted;
+            }
+        }
+        Ok(backward)
+    }
+}
+
+/// The name of the operand that one is the gradient of.
+fn source(operand: Operand) -> &'static str {
+    operand.gradient_of().map_or("", Operand::name)
+}
+
+impl Call {
+    /// The dense layout of a gradient, that of a list `[1, 1, numbers, 1]`; `None` if the call does not have its operand.
+    pub fn gradient_layout(&self, gradient: Operand) -> Option<Layout> {
+        let of = gradient.gradient_of()?;
+        match gradient.kind() {
+            Kind::List(_) => { self.has(of) }.then(|| Layout::bshd([1, 1, self.reach(of), 1])),
+            _ => self.layout(of).map(Layout::dense_like),
+        }
     }
 }
 

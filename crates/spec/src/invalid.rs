@@ -288,6 +288,15 @@ pub enum Invalid {
         bytes: usize,
     },
 
+    /// A gradient of an operand that the call does not have.
+    #[error("{argument} is wanted, but the call has no {of}")]
+    NoGradient {
+        /// The gradient.
+        argument: &'static str,
+        /// The operand that it is the gradient of.
+        of: &'static str,
+    },
+
     /// An argument is missing, or given although nothing asks for it.
     #[error("{argument} {rule}")]
     Presence {
@@ -336,6 +345,7 @@ impl Invalid {
         | Invalid::Count { argument, .. }
         | Invalid::Misaligned { argument, .. }
         | Invalid::Allocation { argument, .. }
+        | Invalid::NoGradient { argument, .. }
         | Invalid::Presence { argument, .. } = self
         {
             *argument = name(argument).unwrap_or(argument);

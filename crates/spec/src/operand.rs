@@ -137,6 +137,7 @@ pub(crate) struct Row {
     pub(crate) values: Values,
     pub(crate) operations: Operations,
     pub(crate) written: bool,
+    pub(crate) gradient_of: Option<Operand>,
     pub(crate) feature: Features,
     pub(crate) word: Option<&'static str>,
     pub(crate) help: &'static str,
@@ -153,6 +154,7 @@ impl Row {
         values: Values::Finite,
         operations: Operations::FORWARD,
         written: false,
+        gradient_of: None,
         feature: Features::empty(),
         word: None,
         help: "",
@@ -220,6 +222,29 @@ impl Operand {
         count
     };
 
+    /// The gradients that a backward pass computes: tensors first.
+    pub const GRADIENTS: [Operand; Self::GRADIENT_COUNT] = {
+        let mut found = [Operand::DQ; Self::GRADIENT_COUNT];
+        let (mut index, mut count) = (0, 0);
+        while index < Self::COUNT {
+            if ROWS[index].gradient_of.is_some() {
+                found[count] = Self::ALL[index];
+                count += 1;
+            }
+            index += 1;
+        }
+        found
+    };
+
+    const GRADIENT_COUNT: usize = {
+        let (mut index, mut count) = (0, 0);
+        while index < Self::COUNT {
+            count += ROWS[index].gradient_of.is_some() as usize;
+            index += 1;
+        }
+        count
+    };
+
     #[inline]
     const fn row(self) -> &'static Row {
         &ROWS[self as usize]
@@ -271,6 +296,12 @@ impl Operand {
     #[inline]
     pub const fn is_written(self) -> bool {
         self.row().written
+    }
+
+    /// The operand that it receives the gradient of.
+    #[inline]
+    pub const fn gradient_of(self) -> Option<Operand> {
+        self.row().gradient_of
     }
 
     /// The feature that an image needs to take it; empty if every image takes it, or if the feature depends on more than its presence.
@@ -371,6 +402,12 @@ impl<P> Slots<Option<P>> {
     pub fn given(&self) -> impl Iterator<Item = (Operand, &P)> {
         self.iter()
             .filter_map(|(operand, value)| Some((operand, value.as_ref()?)))
+    }
+
+    /// The operands that have a value, with their values.
+    pub fn into_given(self) -> impl Iterator<Item = (Operand, P)> {
+        { Operand::ALL.into_iter().zip(self.0) }
+            .filter_map(|(operand, value)| Some((operand, value?)))
     }
 
     /// A value made of each value.

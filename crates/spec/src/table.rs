@@ -59,11 +59,11 @@ operands! {
     /// The gradient of the output.
     DOut = "d_out", Kind::Queries, Output {operations: Operations::BACKWARD};
     /// Receives the gradient of the queries.
-    DQ = "dq", Kind::Queries, Queries {operations: Operations::BACKWARD, written: true};
+    DQ = "dq", Kind::Queries, Queries {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::Q)};
     /// Receives the gradient of the keys.
-    DK = "dk", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true};
+    DK = "dk", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::K)};
     /// Receives the gradient of the values.
-    DV = "dv", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true};
+    DV = "dv", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::V)};
     /// Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
     Lse = "lse", Kind::List(Count::Rows), F32 {written: true, feature: Features::LSE, values: Values::Any, python: Some("lse")};
     /// The gradient of the lse, arranged as the lse.
@@ -91,7 +91,7 @@ operands! {
     Sinks = "sinks", Kind::List(Count::QueryHeads), F32
         {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), help: "a random logit per head that joins the denominator", file: Some("sinks"), python: Some("sinks")};
     /// Receives the gradients of the sinks.
-    DSinks = "d_sinks", Kind::List(Count::QueryHeads), F32 {operations: Operations::BACKWARD, written: true, values: Values::Any};
+    DSinks = "d_sinks", Kind::List(Count::QueryHeads), F32 {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::Sinks), values: Values::Any};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
         {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};

@@ -2,10 +2,11 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use warptile::ElementType;
 use warptile::cpu::raw;
+use warptile::kernels::Kind;
 use warptile::plan::Scratch;
 use warptile::spec::{Backward, Operand};
+use warptile::{ElementType, Layout};
 
 use crate::arguments::{Objects, Options};
 use crate::array::{Device, Dtype, Gradients, Library};
@@ -14,31 +15,26 @@ use crate::errors::{Failure, Result};
 use crate::gpu;
 use crate::library::{self, Fill};
 
-/// The gradients that are tensors, each with the tensor that it is the gradient of.
-const TENSORS: [(Operand, Operand); 3] = [
-    (Operand::DQ, Operand::Q),
-    (Operand::DK, Operand::K),
-    (Operand::DV, Operand::V),
-];
+/// All gradients in the order of [`Operand::GRADIENTS`]; `None` for those that are not wanted.
+pub(crate) type Results<'py> = [Option<Bound<'py, PyAny>>; Operand::GRADIENTS.len()];
 
-/// The operands of gradients that are arguments.
-const ARGUMENTS: [Operand; 6] = [
-    Operand::DOut,
-    Operand::DLse,
-    Operand::DQ,
-    Operand::DK,
-    Operand::DV,
-    Operand::DSinks,
-];
-
-/// All gradients in the order of the result; `None` for those that are not wanted.
-pub(crate) type Results<'py> = [Option<Bound<'py, PyAny>>; 4];
-
-/// Which gradients are wanted: those of q, k, v and the sinks.
-pub(crate) type Needs = (bool, bool, bool, bool);
+/// Which gradients are wanted, in the order of [`Operand::GRADIENTS`].
+pub(crate) type Needs = [bool; Operand::GRADIENTS.len()];
 
 /// The option that tells [`Needs`].
 const NEEDS: &str = "needs";
+
+/// The operands of gradients that are arguments.
+fn arguments() -> impl Iterator<Item = Operand> {
+    [Operand::DOut, Operand::DLse]
+        .into_iter()
+        .chain(Operand::GRADIENTS)
+}
+
+/// True for gradients that are tensors, false for lists.
+fn is_tensor(gradient: &Operand) -> bool {
+    !matches!(gradient.kind(), Kind::List(_))
+}
 
 /// Takes the arguments of gradients out of keyword arguments: their operands, and the gradients that are wanted.
 fn split<'py>(
@@ -56,13 +52,18 @@ fn split<'py>(
         }
         Ok(value.filter(|value| !value.is_none()))
     };
-    for operand in ARGUMENTS {
+    for operand in arguments() {
         objects[operand] = taken(operand.name())?;
     }
     let needs = taken(NEEDS)?.map(|needs| {
         needs.extract::<Needs>().map_err(|_| {
+            let of: Vec<_> = { Operand::GRADIENTS.into_iter() }
+                .filter_map(|operand| Some(operand.gradient_of()?.name()))
+                .collect();
             Failure::Type(format!(
-                "{NEEDS} must be four truth values: whether the gradients of q, k, v and sinks are wanted"
+                "{NEEDS} must be {} truth values: whether the gradients of {} are wanted",
+                of.len(),
+                of.join(", ")
             ))
         })
     });
@@ -106,19 +107,15 @@ fn compute<'py>(
     let request = Request::read(options, reader, aligned)?;
     let (call, order) = (request.call.clone(), request.order);
     let packed_q = call.queries().is_packed();
-    let packed = |operand| match operand {
-        Operand::DOut | Operand::DQ => packed_q,
-        _ => call.keys().is_packed(),
+    let packed = |operand: Operand| match operand.kind() {
+        Kind::Keys => call.keys().is_packed(),
+        _ => packed_q,
     };
-    let has_sinks = call.has(Operand::Sinks);
-    let (of_q, of_k, of_v, of_sinks) = needs.unwrap_or((true, true, true, has_sinks));
-    let wanted = [
-        (Operand::DQ, of_q),
-        (Operand::DK, of_k),
-        (Operand::DV, of_v),
-        (Operand::DSinks, of_sinks),
-    ];
-    for (operand, wanted) in wanted {
+    let needs = needs.unwrap_or_else(|| {
+        Operand::GRADIENTS.map(|operand| call.gradient_layout(operand).is_some())
+    });
+    let wanted = || Operand::GRADIENTS.into_iter().zip(needs);
+    for (operand, wanted) in wanted() {
         if also.has(operand) && !wanted {
             return Err(Failure::Invalid(format!(
                 "{} is given, but {NEEDS} says that it is not wanted",
@@ -133,8 +130,8 @@ fn compute<'py>(
         &format!("{}, as q has", q.is.dtype),
     )?;
     // That of the first gradient that is given.
-    let dtype = { TENSORS.into_iter() }
-        .find_map(|(operand, _)| also.arguments[operand].as_ref()?.is())
+    let dtype = { Operand::GRADIENTS.into_iter().filter(is_tensor) }
+        .find_map(|operand| also.arguments[operand].as_ref()?.is())
         .map_or(&q.is.dtype, |is| &is.dtype)
         .clone();
     let (allowed, rule) = match q.is.dtype {
@@ -151,10 +148,10 @@ fn compute<'py>(
             _ => q.is.element()?,
         })
         .layout(Operand::DOut, also.tensor(Operand::DOut, order, packed_q)?);
-    for (operand, wanted) in wanted {
+    for (operand, wanted) in wanted() {
         builder = builder.want(operand, wanted);
     }
-    for (operand, _) in TENSORS {
+    for operand in Operand::GRADIENTS.into_iter().filter(is_tensor) {
         if !also.has(operand) {
             continue;
         }
@@ -170,9 +167,11 @@ fn compute<'py>(
     if also.has(Operand::DLse) {
         also.get(Operand::DLse)?.check_lse(&call)?;
     }
-    let heads = call.heads().query;
-    if also.has(Operand::DSinks) {
-        let is = &also.array(Operand::DSinks)?.is;
+    for (operand, layout) in { Operand::GRADIENTS.into_iter() }
+        .filter(|operand| also.has(*operand) && !is_tensor(operand))
+        .filter_map(|operand| Some((operand, backward.gradient(operand)?)))
+    {
+        let (is, heads) = (&also.array(operand)?.is, layout.reach());
         if is.list(1, "it must have the one dimension [heads]")? != heads {
             return Err(Failure::Invalid(format!(
                 "{} has shape {:?}; it must be [heads], for {heads} heads",
@@ -183,20 +182,18 @@ fn compute<'py>(
     }
 
     // The ones that are not given.
-    let mut into_jax = [false; 4];
-    for ((operand, wanted), into_jax) in wanted.into_iter().zip(&mut into_jax) {
-        if !wanted || also.has(operand) {
+    let mut into_jax = [false; Operand::GRADIENTS.len()];
+    for (operand, into_jax) in Operand::GRADIENTS.into_iter().zip(&mut into_jax) {
+        let Some(layout) = backward.gradient(operand).filter(|_| !also.has(operand)) else {
             continue;
-        }
+        };
         let fill = match backward.leaves_gaps(operand) {
             true => Fill::Zeros,
             false => Fill::Nothing,
         };
-        let made = match backward.gradient(operand) {
-            Some(layout) => {
-                library::gradient(q, order, layout, packed(operand), dtype.clone(), fill)?
-            }
-            None => library::list(q, heads)?,
+        let made = match is_tensor(&operand) {
+            true => library::gradient(q, order, layout, packed(operand), dtype.clone(), fill)?,
+            false => library::list(q, layout.reach())?,
         };
         *into_jax = q.library == Library::Jax;
         let argument = reader.argument(operand, operand.name(), &made)?;
@@ -213,7 +210,7 @@ fn compute<'py>(
     let Request {
         choice, mut given, ..
     } = request;
-    for operand in ARGUMENTS {
+    for operand in arguments() {
         if let Some(argument) = also.arguments[operand].take() {
             given.arguments[operand] = Some(argument);
         }
@@ -235,18 +232,19 @@ fn compute<'py>(
             let memory = given.memory(|operand| match operand {
                 Operand::DOut => backward.d_out().reach(),
                 Operand::DLse => call.lse_len(),
-                Operand::DSinks => heads,
-                _ => match backward.gradient(operand) {
-                    Some(layout) => layout.reach(),
-                    None => call.reach(operand),
-                },
+                _ => { backward.gradient(operand) }
+                    .map_or_else(|| call.reach(operand), Layout::reach),
             })?;
             // SAFETY: as for `attention` on the CPU.
             py.detach(|| unsafe { raw::backward(&backward, &memory) })?;
         }
     }
     let mut results = Results::default();
-    for (((operand, _), into_jax), result) in wanted.into_iter().zip(into_jax).zip(&mut results) {
+    for ((operand, into_jax), result) in Operand::GRADIENTS
+        .into_iter()
+        .zip(into_jax)
+        .zip(&mut results)
+    {
         *result = match given.object(operand).cloned() {
             Some(array) if into_jax => Some(library::into_jax(array)?),
             array => array,

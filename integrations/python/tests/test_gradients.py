@@ -114,7 +114,7 @@ class Raw(unittest.TestCase):
             (warptile.InvalidInput, "d_out has", {"d_out": q[:, :8]}),
             (warptile.InvalidType, "d_out has elements of type float16, but must have float32", {"d_out": q.astype(np.float16)}),
             (warptile.InvalidInput, "stream is given", {"stream": 0}),
-            (warptile.InvalidType, "needs must be four truth values", {"needs": (1, 2)}),
+            (warptile.InvalidType, "needs must be 4 truth values", {"needs": (1, 2)}),
             (warptile.InvalidInput, "dq is given, but needs says", {"dq": q.copy(), "needs": (False, True, True, True)}),
             (warptile.InvalidInput, "dq has length 17, but q has 9", {"dq": np.zeros((2, 17, 4, 16), np.float32)}),
             (warptile.InvalidType, "dq has elements of type float16", {"dq": q.astype(np.float16)}),

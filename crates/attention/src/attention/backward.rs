@@ -1,9 +1,10 @@
 //! The other verb: gradients of an output in, gradients of queries, keys and values out.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use warptile_driver::DeviceBuffer;
-use warptile_kernels::Operand;
+use warptile_kernels::{Operand, Slots};
 
 use super::{Attention, Output};
 use crate::attention::given::Arguments;
@@ -60,17 +61,17 @@ pub struct Gradients<T: Element> {
 #[derive(Debug)]
 #[must_use]
 pub struct GradientsInto<'a, T: Element> {
-    tensors: [Option<&'a mut Tensor<T>>; 3],
-    d_sinks: Option<&'a mut Tensor<f32>>,
+    to: Written<'a>,
     adds: bool,
+    elements: PhantomData<T>,
 }
 
 impl<T: Element> Default for GradientsInto<'_, T> {
     fn default() -> Self {
         GradientsInto {
-            tensors: [None, None, None],
-            d_sinks: None,
+            to: Slots::none(),
             adds: false,
+            elements: PhantomData,
         }
     }
 }
@@ -82,21 +83,18 @@ impl<'a, T: Element> GradientsInto<'a, T> {
     }
 
     /// The gradient of the queries.
-    pub fn dq(mut self, dq: &'a mut Tensor<T>) -> Self {
-        self.tensors[0] = Some(dq);
-        self
+    pub fn dq(self, dq: &'a mut Tensor<T>) -> Self {
+        self.with(Operand::DQ, dq)
     }
 
     /// The gradient of the keys.
-    pub fn dk(mut self, dk: &'a mut Tensor<T>) -> Self {
-        self.tensors[1] = Some(dk);
-        self
+    pub fn dk(self, dk: &'a mut Tensor<T>) -> Self {
+        self.with(Operand::DK, dk)
     }
 
     /// The gradient of the values.
-    pub fn dv(mut self, dv: &'a mut Tensor<T>) -> Self {
-        self.tensors[2] = Some(dv);
-        self
+    pub fn dv(self, dv: &'a mut Tensor<T>) -> Self {
+        self.with(Operand::DV, dv)
     }
 
     /// Adds the gradients to what is there, as of several batches, instead of replacing it.
@@ -106,14 +104,15 @@ impl<'a, T: Element> GradientsInto<'a, T> {
     }
 
     /// The gradients of the sinks, `[1, 1, heads, 1]`.
-    pub fn d_sinks(mut self, d_sinks: &'a mut Tensor<f32>) -> Self {
-        self.d_sinks = Some(d_sinks);
+    pub fn d_sinks(self, d_sinks: &'a mut Tensor<f32>) -> Self {
+        self.with(Operand::DSinks, d_sinks)
+    }
+
+    fn with(mut self, operand: Operand, to: &'a mut dyn Bytes) -> Self {
+        self.to[operand] = Some(to);
         self
     }
 }
-
-/// The gradients that are tensors.
-const TENSORS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
 
 /// The memory that a backward pass reads besides what the forward pass reads.
 struct Outputs<'a> {
@@ -124,16 +123,15 @@ struct Outputs<'a> {
 }
 
 /// The gradients that are wanted.
-struct Wanted<'a> {
-    /// With the tensors that they are written to, if these have layouts of their own.
-    tensors: &'a [(Operand, Option<&'a dyn Bytes>)],
-    sinks: bool,
+struct Wanted<'a, 'b> {
+    /// The tensors that they are written to; all that the call has, dense, if there are none.
+    tensors: Option<&'a Written<'b>>,
     gradient_type: ElementType,
     adds: bool,
 }
 
-/// Where a gradient is written.
-type Written<'a> = (Operand, &'a mut dyn Bytes);
+/// Where gradients are written.
+type Written<'a> = Slots<Option<&'a mut dyn Bytes>>;
 
 impl Attention {
     /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
@@ -173,10 +171,8 @@ impl Attention {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
         let also = Outputs::of(&gradient, output)?;
-        let all = TENSORS.map(|operand| (operand, None));
         let wanted = Wanted {
-            tensors: &all,
-            sinks: true,
+            tensors: None,
             gradient_type: T::TYPE,
             adds: false,
         };
@@ -194,17 +190,13 @@ impl Attention {
             }
         };
         let [mut dq, mut dk, mut dv] = [made(Operand::DQ)?, made(Operand::DK)?, made(Operand::DV)?];
-        let sinks = || Tensor::uninit(backend, "d_sinks", sinks_layout(&backward));
-        let mut d_sinks = backward.wants(Operand::DSinks).then(sinks).transpose()?;
-        let mut written: Vec<Written<'_>> = vec![
-            (Operand::DQ, &mut dq),
-            (Operand::DK, &mut dk),
-            (Operand::DV, &mut dv),
-        ];
+        let sinks = |layout: &Layout| Tensor::uninit(backend, "d_sinks", *layout);
+        let mut d_sinks = backward.gradient(Operand::DSinks).map(sinks).transpose()?;
+        let mut into = GradientsInto::new().dq(&mut dq).dk(&mut dk).dv(&mut dv);
         if let Some(d_sinks) = &mut d_sinks {
-            written.push((Operand::DSinks, d_sinks));
+            into = into.d_sinks(d_sinks);
         }
-        let plan = self.run_backward(&backward, &given, &also, written)?;
+        let plan = self.run_backward(&backward, &given, &also, into.to)?;
         Ok(Gradients {
             dq,
             dk,
@@ -231,31 +223,16 @@ impl Attention {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
         let also = Outputs::of(&gradient, output)?;
-        let wanted = TENSORS.into_iter().zip(&into.tensors);
-        let wanted: Vec<_> = wanted
-            .filter_map(|(operand, to)| Some((operand, Some(&**to.as_ref()? as &dyn Bytes))))
-            .collect();
         let wanted = Wanted {
-            tensors: &wanted,
-            sinks: into.d_sinks.is_some(),
+            tensors: Some(&into.to),
             gradient_type: G::TYPE,
             adds: into.adds,
         };
         let backward = self.describe_backward(&given, &also, &wanted)?;
-        let mut written: Vec<Written<'_>> = Vec::new();
-        for (operand, to) in TENSORS.into_iter().zip(into.tensors) {
-            written.extend(to.map(|to| (operand, to as &mut dyn Bytes)));
-        }
-        if let Some(d_sinks) = into.d_sinks {
-            let dimensions = ["batch", "length", "heads", "head size"];
-            let shape = sinks_layout(&backward).shape;
-            expect_same("d_sinks", d_sinks.shape(), ("sinks", shape), dimensions)?;
-            written.push((Operand::DSinks, d_sinks));
-        }
-        for (operand, to) in &written {
+        for (operand, to) in into.to.given() {
             same_device(operand.name(), Some(to.backend()), given.backend())?;
         }
-        self.run_backward(&backward, &given, &also, written)
+        self.run_backward(&backward, &given, &also, into.to)
     }
 
     /// The backward pass that the options and tensors describe, with all of it checked.
@@ -263,14 +240,14 @@ impl Attention {
         &self,
         given: &Arguments<'_>,
         also: &Outputs<'_>,
-        wanted: &Wanted<'_>,
+        wanted: &Wanted<'_, '_>,
     ) -> Result<Backward> {
         for (argument, backend) in also.backends() {
             same_device(argument, Some(backend), given.backend())?;
         }
-        let tensors =
-            || (wanted.tensors.iter()).filter_map(|(operand, to)| Some((*operand, (*to)?)));
-        let aligned = also.d_out.starts_aligned() && tensors().all(|(_, to)| to.starts_aligned());
+        let tensors = || wanted.tensors.into_iter().flat_map(Slots::given);
+        let mut moved = tensors().filter(|(operand, _)| operand.moves_rows());
+        let aligned = also.d_out.starts_aligned() && moved.all(|(_, to)| to.starts_aligned());
         let request = self.request(given, Some(also.out))?.want_lse(true);
         let call = match aligned {
             true => request.build()?,
@@ -284,16 +261,16 @@ impl Attention {
                 expect_same(argument, lse.shape(), ("q", shape), dimensions)?;
             }
         }
-        let has_sinks = call.has(Operand::Sinks);
+        let wants = Operand::GRADIENTS.map(|operand| {
+            wanted.tensors.is_none() && operand.gradient_of().is_some_and(|of| call.has(of))
+        });
         let mut builder = Backward::builder(call)
             .layout(Operand::DOut, *also.d_out.layout())
             .d_lse(also.d_lse.is_some())
-            .want(Operand::DSinks, wanted.sinks && has_sinks)
             .gradient_type(wanted.gradient_type)
             .adds(wanted.adds);
-        for operand in TENSORS {
-            let is_wanted = wanted.tensors.iter().any(|(of, _)| *of == operand);
-            builder = builder.want(operand, is_wanted);
+        for (operand, wants) in Operand::GRADIENTS.into_iter().zip(wants) {
+            builder = builder.want(operand, wants);
         }
         for (operand, to) in tensors() {
             builder = builder.layout(operand, *to.layout());
@@ -306,7 +283,7 @@ impl Attention {
         backward: &Backward,
         given: &Arguments<'_>,
         also: &Outputs<'_>,
-        written: Vec<Written<'_>>,
+        written: Written<'_>,
     ) -> Result<Plan<BackwardProblem>> {
         match given.backend().place() {
             Place::Cpu => {
@@ -319,7 +296,7 @@ impl Attention {
                     inputs.set(Operand::DLse, d_lse.on_host("d_lse")?);
                 }
                 let mut outputs = HostOutputs::default();
-                for (operand, to) in written {
+                for (operand, to) in written.into_given() {
                     outputs = outputs.with(operand, to.host_mut(operand.name())?);
                 }
                 backward_cpu(backward, &inputs, outputs)?;
@@ -335,7 +312,7 @@ fn backward_on_gpu(
     backward: &Backward,
     given: &Arguments<'_>,
     also: &Outputs<'_>,
-    mut written: Vec<Written<'_>>,
+    written: Written<'_>,
 ) -> Result<Plan<BackwardProblem>> {
     // A kernel that was chosen for the output is none for gradients.
     let prepared = gpu.prepare_backward(BackwardProblem::of(backward), &Choice::Best)?;
@@ -347,8 +324,8 @@ fn backward_on_gpu(
     if let Some(d_lse) = also.d_lse {
         bindings.set_bytes(Operand::DLse, d_lse.on_device("d_lse")?.into_bytes());
     }
-    for (operand, to) in &mut written {
-        bindings.set_bytes(*operand, to.device_mut(operand.name())?);
+    for (operand, to) in written.into_given() {
+        bindings.set_bytes(operand, to.device_mut(operand.name())?);
     }
     prepared.launch(gpu.stream(), backward, &bindings)?;
     Ok(prepared.plan().clone())
@@ -380,9 +357,4 @@ impl<'a> Outputs<'a> {
         .into_iter()
         .chain(d_lse)
     }
-}
-
-/// `[1, 1, heads, 1]`.
-fn sinks_layout(backward: &Backward) -> Layout {
-    Layout::bshd([1, 1, backward.call().heads().query, 1])
 }

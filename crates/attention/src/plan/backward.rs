@@ -12,13 +12,22 @@ use crate::plan::planner::{check_images, preference};
 use crate::plan::{Choice, DeviceProfile, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::{Backward, Operand, Prepass, Problem};
 
+/// The steps that compute gradients where no kernel computes several of them together, each with its gradients.
+const STEPS: [(Role, &[Operand]); 3] = [
+    (Role::KeyGradients, &[Operand::DK, Operand::DV]),
+    (Role::QueryGradients, &[Operand::DQ]),
+    (Role::SinkGradients, &[Operand::DSinks]),
+];
+
+/// The roles whose gradients [`Role::AllGradients`] gives together.
+const IN_ONE_PASS: [Role; 2] = [Role::KeyGradients, Role::QueryGradients];
+
 /// The backward pass as the planner sees it: the problem of its call, and the gradients that are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackwardProblem {
     problem: Problem,
-    of_queries: bool,
-    of_keys: bool,
-    of_sinks: bool,
+    /// The steps of `STEPS` that have a wanted gradient.
+    wanted: [bool; STEPS.len()],
     aligned: bool,
 }
 
@@ -27,9 +36,7 @@ impl BackwardProblem {
     pub fn of(backward: &Backward) -> Self {
         BackwardProblem {
             problem: backward.call().problem(),
-            of_queries: backward.wants(Operand::DQ),
-            of_keys: backward.wants(Operand::DK) || backward.wants(Operand::DV),
-            of_sinks: backward.wants(Operand::DSinks),
+            wanted: STEPS.map(|(_, of)| of.iter().any(|operand| backward.wants(*operand))),
             aligned: backward.is_aligned(),
         }
     }
@@ -48,18 +55,23 @@ impl BackwardProblem {
         (self.problem.needs() - Features::LSE) | aligned
     }
 
+    /// The roles of `STEPS` that have a wanted gradient.
+    fn wanted(&self) -> impl Iterator<Item = Role> {
+        { STEPS.into_iter().zip(self.wanted) }
+            .filter_map(|((role, _), wanted)| wanted.then_some(role))
+    }
+
     /// Steps in order: of two kernels that give all gradients of tensors together, or each those that are wanted.
     fn roles(&self, in_one_pass: bool) -> impl Iterator<Item = Role> {
-        [
-            (true, Role::Prepass),
-            (in_one_pass, Role::AllGradients),
-            (in_one_pass, Role::QuerySums),
-            (!in_one_pass && self.of_keys, Role::KeyGradients),
-            (!in_one_pass && self.of_queries, Role::QueryGradients),
-            (self.of_sinks, Role::SinkGradients),
-        ]
-        .into_iter()
-        .filter_map(|(wanted, role)| wanted.then_some(role))
+        let together: &[Role] = match in_one_pass {
+            true => &[Role::AllGradients, Role::QuerySums],
+            false => &[],
+        };
+        let alone = move |role: &Role| !in_one_pass || !IN_ONE_PASS.contains(role);
+        [Role::Prepass]
+            .into_iter()
+            .chain(together.iter().copied())
+            .chain(self.wanted().filter(alone))
     }
 }
 
@@ -92,8 +104,7 @@ impl Planner<'_> {
         let (mut steps, mut considered) = (Vec::new(), Vec::new());
         let mut is_named = matches!(choice, Choice::Best);
         // One pass has five products where the pair has seven.
-        let in_one_pass = problem.of_queries
-            && problem.of_keys
+        let in_one_pass = { IN_ONE_PASS.iter() }.all(|role| problem.wanted().any(|of| of == *role))
             && images_for(Role::AllGradients).any(|image| match choice {
                 Choice::Best => reject(&problem, image, device).is_none(),
                 _ => is_named_by(choice, image),

@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
 use warptile::cpu::backward_cpu;
-use warptile::spec::{Backward, Call, CallBuilder, Operand, Types};
+use warptile::spec::{Backward, Call, CallBuilder, Invalid, Operand, Types};
 use warptile::{
-    Attention, Backend, Element, ElementType, GradientsInto, Layout, Lse, Mask, Tensor,
+    Attention, Backend, Element, ElementType, Error, GradientsInto, Layout, Lse, Mask, Tensor,
 };
 use warptile_check::{BackwardCase, Case, Data, GradientFailure, Inputs, reference};
 
@@ -21,13 +21,7 @@ fn verify(case: &Case) -> Result<f64, GradientFailure> {
             backward_cpu(&backward.backward, &backward.host(), result.host()).unwrap();
             result
         });
-        let bits = |result: &warptile_check::GradientBuffers<T>| -> Vec<u8> {
-            let tensors = result.tensors.iter().flatten();
-            tensors
-                .flat_map(|buffer| bytemuck::cast_slice(&buffer.data).to_vec())
-                .collect()
-        };
-        assert!(bits(&first) == bits(&again), "{case}: other bits");
+        assert!(first.bits() == again.bits(), "{case}: other bits");
         backward.check(&backward.expectation()?, &first)
     }
     match case.element {
@@ -115,13 +109,8 @@ fn gradients_are_those_of_finite_differences() {
             let case: Case = format!("{words} f32 seed={seed}").parse().unwrap();
             let backward = case.backward::<f32>().unwrap();
             let expected = backward.expectation().unwrap();
-            let gradients = [
-                (Operand::DQ, Operand::Q),
-                (Operand::DK, Operand::K),
-                (Operand::DV, Operand::V),
-                (Operand::DSinks, Operand::Sinks),
-            ];
-            for (gradient, operand) in gradients {
+            for gradient in Operand::GRADIENTS {
+                let operand = gradient.gradient_of().unwrap();
                 let inputs = &backward.inputs;
                 let (len, sinks) = match (operand, &inputs.others[Operand::Sinks]) {
                     (Operand::Q, _) => (inputs.q.data.len(), None),
@@ -261,6 +250,17 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
     let expected: Vec<f32> = expected.iter().map(one_more).collect();
     assert_eq!(sinks.to_vec().unwrap(), expected);
     assert!(plan.explain().contains(" backward"), "{}", plan.explain());
+
+    // A list has no gaps.
+    let mut apart = backend
+        .tensor_with_layout(&[0.0_f32; 7], Layout::new([1, 1, 4, 1], [7, 7, 2, 1]))
+        .unwrap();
+    let into = GradientsInto::<f32>::new().d_sinks(&mut apart);
+    let refused = attention.backward_into((&d_out, &d_lse), &q, (&k, &v), &output, into);
+    assert!(matches!(
+        refused,
+        Err(Error::Invalid(Invalid::StridesDiffer { .. }))
+    ));
 }
 
 #[test]

@@ -121,8 +121,7 @@ fn added<T: Element>(case: &Case) {
             let inputs = DeviceInputs::upload(stream, &Ferry::default(), &data.inputs).unwrap();
             let mut bindings = Bindings::default();
             inputs.add_to(&mut bindings).unwrap();
-            let operands = [Operand::DQ, Operand::DK, Operand::DV, Operand::DSinks];
-            let mut outputs: Vec<_> = operands
+            let mut outputs: Vec<_> = Operand::GRADIENTS
                 .into_iter()
                 .filter(|operand| backward.wants(*operand))
                 .map(|operand| {

@@ -39,17 +39,6 @@ fn run<T: Element>(backward: &BackwardCase<T>, choice: &Choice) -> GradientBuffe
     backward.run_on_gpu(gpu(), choice, || ()).unwrap()
 }
 
-/// All bits of a result.
-fn bits<T: Element>(result: &GradientBuffers<T>) -> Vec<u8> {
-    let tensors = { result.tensors.iter().flatten() }
-        .flat_map(|buffer| bytemuck::cast_slice::<T, u8>(&buffer.data).to_vec());
-    let sinks = result
-        .d_sinks
-        .iter()
-        .flat_map(|sinks| bytemuck::cast_slice(sinks).to_vec());
-    tensors.chain(sinks).collect()
-}
-
 fn verify_all(cases: impl IntoIterator<Item = (Case, Choice), IntoIter: Send>) {
     side_by_side(cases, |(case, choice)| {
         if let Err(failure) = verify(&case, &choice) {
@@ -195,10 +184,10 @@ fn gradients_repeat_bit_for_bit() {
         let backward = case.backward::<bf16>().unwrap();
         let other: Case = cases[(index + 1) % cases.len()].parse().unwrap();
         let other = other.backward::<bf16>().unwrap();
-        let first = bits(&run(&backward, &Choice::Best));
+        let first = run(&backward, &Choice::Best).bits();
         for _ in 0..50 {
             run(&other, &Choice::Best);
-            assert!(bits(&run(&backward, &Choice::Best)) == first, "{case}");
+            assert!(run(&backward, &Choice::Best).bits() == first, "{case}");
         }
     }
 }

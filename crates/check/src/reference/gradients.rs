@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use warptile::spec::{Backward, HostInputs, Operand, Sequence, View};
+use warptile::kernels::{Elements, Kind};
+use warptile::spec::{Backward, Call, HostInputs, Operand, Sequence, Slots, View};
 use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
@@ -13,11 +14,8 @@ use crate::error::Result;
 use crate::parallel;
 use crate::rounding::{round, ulp};
 
-/// The gradients that a backward pass has, in the order of [`Gradients`].
-pub(crate) const GRADIENTS: [Operand; 4] = [Operand::DQ, Operand::DK, Operand::DV, Operand::DSinks];
-
-/// A number for each element of each gradient: dq, dk and dv dense `[batch, length, heads, head size]`, and a number for each sink.
-pub(crate) type Gradients = [Vec<f64>; 4];
+/// A number for each element of each gradient, dense: those of tensors `[batch, length, heads, head size]`.
+pub(crate) type Gradients = Slots<Vec<f64>>;
 
 /// The exact gradients, those of the plain computation in the element type, and the variance of the error that no computation can be
 /// expected to avoid.
@@ -30,10 +28,7 @@ pub(crate) struct GradientReferences {
     pub(crate) variance: Gradients,
 }
 
-/// The sums of one key/value head of a sequence: a query's rows by head, then rows of keys, of values, and the sinks of its heads.
-type Part = [Vec<f64>; 4];
-
-/// Computes all four gradients of a backward pass from its inputs, the output and lse among them: whether these are
+/// Computes all gradients of a backward pass from its inputs, the output and lse among them: whether these are
 /// right is not asked here.
 pub(crate) fn gradients<T: Compiled>(
     backward: &Backward,
@@ -72,13 +67,10 @@ pub(crate) fn gradients<T: Compiled>(
         sinks: floats(Operand::Sinks)?,
     };
     let empty = || {
-        let dense = |layout: &Layout| vec![0.0; layout.shape.iter().product()];
-        [
-            dense(call.q()),
-            dense(call.k()),
-            dense(call.v()),
-            vec![0.0; call.heads().query],
-        ]
+        Slots::from_fn(|operand| {
+            let layout = call.gradient_layout(operand);
+            vec![0.0; layout.map_or(0, |layout| layout.shape.iter().product())]
+        })
     };
     let results = Mutex::new([empty(), empty(), empty()]);
     let heads = call.heads();
@@ -86,7 +78,8 @@ pub(crate) fn gradients<T: Compiled>(
     let items: Vec<(Sequence, usize)> = { call.sequences() }
         .flat_map(|sequence| (0..heads.key_value).map(move |head| (sequence, head)))
         .collect();
-    let parts: Vec<Mutex<Option<[Part; 3]>>> = items.iter().map(|_| Mutex::default()).collect();
+    let parts: Vec<Mutex<Option<[Gradients; 3]>>> =
+        items.iter().map(|_| Mutex::default()).collect();
     parallel::for_each(
         items.iter().zip(&parts),
         call.flops() as f64 * 4.0,
@@ -106,13 +99,13 @@ pub(crate) fn gradients<T: Compiled>(
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(part) = part else { continue };
         for (all, part) in all.iter_mut().zip(&part) {
-            add_part(backward, &sequence, kv_head, part, all);
+            add_part(call, &sequence, kv_head, part, all);
         }
     }
     warptile::cpu::Stop::current().check()?;
     let [exact, mut rounded, variance] = all;
-    for (gradient, operand) in rounded.iter_mut().zip(GRADIENTS) {
-        if operand != Operand::DSinks {
+    for (operand, gradient) in rounded.iter_mut() {
+        if operand.elements() != Elements::F32 {
             gradient.iter_mut().for_each(|x| *x = round::<T>(*x));
         }
     }
@@ -123,43 +116,36 @@ pub(crate) fn gradients<T: Compiled>(
     })
 }
 
-/// Puts the sums of a key/value head in their places.
+/// Puts the sums of a key/value head of a sequence in their places: rows by head of the group, and numbers of lists.
 fn add_part(
-    backward: &Backward,
+    call: &Call,
     sequence: &Sequence,
     kv_head: usize,
-    part: &Part,
+    part: &Gradients,
     all: &mut Gradients,
 ) {
-    let heads = backward.call().heads();
-    let group = heads.group_size();
-    let (q, k, v) = (
-        backward.call().q(),
-        backward.call().k(),
-        backward.call().v(),
-    );
-    let mut put = |index: usize, layout: &Layout, [entry, row, head]: [usize; 3], at: usize| {
-        let size = layout.head_dim();
-        let to = ((entry * layout.rows() + row) * layout.heads() + head) * size;
-        all[index][to..to + size].copy_from_slice(&part[index][at * size..(at + 1) * size]);
-    };
-    for head in 0..group {
-        for row in 0..sequence.q_len {
-            let place = [
-                sequence.q_entry,
-                sequence.q_start + row,
-                kv_head * group + head,
-            ];
-            put(0, q, place, head * sequence.q_len + row);
+    let group = call.heads().group_size();
+    for operand in Operand::GRADIENTS {
+        let (all, part) = (&mut all[operand], &part[operand]);
+        let (heads, entry, start, count) = match operand.kind() {
+            Kind::Queries => (group, sequence.q_entry, sequence.q_start, sequence.q_len),
+            Kind::Keys => (1, sequence.k_entry, sequence.k_start, sequence.k_len),
+            _ => {
+                for (to, sum) in all.iter_mut().skip(kv_head * group).zip(part) {
+                    *to += sum;
+                }
+                continue;
+            }
+        };
+        let Some(layout) = call.gradient_layout(operand) else {
+            continue;
+        };
+        let (dense, size) = (Layout::bshd(layout.shape), layout.head_dim());
+        for (index, numbers) in part.chunks_exact(size).enumerate() {
+            let (head, row) = (kv_head * heads + index / count, start + index % count);
+            let to = dense.offset(entry, row, head);
+            all[to..to + size].copy_from_slice(numbers);
         }
-    }
-    for row in 0..sequence.k_len {
-        let place = [sequence.k_entry, sequence.k_start + row, kv_head];
-        put(1, k, place, row);
-        put(2, v, place, row);
-    }
-    for (head, sum) in part[3].iter().enumerate() {
-        all[3][kv_head * group + head] += sum;
     }
 }
 
@@ -182,17 +168,21 @@ struct Scores {
 
 impl<T: Element> Pass<'_, T> {
     /// Exact, rounded, and the variance.
-    fn part(&self, sequence: &Sequence, kv_head: usize) -> [Part; 3] {
+    fn part(&self, sequence: &Sequence, kv_head: usize) -> [Gradients; 3] {
         let call = self.computation.call;
         let heads = call.heads();
-        let (dim, value_dim) = (heads.dim, heads.value_dim);
         let part = || {
-            [
-                vec![0.0; heads.group_size() * sequence.q_len * dim],
-                vec![0.0; sequence.k_len * dim],
-                vec![0.0; sequence.k_len * value_dim],
-                vec![0.0; heads.group_size()],
-            ]
+            Slots::from_fn(|operand| {
+                let size = { call.gradient_layout(operand) }.map_or(0, |layout| layout.head_dim());
+                vec![
+                    0.0;
+                    match operand.kind() {
+                        Kind::Queries => heads.group_size() * sequence.q_len * size,
+                        Kind::Keys => sequence.k_len * size,
+                        _ => heads.group_size() * size,
+                    }
+                ]
+            })
         };
         let mut parts = [part(), part(), part()];
         for in_group in 0..heads.group_size() {
@@ -211,7 +201,7 @@ impl<T: Element> Pass<'_, T> {
         head: usize,
         position: usize,
         in_group: usize,
-        [exact, rounded, variance]: &mut [Part; 3],
+        [exact, rounded, variance]: &mut [Gradients; 3],
     ) {
         let computation = &self.computation;
         let call = computation.call;
@@ -242,14 +232,14 @@ impl<T: Element> Pass<'_, T> {
         let eps = computation.units();
         if let Some(sinks) = self.sinks {
             let p = (f64::from(sinks[head]) - lse).exp();
-            exact[3][in_group] -= p * delta;
-            rounded[3][in_group] -= f64::from(p as f32) * f64::from(delta as f32);
+            exact[Operand::DSinks][in_group] -= p * delta;
+            rounded[Operand::DSinks][in_group] -= f64::from(p as f32) * f64::from(delta as f32);
             let reach = 1.0 + lse.abs() + f64::from(sinks[head]).abs();
             let error = match p {
                 0.0 => 0.0,
                 _ => eps * p * (delta.abs() * reach + delta_size),
             };
-            variance[3][in_group] += error * error;
+            variance[Operand::DSinks][in_group] += error * error;
         }
         let visible = { call.mask() }.visible(position, sequence.q_len, sequence.k_len);
         if visible.is_empty() {
@@ -342,16 +332,19 @@ impl<T: Element> Pass<'_, T> {
             let factor = power(scale);
             let mut sum = vec![0.0; dim];
             weighted_sum(&scores.ds, of_keys, power, &mut sum);
-            for (to, x) in to[0][dq_at..dq_at + dim].iter_mut().zip(sum) {
+            for (to, x) in to[Operand::DQ][dq_at..dq_at + dim].iter_mut().zip(sum) {
                 *to = factor * x;
             }
             for (index, (p, ds)) in scores.p.iter().zip(&scores.ds).enumerate() {
                 let key = visible.start + index;
                 let (p, ds) = (*p, factor * ds);
-                for (to, x) in to[1][key * dim..(key + 1) * dim].iter_mut().zip(q) {
+                for (to, x) in to[Operand::DK][key * dim..(key + 1) * dim]
+                    .iter_mut()
+                    .zip(q)
+                {
                     *to += ds * power(*x);
                 }
-                for (to, x) in to[2][key * value_dim..(key + 1) * value_dim]
+                for (to, x) in to[Operand::DV][key * value_dim..(key + 1) * value_dim]
                     .iter_mut()
                     .zip(d_out)
                 {
