@@ -119,21 +119,7 @@ impl<'py> Options<'py> {
             Some(caller) => Names::of_function(&value::<String>(CALLER, &caller)?),
             None => None,
         };
-        let mut options = Options {
-            names: names.unwrap_or(Names::ATTENTION),
-            operands: Objects::default(),
-            return_lse: false,
-            causal: false,
-            window: None,
-            diagonal: None,
-            scale: None,
-            softcap: None,
-            layout: None,
-            max_seqlen_q: None,
-            max_seqlen_k: None,
-            kernel: None,
-            stream: None,
-        };
+        let mut options = Options::new(names.unwrap_or(Names::ATTENTION));
         let objects = objects(function, Operations::FORWARD, keywords, |name, object| {
             match name {
                 "return_lse" => {
@@ -161,6 +147,49 @@ impl<'py> Options<'py> {
             options.operands[operand] = Some(tensor.clone());
         }
         Ok(options)
+    }
+
+    /// Those of torch's `scaled_dot_product_attention` without a mask.
+    pub(crate) fn of_torch(
+        [q, k, v]: [&Bound<'py, PyAny>; 3],
+        causal: bool,
+        scale: Option<f32>,
+        return_lse: bool,
+    ) -> Self {
+        let top_left = causal.then(|| intern!(q.py(), "top-left").clone().into_any());
+        let mut options = Options {
+            return_lse,
+            causal,
+            diagonal: top_left,
+            scale,
+            ..Options::new(Names::ATTENTION)
+        };
+        for (operand, tensor) in [(Operand::Q, q), (Operand::K, k), (Operand::V, v)] {
+            options.operands[operand] = Some(tensor.clone());
+        }
+        options
+    }
+
+    fn new(names: Names) -> Self {
+        Options {
+            names,
+            operands: Objects::default(),
+            return_lse: false,
+            causal: false,
+            window: None,
+            diagonal: None,
+            scale: None,
+            softcap: None,
+            layout: None,
+            max_seqlen_q: None,
+            max_seqlen_k: None,
+            kernel: None,
+            stream: None,
+        }
+    }
+
+    pub(crate) const fn is_causal(&self) -> bool {
+        self.causal
     }
 
     /// Mask, scale and bound of the scores. Their operands are added as they are described.

@@ -8,11 +8,12 @@ use warptile::plan::{Choice, DeviceProfile, Plan};
 use warptile::spec::{Call, Operand};
 
 use crate::arguments::{Options, Reader};
-use crate::array::{Device, Gradients, Library, Order};
+use crate::array::{Array, Device, Gradients, Library, Order};
 use crate::errors::{Failure, Result};
 use crate::given::Given;
 use crate::gpu;
 use crate::library::{self, Fill};
+use crate::torch::Torch;
 
 /// One call with everything that belongs to it.
 pub(crate) struct Request<'py> {
@@ -42,10 +43,20 @@ impl<'py> Request<'py> {
 
     /// As [`Request::new`], by a reader that may read the output and the lse. `aligned`: whether all tensors that are none of the call's
     /// start at multiples of 16 bytes.
-    pub(crate) fn read(options: &Options<'py>, reader: Reader, mut aligned: bool) -> Result<Self> {
-        let (objects, names) = (&options.operands, options.names);
+    pub(crate) fn read(options: &Options<'py>, reader: Reader, aligned: bool) -> Result<Self> {
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
-        let given = reader.given(objects, names)?;
+        let given = reader.given(&options.operands, options.names)?;
+        Self::of_given(options, reader, order, given, aligned)
+    }
+
+    /// As [`Request::read`], of operands that were read.
+    pub(crate) fn of_given(
+        options: &Options<'py>,
+        reader: Reader,
+        order: Order,
+        given: Given<'py>,
+        mut aligned: bool,
+    ) -> Result<Self> {
         let types = given.types()?;
         let (packed_q, packed_k) = (
             given.has(Operand::QueryOffsets),
@@ -107,6 +118,36 @@ impl<'py> Request<'py> {
             call,
             given,
         })
+    }
+
+    /// A request in the terms of torch's `scaled_dot_product_attention` without a mask. None unless all arguments are plain tensors of torch
+    /// with contiguous rows, of shapes and types that need no closer look.
+    pub(crate) fn of_torch(options: &Options<'py>, shares_heads: bool) -> Option<Self> {
+        let reader = Self::reader(options, Gradients::Ignored).ok()?;
+        let mut given = reader.given(&options.operands, options.names).ok()?;
+        let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|operand| given.array(operand));
+        let (q, k, v) = (q.ok()?, k.ok()?, v.ok()?);
+        let of_torch = |array: &Array<'_>| array.library == Library::Torch && array.is.has_rows();
+        let ([batch, heads, rows, size], [kv_batch, kv_heads, kv_rows, kv_size]) =
+            (q.is.shape().try_into().ok()?, k.is.shape().try_into().ok()?);
+        let is_usual = [q, k, v].into_iter().all(of_torch)
+            && k.is.shape() == v.is.shape()
+            && batch == kv_batch
+            && size == kv_size
+            && matches!(size, 8..=256)
+            && (heads == kv_heads || shares_heads)
+            && (rows == kv_rows || !options.is_causal());
+        if !is_usual {
+            return None;
+        }
+        let object = Torch::get(q.object.py()).ok()?.empty_like(&q.object).ok()?;
+        let out = Operand::Out;
+        let argument = reader.argument(out, out.name(), &object).ok()?;
+        if !argument.is()?.has_rows() {
+            return None;
+        }
+        given.arguments[out] = Some(Box::new(argument));
+        Self::of_given(options, reader, Order::Bhsd, given, true).ok()
     }
 
     /// The plan, for the device of the tensors or for another.

@@ -94,6 +94,24 @@ mod native {
         )
     }
 
+    /// `attention_without_gradient` with the arguments of torch's `scaled_dot_product_attention` and an output like the queries. Returns
+    /// None, and computes nothing, if anything about the arguments is unusual: the caller finds out what.
+    #[pyfunction]
+    fn attention_of_torch<'py>(
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        causal: bool,
+        scale: Option<f32>,
+        shares_heads: bool,
+        return_lse: bool,
+    ) -> PyResult<Option<Results<'py>>> {
+        let py = q.py();
+        let options = Options::of_torch([&q, &k, &v], causal, scale, return_lse);
+        let request = Request::of_torch(&options, shares_heads);
+        Ok(request.map(|request| request.run(py)).transpose()?)
+    }
+
     /// The gradients of `attention`: from that of its output to those of q, k, v and the sinks.
     ///
     /// Computed where the tensors are, as `attention` is, and from the same arguments. The result is the same bits each time.

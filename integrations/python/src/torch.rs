@@ -18,6 +18,7 @@ pub(crate) struct Torch {
     /// Older versions of torch do not have it.
     exchange: Option<Exchange>,
     is_grad_enabled: Py<PyAny>,
+    empty_like: Py<PyAny>,
     empty_strided: Py<PyAny>,
     /// Gives the raw handle of a device's current stream; older versions of torch do not have it.
     raw_stream: Option<Py<PyAny>>,
@@ -63,6 +64,7 @@ impl Torch {
             parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
             dtypes: dtypes.collect(),
             is_grad_enabled: of("is_grad_enabled")?,
+            empty_like: of("empty_like")?,
             empty_strided: of("empty_strided")?,
             raw_stream: raw_stream.ok().map(Bound::unbind),
         })
@@ -184,6 +186,11 @@ impl Torch {
                 .getattr("cuda_stream")?,
         };
         Ok(handle.extract()?)
+    }
+
+    /// An uninitialized tensor of the type, shape and storage order of `like`, without gaps.
+    pub(crate) fn empty_like<'py>(&self, like: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+        Ok(self.empty_like.bind(like.py()).call1((like,))?)
     }
 
     /// An uninitialized tensor on the device of `like`, of its type if no other is given.

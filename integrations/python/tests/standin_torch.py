@@ -97,6 +97,10 @@ def empty_strided(shape, strides, *, dtype, device):
     return Tensor(np.lib.stride_tricks.as_strided(flat, shape, [step * flat.itemsize for step in strides]), device)
 
 
+def empty_like(tensor):
+    return empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
 def current_raw_stream(ordinal):
     calls.append(("stream", ordinal))
     return 0
@@ -107,7 +111,7 @@ for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "boo
     setattr(torch, name, dtype(name))
 torch.grad = True
 torch.is_grad_enabled = lambda: torch.grad
-torch.empty_strided = empty_strided
+torch.empty_like, torch.empty_strided = empty_like, empty_strided
 torch._C = types.SimpleNamespace(_cuda_getCurrentRawStream=current_raw_stream)
 torch.nn = types.SimpleNamespace(Parameter=Parameter)
 torch.Tensor = Tensor

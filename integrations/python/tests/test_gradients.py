@@ -3,6 +3,7 @@
 The second part is skipped where torch is missing; `.ci/run python-torch` installs one.
 """
 
+import types
 import unittest
 
 import numpy as np
@@ -259,6 +260,37 @@ class Autograd(unittest.TestCase):
         learned = q.clone().requires_grad_()
         self.assertIn("warptile", own(learned, k, v).grad_fn.name())
         self.assertNotIn("warptile", own(learned, k, v, dropout_p=0.5).grad_fn.name())
+
+    def test_without_a_gradient(self):
+        import warptile.torch as wt
+
+        def kernel(*_, **__):
+            raise AssertionError("torch computes it")
+
+        flash = wt._flash_of_sdpa(types.SimpleNamespace(call_boxed=kernel))
+        q, k, v = self.draw(2, 4, 9, 16), self.draw(2, 4, 9, 16), self.draw(2, 4, 9, 16)
+        packed = self.draw(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        strided = [x.mT.contiguous().mT for x in (q, k, v)]
+        long = [q, self.draw(2, 4, 17, 16), self.draw(2, 4, 17, 16)]
+        halves, grouped = [x.half() for x in (q, k, v)], [q, k[:, :2], v[:, :2]]
+        for tensors in ([q, k, v], halves, grouped, packed.unbind(), strided, long, [q[:, :, :1], k, v]):
+            for options in ({}, {"is_causal": True}, {"scale": 0.3}):
+                with self.subTest(shape=tensors[1].shape, stride=tensors[0].stride(), **options):
+                    expected = torch.nn.functional.scaled_dot_product_attention(*tensors, **options, enable_gqa=True)
+                    found = [wt.scaled_dot_product_attention(*tensors, **options, enable_gqa=True)]
+                    if not options.get("is_causal") or tensors[0].shape[2] == tensors[1].shape[2]:
+                        out, lse, *_, debug = flash(None, *tensors, 0.0, options.get("is_causal", False), scale=options.get("scale"))
+                        self.assertEqual((lse.shape, lse.dtype, debug.shape), (tensors[0].shape[:3], torch.float32, (0,)))
+                        self.assertEqual(debug.dtype, out.dtype)
+                        found.append(out)
+                    for out in found:
+                        torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3 if out.dtype == torch.half else 1e-5)
+                        self.assertEqual((out.dtype, out.stride()), (tensors[0].dtype, wt._output_like(tensors[0]).stride()))
+        for wrong in ([q, k[:, :3], v[:, :3]], [q, k, v[..., :8]], [q[..., :12], k[..., :12], v[..., :12]], [q, k.double(), v]):
+            with self.assertRaises(AssertionError):
+                flash(None, *wrong)
+        with self.assertRaises(AssertionError):
+            flash(None, q, k, v, 0.5)
 
     def test_transformers(self):
         import warptile.torch

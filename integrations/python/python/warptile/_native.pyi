@@ -177,6 +177,9 @@ def attention_backward(
         warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     """
 def attention_without_gradient(q: ArrayT, k: Array, v: Array, **options: Any) -> Any: ...
+def attention_of_torch(
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, shares_heads: bool, return_lse: bool
+) -> tuple[Any, Any] | None: ...
 def attention_after_write(
     write: dict[str, Any], q: Array, k: Array, v: Array, *, between: Callable[[], None] | None = None, **options: Any
 ) -> Any: ...

@@ -10,6 +10,7 @@ bits each time. A mask that is added to the scores has none here: where it requi
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from . import _operators
 from ._errors import NoKernel, Unsupported
-from ._native import attention_backward, attention_without_gradient
+from ._native import attention_backward, attention_of_torch, attention_without_gradient
 from ._operators import LARGEST, row_contiguous
 
 __all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_product_attention"]
@@ -56,6 +57,11 @@ def scaled_dot_product_attention(
     masked = attn_mask is not None
     tensors = (query, key, value) + ((attn_mask,) if masked else ())
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    below_autograd = not needs_gradient and not torch.compiler.is_compiling()
+    if below_autograd and not masked and dropout_p == 0.0:
+        found = attention_of_torch(query, key, value, is_causal, scale, enable_gqa, False)
+        if found is not None:
+            return found[0]
     taken = (
         dropout_p == 0.0
         and not (masked and is_causal)
@@ -68,7 +74,7 @@ def scaled_dot_product_attention(
         if enable_gqa:
             options["enable_gqa"] = True
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
-    if needs_gradient or torch.compiler.is_compiling():
+    if not below_autograd:
         return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)[0]
     return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False)[0]
 
@@ -198,6 +204,17 @@ def _no_random_state(like):
     )
 
 
+@functools.cache
+@torch.inference_mode(False)
+def _empty(dtype, device):
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def _nothing(like):
+    """What torch's kernels return for probabilities that are not asked for. It has no memory, so that all calls may share it."""
+    return _empty(like.dtype, like.device)
+
+
 # Torch's flash attention by warptile's kernels.
 
 
@@ -232,15 +249,15 @@ def _register():
 
 def _flash_of_sdpa(original):
     def flash(keys, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-        if dropout_p == 0.0 and not return_debug_mask and _takes(query, key, value, True) and _square(query, key, is_causal):
+        if dropout_p == 0.0 and not return_debug_mask:
             try:
-                out, lse = _forward(query, key, value, None, is_causal, scale)
+                found = attention_of_torch(query, key, value, is_causal, scale, True, True)
+                if found is None and _takes(query, key, value, True) and _square(query, key, is_causal):
+                    found = _forward(query, key, value, None, is_causal, scale)
             except NoKernel:
-                pass
-            else:
-                seed, offset = _no_random_state(query)
-                debug = torch.empty(0, dtype=query.dtype, device=query.device)
-                return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug
+                found = None
+            if found is not None:
+                return *found, None, None, query.shape[2], key.shape[2], *_no_random_state(query), _nothing(query)
         return original.call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
 
     return flash
@@ -279,8 +296,7 @@ def _flash_of_rows(original):
             except NoKernel:
                 pass
             else:
-                debug = torch.empty(0, dtype=query.dtype, device=query.device)
-                return out, lse, *_no_random_state(query), debug
+                return out, lse, *_no_random_state(query), _nothing(query)
         return original.call_boxed(
             keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **given
         )

@@ -204,6 +204,12 @@ impl Described {
         &self.strides[..self.rank]
     }
 
+    /// True if the last dimension is contiguous.
+    pub(crate) fn has_rows(&self) -> bool {
+        { self.shape().iter().zip(self.strides()).next_back() }
+            .is_some_and(|(&extent, &stride)| extent <= 1 || stride == 1)
+    }
+
     /// As a tensor of attention, whose four dimensions are found at `order`; `None` is an extent of 1.
     fn at(&self, order: [Option<usize>; 4]) -> Layout {
         let extent = |at: Option<usize>| at.map_or(1, |at| self.shape[at]);
