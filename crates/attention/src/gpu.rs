@@ -193,7 +193,10 @@ impl Gpu {
     }
 
     /// As [`plan`](Self::plan), of any operation.
-    fn plan_of<O: Operation>(
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_of<O: Operation>(
         &self,
         problem: O::Problem,
         choice: &Choice,
@@ -232,7 +235,7 @@ impl Gpu {
         let prepared = loop {
             let loaded = self
                 .plan_of::<O>(problem, choice)
-                .and_then(|plan| self.load_plan::<O>(plan));
+                .and_then(|plan| self.load_of::<O>(plan));
             match (loaded, choice) {
                 (loaded, Choice::Image(_)) => break loaded?,
                 // Another image may do.
@@ -276,11 +279,14 @@ impl Gpu {
     /// # Errors
     /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory; [`Error::Clusters`].
     pub fn load(&self, plan: Plan) -> Result<Prepared> {
-        self.load_plan::<Call>(plan)
+        self.load_of::<Call>(plan)
     }
 
     /// As [`load`](Self::load), of any operation.
-    fn load_plan<O: Operation>(&self, plan: Plan<O::Problem>) -> Result<Prepared<O>> {
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_of<O: Operation>(&self, plan: Plan<O::Problem>) -> Result<Prepared<O>> {
         if plan.steps().is_empty() {
             return Err(Error::DeviceMismatch {
                 argument: "plan",

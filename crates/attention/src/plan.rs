@@ -29,7 +29,7 @@ use crate::spec::Problem;
 
 pub use crate::considered::{Considered, Reason};
 pub use backward::BackwardProblem;
-pub(crate) use backward::BackwardScratch;
+pub(crate) use backward::{BackwardScratch, is_of_gradients};
 pub use choice::Choice;
 pub use device::DeviceProfile;
 pub(crate) use occupancy::{MAX_TILES, alone_bytes};
@@ -164,9 +164,13 @@ impl<P> Plan<P> {
         &self.inner.steps
     }
 
-    /// The image of the step that computes the output; `None` on the CPU.
+    /// The image of the step that takes most of the time: the first one with tiles; `None` on the CPU.
     pub fn image(&self) -> Option<&'static Image> {
-        self.steps().first().map(|step| step.image)
+        let main = self
+            .steps()
+            .iter()
+            .find(|step| step.image.tiling.has_tiles());
+        main.or(self.steps().first()).map(|step| step.image)
     }
 
     /// The name of the image's kernel; `cpu` on the CPU.

@@ -28,6 +28,11 @@ impl DeviceInputs {
         DeviceInputs(places)
     }
 
+    /// Puts an operand into a place.
+    pub fn set(&mut self, operand: Operand, place: Place) {
+        self.0[operand] = Some(place);
+    }
+
     /// Copies the data of a case.
     ///
     /// # Errors
@@ -105,7 +110,7 @@ impl DeviceInputs {
         Ok(DeviceInputs(places?))
     }
 
-    /// The memory of a launch with them.
+    /// The memory of a launch of attention with them.
     ///
     /// # Errors
     /// When the memory of an operand ends before its first element.
@@ -139,10 +144,16 @@ impl DeviceInputs {
         Ok(())
     }
 
-    /// Bytes of queries, keys and values.
+    /// Bytes of queries, keys, values, outputs and their gradients.
     pub fn byte_len(&self) -> usize {
-        [Operand::Q, Operand::K, Operand::V]
-            .into_iter()
+        let tensors = [
+            Operand::Q,
+            Operand::K,
+            Operand::V,
+            Operand::Out,
+            Operand::DOut,
+        ];
+        { tensors.into_iter() }
             .map(|operand| match &self.0[operand] {
                 Some(Place::Memory(bytes, _)) => bytes.byte_len(),
                 _ => 0,

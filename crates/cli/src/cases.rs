@@ -41,7 +41,8 @@ A problem is a line of words, such as
                   page) [bshd]
   unaligned       tensors begin at odd multiples of an element
   sms=N           plan as if the GPU had N multiprocessors
-  backward        gradients instead of the output; only `verify` computes them
+  backward        gradients instead of the output, for `bench`, `plan` and
+                  `verify`
   seed=N          seed of the random values [0]";
 
 /// Examples for `--help`: command lines without the name of the program.
@@ -77,19 +78,22 @@ pub(crate) fn help(lines: &[&str]) -> String {
 /// # Errors
 /// A description of the error in the text.
 pub(crate) fn parse(text: &str) -> Result<Case, String> {
-    match parse_any(text)? {
-        case if case.backward => Err("`verify` alone computes `backward`".to_owned()),
-        case => Ok(case),
-    }
-}
-
-/// As [`parse`], for a command that computes gradients, too.
-///
-/// # Errors
-/// As [`parse`].
-pub(crate) fn parse_any(text: &str) -> Result<Case, String> {
     text.parse()
         .map_err(|error: ParseCaseError| error.to_string())
+}
+
+/// Parses a problem of a command that knows no gradients.
+///
+/// # Errors
+/// As [`parse`]; if the problem asks for gradients.
+pub(crate) fn parse_attention(text: &str) -> Result<Case, String> {
+    match parse(text)? {
+        case if case.backward => Err(
+            "`backward` is for `bench`, `plan` and `verify`: this command computes no gradients"
+                .to_owned(),
+        ),
+        case => Ok(case),
+    }
 }
 
 /// Returns true if this is a word of problems.

@@ -8,7 +8,6 @@ use std::str::FromStr;
 use clap::Args;
 use safetensors::Dtype;
 use warptile::kernels::{Count, Kind, Operations};
-use warptile::plan::Choice;
 use warptile::spec::Operand;
 use warptile::{Element, Layout, Splits};
 use warptile_check::{Buffer, Case, Data, LayoutKind, quantize, with_element};
@@ -35,7 +34,7 @@ use crate::tensors::Settings;
 ]))]
 pub(crate) struct GenArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
-    #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
+    #[arg(value_name = "PROBLEM", value_parser = cases::parse_attention)]
     case: Case,
 
     /// Write the tensors to this file (.npz, or else safetensors), or to .npy files in this folder
@@ -185,7 +184,6 @@ fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Resu
     let settings = Settings {
         scoring: args.case.scoring,
         splits: Splits::Even,
-        choice: Choice::Best,
     };
     let (inputs, element) = files::open_inputs(inputs)?;
     with_element!(element, T => {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use either::{Either, for_both, map_both};
 use warptile::kernels::Operations;
-use warptile::plan::Plan;
+use warptile::plan::{Choice, Plan};
 use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slots, Types};
 use warptile::{Backend, Element, Error, Layout};
 use warptile_check::Expectation;
@@ -90,11 +90,12 @@ impl<T: Element> Inputs<T> {
         Ok(call)
     }
 
-    /// Computes attention on `backend`, several times if it takes less than a second and not `once`, and brings the answer to the host.
+    /// Computes attention on `backend` by a kernel of the choice, several times if it takes less than a second and not `once`, and brings the answer to the host.
     /// Each time is from the call until the output is in host memory; the upload of the inputs is not part of it.
     pub(crate) fn forward(
         &self,
         settings: &Settings,
+        choice: &Choice,
         backend: &Backend,
         once: bool,
     ) -> warptile::Result<Answer<T>> {
@@ -114,7 +115,7 @@ impl<T: Element> Inputs<T> {
             })?,
         };
         backend.synchronize()?;
-        let forward = tensors.forward(settings, &self.numbers);
+        let forward = { tensors.forward(settings, &self.numbers) }.by(choice.clone());
         let call = || {
             let start = Instant::now();
             let output = forward.run()?;

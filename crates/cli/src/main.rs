@@ -18,6 +18,7 @@ mod json;
 mod lock;
 mod machine;
 mod npy;
+mod operation;
 mod options;
 mod output;
 mod plan;

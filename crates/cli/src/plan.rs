@@ -31,7 +31,7 @@ use crate::text::{self, say};
 ]))]
 pub(crate) struct PlanArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
-    #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
+    #[arg(value_name = "PROBLEM", value_parser = cases::parse_attention)]
     case: Case,
 
     /// GPUs to plan for: names such as a100 or rtx4090, compute capabilities such as 8.6, or `all` for every GPU with a name
@@ -204,7 +204,7 @@ fn one(
     let expected = plan.estimate_us();
     let speed = |us: f64| {
         let bytes = row::kv_bytes(&args.case, call);
-        let is_reading = row::is_reading(bytes, call);
+        let is_reading = row::is_reading(&args.case, call);
         let speed = table::speed_text(is_reading, bytes as f64 / us * 1e-6, tflops(call, us));
         format!("{us:.1} us, {speed}")
     };

@@ -116,7 +116,6 @@ pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure
     let settings = Settings {
         scoring,
         splits: args.splits,
-        choice: args.kernel.clone(),
     };
     let output = match &args.output {
         Some(path) => Some(output_file(args, path)?),
@@ -161,7 +160,7 @@ fn run_typed<T: Element>(
         None => None,
     };
     let backend = args.device.open()?;
-    let answer = inputs.forward(settings, &backend, args.once)?;
+    let answer = inputs.forward(settings, &args.kernel, &backend, args.once)?;
     say!(console, "call     {call}")?;
     if args.explain {
         for line in answer.plan.explain().lines() {

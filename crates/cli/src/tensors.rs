@@ -4,14 +4,13 @@ use either::{Either, for_both};
 use warptile::kernels::{Count, Kind};
 use warptile::plan::Choice;
 use warptile::spec::{Operand, Scoring, Slots, TableLayout, Types};
-use warptile::{Attention, Element, Keys, Queries, Scales, Splits, Tensor};
+use warptile::{Attention, Element, Gradients, Keys, Output, Queries, Scales, Splits, Tensor};
 
 /// The options of a call, as far as no operand says them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) scoring: Scoring,
     pub(crate) splits: Splits,
-    pub(crate) choice: Choice,
 }
 
 /// The numbers of a call that are not tensors.
@@ -45,8 +44,7 @@ impl<T: Element> Tensors<T> {
     ) -> Forward<'a, T> {
         let mut attention = Attention::new()
             .scoring(settings.scoring)
-            .splits(settings.splits)
-            .choice(settings.choice.clone());
+            .splits(settings.splits);
         let scales = |operand: Operand| numbers.floats[operand].as_deref().unwrap_or_default();
         let mut keys = match &self.kv {
             Either::Left([k, v]) => Keys::new(k, v),
@@ -91,8 +89,27 @@ pub(crate) struct Forward<'a, T: Element> {
 }
 
 impl<T: Element> Forward<'_, T> {
-    pub(crate) fn run(&self) -> warptile::Result<warptile::Output<T>> {
+    /// The call by a kernel of the choice.
+    pub(crate) fn by(&self, choice: Choice) -> Self {
+        Forward {
+            attention: self.attention.clone().choice(choice),
+            queries: self.queries.clone(),
+            keys: self.keys.clone(),
+        }
+    }
+
+    pub(crate) fn run(&self) -> warptile::Result<Output<T>> {
         let (queries, keys) = (self.queries.clone(), self.keys.clone());
         self.attention.forward(queries, keys)
+    }
+
+    /// The gradients of the call, which gave `output`.
+    pub(crate) fn gradients(
+        &self,
+        d_out: &Tensor<T>,
+        output: &Output<T>,
+    ) -> warptile::Result<Gradients<T>> {
+        let (queries, keys) = (self.queries.clone(), self.keys.clone());
+        self.attention.backward(d_out, queries, keys, output)
     }
 }

@@ -108,6 +108,11 @@ impl Expected {
         given.then(|| self.bytes.reach())
     }
 
+    /// Returns true if the operation writes it.
+    pub fn is_output(&self) -> bool {
+        self.wanted && self.access == Access::Write
+    }
+
     /// Checks the type of the memory that is given for it, and the access that is given to it.
     ///
     /// # Errors

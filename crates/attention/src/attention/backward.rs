@@ -11,10 +11,10 @@ use crate::attention::given::Arguments;
 use crate::backend::{Backend, Place, same_device};
 use crate::cpu::backward_cpu;
 use crate::error::Result;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Prepared};
 use crate::lse::Lse;
 use crate::operands::{Keys, Queries};
-use crate::plan::{BackwardProblem, Choice, Plan};
+use crate::plan::{BackwardProblem, Choice, Plan, is_of_gradients};
 use crate::spec::{Backward, Element, ElementType, HostOutputs, Invalid, Layout, expect_same};
 use crate::tensor::{Bytes, Storage, Tensor};
 
@@ -302,20 +302,27 @@ impl Attention {
                 backward_cpu(backward, &inputs, outputs)?;
                 Ok(Plan::backward_on_cpu(BackwardProblem::of(backward)))
             }
-            Place::Gpu(gpu) => backward_on_gpu(gpu, backward, given, also, written),
+            Place::Gpu(gpu) => {
+                // A kernel that was chosen for the output is none for gradients.
+                let choice = match is_of_gradients(&self.choice) {
+                    true => &self.choice,
+                    false => &Choice::Best,
+                };
+                let prepared = gpu.prepare_backward(BackwardProblem::of(backward), choice)?;
+                backward_on_gpu(gpu, &prepared, backward, given, also, written)
+            }
         }
     }
 }
 
 fn backward_on_gpu(
     gpu: &Gpu,
+    prepared: &Prepared<Backward>,
     backward: &Backward,
     given: &Arguments<'_>,
     also: &Outputs<'_>,
     written: Written<'_>,
 ) -> Result<Plan<BackwardProblem>> {
-    // A kernel that was chosen for the output is none for gradients.
-    let prepared = gpu.prepare_backward(BackwardProblem::of(backward), &Choice::Best)?;
     let constants = given.constants(backward.call(), gpu)?;
     let mut bindings = given.bindings(&constants)?;
     bindings.set_bytes(Operand::Out, also.out.on_device("out")?);

@@ -80,7 +80,8 @@ impl Attention {
         self
     }
 
-    /// Asks for a family, kernel or image instead of the planner's choice; `warptile info` lists them.
+    /// Asks for a family, kernel or image instead of the planner's choice; `warptile info` lists them. Gradients are
+    /// computed by the planner's choice unless it is one of their kernels.
     pub fn choice(mut self, choice: Choice) -> Self {
         self.choice = choice;
         self

@@ -105,12 +105,14 @@ impl Planner<'_> {
         let mut is_named = matches!(choice, Choice::Best);
         // One pass has five products where the pair has seven.
         let in_one_pass = { IN_ONE_PASS.iter() }.all(|role| problem.wanted().any(|of| of == *role))
-            && images_for(Role::AllGradients).any(|image| match choice {
-                Choice::Best => reject(&problem, image, device).is_none(),
-                _ => is_named_by(choice, image),
-            });
+            && self
+                .images_of(Role::AllGradients)
+                .any(|image| match choice {
+                    Choice::Best => reject(&problem, image, device).is_none(),
+                    _ => is_named_by(choice, image),
+                });
         for role in problem.roles(in_one_pass) {
-            let of_role = || images_for(role);
+            let of_role = || self.images_of(role);
             let named: Vec<_> = of_role()
                 .filter(|image| is_named_by(choice, image))
                 .collect();
@@ -152,12 +154,8 @@ impl Planner<'_> {
         if !is_named {
             return Err(no_kernel(&problem, device, considered));
         }
-        // Each kernel is listed once: its other images are for other devices and types.
-        considered.retain(|one| {
-            !matches!(one.reason, Reason::Element(_) | Reason::NoImage { .. })
-                && steps.iter().all(|step| step.image.kernel != one.kernel)
-        });
-        considered.dedup();
+        considered.retain(|one| steps.iter().all(|step| step.image.kernel != one.kernel));
+        let considered = once_each(considered);
         let device = Some(device.clone());
         Ok(Plan::new(problem, device, steps, considered, None))
     }
@@ -170,8 +168,23 @@ fn no_kernel(
 ) -> Error {
     Error::NoKernel {
         problem: format!("{problem} on {}", device.name),
-        considered,
+        considered: once_each(considered),
     }
+}
+
+/// Each kernel once: its other images are for other devices and types.
+fn once_each(mut considered: Vec<Considered>) -> Vec<Considered> {
+    considered.retain(|one| !matches!(one.reason, Reason::Element(_) | Reason::NoImage { .. }));
+    considered.dedup();
+    considered
+}
+
+/// Returns true if the choice names a kernel of gradients.
+pub(crate) fn is_of_gradients(choice: &Choice) -> bool {
+    let roles = [Role::AllGradients, Role::KeyGradients, Role::QueryGradients];
+    { roles.into_iter() }
+        .flat_map(images_for)
+        .any(|image| is_named_by(choice, image))
 }
 
 fn is_named_by(choice: &Choice, image: &Image) -> bool {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use warptile_kernels::abi::MIN_BOX_ROWS;
-use warptile_kernels::{Features, Image, Role, Schedule, Target};
+use warptile_kernels::{Features, Image, Role, Schedule, Target, images_for};
 
 use crate::considered::{Considered, Reason};
 use crate::error::{Error, Result};
@@ -51,7 +51,7 @@ pub struct Planner<'a> {
     device: &'a DeviceProfile,
     rates: &'a Rates,
     /// In place of the embedded catalog.
-    images: Option<Kernels>,
+    images: Option<Vec<&'static Image>>,
     /// Besides, for who names them.
     named: &'a [&'static Image],
     /// Images that the device turned out not to run.
@@ -78,6 +78,14 @@ impl<'a> Planner<'a> {
         self.device
     }
 
+    /// The images of a role to choose among.
+    pub(super) fn images_of(&self, role: Role) -> impl Iterator<Item = &'static Image> {
+        images_for(role).filter(|image| {
+            let among = |images: &Vec<&Image>| images.iter().any(|one| one.name == image.name);
+            self.images.as_ref().is_none_or(among)
+        })
+    }
+
     /// With rates of one's own.
     pub fn rates(self, rates: &'a Rates) -> Self {
         Planner { rates, ..self }
@@ -85,7 +93,7 @@ impl<'a> Planner<'a> {
 
     /// Among these images only, such as the PTX.
     pub fn images(mut self, images: impl Iterator<Item = &'static Image>) -> Self {
-        self.images = Some(by_kernel(images));
+        self.images = Some(images.collect());
         self
     }
 
@@ -114,7 +122,8 @@ impl<'a> Planner<'a> {
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
         self.device.check()?;
-        let kernels = self.images.as_ref().unwrap_or(&CATALOG);
+        let given = { self.images.as_ref() }.map(|images| by_kernel(images.iter().copied()));
+        let kernels = given.as_ref().unwrap_or(&CATALOG);
         let (asked_for, choice) = self.asked_for(choice);
         let (kernels, choice) = match &asked_for {
             Some(asked_for) => (asked_for, &choice),

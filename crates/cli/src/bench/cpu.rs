@@ -2,22 +2,19 @@
 
 use std::time::Instant;
 
-use warptile::Element;
-
 use super::Effort;
-use crate::tensors::Forward;
 
 /// Microseconds of each call.
-pub(super) fn wall<T: Element>(
-    forward: &Forward<'_, T>,
+pub(super) fn wall<A>(
+    call: impl Fn() -> warptile::Result<A>,
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
-    effort.warm_up(|| forward.run().map(drop))?;
+    effort.warm_up(|| call().map(drop))?;
     effort.spend(|| {
         let start = Instant::now();
-        let output = forward.run()?;
+        let answer = call()?;
         let elapsed = start.elapsed();
-        drop(output);
+        drop(answer);
         Ok(elapsed.as_secs_f64() * 1e6)
     })
 }

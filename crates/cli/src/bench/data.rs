@@ -91,7 +91,7 @@ impl<T: Pod> Repeated<T> {
     }
 
     /// [`upload`](Self::upload) as bytes.
-    fn upload_bytes(&self, stream: &Stream) -> warptile::Result<DeviceBuffer<u8>> {
+    pub(super) fn upload_bytes(&self, stream: &Stream) -> warptile::Result<DeviceBuffer<u8>> {
         let piece: Arc<[u8]> = bytemuck::cast_slice(&self.piece).into();
         let bytes = Repeated {
             piece,
@@ -130,6 +130,11 @@ impl<T: Element> Data<T> {
         let [k, v] = for_both!(&self.kv, pair => pair.upload(stream)?);
         (places[Operand::K], places[Operand::V]) = (Some(k), Some(v));
         Ok(DeviceInputs::new(places))
+    }
+
+    /// A gradient of the output.
+    pub(super) fn d_out(&self, call: &Call) -> Repeated<T> {
+        Repeated::new(&self.q.piece, call.out(), self.q.piece.len() / 7)
     }
 
     /// Brings them to a device as tensors.

@@ -6,14 +6,14 @@ use warptile::Element;
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::plan::{Choice, Plan, Planner};
-use warptile::spec::{Call, Features, Numbers, Operand};
-use warptile_check::{Case, DeviceInputs, Ferry, Lists, with_element};
+use warptile::spec::{Call, Features, Numbers, Operand, Slots};
+use warptile_check::{Case, DeviceInputs, Ferry, Lists, Place, with_element};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::Effort;
 use super::data::Data;
 use super::row::{is_reading, kv_bytes};
-use crate::tensors::Forward;
+use crate::operation::Operation;
 
 /// Sets of inputs and outputs together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
@@ -31,93 +31,103 @@ const REPLAYED_BYTES: usize = 8 << 30;
 const MOST_LAUNCHES: usize = 256;
 
 /// Device memory of one launch.
-pub(super) struct Buffers<T: Element> {
+pub(super) struct Buffers {
     inputs: DeviceInputs,
-    out: DeviceBuffer<T>,
-    lse: DeviceBuffer<f32>,
+    /// The operands that are written.
+    outputs: Slots<Option<DeviceBuffer<u8>>>,
 }
 
-impl<T: Element> Buffers<T> {
-    pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
-        Self::with(call, stream, data.upload(stream)?)
+impl Buffers {
+    fn new<O: Operation>(
+        operation: &O,
+        stream: &Stream,
+        inputs: DeviceInputs,
+    ) -> warptile::Result<Self> {
+        let mut outputs = Slots::none();
+        for (operand, expected) in operation.expected().iter() {
+            if let (true, Some(bytes)) = (expected.is_output(), expected.needed()) {
+                outputs[operand] = Some(DeviceBuffer::zeroed(stream, bytes as usize)?);
+            }
+        }
+        Ok(Buffers { inputs, outputs })
     }
 
-    /// Copies the inputs on the device: from the host it takes many times as long.
-    fn once_more(&self, call: &Call, stream: &Stream) -> warptile::Result<Self> {
-        Self::with(call, stream, self.inputs.once_more(stream)?)
-    }
-
-    fn with(call: &Call, stream: &Stream, inputs: DeviceInputs) -> warptile::Result<Self> {
-        Ok(Buffers {
-            inputs,
-            out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
-            lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
-        })
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.inputs.byte_len() + self.out.byte_len()
+    /// Bytes of tensors.
+    fn bytes(&self) -> usize {
+        let outputs = { self.outputs.given() }.filter(|(operand, _)| *operand != Operand::Lse);
+        self.inputs.byte_len() + outputs.map(|(_, buffer)| buffer.len()).sum::<usize>()
     }
 
     fn bindings(&mut self) -> warptile::Result<Bindings<'_>> {
-        let bindings = self.inputs.bind(self.out.as_slice_mut())?;
-        Ok(bindings.output(Operand::Lse, self.lse.as_slice_mut()))
+        let mut bindings = Bindings::default();
+        self.inputs.add_to(&mut bindings)?;
+        for (operand, buffer) in self.outputs.iter_mut() {
+            if let Some(buffer) = buffer {
+                bindings.set_output(operand, buffer.as_slice_mut());
+            }
+        }
+        Ok(bindings)
+    }
+
+    /// The inputs of gradients, once attention has been computed: its output and lse among them, and a gradient of the output.
+    fn inputs_of_gradients(mut self, d_out: DeviceBuffer<u8>) -> DeviceInputs {
+        let outputs = self.outputs.into_given();
+        for (operand, bytes) in outputs.chain([(Operand::DOut, d_out)]) {
+            self.inputs.set(operand, Place::Memory(bytes, 0));
+        }
+        self.inputs
     }
 }
 
-/// The parts that all launches of a graph share: the call, the kernel, and the lengths and pages that lie on the
+/// The parts that all launches of a graph share: the operation, its kernels, and the lengths and pages that lie on the
 /// device.
-pub(super) struct Launch {
-    call: Call,
-    prepared: Prepared,
+pub(super) struct Launch<O: Operation> {
+    operation: O,
+    prepared: Prepared<O>,
     lists: DeviceInputs,
 }
 
-impl Launch {
+impl<O: Operation> Launch<O> {
     /// With lengths on the device if the kernel takes them there, so that their copies are no part of what is measured.
     pub(super) fn new(
         case: &Case,
-        call: &Call,
-        plan: &Plan,
+        operation: &O,
+        plan: &Plan<O::Problem>,
         gpu: &Gpu,
         lists: &Lists,
     ) -> Result<Self, warptile_check::Error> {
         let on_device = plan
             .image()
             .is_some_and(|image| image.features.contains(Features::DEVICE_LENGTHS));
-        let (call, lists) = match on_device && lists.any() {
+        let (operation, lists) = match on_device && lists.any() {
             true => (
-                with_device_lengths(case, call, lists)?,
+                O::of(&with_device_lengths(case, operation.call(), lists)?)?,
                 DeviceInputs::of_lists(gpu.stream(), &Ferry::default(), lists)?,
             ),
-            false => (call.clone(), DeviceInputs::default()),
+            false => (operation.clone(), DeviceInputs::default()),
         };
-        let plan = match (plan.image(), call.problem() == *plan.problem()) {
+        let plan = match (plan.image(), operation.problem() == *plan.problem()) {
             (Some(image), false) => {
                 let choice = Choice::Image(image.name.to_owned());
                 let settings = plan.steps().first().map(|step| step.settings);
-                Planner::new(gpu.profile())
+                let planner = Planner::new(gpu.profile())
                     .rates(gpu.rates())
-                    .settings(settings.unwrap_or_default())
-                    .plan(call.problem(), &choice)?
+                    .settings(settings.unwrap_or_default());
+                O::plan(&planner, operation.problem(), &choice)?
             }
             _ => plan.clone(),
         };
         Ok(Launch {
-            prepared: gpu.load(plan)?,
-            call,
+            prepared: gpu.load_of(plan)?,
+            operation,
             lists,
         })
     }
 
-    pub(super) fn submit<T: Element>(
-        &self,
-        stream: &Stream,
-        buffers: &mut Buffers<T>,
-    ) -> warptile::Result<()> {
+    pub(super) fn submit(&self, stream: &Stream, buffers: &mut Buffers) -> warptile::Result<()> {
         let mut bindings = buffers.bindings()?;
         self.lists.add_to(&mut bindings)?;
-        self.prepared.launch(stream, &self.call, &bindings)
+        self.prepared.launch(stream, &self.operation, &bindings)
     }
 }
 
@@ -160,7 +170,7 @@ fn sets(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
     let clamp =
         |wanted: usize, limits: RangeInclusive<usize>| wanted.clamp(*limits.start(), *limits.end());
     let read = kv_bytes(case, call);
-    match is_reading(read, call) {
+    match is_reading(case, call) {
         true => {
             let wanted = READ_BYTES.div_ceil(read as usize).min(memory / bytes);
             clamp(wanted, READING_SETS)
@@ -172,7 +182,7 @@ fn sets(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
 /// Launches of a graph over this many sets, each of which is used.
 fn launches(case: &Case, call: &Call, sets: usize) -> usize {
     let read = kv_bytes(case, call);
-    match is_reading(read, call) {
+    match is_reading(case, call) {
         true => REPLAYED_BYTES
             .div_ceil(read as usize)
             .clamp(sets, MOST_LAUNCHES.max(sets)),
@@ -182,24 +192,24 @@ fn launches(case: &Case, call: &Call, sets: usize) -> usize {
 
 /// The inputs and outputs of a problem on a GPU, so often that none of the launches that rotate through them finds in the cache what an
 /// earlier one has left there.
-pub(super) struct Rotation<'a, T: Element> {
+pub(super) struct Rotation<'a, O: Operation> {
     case: &'a Case,
-    call: &'a Call,
+    operation: &'a O,
     gpu: &'a Gpu,
     lists: &'a Lists,
     stream: Stream,
     stopwatch: Stopwatch,
-    sets: Vec<Buffers<T>>,
+    sets: Vec<Buffers>,
 }
 
 /// A plan's launches on these, to be replayed.
-pub(crate) struct Replay {
+pub(crate) struct Replay<O: Operation = Call> {
     graph: Graph,
     /// The memory that the captured launches read lives as long as they do.
-    launch: Launch,
+    launch: Launch<O>,
 }
 
-impl Replay {
+impl<O: Operation> Replay<O> {
     /// The kernel that is launched.
     pub(crate) fn kernel(&self) -> &'static str {
         self.launch.prepared.plan().kernel_name()
@@ -207,21 +217,25 @@ impl Replay {
 }
 
 /// A computation that can be timed, regardless of the element type.
-pub(crate) trait Bench {
+pub(crate) trait Bench<O: Operation = Call> {
     /// Launches of a graph that tells how long one takes.
     fn launches(&self) -> usize;
 
     /// Microseconds of GPU time of a first launch of a plan.
-    fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64>;
+    fn once(&mut self, plan: &Plan<O::Problem>) -> warptile_check::Result<f64>;
 
     /// Captures this many launches of a plan for the call, or for its problem with lengths on the device.
-    fn capture(&mut self, plan: &Plan, launches: usize) -> warptile_check::Result<Replay>;
+    fn capture(
+        &mut self,
+        plan: &Plan<O::Problem>,
+        launches: usize,
+    ) -> warptile_check::Result<Replay<O>>;
 
     /// Microseconds of GPU time of one replay.
-    fn time(&self, replay: &Replay) -> warptile::Result<f64>;
+    fn time(&self, replay: &Replay<O>) -> warptile::Result<f64>;
 }
 
-/// Calls `work` with the inputs of a case on the GPU.
+/// Calls `work` with the inputs of a case of attention on the GPU.
 pub(crate) fn with_bench<R>(
     case: &Case,
     gpu: &Gpu,
@@ -237,24 +251,34 @@ pub(crate) fn with_bench<R>(
     })
 }
 
-impl<'a, T: Element> Rotation<'a, T> {
-    pub(super) fn new(
+impl<'a, O: Operation> Rotation<'a, O> {
+    pub(super) fn new<T: Element>(
         case: &'a Case,
-        call: &'a Call,
+        operation: &'a O,
         gpu: &'a Gpu,
         data: &Data<T>,
         lists: &'a Lists,
     ) -> warptile::Result<Self> {
         let stream = Stream::new(gpu.context())?;
-        let mut sets = vec![Buffers::new(call, &stream, data)?];
+        let call = operation.call();
+        let mut inputs = data.upload(&stream)?;
+        if case.backward {
+            let prepared = gpu.prepare(call.problem(), &Choice::Best)?;
+            let mut buffers = Buffers::new(call, &stream, inputs)?;
+            prepared.launch(&stream, call, &buffers.bindings()?)?;
+            inputs = buffers.inputs_of_gradients(data.d_out(call).upload_bytes(&stream)?);
+        }
+        let mut sets = vec![Buffers::new(operation, &stream, inputs)?];
         let memory = gpu.context().device().total_memory()?;
         let wanted = self::sets(case, call, sets[0].bytes(), memory / PART_OF_MEMORY);
         while sets.len() < wanted {
-            sets.push(sets[0].once_more(call, &stream)?);
+            // From the host it takes many times as long.
+            let inputs = sets[0].inputs.once_more(&stream)?;
+            sets.push(Buffers::new(operation, &stream, inputs)?);
         }
         Ok(Rotation {
             case,
-            call,
+            operation,
             gpu,
             lists,
             stopwatch: Stopwatch::new(&stream)?,
@@ -262,21 +286,29 @@ impl<'a, T: Element> Rotation<'a, T> {
             sets,
         })
     }
+
+    fn launch(&self, plan: &Plan<O::Problem>) -> warptile_check::Result<Launch<O>> {
+        Launch::new(self.case, self.operation, plan, self.gpu, self.lists)
+    }
 }
 
-impl<T: Element> Bench for Rotation<'_, T> {
+impl<O: Operation> Bench<O> for Rotation<'_, O> {
     fn launches(&self) -> usize {
-        launches(self.case, self.call, self.sets.len())
+        launches(self.case, self.operation.call(), self.sets.len())
     }
 
-    fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64> {
-        let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
+    fn once(&mut self, plan: &Plan<O::Problem>) -> warptile_check::Result<f64> {
+        let launch = self.launch(plan)?;
         let work = || launch.submit(&self.stream, &mut self.sets[0]);
         Ok(self.stopwatch.time(&self.stream, work)?)
     }
 
-    fn capture(&mut self, plan: &Plan, launches: usize) -> warptile_check::Result<Replay> {
-        let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
+    fn capture(
+        &mut self,
+        plan: &Plan<O::Problem>,
+        launches: usize,
+    ) -> warptile_check::Result<Replay<O>> {
+        let launch = self.launch(plan)?;
         let (stream, sets) = (&self.stream, &mut self.sets);
         let mut capture = || {
             // A first launch outside of the capture, where it may load and allocate.
@@ -295,16 +327,16 @@ impl<T: Element> Bench for Rotation<'_, T> {
         })
     }
 
-    fn time(&self, replay: &Replay) -> warptile::Result<f64> {
+    fn time(&self, replay: &Replay<O>) -> warptile::Result<f64> {
         let work = || Ok(replay.graph.launch(&self.stream)?);
         self.stopwatch.time(&self.stream, work)
     }
 }
 
 /// Microseconds of GPU time of one launch, for each replay of a graph of launches.
-pub(super) fn graph<T: Element>(
-    rotation: &mut Rotation<'_, T>,
-    plan: &Plan,
+pub(super) fn graph<O: Operation>(
+    rotation: &mut Rotation<'_, O>,
+    plan: &Plan<O::Problem>,
     effort: Effort,
 ) -> warptile_check::Result<Vec<f64>> {
     let launches = rotation.launches();
@@ -317,18 +349,18 @@ pub(super) fn graph<T: Element>(
 }
 
 /// Microseconds between events around each call through the ordinary interface.
-pub(super) fn call<T: Element>(
-    forward: &Forward<'_, T>,
+pub(super) fn call<A>(
+    call: impl Fn() -> warptile::Result<A>,
     gpu: &Gpu,
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
     effort.warm_up(|| {
-        forward.run()?;
+        call()?;
         // Waited for, so that what it takes is known.
         gpu.stream().synchronize().map_err(warptile::Error::from)
     })?;
     let stopwatch = Stopwatch::new(gpu.stream())?;
-    effort.spend(|| stopwatch.time(gpu.stream(), || forward.run().map(drop)))
+    effort.spend(|| stopwatch.time(gpu.stream(), || call().map(drop)))
 }
 
 /// Two events around work on a stream.

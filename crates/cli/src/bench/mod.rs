@@ -13,14 +13,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use either::{for_both, map_both};
 use indicatif::HumanDuration;
 use serde_json::json;
+use warptile::gpu::Gpu;
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner};
-use warptile::spec::{Call, Heads};
+use warptile::spec::Heads;
 use warptile::{Backend, Element, Error};
 use warptile_check::{Case, with_element};
-use warptile_kernels::{Role, images_for};
+use warptile_kernels::{Role, catalog, images_for};
 
 use self::data::Data;
 use self::gpu::Rotation;
@@ -31,7 +33,8 @@ use crate::chart::{self, Bar};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::json;
-use crate::machine;
+use crate::machine::{self, Machine};
+use crate::operation::{self, Operation};
 use crate::options::Device;
 use crate::progress;
 use crate::records::{self, Comparison, Origin, Record};
@@ -223,16 +226,20 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         interrupt::watch();
     }
     let planned = { cases.iter() }.map(|case| {
-        let call = case.try_call()?;
-        let plans = plans(&call, &args.kernel, args.target.as_deref(), &backend)?;
-        Ok::<_, Failure>((call, plans))
+        let (kernels, target) = (&args.kernel, args.target.as_deref());
+        Ok::<_, Failure>(
+            map_both!(operation::asked(case, case.try_call()?)?, operation => {
+                Planned::new(operation, kernels, target, &backend)?
+            }),
+        )
     });
     let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
     if !args.paced {
         let mut seconds = 0.0;
-        for (case, (call, plans)) in cases.iter().zip(&planned) {
-            let of_calls =
-                with_element!(case.element, T => seconds_of::<T>(case, call, plans, &backend));
+        for (case, planned) in cases.iter().zip(&planned) {
+            let of_calls = for_both!(planned, planned => {
+                with_element!(case.element, T => planned.seconds::<T>(case, &backend))
+            });
             seconds += of_calls? * effort.least_calls() as f64;
         }
         let estimate = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -257,15 +264,11 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
     }
     let measured = cases.iter().zip(&problems).zip(&planned);
-    for (index, ((case, problem), (call, plans))) in measured.enumerate() {
+    for (index, ((case, problem), planned)) in measured.enumerate() {
         if args.paced && index > 0 && !wait_for_line(NEXT) {
             break;
         }
-        let keep = |plan: &Plan, method, microseconds| -> Result<(), Failure> {
-            let Some(samples) = Samples::new(microseconds) else {
-                return Ok(());
-            };
-            let row = Row::new(problem, case, call, plan, method, &samples, &machine);
+        let keep = |row: Row| -> Result<(), Failure> {
             if !args.paced {
                 let line = table.row(&row);
                 bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
@@ -273,8 +276,9 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             rows.push(row);
             Ok(())
         };
-        let ended =
-            with_element!(case.element, T => time::<T>(case, call, plans, &backend, effort, keep));
+        let ended = for_both!(planned, planned => with_element!(case.element, T => {
+            planned.rows::<T>(case, problem, &backend, &machine, effort, keep)
+        }));
         interrupt::tolerate(ended)?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows, false)?;
@@ -388,39 +392,171 @@ pub(crate) fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
     Ok(cases)
 }
 
-/// A plan for each kernel to be measured, by images of the target if there is one.
-fn plans(
-    call: &Call,
+/// The operation of a problem, and a plan for each kernel to be measured.
+struct Planned<O: Operation> {
+    operation: O,
+    plans: Vec<Plan<O::Problem>>,
+}
+
+impl<O: Operation> Planned<O> {
+    /// With kernels of these names, by images of the target if there is one.
+    fn new(
+        operation: O,
+        kernels: &[String],
+        target: Option<&str>,
+        backend: &Backend,
+    ) -> Result<Self, Failure> {
+        let plans = match backend.gpu() {
+            Some(gpu) => plans(&operation, kernels, target, backend, gpu)?,
+            None => vec![plan_on_cpu(&operation, kernels, target, backend)?],
+        };
+        Ok(Planned { operation, plans })
+    }
+
+    /// About how many seconds one call by each plan takes in total: as the planner estimates, and on the CPU by a small part of the
+    /// problem.
+    fn seconds<T: Element>(&self, case: &Case, backend: &Backend) -> Result<f64, Failure> {
+        if backend.is_gpu() {
+            let estimates = self.plans.iter().map(Plan::estimate_us);
+            return Ok(estimates.filter(|us| us.is_finite()).sum::<f64>() * 1e-6);
+        }
+        if self.operation.flops() < SHORT {
+            return Ok(0.0);
+        }
+        let call = self.operation.call();
+        let [queries, keys] = [call.query_len().min(512), call.key_len().min(2048)];
+        let part = Case {
+            element: case.element,
+            quantized: case.quantized,
+            ..Case::new(queries, keys, case.heads)
+        };
+        let operation = O::of(&part.try_call()?)?;
+        let part_flops = operation.flops() as f64;
+        let of_part = Planned {
+            plans: vec![operation.plan_on_cpu()],
+            operation,
+        };
+        let a_few = Effort {
+            samples: 30,
+            time: Duration::ZERO,
+            paced: false,
+        };
+        let mut seconds = 0.0;
+        let keep = |_: &Plan<O::Problem>, _, microseconds: Vec<f64>| {
+            let of_part = Samples::new(microseconds).map_or(0.0, |samples| samples.median() * 1e-6);
+            seconds = of_part * self.operation.flops() as f64 / part_flops;
+            Ok(())
+        };
+        of_part.time::<T>(&part, backend, a_few, keep)?;
+        Ok(seconds)
+    }
+
+    /// Hands each row of the plans to `keep` as soon as it is measured.
+    fn rows<T: Element>(
+        &self,
+        case: &Case,
+        problem: &str,
+        backend: &Backend,
+        machine: &Machine,
+        effort: Effort,
+        mut keep: impl FnMut(Row) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let operation = &self.operation;
+        self.time::<T>(
+            case,
+            backend,
+            effort,
+            |plan, method, microseconds| match Samples::new(microseconds) {
+                Some(samples) => {
+                    let row = Row::new(problem, case, operation, plan, method, &samples, machine);
+                    keep(row)
+                }
+                None => Ok(()),
+            },
+        )
+    }
+
+    /// Times the plans, one after the other in the same memory, and has those of each method kept.
+    fn time<T: Element>(
+        &self,
+        case: &Case,
+        backend: &Backend,
+        effort: Effort,
+        mut keep: impl FnMut(&Plan<O::Problem>, Method, Vec<f64>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (lists, call) = (case.lists(), self.operation.call());
+        let data = Data::<T>::new(call, &lists, case.seed);
+        let tensors = data.tensors(backend, call)?;
+        let mut on_gpu = match backend.gpu() {
+            Some(gpu) => {
+                let rotation = Rotation::new(case, &self.operation, gpu, &data, &lists)?;
+                Some((gpu, rotation))
+            }
+            None => None,
+        };
+        let settings = Settings {
+            scoring: call.scoring().scale(call.scale()),
+            splits: call.splits(),
+        };
+        let forward = tensors.forward(&settings, &data.numbers);
+        for plan in &self.plans {
+            if interrupt::requested() {
+                break;
+            }
+            let choice = match plan.image() {
+                Some(image) => Choice::Image(image.name.to_owned()),
+                None => Choice::Best,
+            };
+            let d_out = || data.d_out(call).tensor(backend, *call.out());
+            let repeated = O::repeated(&forward, choice, d_out)?;
+            match &mut on_gpu {
+                None => keep(plan, Method::Wall, cpu::wall(repeated, effort)?)?,
+                Some((gpu, rotation)) => {
+                    keep(plan, Method::Graph, gpu::graph(rotation, plan, effort)?)?;
+                    keep(plan, Method::Call, gpu::call(repeated, gpu, effort)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The plan of the CPU path, if the names allow it.
+fn plan_on_cpu<O: Operation>(
+    operation: &O,
     kernels: &[String],
     target: Option<&str>,
     backend: &Backend,
-) -> Result<Vec<Plan>, Failure> {
-    let Some(gpu) = backend.gpu() else {
-        if let Some(target) = target {
-            return Err(Failure::Input(format!(
-                "--target {} needs a GPU; the measurement would run on {backend}",
-                text::name(target)
-            )));
-        }
-        return match kernels
-            .iter()
-            .find(|name| !["all", "families", "best", "cpu"].contains(&name.as_str()))
-        {
-            None => Ok(vec![Plan::cpu(call.problem())]),
-            Some(name) => Err(Failure::Input(format!(
-                "--kernel {} needs a GPU; the measurement would run on {backend}",
-                text::name(name)
-            ))),
-        };
+) -> Result<Plan<O::Problem>, Failure> {
+    let is_of_gpus = |name: &&String| !["all", "families", "best", "cpu"].contains(&name.as_str());
+    let option = match (target, kernels.iter().find(is_of_gpus)) {
+        (Some(target), _) => format!("--target {}", text::name(target)),
+        (None, Some(name)) => format!("--kernel {}", text::name(name)),
+        (None, None) => return Ok(operation.plan_on_cpu()),
     };
-    let profile = gpu.profile();
+    Err(Failure::Input(format!(
+        "{option} needs a GPU; the measurement would run on {backend}"
+    )))
+}
+
+/// A plan for each kernel to be measured, by images of the target if there is one.
+fn plans<O: Operation>(
+    operation: &O,
+    kernels: &[String],
+    target: Option<&str>,
+    backend: &Backend,
+    gpu: &Gpu,
+) -> Result<Vec<Plan<O::Problem>>, Failure> {
+    let (profile, problem) = (gpu.profile(), operation.problem());
     let images = || {
-        images_for(Role::Forward).filter(move |image| {
-            target.is_none_or(|name| {
-                image.target.to_string() == name
-                    && image.target.runs_on(profile.major, profile.minor)
+        { O::ROLES.iter() }
+            .flat_map(|role| images_for(*role))
+            .filter(move |image| {
+                target.is_none_or(|name| {
+                    image.target.to_string() == name
+                        && image.target.runs_on(profile.major, profile.minor)
+                })
             })
-        })
     };
     if let Some(target) = target
         && images().next().is_none()
@@ -430,27 +566,32 @@ fn plans(
         )));
     }
     let plan = |choice: Choice| match target {
-        None => gpu.plan(call.problem(), &choice),
-        Some(_) => Planner::new(profile)
-            .rates(gpu.rates())
-            .images(images())
-            .plan(call.problem(), &choice),
+        None => gpu.plan_of::<O>(problem, &choice),
+        Some(_) => {
+            // Small steps have images of any target: no option chooses them.
+            let small = catalog().iter();
+            let small = small.filter(|image| !O::ROLES.contains(&image.role));
+            let planner = Planner::new(profile).rates(gpu.rates());
+            O::plan(&planner.images(images().chain(small)), problem, &choice)
+        }
     };
     if kernels.is_empty() {
         return Ok(vec![plan(Choice::Best)?]);
     }
+    // Plans with a kernel for queries alone have one for keys, which they go by.
+    let main = || images().filter(|image| image.role != Role::QueryGradients);
     let mut plans = Vec::new();
     for name in kernels {
         match name.as_str() {
             "all" => {
-                let kernels = sorted(images().map(|image| image.kernel));
+                let kernels = sorted(main().map(|image| image.kernel));
                 let choices = kernels
                     .into_iter()
                     .map(|name| Choice::Kernel(name.to_owned()));
                 plans.extend(applicable(choices.map(plan))?);
             }
             "families" => {
-                let families = sorted::<Family>(images().map(|image| image.family));
+                let families = sorted::<Family>(main().map(|image| image.family));
                 plans.extend(applicable(
                     families.into_iter().map(Choice::Family).map(plan),
                 )?);
@@ -464,7 +605,9 @@ fn plans(
 }
 
 /// The plans of those candidates that can solve the problem.
-fn applicable(plans: impl Iterator<Item = warptile::Result<Plan>>) -> warptile::Result<Vec<Plan>> {
+fn applicable<P>(
+    plans: impl Iterator<Item = warptile::Result<Plan<P>>>,
+) -> warptile::Result<Vec<Plan<P>>> {
     plans
         .filter(|plan| !matches!(plan, Err(Error::NoKernel { .. })))
         .collect()
@@ -475,82 +618,6 @@ fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
     items.sort_unstable();
     items.dedup();
     items
-}
-
-/// About how many seconds one call by each plan takes in total: as the planner estimates, and on the CPU by a small part of the problem.
-fn seconds_of<T: Element>(
-    case: &Case,
-    call: &Call,
-    plans: &[Plan],
-    backend: &Backend,
-) -> Result<f64, Failure> {
-    if backend.is_gpu() {
-        let estimates = plans.iter().map(Plan::estimate_us);
-        return Ok(estimates.filter(|us| us.is_finite()).sum::<f64>() * 1e-6);
-    }
-    if call.flops() < SHORT {
-        return Ok(0.0);
-    }
-    let [queries, keys] = [call.query_len().min(512), call.key_len().min(2048)];
-    let part = Case {
-        element: case.element,
-        quantized: case.quantized,
-        ..Case::new(queries, keys, case.heads)
-    };
-    let part_call = part.try_call()?;
-    let a_few = Effort {
-        samples: 30,
-        time: Duration::ZERO,
-        paced: false,
-    };
-    let mut seconds = 0.0;
-    let keep = |_: &Plan, _, microseconds: Vec<f64>| {
-        let of_part = Samples::new(microseconds).map_or(0.0, |samples| samples.median() * 1e-6);
-        seconds = of_part * call.flops() as f64 / part_call.flops() as f64;
-        Ok(())
-    };
-    time::<T>(&part, &part_call, plans, backend, a_few, keep)?;
-    Ok(seconds)
-}
-
-/// Times the plans of a problem, one after the other in the same memory, and has those of each method kept.
-fn time<T: Element>(
-    case: &Case,
-    call: &Call,
-    plans: &[Plan],
-    backend: &Backend,
-    effort: Effort,
-    mut keep: impl FnMut(&Plan, Method, Vec<f64>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let lists = case.lists();
-    let data = Data::<T>::new(call, &lists, case.seed);
-    let tensors = data.tensors(backend, call)?;
-    let mut on_gpu = match backend.gpu() {
-        Some(gpu) => Some((gpu, Rotation::new(case, call, gpu, &data, &lists)?)),
-        None => None,
-    };
-    for plan in plans {
-        if interrupt::requested() {
-            break;
-        }
-        let settings = Settings {
-            scoring: call.scoring().scale(call.scale()),
-            splits: call.splits(),
-            choice: match plan.image() {
-                Some(image) => Choice::Image(image.name.to_owned()),
-                None => Choice::Best,
-            },
-        };
-        let forward = tensors.forward(&settings, &data.numbers);
-        match &mut on_gpu {
-            None => keep(plan, Method::Wall, cpu::wall(&forward, effort)?)?,
-            Some((gpu, rotation)) => {
-                keep(plan, Method::Graph, gpu::graph(rotation, plan, effort)?)?;
-                keep(plan, Method::Call, gpu::call(&forward, gpu, effort)?)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

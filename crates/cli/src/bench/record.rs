@@ -40,7 +40,8 @@ pub(crate) struct Row {
     /// The time of only reading keys and values, in microseconds, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) read_us: Option<f64>,
-    /// 10^12 floating-point operations per second at the median: 2 * heads * visible pairs * (head size + that of values).
+    /// 10^12 floating-point operations per second at the median: 2 * heads * visible pairs * (head size + that of values); of gradients
+    /// 2 * heads * visible pairs * (3 head sizes + 2 of values).
     pub(crate) tflops: f64,
     /// Bytes of the keys and values that some query sees.
     #[serde(default)]

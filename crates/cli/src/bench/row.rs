@@ -6,6 +6,7 @@ use warptile_check::Case;
 
 pub(crate) use super::record::Row;
 use crate::machine::Machine;
+use crate::operation::Operation;
 
 /// Up to this many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
 /// several times as many while they read a byte.
@@ -28,9 +29,11 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
     keys * entry as u64
 }
 
-/// Returns true if there are so few queries for the keys that the problem takes what reading the keys and values takes.
-pub(crate) fn is_reading(kv_bytes: u64, call: &Call) -> bool {
-    call.query_len() < call.key_len() && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes)
+/// Returns true if there are so few queries for the keys that attention takes what reading the keys and values takes.
+pub(crate) fn is_reading(case: &Case, call: &Call) -> bool {
+    !case.backward
+        && call.query_len() < call.key_len()
+        && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes(case, call))
 }
 
 /// Times the median that the 90th percentile of a quiet device is far below.
@@ -96,16 +99,16 @@ impl Row {
         self.p90_us >= NOISE * self.median_us
     }
 
-    pub(crate) fn new(
+    pub(crate) fn new<O: Operation>(
         text: &str,
         case: &Case,
-        call: &Call,
-        plan: &Plan,
+        operation: &O,
+        plan: &Plan<O::Problem>,
         method: Method,
         samples: &Samples,
         machine: &Machine,
     ) -> Self {
-        let image = plan.image();
+        let (image, call) = (plan.image(), operation.call());
         let median_us = samples.median();
         let kv_bytes = kv_bytes(case, call);
         Row {
@@ -124,7 +127,7 @@ impl Row {
             samples: samples.sorted.len(),
             median_us,
             p90_us: samples.p90(),
-            tflops: call.flops() as f64 / median_us * 1e-6,
+            tflops: operation.flops() as f64 / median_us * 1e-6,
             kv_bytes,
             tb_s: kv_bytes as f64 / median_us * 1e-6,
             min_us: None,
@@ -143,7 +146,7 @@ impl Row {
     pub(crate) fn is_reading(&self) -> bool {
         let case = self.problem.parse::<Case>().ok();
         let call = case.and_then(|case| Some((case.try_call().ok()?, case)));
-        call.is_some_and(|(call, case)| is_reading(kv_bytes(&case, &call), &call))
+        call.is_some_and(|(call, case)| is_reading(&case, &call))
     }
 }
 
@@ -167,8 +170,7 @@ mod tests {
         let bytes = |text: &str| {
             let case: Case = text.parse().unwrap();
             let call = case.call();
-            let bytes = kv_bytes(&case, &call);
-            (bytes, is_reading(bytes, &call))
+            (kv_bytes(&case, &call), is_reading(&case, &call))
         };
         // Keys and values of 8 heads of 64 entries of 2 bytes.
         let row = 2 * 8 * 64 * 2;
@@ -188,6 +190,7 @@ mod tests {
             (8192 * row, false)
         );
         assert!(!bytes("q8 k8 h8 d64 f16").1);
+        assert!(!bytes("q1 k1000 h8 d64 f16 backward").1);
         assert_eq!(bytes("q0 k8 h8 d64 f16").0, 0);
     }
 

@@ -193,7 +193,7 @@ impl<'a> Trial<'a> {
     fn count(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
         let mut largest: Option<(u128, &String)> = None;
         for problem in &self.results.task.problems {
-            let case = cases::parse(problem).map_err(Failure::Input)?;
+            let case = cases::parse_attention(problem).map_err(Failure::Input)?;
             let flops = case.try_call()?.flops();
             if largest.is_none_or(|(most, _)| flops > most) {
                 largest = Some((flops, problem));
@@ -331,7 +331,7 @@ impl<'a> Trial<'a> {
             if missing.is_empty() {
                 continue;
             }
-            let case = cases::parse(problem).map_err(Failure::Input)?;
+            let case = cases::parse_attention(problem).map_err(Failure::Input)?;
             let of_call = case.try_call()?.problem();
             let in_use = gpu.plan(of_call, &family)?;
             with_bench(&case, &gpu, |bench| {

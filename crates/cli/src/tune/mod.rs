@@ -647,6 +647,12 @@ fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
                 "splits={keys} asks for the same bits in every batch: its kernel is not chosen by lengths, and can't be tuned for them"
             )));
         }
+        if case.backward {
+            return Err(Failure::Input(
+                "`backward`: gradients are planned by fixed rates, so there is nothing to tune"
+                    .into(),
+            ));
+        }
         let problem = case.problem_of_programs()?;
         if seen.insert(problem.line()) {
             problems.push((case, problem));

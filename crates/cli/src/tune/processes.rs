@@ -94,7 +94,7 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
     let file = Lost::path(&machine.device).filter(|file| file.parent().is_some_and(Path::is_dir));
     watchdog::start(&machine, args.patience, file);
     for request in requests {
-        let case = cases::parse(&request.case).map_err(Failure::Input)?;
+        let case = cases::parse_attention(&request.case).map_err(Failure::Input)?;
         let problem = case.problem_of_programs()?;
         let plan = |one: &Candidate| plan_of(gpu, gpu.rates(), problem, one);
         let (old, new) = (plan(&request.old)?, plan(&request.new)?);

@@ -98,7 +98,7 @@ pub(crate) struct VerifyArgs {
     best: bool,
 
     /// Compute this problem instead of random ones; may be given several times
-    #[arg(long, value_name = "PROBLEM", value_parser = cases::parse_any, conflicts_with_all = ["count", "seed", "max_len"])]
+    #[arg(long, value_name = "PROBLEM", value_parser = cases::parse, conflicts_with_all = ["count", "seed", "max_len"])]
     case: Vec<Case>,
 
     /// Plan every problem as if the GPU had only N multiprocessors

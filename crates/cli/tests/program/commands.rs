@@ -89,7 +89,7 @@ fn verify_counts_what_it_computed() {
 }
 
 #[test]
-fn verify_takes_gradients_and_other_commands_say_that_they_do_not() {
+fn commands_take_gradients_or_say_that_they_do_not() {
     let (stdout, _) = expect_code(
         0,
         warptile().args(["verify", "--device", "cpu", "--count", "20", "--backward"]),
@@ -102,11 +102,50 @@ fn verify_takes_gradients_and_other_commands_say_that_they_do_not() {
         warptile().args(["verify", "--device", "cpu", "--case", problem]),
     );
     assert!(stdout.contains("verified 1 problem"), "{stdout}");
-    let (_, stderr) = expect_code(2, warptile().args(["plan", problem]));
-    assert!(
-        stderr.contains("`verify` alone computes `backward`"),
-        "{stderr}"
+    let (_, stderr) = expect_code(2, warptile().args(["gen", problem, "-o", "no/such/file"]));
+    assert!(stderr.contains("computes no gradients"), "{stderr}");
+    let (_, stderr) = expect_code(2, warptile().args(["tune", "--shape", problem]));
+    assert!(stderr.contains("planned by fixed rates"), "{stderr}");
+    let (help, _) = expect_code(0, warptile().args(["bench", "--help"]));
+    assert!(help.contains("backward        gradients"), "{help}");
+}
+
+/// Gradients count 2.5 times as many operations as their output.
+#[test]
+fn bench_times_gradients_on_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.json");
+    let problem = "b1 q70 k70 h4/2 d16 f16 mask=causal sinks";
+    let with = problem.to_owned() + " backward";
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["bench", "--device", "cpu", "--samples", "2"])
+            .args(["--shape", problem, "--shape", &with, "--json"])
+            .arg(&file),
     );
+    assert!(stdout.contains(&with), "{stdout}");
+    let rows = json(&file);
+    let operations = |row: &serde_json::Value| {
+        row["tflops"].as_f64().unwrap() * row["median_us"].as_f64().unwrap()
+    };
+    assert_eq!(rows[0]["problem"], problem);
+    assert_eq!(rows[1]["problem"], *with);
+    assert_eq!(
+        (&rows[1]["method"], &rows[1]["kernel"]),
+        (&"wall".into(), &"cpu".into())
+    );
+    let times = operations(&rows[1]) / operations(&rows[0]);
+    assert!((times - 2.5).abs() < 1e-4, "{times}");
+    let refused = [
+        "bench",
+        "--device",
+        "cpu",
+        "--shape",
+        "q8 d8 f16 pages=16 backward",
+    ];
+    let (_, stderr) = expect_code(2, warptile().args(refused));
+    assert!(stderr.contains("have no backward pass"), "{stderr}");
 }
 
 #[test]

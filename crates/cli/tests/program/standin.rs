@@ -153,6 +153,53 @@ fn rows_of_a_gpu_fit_and_are_compared() {
     }
 }
 
+/// Gradients are timed as attention is: all their steps in a replayed graph, and calls.
+#[test]
+fn gradients_are_timed_by_kernel_and_by_target() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.json");
+    let problem = "b2 q512 k512 h8/2 d64 f16 mask=causal backward";
+    let rows = |arguments: &[&str]| {
+        let mut command = on(&fake);
+        command.args(["bench", "--samples", "2", "--shape", problem]);
+        command.args(arguments).arg("--json").arg(&file);
+        let (stdout, _) = expect_code(0, &mut command);
+        fits(&stdout);
+        let rows: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let rows = rows.as_array().unwrap().clone();
+        assert!(rows.iter().all(|row| row["problem"] == problem), "{rows:?}");
+        rows
+    };
+    let families = |rows: &[serde_json::Value], method: &str| -> Vec<String> {
+        let of_method = rows.iter().filter(|row| row["method"] == method);
+        of_method
+            .map(|row| row["family"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    for (arguments, expected) in [
+        (&[][..], &["dqkv"][..]),
+        (&["--kernel", "families"], &["dkv", "dqkv"]),
+        (&["--kernel", "dkv"], &["dkv"]),
+        (&["--kernel", "dkv_d64_64x64_w4_s2,dq"], &["dkv", "dkv"]),
+        (&["--target", "sm_90"], &["dkv"]),
+        (&["--target", "compute_80"], &["dkv"]),
+        (&["--target", "sm_90a"], &["dqkv"]),
+    ] {
+        let rows = rows(arguments);
+        assert_eq!(families(&rows, "graph"), expected, "{arguments:?}");
+        assert_eq!(families(&rows, "call"), expected, "{arguments:?}");
+        // Three steps of a millisecond each for every launch.
+        let of_graph = rows.iter().find(|row| row["method"] == "graph").unwrap();
+        let median = of_graph["median_us"].as_f64().unwrap();
+        assert!((3000.0..3100.0).contains(&median), "{median}");
+    }
+    let mut other = on(&fake);
+    other.args(["bench", "--shape", problem, "--kernel", "wgmma"]);
+    let (_, error) = expect_code(2, &mut other);
+    assert!(error.contains("no kernel for f16 b2 q512"), "{error}");
+}
+
 /// `--target` chooses among the images of one target, and names one that has none for the GPU.
 #[test]
 fn a_bench_of_one_target_takes_its_images() {
