@@ -209,10 +209,7 @@ impl Attention {
         if let Some(out) = out {
             builder.set_layout(Operand::Out, *out.layout());
         }
-        Ok(match aligned {
-            true => builder,
-            false => builder.unaligned_addresses(),
-        })
+        Ok(builder.aligned_addresses(aligned))
     }
 
     /// Checks the numbers that are in host memory and that no description has.

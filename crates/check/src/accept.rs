@@ -358,7 +358,7 @@ impl GradientExpectation {
         GradientExpectation(Slots::from_fn(of))
     }
 
-    /// A gradient, dense `[batch, length, heads, head size]`, or a number for each sink; empty for any other operand. Rows that belong to
+    /// A gradient, dense `[batch, length, heads, head size]`, or the numbers of a list; empty for any other operand. Rows that belong to
     /// no sequence are 0.
     pub fn gradient(&self, operand: Operand) -> &[f64] {
         &self.0[operand].exact
@@ -388,7 +388,7 @@ impl GradientExpectation {
 
 /// The multiple of the natural error that a fused kernel may have.
 pub(crate) fn factor(call: &Call) -> f64 {
-    if call.scoring().softcap.is_some() {
+    if call.scoring().bounds_scores() {
         3.0
     } else {
         2.0

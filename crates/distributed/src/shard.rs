@@ -139,6 +139,13 @@ impl RowMap {
         &self.chunks[rank]
     }
 
+    /// The rows of a rank, in the order in which its tensors have them.
+    pub(crate) fn rows(&self, rank: usize) -> impl Iterator<Item = usize> {
+        self.chunks[rank]
+            .iter()
+            .flat_map(|chunk| chunk.rows.clone())
+    }
+
     /// How many rows a rank owns.
     pub fn local_len(&self, rank: usize) -> usize {
         self.chunks[rank].iter().map(|chunk| chunk.rows.len()).sum()

@@ -90,12 +90,7 @@ impl<'a> Shards<'a> {
         let split = |(rank, backend): (usize, &Backend)| {
             let mut local = Vec::with_capacity(self.map.local_len(rank) * row);
             for head in 0..heads {
-                for at in self
-                    .map
-                    .chunks(rank)
-                    .iter()
-                    .flat_map(|chunk| chunk.rows.clone())
-                {
+                for at in self.map.rows(rank) {
                     local.extend_from_slice(&data[at * row + head * head_dim..][..head_dim]);
                 }
             }
@@ -121,12 +116,7 @@ impl<'a> Shards<'a> {
         for (rank, tensor) in tensors.iter().enumerate() {
             let mut local = tensor.to_vec().of_rank(rank)?.into_iter();
             for head in 0..heads {
-                for at in self
-                    .map
-                    .chunks(rank)
-                    .iter()
-                    .flat_map(|chunk| chunk.rows.clone())
-                {
+                for at in self.map.rows(rank) {
                     let to = &mut data[at * row + head * head_dim..][..head_dim];
                     to.iter_mut()
                         .zip(&mut local)

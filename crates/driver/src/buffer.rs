@@ -349,26 +349,20 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         if values.is_empty() {
             return Ok(());
         }
-        let stream = self.stream();
-        let _current = stream.context().enter()?;
-        let held = stream.outside_captures(OPERATION)?;
-        let bytes = size_of_val(values);
+        let (to, from, bytes) = (
+            values.as_mut_ptr().cast(),
+            self.pointer(),
+            size_of_val(values),
+        );
         // SAFETY: the view lies in live device memory of `bytes` bytes, as does `values` on the
-        // host, which stays borrowed until the copy is done: the stream is waited for below.
-        let queued = unsafe {
+        // host, which stays borrowed until the copy is done.
+        copy_and_wait(self.stream(), OPERATION, |stream| unsafe {
             call!(
                 stream,
                 OPERATION,
-                memcpy_dtoh_async(
-                    values.as_mut_ptr().cast(),
-                    self.pointer(),
-                    bytes,
-                    stream.raw()
-                )
+                memcpy_dtoh_async(to, from, bytes, stream.raw())
             )
-        };
-        drop(held);
-        stream.finish_copy(queued)
+        })
     }
 
     /// Copies the contents into pinned host memory, the first elements of it, without waiting. The
@@ -398,6 +392,20 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         })?;
         Ok(copy)
     }
+}
+
+/// Queues a copy between a device and the host and waits for it: the host's side may be pinned memory, which the device
+/// uses after the call has returned.
+fn copy_and_wait(
+    stream: &Stream,
+    operation: &'static str,
+    queue: impl FnOnce(&Stream) -> Result<()>,
+) -> Result<()> {
+    let _current = stream.context().enter()?;
+    let held = stream.outside_captures(operation)?;
+    let queued = queue(stream);
+    drop(held);
+    stream.finish_copy(queued)
 }
 
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
@@ -448,22 +456,16 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         if values.is_empty() {
             return Ok(());
         }
-        let stream = self.stream();
-        let _current = stream.context().enter()?;
-        let held = stream.outside_captures(OPERATION)?;
-        let bytes = size_of_val(values);
+        let (to, from, bytes) = (self.pointer(), values.as_ptr().cast(), size_of_val(values));
         // SAFETY: the view lies in live device memory of `bytes` bytes, as does `values` on the
-        // host, which stays borrowed until the copy is done: the stream is waited for below.
-        let queued = unsafe {
+        // host, which stays borrowed until the copy is done.
+        copy_and_wait(self.stream(), OPERATION, |stream| unsafe {
             call!(
                 stream,
                 OPERATION,
-                memcpy_htod_async(self.pointer(), values.as_ptr().cast(), bytes, stream.raw())
+                memcpy_htod_async(to, from, bytes, stream.raw())
             )
-        };
-        drop(held);
-        // `values` may be pinned memory, which the device reads after the call has returned.
-        stream.finish_copy(queued)
+        })
     }
 
     /// Copies from pinned host memory, the first elements of it, without waiting. The memory is

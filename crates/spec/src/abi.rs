@@ -597,7 +597,7 @@ declare! {
     /// Block of the kernels of the backward pass that read and write through addresses: the portable pair (dK and dV of a tile of keys,
     /// and dQ of a tile of queries), and those that turn sums of dQ into dQ. One block serves all of them, for they differ only in what
     /// the tiles of `work` are, and in whether `rows.dq_sum` is there. With s the scores and p = exp2(s * log2(e) - scaled_lse), the
-    /// gradient of a score is ds = p * (d_out v - delta); softcap multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q,
+    /// gradient of a score is ds = p * (d_out v - delta); a bound multiplies it by its derivative; dq = scale * ds k, dk = scale * ds q,
     /// dv = p d_out.
     struct Backward {
         /// Tiles.

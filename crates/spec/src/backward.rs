@@ -11,7 +11,7 @@ use crate::{
 /// gradients of queries, keys, values and sinks.
 ///
 /// It reads what the call reads, and the call's output and lse. With `p = exp(score - lse)` for the keys that a query sees,
-/// `delta = sum(out * d_out) - d_lse` for each row, and `ds = p * (d_out v - delta)`, times the derivative of the softcap:
+/// `delta = sum(out * d_out) - d_lse` for each row, and `ds = p * (d_out v - delta)`, times the score's [`derivative`](crate::Scoring::derivative):
 /// `dq = scale * ds k`, `dk = scale * ds q`, `dv = p d_out`, where `dk` and `dv` are the sums over all query heads that share a key/value
 /// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head.
 ///

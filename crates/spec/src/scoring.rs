@@ -205,6 +205,23 @@ impl Scoring {
         }
         score
     }
+
+    /// The derivative of a [`score`](Self::score) by the scaled product of query and key, in `f64`: 1 without a softcap.
+    pub fn derivative(&self, dot: f64, terms: &ScoreTerms, round: impl Fn(f64) -> f64) -> f64 {
+        self.softcap.map_or(1.0, |cap| {
+            let product = round(round(dot) * f64::from(terms.scale));
+            1.0 - round((product / f64::from(cap)).tanh()).powi(2)
+        })
+    }
+
+    /// A scaled product of query and key after the softcap, and the derivative of the one by the other.
+    #[inline]
+    pub fn bounded(&self, product: f32) -> (f32, f32) {
+        self.softcap.map_or((product, 1.0), |cap| {
+            let bent = (product / cap).tanh();
+            (cap * bent, 1.0 - bent * bent)
+        })
+    }
 }
 
 /// Refuses a factor of `q.k` that is larger than [`Scoring::MAX_SCALE`].

@@ -243,9 +243,7 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
             builder = builder.layout(operand, layout);
         }
     }
-    if flag("unaligned_addresses", desc.unaligned_addresses)? {
-        builder = builder.unaligned_addresses();
-    }
+    builder = builder.aligned_addresses(!flag("unaligned_addresses", desc.unaligned_addresses)?);
     if let Some(table) = table {
         builder = builder.table_layout(table);
     }

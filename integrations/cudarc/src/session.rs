@@ -95,10 +95,7 @@ impl Session {
             bindings = bindings.output(Operand::Lse, lse);
         }
         self.launch_with(bindings, &Choice::Best, |aligned| {
-            Ok(match aligned {
-                true => builder.build()?,
-                false => builder.unaligned_addresses().build()?,
-            })
+            Ok(builder.aligned_addresses(aligned).build()?)
         })
     }
 

@@ -92,20 +92,15 @@ impl<'py> Request<'py> {
             builder.set_layout(operand, layout);
             aligned &= !operand.moves_rows() || argument.array()?.is.address.is_multiple_of(16);
         }
-        if !aligned {
-            builder = builder.unaligned_addresses();
-        }
         // The host sees the lengths of lists that it has.
         if reader.device() != Device::Cpu {
-            if let Some(longest) = options.max_seqlen_q.filter(|_| packed_q) {
-                builder = builder.longest_queries(longest);
-            }
             let has_lengths = packed_k || given.has(Operand::KeyLengths);
-            if let Some(longest) = options.max_seqlen_k.filter(|_| has_lengths) {
-                builder = builder.longest_keys(longest);
-            }
+            builder = builder.longest([
+                options.max_seqlen_q.filter(|_| packed_q),
+                options.max_seqlen_k.filter(|_| has_lengths),
+            ]);
         }
-        let call = builder.build()?;
+        let call = builder.aligned_addresses(aligned).build()?;
         given.check(&call)?;
         let choice = match &options.kernel {
             Some(name) => name.parse::<Choice>()?,

@@ -248,11 +248,11 @@ impl Attention {
         let tensors = || wanted.tensors.into_iter().flat_map(Slots::given);
         let mut moved = tensors().filter(|(operand, _)| operand.moves_rows());
         let aligned = also.d_out.starts_aligned() && moved.all(|(_, to)| to.starts_aligned());
-        let request = self.request(given, Some(also.out))?.want_lse(true);
-        let call = match aligned {
-            true => request.build()?,
-            false => request.unaligned_addresses().build()?,
-        };
+        let mut request = self.request(given, Some(also.out))?.want_lse(true);
+        if !aligned {
+            request = request.unaligned_addresses();
+        }
+        let call = request.build()?;
         Self::check(&call, given)?;
         let shape = call.lse_shape();
         for (argument, lse) in [("lse", Some(also.lse)), ("d_lse", also.d_lse)] {

@@ -115,14 +115,7 @@ impl<'a> Arguments<'a> {
     /// A description of the call that has the types and bounds, and no operand yet but q, k and v.
     pub(super) fn builder(&self) -> CallBuilder<'a> {
         let empty = crate::spec::Layout::EMPTY;
-        let mut builder = Call::builder(&empty, &empty, &empty, self.types);
-        let [queries, keys] = self.longest;
-        if let Some(longest) = queries {
-            builder = builder.longest_queries(longest);
-        }
-        if let Some(longest) = keys {
-            builder = builder.longest_keys(longest);
-        }
+        let builder = Call::builder(&empty, &empty, &empty, self.types).longest(self.longest);
         match self.table {
             Some(table) => builder.table_layout(table),
             None => builder,

@@ -467,7 +467,7 @@ impl<T: Element> Pass<'_, T> {
             .get::<u8>(Operand::KeyMask)
             .zip(call.layout(Operand::KeyMask));
         let start = self.backward.prepass().start(sequence.batch, head);
-        // The derivative of the softcap, or 1 without one.
+        // The derivatives of scores by the scaled products.
         let mut slants = [1.0; BLOCK_N];
         for row in 0..BLOCK_M {
             let (p, ds) = (
@@ -489,12 +489,8 @@ impl<T: Element> Pass<'_, T> {
             };
             for column in from..to {
                 let key = first_key + column;
-                let mut score = p[column] * scale;
-                if let Some(cap) = scoring.softcap {
-                    let bent = (score / cap).tanh();
-                    score = cap * bent;
-                    slants[column] = 1.0 - bent * bent;
-                }
+                let (mut score, slant) = scoring.bounded(p[column] * scale);
+                slants[column] = slant;
                 if slope != 0.0 {
                     let diagonal = (query + sequence.k_len) as f32 - sequence.q_len as f32;
                     score -= slope * (diagonal - key as f32).abs();

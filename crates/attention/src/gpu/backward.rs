@@ -3,9 +3,9 @@
 use warptile_kernels::abi;
 use warptile_kernels::{Operand, Role, Slots};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gpu::block::{backward_tma, heads, scoring, sequences, tensor};
-use crate::gpu::operation::{Operation, StepLaunch};
+use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
 use crate::gpu::prepass::block as prepass_block;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{
@@ -45,14 +45,7 @@ impl Operation for Backward {
     }
 
     fn check_problem(&self, prepared: &BackwardProblem) -> Result<()> {
-        let found = BackwardProblem::of(self);
-        match found == *prepared {
-            true => Ok(()),
-            false => Err(Error::OtherProblem {
-                found: found.to_string(),
-                prepared: prepared.to_string(),
-            }),
-        }
+        expect_problem(BackwardProblem::of(self), prepared)
     }
 
     fn expected(&self) -> &Slots<Expected> {

@@ -3,8 +3,8 @@
 use warptile_kernels::abi;
 use warptile_kernels::{Operand, Slots};
 
-use crate::error::{Error, Result};
-use crate::gpu::operation::{Operation, StepLaunch};
+use crate::error::Result;
+use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
 use crate::gpu::{block as filled, log};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::{Call, Expected, Problem};
@@ -27,14 +27,7 @@ impl Operation for Call {
     }
 
     fn check_problem(&self, prepared: &Problem) -> Result<()> {
-        let found = self.problem();
-        if found != *prepared {
-            return Err(Error::OtherProblem {
-                found: found.to_string(),
-                prepared: prepared.to_string(),
-            });
-        }
-        Ok(())
+        expect_problem(self.problem(), prepared)
     }
 
     fn expected(&self) -> &Slots<Expected> {

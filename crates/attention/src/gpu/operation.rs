@@ -4,7 +4,7 @@ use std::fmt;
 
 use warptile_kernels::{Operand, Slots};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::bindings::Addresses;
 use crate::gpu::kernel::Loaded;
 use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
@@ -72,6 +72,17 @@ pub trait Operation: fmt::Debug {
         launch: &StepLaunch<'_>,
         taker: impl FnOnce(&[u8]) -> Result<()>,
     ) -> Result<()>;
+}
+
+/// Refuses a problem that is not the one that was prepared.
+pub(super) fn expect_problem<P: PartialEq + fmt::Display>(found: P, prepared: &P) -> Result<()> {
+    match found == *prepared {
+        true => Ok(()),
+        false => Err(Error::OtherProblem {
+            found: found.to_string(),
+            prepared: prepared.to_string(),
+        }),
+    }
 }
 
 /// One step of a launch.

@@ -214,10 +214,7 @@ impl Case {
                 builder = builder.layout(operand, layout);
             }
         }
-        if self.unaligned {
-            builder = builder.unaligned_addresses();
-        }
-        Ok(builder.build()?)
+        Ok(builder.aligned_addresses(!self.unaligned).build()?)
     }
 }
 

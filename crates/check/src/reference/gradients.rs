@@ -359,15 +359,10 @@ impl<T: Element> Pass<'_, T> {
         if key.hidden {
             return (f64::NEG_INFINITY, 0.0);
         }
-        let scoring = self.computation.call.scoring();
-        let score = scoring.score(dot, &key.terms, round);
-        let slant = match scoring.softcap.map(f64::from) {
-            Some(cap) => {
-                let bent = round((round(round(dot) * f64::from(key.terms.scale)) / cap).tanh());
-                1.0 - bent * bent
-            }
-            None => 1.0,
-        };
-        (score, slant)
+        let (scoring, terms) = (self.computation.call.scoring(), &key.terms);
+        (
+            scoring.score(dot, terms, round),
+            scoring.derivative(dot, terms, round),
+        )
     }
 }

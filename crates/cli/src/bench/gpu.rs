@@ -158,10 +158,7 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
     if lists.table_layout().is_some() || lists.get(Operand::KeyOffsets).is_some() {
         builder = builder.longest_keys(call.key_len());
     }
-    if case.unaligned {
-        builder = builder.unaligned_addresses();
-    }
-    Ok(builder.build()?)
+    Ok(builder.aligned_addresses(!case.unaligned).build()?)
 }
 
 /// Sets of inputs and outputs that launches rotate through: `bytes` is what one has in memory, `memory` what all may have.

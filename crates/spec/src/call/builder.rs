@@ -241,6 +241,13 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
+    /// [`longest_queries`](Self::longest_queries) and [`longest_keys`](Self::longest_keys), where they are known.
+    pub fn longest(mut self, [queries, keys]: [Option<usize>; 2]) -> Self {
+        self.lengths.queries.longest = queries.or(self.lengths.queries.longest);
+        self.lengths.keys.longest = keys.or(self.lengths.keys.longest);
+        self
+    }
+
     /// Keys and values are paged: k and v have layouts of pages, rows of a page (1 to 256), heads, head size, and the table has
     /// for each sequence the numbers of its pages in order. Its entries past the last key of a sequence mean nothing, and neither
     /// do the rows of a page past it. [`key_lengths`](Self::key_lengths) say how many keys there are; without them, as many as
@@ -288,6 +295,13 @@ impl<'a> CallBuilder<'a> {
     /// For tensors that may start at addresses that are not multiples of 16 bytes: keeps kernels away that need one.
     pub fn unaligned_addresses(mut self) -> Self {
         self.terms.aligned = false;
+        self
+    }
+
+    /// Sets whether all tensors start at multiples of 16 bytes, as they are taken to by default; see
+    /// [`unaligned_addresses`](Self::unaligned_addresses).
+    pub fn aligned_addresses(mut self, aligned: bool) -> Self {
+        self.terms.aligned = aligned;
         self
     }
 

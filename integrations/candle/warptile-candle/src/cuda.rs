@@ -10,9 +10,9 @@ use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice,
 };
-use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage};
+use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
 use warptile::plan::Choice;
-use warptile::spec::{Numbers, Operand};
+use warptile::spec::{Numbers, Operand, Request};
 use warptile_cudarc::{Bindings, Session};
 
 use crate::attention::{Attention, GRADIENTS, ROWS};
@@ -59,29 +59,28 @@ pub(crate) fn forward(
     for (operand, (storage, layout)) in ROWS.into_iter().zip(tensors.into_iter().zip(layouts)) {
         bindings = bindings.with(operand, part(caller, operand, storage, layout)?);
     }
-    let mut numbers = Vec::new();
-    for (operand, list) in attention.lists() {
+    for (operand, _) in attention.lists() {
         bindings = bindings.with(operand, locked(caller, operand, locks)?);
-        // The kernels read them from the device and clamp them.
-        let reach = reach(caller, name_of(operand), list.layout())?;
-        numbers.push((operand, Numbers::Device(reach)));
     }
+    let numbers = numbers(attention)?;
     let launched = session.launch_with(bindings, &Choice::Best, |aligned| {
-        let mut builder = attention.call(described, numbers.into_iter(), want_lse);
-        let [queries, keys] = attention.longest;
-        if let Some(longest) = queries {
-            builder = builder.longest_queries(longest);
-        }
-        if let Some(longest) = keys {
-            builder = builder.longest_keys(longest);
-        }
-        Ok(match aligned {
-            true => builder.build()?,
-            false => builder.unaligned_addresses().build()?,
-        })
+        let builder = attention.call(described, numbers.into_iter(), want_lse);
+        Ok(builder
+            .longest(attention.longest)
+            .aligned_addresses(aligned)
+            .build()?)
     });
     launched.map_err(|error| failed(caller, error))?;
     Ok((out, lse))
+}
+
+/// The lists, which kernels read from the device and clamp.
+fn numbers<'a>(attention: &Attention) -> Result<Vec<(Operand, Request<'a>)>> {
+    let counted = |(operand, list): (Operand, &Tensor)| {
+        let reach = reach(attention.caller, name_of(operand), list.layout())?;
+        Ok((operand, Numbers::Device(reach)))
+    };
+    attention.lists().map(counted).collect()
 }
 
 /// The gradients of q, k and v; the tensors are those of the locks.
@@ -102,28 +101,18 @@ pub(crate) fn backward(
     for (operand, gradient) in GRADIENTS.into_iter().zip(&mut gradients) {
         bindings = bindings.output(operand, whole(caller, operand.name(), gradient)?);
     }
-    let mut numbers = Vec::new();
     for operand in locks.operands() {
         bindings = bindings.with(operand, locked(caller, operand, locks)?);
     }
-    for (operand, list) in attention.lists() {
-        // The kernels read them from the device and clamp them.
-        let reach = reach(caller, name_of(operand), list.layout())?;
-        numbers.push((operand, Numbers::Device(reach)));
-    }
+    let numbers = numbers(attention)?;
     let launched = session.backward_with(bindings, |aligned| {
-        let mut builder = attention.call(described, numbers.into_iter(), true);
-        let [queries, keys] = attention.longest;
-        if let Some(longest) = queries {
-            builder = builder.longest_queries(longest);
-        }
-        if let Some(longest) = keys {
-            builder = builder.longest_keys(longest);
-        }
-        if !aligned {
-            builder = builder.unaligned_addresses();
-        }
-        attention.backward(described, builder)
+        let builder = attention.call(described, numbers.into_iter(), true);
+        attention.backward(
+            described,
+            builder
+                .longest(attention.longest)
+                .aligned_addresses(aligned),
+        )
     });
     launched.map_err(|error| failed(caller, error))?;
     Ok(gradients)
