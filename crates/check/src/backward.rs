@@ -1,12 +1,12 @@
 //! Backward passes of cases: their data, and the check of what a kernel made of it.
 
 use warptile::cpu::forward_cpu;
-use warptile::gpu::{Bindings, Gpu};
+use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::Kind;
 use warptile::plan::{BackwardProblem, Choice};
 use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand, Slots};
 use warptile::{Element, Layout};
-use warptile_driver::DeviceBuffer;
+use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::accept::{GradientExpectation, Verdict};
 use crate::case::{Case, LayoutKind};
@@ -159,7 +159,7 @@ impl<T: Element> BackwardCase<T> {
     /// Computes it on a GPU, with its lengths on the device if the case says so. `run` is called when all is queued.
     ///
     /// # Errors
-    /// As [`Gpu::prepare_backward`] and [`Prepared::launch`](warptile::gpu::Prepared::launch).
+    /// As [`Gpu::prepare_backward`] and [`Prepared::launch`].
     pub fn run_on_gpu(
         &self,
         gpu: &Gpu,
@@ -167,9 +167,23 @@ impl<T: Element> BackwardCase<T> {
         run: impl FnOnce(),
     ) -> Result<GradientBuffers<T>> {
         let backward = self.case.backward_of(self.case.call_on_gpu()?)?;
+        let prepared = gpu.prepare_backward(BackwardProblem::of(&backward), choice)?;
+        self.run_prepared(gpu.stream(), &prepared, run)
+    }
+
+    /// As [`run_on_gpu`](Self::run_on_gpu), by kernels that are loaded.
+    ///
+    /// # Errors
+    /// As [`Prepared::launch`].
+    pub fn run_prepared(
+        &self,
+        stream: &Stream,
+        prepared: &Prepared<Backward>,
+        run: impl FnOnce(),
+    ) -> Result<GradientBuffers<T>> {
+        let backward = self.case.backward_of(self.case.call_on_gpu()?)?;
         let on_gpu = || -> warptile::Result<GradientBuffers<T>> {
-            let (stream, ferry) = (gpu.stream(), Ferry::default());
-            let prepared = gpu.prepare_backward(BackwardProblem::of(&backward), choice)?;
+            let ferry = Ferry::default();
             let inputs = DeviceInputs::upload(stream, &ferry, &self.inputs)?;
             let lists = match self.case.device_lengths {
                 true => DeviceInputs::of_lists(stream, &ferry, &self.case.lists())?,

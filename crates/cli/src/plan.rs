@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use clap::Args;
+use either::for_both;
 use serde_json::{Value, json};
 use warptile::Error;
-use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Standing};
-use warptile::spec::Call;
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Standing, Step};
 use warptile_check::Case;
 use warptile_kernels::Target;
 
@@ -16,6 +16,7 @@ use crate::cases;
 use crate::failure::Failure;
 use crate::images;
 use crate::json;
+use crate::operation::{self, Operation};
 use crate::options::{self, Device};
 use crate::text::{self, say};
 
@@ -31,7 +32,7 @@ use crate::text::{self, say};
 ]))]
 pub(crate) struct PlanArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
-    #[arg(value_name = "PROBLEM", value_parser = cases::parse_attention)]
+    #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
     case: Case,
 
     /// GPUs to plan for: names such as a100 or rtx4090, compute capabilities such as 8.6, or `all` for every GPU with a name
@@ -58,7 +59,16 @@ pub(crate) struct PlanArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let call = args.case.call_on_gpu()?;
+    let asked = operation::asked(&args.case, args.case.call_on_gpu()?)?;
+    for_both!(asked, operation => of(args, &operation, console))
+}
+
+/// Plans an operation.
+fn of<O: Operation>(
+    args: &PlanArgs,
+    operation: &O,
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
     let profiles = profiles(args)?;
     let named = images::named()?;
     let planned_for = |(profile, rates): &(DeviceProfile, Option<Rates>)| {
@@ -67,7 +77,7 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
             Some(rates) => planner.rates(rates),
             None => planner,
         };
-        planner.plan(call.problem(), &args.kernel)
+        O::plan(&planner, operation.problem(), &args.kernel)
     };
     say!(console, "problem  {}", cases::without_seed(&args.case))?;
     if profiles.is_empty() {
@@ -82,13 +92,13 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
         .collect();
     let planned = plans
         .iter()
-        .map(|(profile, plan)| planned(args, &call, profile, plan));
+        .map(|(profile, plan)| planned(args, operation, profile, plan));
     json::write(&args.json, &Vec::from_iter(planned))?;
     match &plans[..] {
         [] => Ok(()),
         [(profile, plan)] => {
             let plan = plan.as_ref().map_err(|error| refused(profile, error))?;
-            one(args, &call, profile, plan, console)
+            one(args, operation, profile, plan, console)
         }
         _ => table(&plans, console),
     }
@@ -145,11 +155,11 @@ fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Fail
 }
 
 /// The JSON that `--json` writes, one for each GPU.
-fn planned(
+fn planned<O: Operation>(
     args: &PlanArgs,
-    call: &Call,
+    operation: &O,
     profile: &DeviceProfile,
-    plan: &warptile::Result<Plan>,
+    plan: &warptile::Result<Plan<O::Problem>>,
 ) -> Value {
     let considered = match plan {
         Ok(plan) => plan.considered(),
@@ -159,7 +169,7 @@ fn planned(
     let plan = plan.as_ref().ok();
     let (image, basis) = (plan.and_then(Plan::image), plan.and_then(Plan::basis));
     let expected = plan.map(Plan::estimate_us);
-    let tflops = |us| tflops(call, us);
+    let tflops = |us| tflops(operation, us);
     let considered = considered.iter().map(|one| {
         let mut row = json!({ "kernel": one.kernel, "reason": one.reason.to_string() });
         if let Some(us) = expected.and_then(|us| expected_us(&one.reason, us)) {
@@ -167,6 +177,19 @@ fn planned(
             row["expected_tflops"] = tflops(us).into();
         }
         row
+    });
+    let steps = plan.map(|plan| {
+        let steps = plan.steps().iter();
+        let step = |step: &Step| {
+            let image = step.image;
+            json!({
+                "role": step.role.to_string(),
+                "kernel": image.kernel,
+                "image": image.name,
+                "expected_us": step.estimate_us,
+            })
+        };
+        Vec::from_iter(steps.map(step))
     });
     json!({
         "problem": cases::without_seed(&args.case),
@@ -176,6 +199,9 @@ fn planned(
         // `null`, as what the choice rests on, if no kernel takes the problem there.
         "kernel": image.map(|image| image.kernel),
         "image": image.map(|image| image.name),
+        "family": image.map(|image| image.family.to_string()),
+        "steps": steps,
+        "workspace_bytes": plan.map(|plan| O::scratch(plan).bytes),
         "expected_us": expected,
         "expected_tflops": expected.map(tflops),
         "rates": basis.map(ToString::to_string),
@@ -186,11 +212,11 @@ fn planned(
 }
 
 /// One plan at length.
-fn one(
+fn one<O: Operation>(
     args: &PlanArgs,
-    call: &Call,
+    operation: &O,
     profile: &DeviceProfile,
-    plan: &Plan,
+    plan: &Plan<O::Problem>,
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
     say!(
@@ -203,14 +229,15 @@ fn one(
     )?;
     let expected = plan.estimate_us();
     let speed = |us: f64| {
+        let call = operation.call();
         let bytes = row::kv_bytes(&args.case, call);
         let is_reading = row::is_reading(&args.case, call);
-        let speed = table::speed_text(is_reading, bytes as f64 / us * 1e-6, tflops(call, us));
+        let speed = table::speed_text(is_reading, bytes as f64 / us * 1e-6, tflops(operation, us));
         format!("{us:.1} us, {speed}")
     };
     for step in plan.steps() {
-        let shape = step.shape(call)?;
-        say!(console, "{:<9}{}", step.role.to_string(), step.image.name)?;
+        let shape = operation.shape(step)?;
+        say!(console, "{:<8} {}", step.role.to_string(), step.image.name)?;
         say!(
             console,
             "         {} of {} threads with {} bytes of shared memory, {} a multiprocessor, {}",
@@ -221,6 +248,8 @@ fn one(
             step.image.schedule
         )?;
     }
+    let workspace = text::count(O::scratch(plan).bytes as u64, "byte");
+    say!(console, "needs    {workspace} of workspace")?;
     say!(console, "expected {}", speed(expected))?;
     if let Some(basis) = plan.basis() {
         say!(console, "rates    {basis}")?;
@@ -247,8 +276,8 @@ fn expected_us(reason: &Reason, chosen: f64) -> Option<f64> {
     }
 }
 
-fn tflops(call: &Call, microseconds: f64) -> f64 {
-    call.flops() as f64 / microseconds * 1e-6
+fn tflops<O: Operation>(operation: &O, microseconds: f64) -> f64 {
+    operation.flops() as f64 / microseconds * 1e-6
 }
 
 /// The common facts of kernels of one family that share a reason.
@@ -313,8 +342,8 @@ fn reasons<'a>(
 }
 
 /// A line for each GPU.
-fn table(
-    plans: &[(&DeviceProfile, warptile::Result<Plan>)],
+fn table<P>(
+    plans: &[(&DeviceProfile, warptile::Result<Plan<P>>)],
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
     writeln!(console, "{:<24}{:>5}{:>5}  image", "gpu", "cc", "SMs")?;

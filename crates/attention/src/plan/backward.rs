@@ -1,5 +1,7 @@
 //! The backward pass: which kernels run, and how they are launched for a call.
 
+mod rates;
+
 use std::cmp::Reverse;
 use std::fmt;
 
@@ -147,7 +149,12 @@ impl Planner<'_> {
                 )
             });
             match best {
-                Some(image) => steps.push(Step::new(image, device, 0.0)),
+                Some(image) => {
+                    let filled = tiles(&problem, image) as f64 / resident(image, device) as f64;
+                    let rates = self.known_rates();
+                    let us = rates::estimate_us(&problem, image, device, rates, filled);
+                    steps.push(Step::new(image, device, us));
+                }
                 None => return Err(no_kernel(&problem, device, considered)),
             }
         }
@@ -156,8 +163,10 @@ impl Planner<'_> {
         }
         considered.retain(|one| steps.iter().all(|step| step.image.kernel != one.kernel));
         let considered = once_each(considered);
+        let main = steps.iter().find(|step| step.image.tiling.has_tiles());
+        let basis = rates::basis(main.map(|step| step.image), device);
         let device = Some(device.clone());
-        Ok(Plan::new(problem, device, steps, considered, None))
+        Ok(Plan::new(problem, device, steps, considered, Some(basis)))
     }
 }
 
@@ -237,6 +246,22 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
     (needed > available).then_some(Reason::SharedMemory { needed, available })
 }
 
+/// Tiles of a kernel.
+fn tiles(problem: &BackwardProblem, image: &Image) -> u64 {
+    let problem = &problem.problem;
+    let (len, heads) = match has_key_tiles(image.role) {
+        true => (problem.key_len(), problem.heads().key_value),
+        false => (problem.query_len(), problem.heads().query),
+    };
+    let rows = u64::from(rows_of_tile(image).max(1));
+    (len as u64).div_ceil(rows) * (heads * problem.batch()) as u64
+}
+
+/// CTAs of an image that the device holds at once.
+fn resident(image: &Image, device: &DeviceProfile) -> u64 {
+    u64::from(device.multiprocessors.max(1)) * u64::from(occupancy(image, device).max(1))
+}
+
 /// Rows that a multiprocessor has one after the other, of the tiles of a kernel, in units of its speed: on an H100
 /// kernels whose warps have 32 rows are 1.2 to 1.6 times as fast as those whose warps have 16, which read as much
 /// shared memory for half the products.
@@ -244,23 +269,16 @@ fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u
     if !image.tiling.has_tiles() {
         return 0;
     }
-    let of_keys = has_key_tiles(image.role);
     let rows = u64::from(rows_of_tile(image));
-    let problem = &problem.problem;
-    let (len, heads) = match of_keys {
-        true => (problem.key_len(), problem.heads().key_value),
-        false => (problem.query_len(), problem.heads().query),
-    };
-    let tiles = (len as u64).div_ceil(rows) * (heads * problem.batch()) as u64;
     let at_once = u64::from(occupancy(image, device));
-    let resident = u64::from(device.multiprocessors.max(1)) * at_once;
     let warps = image.tiling.warps;
-    let is_wide = match of_keys {
+    let is_wide = match has_key_tiles(image.role) {
         // Where several warps have the same keys, see kernels/backward/pair.cuh.
         true => image.tiling.block_n / warps >= 32 || warps == 8 && image.tiling.block_m == 64,
         false => image.tiling.block_m / warps >= 32,
     };
-    tiles.div_ceil(resident) * at_once * rows * if is_wide { 4 } else { 5 }
+    let one_by_one = tiles(problem, image).div_ceil(resident(image, device));
+    one_by_one * at_once * rows * if is_wide { 4 } else { 5 }
 }
 
 /// True for steps whose tiles are of keys.

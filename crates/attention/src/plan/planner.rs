@@ -78,6 +78,11 @@ impl<'a> Planner<'a> {
         self.device
     }
 
+    /// The rates.
+    pub(super) const fn known_rates(&self) -> &'a Rates {
+        self.rates
+    }
+
     /// The images of a role to choose among.
     pub(super) fn images_of(&self, role: Role) -> impl Iterator<Item = &'static Image> {
         images_for(role).filter(|image| {

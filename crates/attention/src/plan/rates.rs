@@ -160,6 +160,11 @@ impl Rates {
         self.bandwidth
     }
 
+    /// Microseconds that a launch takes, however little there is to do.
+    pub(crate) const fn launch_us(&self) -> f64 {
+        self.launch_us
+    }
+
     /// The reliability of a kernel's rates on a GPU.
     pub fn standing(&self, device: &DeviceProfile, kernel: &str) -> Standing {
         match self.rate(kernel) {

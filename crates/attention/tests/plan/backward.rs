@@ -1,7 +1,7 @@
 //! The kernels of backward passes.
 
 use warptile::kernels::Family;
-use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner};
+use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner, Standing};
 use warptile::spec::{Backward, Operand};
 use warptile_check::Case;
 
@@ -147,5 +147,31 @@ fn hopper_takes_one_pass_where_it_can() {
         "b1 q300 k300 h8 d64 f16 scale=0",
     ] {
         one_pass(words).unwrap_err();
+    }
+}
+
+/// The rates are those of docs/notebook/backward.md, within a tenth.
+#[test]
+fn the_expected_times_of_gradients_are_near_the_measured_ones() {
+    for (words, tflops) in [
+        ("b4 q4096 k4096 h16 d128 bf16", 610.0),
+        ("b4 q4096 k4096 h32 d64 bf16", 537.0),
+        ("b1 q16384 k16384 h16 d128 bf16", 599.0),
+    ] {
+        let case: Case = words.parse().unwrap();
+        let backward = Backward::builder(case.call()).build().unwrap();
+        let problem = BackwardProblem::of(&backward);
+        for (gpu, standing) in [("h100", Standing::Measured), ("h200", Standing::Modelled)] {
+            let gpu = DeviceProfile::named(gpu).unwrap();
+            let plan = Planner::new(&gpu)
+                .plan_backward(problem, &Choice::Best)
+                .unwrap();
+            let expected = backward.flops() as f64 / plan.estimate_us() * 1e-6;
+            assert!(
+                (0.9..1.1).contains(&(expected / tflops)),
+                "{words}: {expected}"
+            );
+            assert_eq!(plan.basis().unwrap().standing, standing);
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! The gradients of one case, computed twice or hundreds of times and compared with the reference.
 
 use warptile::cpu::backward_cpu;
-use warptile::plan::{BackwardProblem, Choice, Planner};
+use warptile::gpu::{Operation, Prepared};
+use warptile::spec::Backward;
 use warptile::{Element, Error};
 use warptile_check::{BackwardCase, Case, GradientBuffers, GradientFailure};
+use warptile_driver::Stream;
 
 use super::check::{Checked, Error64, Errors, Place, Ran, Runs};
 use super::phases::{Phases, timed};
@@ -18,25 +20,31 @@ pub(super) fn check<T: Element>(
     runs: Runs,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
-    let image = match place {
+    let backward = case.backward_of(case.call_on_gpu()?)?;
+    let plan = match timed(&mut seconds.planning, || place.plan(case, &backward)) {
+        Err(warptile_check::Error::Call(error @ Error::NoKernel { .. })) => {
+            return Ok(Checked::NotApplicable(error.to_string()));
+        }
+        plan => plan?,
+    };
+    let prepared = match place {
         Place::Cpu => None,
         Place::Gpu { lane, .. } => {
-            let backward = case.backward_of(case.call_on_gpu()?)?;
-            let planner = Planner::new(lane.gpu().profile());
-            let problem = BackwardProblem::of(&backward);
-            match timed(&mut seconds.planning, || {
-                planner.plan_backward(problem, &Choice::Best)
-            }) {
-                Err(error @ Error::NoKernel { .. }) => {
-                    return Ok(Checked::NotApplicable(error.to_string()));
-                }
-                // The kernel of the last gradient.
-                plan => plan?.steps().last().map(|step| step.image),
-            }
+            let loaded = timed(&mut seconds.loading, || lane.gpu().load_of(plan.clone()))?;
+            Some((lane.gpu().stream(), loaded))
         }
     };
+    let forced = match place {
+        Place::Gpu { image, .. } => image,
+        Place::Cpu => None,
+    };
+    let mut drew_tiles = false;
+    for step in plan.steps() {
+        let shape = backward.shape(step)?;
+        drew_tiles |= shape.draws_tiles && shape.tiles > shape.grid;
+    }
     let data = timed(&mut seconds.generating, || case.backward::<T>())?;
-    let mut compute = || timed(&mut seconds.computing, || compute(&data, place));
+    let mut compute = || timed(&mut seconds.computing, || compute(&data, prepared.as_ref()));
     let first = compute()?;
     let again = match (runs.once, runs.repeat) {
         (true, _) => 0,
@@ -67,8 +75,8 @@ pub(super) fn check<T: Element>(
         }),
     };
     Ok(Checked::Ran(Ran {
-        image,
-        drew_tiles: false,
+        image: forced.or(plan.image()),
+        drew_tiles,
         gpu_reference: false,
         outcome,
     }))
@@ -76,14 +84,14 @@ pub(super) fn check<T: Element>(
 
 fn compute<T: Element>(
     data: &BackwardCase<T>,
-    place: Place<'_>,
+    on_gpu: Option<&(&Stream, Prepared<Backward>)>,
 ) -> warptile_check::Result<GradientBuffers<T>> {
-    match place {
-        Place::Cpu => {
+    match on_gpu {
+        None => {
             let mut result = data.result();
             backward_cpu(&data.backward, &data.host(), result.host())?;
             Ok(result)
         }
-        Place::Gpu { lane, .. } => data.run_on_gpu(lane.gpu(), &Choice::Best, || ()),
+        Some((stream, prepared)) => data.run_prepared(stream, prepared, || ()),
     }
 }

@@ -15,10 +15,11 @@ use warptile_check::{
     Verdict, rest,
 };
 use warptile_driver::Stream;
-use warptile_kernels::Image;
+use warptile_kernels::{Image, Role, catalog};
 
 use super::known::{Known, KnownProblems};
 use super::phases::{Phases, timed};
+use crate::operation::Operation;
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -192,9 +193,14 @@ impl From<Report> for Errors {
 }
 
 impl Place<'_> {
-    pub(super) fn plan(self, case: &Case) -> warptile_check::Result<Plan> {
+    /// The plan of an operation of a case, whose lengths are where a GPU has them.
+    pub(super) fn plan<O: Operation>(
+        self,
+        case: &Case,
+        operation: &O,
+    ) -> warptile_check::Result<Plan<O::Problem>> {
         match self {
-            Place::Cpu => Ok(Plan::cpu(case.try_call()?.problem())),
+            Place::Cpu => Ok(operation.plan_on_cpu()),
             Place::Gpu {
                 lane,
                 images,
@@ -205,7 +211,7 @@ impl Place<'_> {
                 let profile = case.profile(lane.gpu.profile());
                 let planner = Planner::new(&profile);
                 let planner = match images {
-                    Some(images) => planner.images(images.iter().copied()),
+                    Some(images) => planner.images(with_other_steps::<O>(images, image)),
                     None => planner,
                 };
                 let planner = match settings {
@@ -216,7 +222,7 @@ impl Place<'_> {
                     Some(image) => Choice::Image(image.name.to_owned()),
                     None => Choice::Best,
                 };
-                Ok(planner.plan(case.call_on_gpu()?.problem(), &choice)?)
+                Ok(O::plan(&planner, operation.problem(), &choice)?)
             }
         }
     }
@@ -270,6 +276,19 @@ impl Place<'_> {
             }
         })
     }
+}
+
+/// These images, and those for the steps of plans that none of them is for.
+fn with_other_steps<O: Operation>(
+    images: &[&'static Image],
+    forced: Option<&'static Image>,
+) -> impl Iterator<Item = &'static Image> {
+    let has_queries = images.iter().any(|one| one.role == Role::QueryGradients);
+    let others = catalog().iter().filter(move |one| match forced {
+        Some(image) => one.role != image.role,
+        None => !O::ROLES.contains(&one.role) || one.role == Role::QueryGradients && !has_queries,
+    });
+    images.iter().copied().chain(others)
 }
 
 /// A closure that waits for a result, and returns it.
@@ -357,7 +376,9 @@ pub(crate) fn check<T: Element>(
     known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
-    let plan = match timed(&mut seconds.planning, || place.plan(case)) {
+    let plan = match timed(&mut seconds.planning, || {
+        place.plan(case, &case.call_on_gpu()?)
+    }) {
         Err(warptile_check::Error::Call(error @ Error::NoKernel { .. })) => {
             return Ok(Checked::NotApplicable(error.to_string()));
         }

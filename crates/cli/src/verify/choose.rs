@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warptile::gpu::Gpu;
 use warptile::plan::Choice;
-use warptile::spec::{Heads, MAX_HEAD_DIM, Scoring};
+use warptile::spec::{Backward, Call, Heads, MAX_HEAD_DIM, Scoring};
 use warptile::{Backend, Mask};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
@@ -13,6 +13,7 @@ use super::check::{HOST_CAN, HOST_SHOULD};
 use super::{Verify, VerifyArgs};
 use crate::failure::Failure;
 use crate::images;
+use crate::operation::Operation;
 use crate::text;
 
 /// The largest number of multiprocessors that every other random problem is planned for.
@@ -130,14 +131,21 @@ impl Verify<'_> {
     }
 }
 
-/// The images that run on the device.
-pub(super) fn runnable(backend: &Backend) -> Vec<&'static Image> {
+/// The images of the operation that is verified, of those that run on the device.
+pub(super) fn runnable(args: &VerifyArgs, backend: &Backend) -> Vec<&'static Image> {
     let Some(gpu) = backend.gpu() else {
         return Vec::new();
     };
     let profile = gpu.profile();
     let runs = |image: &&Image| image.target.runs_on(profile.major, profile.minor);
-    images_for(Role::Forward).filter(runs).collect()
+    let roles = match args.backward || args.case.iter().any(|case| case.backward) {
+        true => Backward::ROLES,
+        false => Call::ROLES,
+    };
+    { roles.iter() }
+        .flat_map(|role| images_for(*role))
+        .filter(runs)
+        .collect()
 }
 
 /// Plans for this GPU as if a CTA could have only this much shared memory.
@@ -188,7 +196,7 @@ pub(super) fn images(
     };
     let target = args.target.as_deref();
     let is_of_target = |image: &Image| target.is_none_or(|name| image.target.to_string() == name);
-    let mut images = runnable(backend);
+    let mut images = runnable(args, backend);
     if let (Some(choice), Some(gpu)) = (kernel, backend.gpu()) {
         let (major, minor) = (gpu.profile().major, gpu.profile().minor);
         let named = images::chosen(choice)?.into_iter();
@@ -237,6 +245,7 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let case = |query, key, heads, mask| Case {
         element: image.element,
         quantized,
+        backward: image.role != Role::Forward,
         scoring: Scoring::new().mask(mask),
         pages: serving.then_some(32),
         multiprocessors: persistent.then_some(multiprocessors),

@@ -51,6 +51,7 @@ use crate::progress;
     "verify --device cuda:0 --each-kernel --kernel wgmma --repeat 100",
     "verify --case \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\"",
     "verify --device cuda:0 --kernel wmma --tile",
+    "verify --device cuda:0 --backward --kernel dqkv --count 500",
 ]))]
 pub(crate) struct VerifyArgs {
     /// How many random problems to compute [default: 200; with --each-kernel: none]
@@ -69,8 +70,8 @@ pub(crate) struct VerifyArgs {
     #[arg(long, conflicts_with = "case")]
     paged: bool,
 
-    /// Gradients of random problems instead of their outputs, by the kernels that the planner chooses
-    #[arg(long, conflicts_with_all = ["case", "paged", "kernel", "target", "each_kernel", "tile", "settings"])]
+    /// Gradients of random problems instead of their outputs
+    #[arg(long, conflicts_with_all = ["case", "paged", "tile", "settings"])]
     backward: bool,
 
     /// Kernels to verify: a family such as scalar, or the name of a kernel or an image; best: the planner's choice
@@ -163,7 +164,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
                 sync: args.sync,
             }),
         },
-        runnable: runnable(&backend),
+        runnable: runnable(args, &backend),
         images,
         backend: &backend,
         reference: SharedReference::default(),

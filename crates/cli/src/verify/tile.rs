@@ -196,7 +196,7 @@ fn read(verify: &Verify<'_>, lane: &MaybeLane<'_>, job: Job) -> Result<Row, Fail
 
 fn judge<T: Element>(tile: &Tile, place: Place<'_>) -> warptile_check::Result<Came> {
     let case = tile.case();
-    let plan = match place.plan(case) {
+    let plan = match place.plan(case, &case.call_on_gpu()?) {
         Err(warptile_check::Error::Call(error @ Error::NoKernel { .. })) => {
             return Ok(Came::NotApplicable(error.to_string()));
         }

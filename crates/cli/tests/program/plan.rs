@@ -1,6 +1,7 @@
 //! `plan`: GPUs that are not here.
 
 use crate::common::{expect_code, warptile};
+use std::fs;
 
 const PROBLEM: &str = "b4 q4096 k4096 h32/8 d128 bf16 mask=causal";
 
@@ -117,4 +118,42 @@ fn without_a_gpu_there_is_the_cpu() {
         .env("WARPTILE_LIBCUDA", "/no/such/library");
     let (stdout, _) = expect_code(0, &mut command);
     assert!(stdout.contains("kernel   cpu: "), "{stdout}");
+}
+
+/// Gradients have their steps, a workspace, and a time.
+#[test]
+fn gradients_are_planned_step_by_step() {
+    let problem = "b4 q4096 k4096 h16 d128 bf16 sinks backward";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plan.json");
+    let (text, _) = plan(
+        0,
+        &[problem, "--gpu", "h100", "--json", file.to_str().unwrap()],
+    );
+    for line in [
+        "prepass  prepass_w4_bf16_sm_90",
+        "all gradients dqkv_d128_64x128_w12_s2_bf16_sm_90a",
+        "sink gradients dsinks_w8_f32_sm_90",
+        "needs    136335616 bytes of workspace",
+        "rates    measured on NVIDIA H100 80GB HBM3",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    let written: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let written = &written[0];
+    assert_eq!(written["problem"], problem);
+    assert_eq!(written["family"], "dqkv");
+    assert_eq!(written["workspace_bytes"], 136_335_616);
+    let steps = written["steps"].as_array().unwrap();
+    let us: f64 = steps
+        .iter()
+        .map(|step| step["expected_us"].as_f64().unwrap())
+        .sum();
+    assert!((us - written["expected_us"].as_f64().unwrap()).abs() < 0.01 * us);
+    assert_eq!(steps.len(), 4);
+    let (text, _) = plan(0, &[problem, "--gpu", "h200", "--kernel", "dkv"]);
+    assert!(text.contains("\nquery gradients dq_d128_"), "{text}");
+    assert!(text.contains("modelled"), "{text}");
+    let (_, error) = plan(2, &[problem, "--gpu", "h200", "--kernel", "wgmma"]);
+    assert!(error.contains("no kernel takes"), "{error}");
 }

@@ -77,6 +77,36 @@ fn a_tile_that_is_not_computed_fails_and_is_named() {
     }
 }
 
+/// Gradients that are not computed stay NaN, and the kernel that was to compute them is named.
+#[test]
+fn gradients_are_verified_by_family() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    let mut command = on(&fake);
+    command.args(["verify", "--backward", "--count", "4", "--max-len", "40"]);
+    command.args(["--kernel", "dqkv", "--each-kernel", "--json"]);
+    let (stdout, stderr) = expect_code(1, command.arg(&file));
+    fits(&stdout);
+    assert!(
+        stderr.contains("warptile verify --device auto --kernel dqkv_d")
+            && stderr.contains(" backward"),
+        "{stderr}"
+    );
+    let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let images = totals["images"].as_object().unwrap();
+    assert!(!images.is_empty());
+    for (name, image) in images {
+        assert!(name.starts_with("dqkv_d"), "{name}");
+        assert_eq!(image["persistent"], true, "{name}");
+    }
+    let mut command = on(&fake);
+    command.args(["verify", "--kernel", "dkv_d64_64x64_w4_s2_f16_sm_90"]);
+    command.args(["--case", "q100 k100 d64 f16 backward"]);
+    let (stdout, _) = expect_code(1, &mut command);
+    assert!(stdout.contains("dkv 1"), "{stdout}");
+}
+
 #[test]
 fn rows_of_a_gpu_fit_and_are_compared() {
     let fake = FakeDriver::open();

@@ -1,0 +1,89 @@
+//! Expected times of the steps of gradients. The rates are fixed, and no kernel is chosen by them.
+
+use warptile_kernels::{ElementType, Family, Image, Role};
+
+use super::BackwardProblem;
+use crate::plan::{Basis, DeviceProfile, Rates, Standing};
+
+/// The GPU that the rates were measured on.
+const MEASURED_ON: &str = "NVIDIA H100 80GB HBM3";
+const MULTIPROCESSORS: f64 = 132.0;
+
+/// TFLOP/s of the products that a family computes, by the head size of its tiles: 4,096 queries and keys without a mask, f16 or bf16; see
+/// docs/notebook/backward.md.
+const TFLOPS: [(Family, u32, f64); 12] = [
+    (Family::Dkv, 64, 309.0),
+    (Family::Dkv, 128, 301.0),
+    (Family::Dkv, 192, 164.0),
+    (Family::Dkv, 256, 252.0),
+    (Family::Dq, 64, 266.0),
+    (Family::Dq, 96, 196.0),
+    (Family::Dq, 128, 320.0),
+    (Family::Dq, 192, 155.0),
+    (Family::Dq, 256, 239.0),
+    (Family::Dqkv, 64, 559.0),
+    (Family::Dqkv, 96, 579.0),
+    (Family::Dqkv, 128, 638.0),
+];
+
+/// TFLOP/s of kernels that were not measured: those of f32 use the vector units.
+const UNMEASURED: f64 = 20.0;
+
+/// The rate of an image, if it was measured.
+fn tflops(image: &Image) -> Option<f64> {
+    let is_measured = image.element != ElementType::F32;
+    { TFLOPS.iter() }
+        .find(|(family, head_dim, _)| {
+            is_measured && *family == image.family && image.tiling.head_dim <= *head_dim
+        })
+        .map(|rate| rate.2)
+}
+
+/// The basis of a plan whose main kernel is this.
+pub(super) fn basis(main: Option<&Image>, device: &DeviceProfile) -> Basis {
+    let of_this_gpu = device.name == MEASURED_ON;
+    Basis {
+        standing: match main.and_then(tflops) {
+            None => Standing::Unknown,
+            Some(_) if of_this_gpu => Standing::Measured,
+            Some(_) => Standing::Modelled,
+        },
+        rates_of: MEASURED_ON.to_owned(),
+        of_this_gpu,
+        tuned: false,
+    }
+}
+
+/// Expected GPU time of a step, in microseconds. `of_tiles`: CTAs that all of its tiles take, over those that the device holds at once.
+pub(super) fn estimate_us(
+    problem: &BackwardProblem,
+    image: &Image,
+    device: &DeviceProfile,
+    rates: &Rates,
+    of_tiles: f64,
+) -> f64 {
+    let (heads, (queries, keys)) = (problem.problem.heads(), problem.problem.typical_lengths());
+    let head_dim = f64::from(image.tiling.head_dim);
+    let sequences = problem.problem.typical_sequences() * heads.query as f64;
+    let size = ElementType::size(problem.problem.element());
+    let reads = |of_row: usize| {
+        let bytes = sequences * (queries * of_row) as f64;
+        rates.launch_us() + bytes / rates.bandwidth() * 1e-6
+    };
+    let products = match image.role {
+        // The output and its gradient are read.
+        Role::Prepass => return reads(2 * heads.value_dim * size),
+        // Sums are read in f32, and gradients are written.
+        Role::QuerySums => return reads(heads.dim * (size_of::<f32>() + size)),
+        Role::SinkGradients => return reads(2 * size_of::<f32>()),
+        Role::AllGradients => 5.0,
+        Role::KeyGradients => 4.0,
+        _ => 3.0,
+    };
+    let pairs = problem.problem.mask().visible_pairs(queries, keys) as f64 * sequences;
+    let of_device = f64::from(device.multiprocessors.max(1)) / MULTIPROCESSORS;
+    let rate = tflops(image).unwrap_or(UNMEASURED) * of_device;
+    let us = 2.0 * products * head_dim * pairs / rate * 1e-6;
+    // Tiles that do not fill the device leave a part of it idle.
+    rates.launch_us() + us / of_tiles.clamp(f64::EPSILON, 1.0)
+}
