@@ -31,6 +31,12 @@ fn arguments() -> impl Iterator<Item = Operand> {
         .chain(Operand::GRADIENTS)
 }
 
+/// The arguments that have gradients, each with its gradient's.
+pub(crate) fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    { Operand::GRADIENTS.into_iter() }
+        .filter_map(|operand| Some((operand.gradient_of()?.python_name()?, operand.name())))
+}
+
 /// True for gradients that are tensors, false for lists.
 fn is_tensor(gradient: &Operand) -> bool {
     !matches!(gradient.kind(), Kind::List(_))
@@ -57,9 +63,7 @@ fn split<'py>(
     }
     let needs = taken(NEEDS)?.map(|needs| {
         needs.extract::<Needs>().map_err(|_| {
-            let of: Vec<_> = { Operand::GRADIENTS.into_iter() }
-                .filter_map(|operand| Some(operand.gradient_of()?.name()))
-                .collect();
+            let of: Vec<_> = names().map(|(of, _)| of).collect();
             Failure::Type(format!(
                 "{NEEDS} must be {} truth values: whether the gradients of {} are wanted",
                 of.len(),

@@ -310,6 +310,12 @@ mod native {
         docs::stub()
     }
 
+    /// The arguments of `attention` that have gradients, each with its gradient's name, in the order of `attention_backward`'s results.
+    #[pyfunction]
+    fn gradient_names() -> Vec<(&'static str, &'static str)> {
+        backward::names().collect()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let attention = docs::with_options(module, c"attention")?;

@@ -105,7 +105,7 @@ pub(crate) fn gradient<'py>(
     dense(q, &shape[from..], &strides[from..], Some(dtype), fill)
 }
 
-/// The gradient of sinks, `[heads]`.
+/// A list of `float32`.
 pub(crate) fn list<'py>(q: &Array<'py>, len: usize) -> Result<Bound<'py, PyAny>> {
     dense(q, &[len], &[1], Some(Dtype::F32), Fill::Nothing)
 }

@@ -15,7 +15,7 @@ use crate::cpu::operands::{KeyViews, Operands};
 use crate::cpu::pairs;
 use crate::cpu::pairs::Pairs;
 use crate::cpu::products::{Rows, Scores, Values};
-use crate::cpu::state::{AddPart, RowState, with_sink};
+use crate::cpu::state::{AddPart, RowState};
 use crate::cpu::stop::Stop;
 use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
@@ -649,4 +649,15 @@ impl<'a, T: Element> Block<'a, T> {
             depth,
         }
     }
+}
+
+/// The lse of a row with a sink, and the part of all weight that is not the sink's. A sink of minus infinity is none.
+fn with_sink(lse: f64, sink: f32) -> (f64, f64) {
+    if sink == f32::NEG_INFINITY {
+        return (lse, 1.0);
+    }
+    let sink = f64::from(sink);
+    let max = lse.max(sink);
+    let with_sink = max + ((lse - max).exp() + (sink - max).exp()).ln();
+    (with_sink, (lse - with_sink).exp())
 }

@@ -109,14 +109,3 @@ impl<I: Iterator<Item = Range<usize>>> Work for AddPart<'_, I> {
         to.factors.resize(part.max.len());
     }
 }
-
-/// The lse of a row with a sink, and the part of all weight that is not the sink's. A sink of minus infinity is none.
-pub(super) fn with_sink(lse: f64, sink: f32) -> (f64, f64) {
-    if sink == f32::NEG_INFINITY {
-        return (lse, 1.0);
-    }
-    let sink = f64::from(sink);
-    let max = lse.max(sink);
-    let with_sink = max + ((lse - max).exp() + (sink - max).exp()).ln();
-    (with_sink, (lse - with_sink).exp())
-}

@@ -5,7 +5,7 @@ import ast
 import torch
 
 from ._errors import Unsupported
-from ._native import attention_backward, attention_without_gradient, options_stub
+from ._native import attention_backward, attention_without_gradient, gradient_names, options_stub
 
 # What an operator cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
 _NEVER = ("out", "lse", "stream")
@@ -25,6 +25,10 @@ for _field in ast.parse(options_stub()).body[-1].body:
 _OTHERS["_caller"] = "str"
 _NAMES = (*_TENSORS, *_OTHERS)
 
+# The arguments that have gradients, in the order of these: q, k, v and options.
+_GRADIENTS = dict(gradient_names())
+_LEARNED = tuple(_GRADIENTS)[3:]
+
 # Rows of tensors with these may belong to no sequence.
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
@@ -33,7 +37,7 @@ _optional = ", ".join([*(f"Tensor? {name}=None" for name in _TENSORS), *(f"{of}?
 _library.define(f"attention(Tensor q, Tensor k, Tensor v, bool want_lse, {_optional}) -> (Tensor, Tensor)")
 _library.define(
     "attention_backward(Tensor d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool[] needs, "
-    f"{_optional}) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"{_optional}) -> ({', '.join('Tensor' for _ in _GRADIENTS)})"
 )
 
 
@@ -73,14 +77,14 @@ def _gradients(q, k, v, needs, options):
     """Tensors for the gradients that are needed, without elements for others."""
     make = "new_zeros" if any(options.get(name) is not None for name in _LENGTHS) else "new_empty"
     made = [getattr(of, make)(of.shape) if needed else of.new_empty(0) for of, needed in zip((q, k, v), needs)]
-    sinks = options.get("sinks")
-    return *made, q.new_empty(sinks.shape if needs[3] else 0, dtype=torch.float32)
+    learned = ((name, options[name].shape if needed else 0) for name, needed in zip(_LEARNED, needs[3:]))
+    return *made, *(q.new_empty(shape, dtype=_TENSORS[name]) for name, shape in learned)
 
 
 def _backward(d_out, d_lse, q, k, v, out, lse, needs, *rest, **named):
     options = _named(rest, named)
     made = _gradients(q, k, v, needs, options)
-    into = {name: to for name, to, needed in zip(("dq", "dk", "dv", "d_sinks"), made, needs) if needed}
+    into = {name: to for name, to, needed in zip(_GRADIENTS.values(), made, needs) if needed}
     options = _native(options)
     # The kernel that was chosen is one for the output.
     del options["kernel"]
@@ -123,15 +127,14 @@ def _of_attention(ctx, d_out, d_lse):
     # As many as the call had arguments.
     need = {name: False for name in _TENSORS} | dict(zip(_TENSORS, ctx.needs_input_grad[4:]))
     for name, needed in need.items():
-        if needed and name != "sinks":
+        if needed and name not in _LEARNED:
             raise Unsupported(f"there is no gradient of {name}")
     if not ctx.has_lse:
         raise Unsupported("there is no gradient without want_lse")
-    gradients = backward(
-        d_out, d_lse, q, k, v, out, lse, [*ctx.needs_input_grad[:3], need["sinks"]], **dict(zip(_NAMES, [*tensors, *ctx.others]))
-    )
-    others = [gradients[3] if name == "sinks" else None for name in _TENSORS]
-    return (*gradients[:3], None, *others, *(None for _ in _OTHERS))
+    needs = [*ctx.needs_input_grad[:3], *(need[name] for name in _LEARNED)]
+    gradients = backward(d_out, d_lse, q, k, v, out, lse, needs, **dict(zip(_NAMES, [*tensors, *ctx.others])))
+    learned = dict(zip(_LEARNED, gradients[3:]))
+    return (*gradients[:3], None, *(learned.get(name) for name in _TENSORS), *(None for _ in _OTHERS))
 
 
 torch.library.register_autograd("warptile::attention", _of_attention, setup_context=_save, lib=_library)
@@ -145,12 +148,12 @@ torch.library.register_autograd("warptile::attention_backward", _of_gradients, l
 
 
 def backward(d_out, d_lse, q, k, v, out, lse, needs, **options):
-    """The gradients of q, k, v and sinks that are needed, else None. Either gradient that there is of the results may be None."""
+    """The gradients that are needed, else None. Either gradient that there is of the results may be None."""
     reason = _why_not(q, k, v, options)
     if reason is not None:
         raise Unsupported(f"there is no gradient {reason}")
     if not any(needs) or (d_out is None and d_lse is None):
-        return [None] * 4
+        return [None] * len(_GRADIENTS)
     if d_out is None:
         d_out = torch.zeros_like(out)
     found = torch.ops.warptile.attention_backward(d_out, d_lse, q, k, v, out, lse, needs, **options)
@@ -186,7 +189,7 @@ def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=N
         options["left"], options["right"] = window
     if diagonal is not None:
         options["diagonal"] = str(diagonal)
-    learned = (q, k, v, options.get("sinks"))
+    learned = (q, k, v, *(options.get(name) for name in _LEARNED))
     needs_lse = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in learned)
     out, lse = torch.ops.warptile.attention(q, k, v, return_lse or needs_lse, **options)
     return (out, lse) if return_lse else out
