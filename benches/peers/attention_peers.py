@@ -8,7 +8,7 @@ Measures the problems of a shape file (see shapes.txt and decode.txt) the way `w
   call   what one call costs its caller: events around a single call, inputs rotating
 
 With --errors it measures instead how far each result is from float64: root mean square and maximum of the differences over
-the whole output, on the same inputs for all.
+the whole output, on the same inputs for all; of gradients (the word `backward`) over those of q, k and v together.
 
 Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
 FlashAttention-3 and 4. cuDNN is PyTorch's own, or that of the folder that --cudnn names. FlashAttention-3 is looked for in the
@@ -212,6 +212,7 @@ def sequence_runs(problem, found):
     runs = {}
     for name, peer in found.items():
         try:
+            peer = peer.of(problem)
             prepared = [peer.prepare(problem, *qkv) for qkv in inputs]
             runs[name] = Run(name, lambda i, call=peer.call, prepared=prepared: call(problem, *prepared[i]), len(inputs), problem.calls(len(inputs)))
         except Exception as error:  # whatever a package raises, the others go on
@@ -266,7 +267,7 @@ def call_once(problem, found, on_cache):
                     calls += [lambda prepare=prepare: prepare()(0) for _, prepare in variants(cache)]
         else:
             inputs = inputs_of(problem)
-            calls += [lambda peer=peer: peer.call(problem, *peer.prepare(problem, *inputs)) for peer in found.values()]
+            calls += [lambda peer=peer: peer.of(problem).call(problem, *peer.of(problem).prepare(problem, *inputs)) for peer in found.values()]
     for call in calls:
         with contextlib.suppress(Exception):
             call()

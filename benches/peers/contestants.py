@@ -42,23 +42,69 @@ class Peer(NamedTuple):
     call: Callable
     # True if the output has its heads before its rows.
     heads_first: bool
+    # The same for gradients: `prepare` takes the gradient of the output, too, and `call` gives those of q, k and v.
+    gradients: "Peer | None" = None
+
+    def of(self, problem):
+        """The peer that computes what the problem asks for."""
+        if not problem.backward:
+            return self
+        if self.gradients is None:
+            raise RuntimeError("its gradients are not measured")
+        return self.gradients
 
 
 def inputs_of(problem):
-    """q, k, v as [batch, length, heads, head size], normally distributed."""
+    """q, k, v, and the gradient of the output if there are gradients, as [batch, length, heads, head size], normally distributed."""
 
     def tensor(length, heads, size):
         shape = (problem.batch, length, heads, size)
         return torch.randn(shape, device="cuda", dtype=ELEMENTS[problem.element])
 
-    return (
+    inputs = (
         tensor(problem.query_len, problem.heads, problem.head_dim),
         tensor(problem.key_len, problem.kv_heads, problem.head_dim),
         tensor(problem.key_len, problem.kv_heads, problem.value_dim),
     )
+    return (*inputs, tensor(problem.query_len, problem.heads, problem.value_dim)) if problem.backward else inputs
 
 
-def sdpa(backend=None):
+def sdpa_gradients(forward, backward):
+    """Gradients by PyTorch's own operators, in the order in which autograd calls them: a graph can capture these."""
+
+    def prepare(problem, q, k, v, d_out):
+        if problem.heads != problem.kv_heads:
+            raise RuntimeError("its gradients take no grouped heads")
+        q, k, v, d_out = (tensor.transpose(1, 2) for tensor in (q, k, v, d_out))
+        return q, k, v, d_out, forward(q, k, v, problem.mask == "causal")
+
+    def call(problem, q, k, v, d_out, saved):
+        return backward(d_out, q, k, v, saved, problem.mask == "causal")[:3]
+
+    return Peer(prepare, call, heads_first=True)
+
+
+def flash_gradients():
+    aten = torch.ops.aten
+
+    def backward(d_out, q, k, v, saved, causal):
+        out, lse, *lengths, seed, offset, _ = saved
+        return aten._scaled_dot_product_flash_attention_backward(d_out, q, k, v, out, lse, *lengths, 0.0, causal, seed, offset)
+
+    return sdpa_gradients(lambda q, k, v, causal: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal), backward)
+
+
+def cudnn_gradients():
+    aten = torch.ops.aten
+
+    def backward(d_out, q, k, v, saved, causal):
+        out, lse, *lengths, seed, offset, _ = saved
+        return aten._scaled_dot_product_cudnn_attention_backward(d_out, q, k, v, out, lse, seed, offset, None, *lengths, 0.0, causal)
+
+    return sdpa_gradients(lambda q, k, v, causal: aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal), backward)
+
+
+def sdpa(backend=None, gradients=None):
     """A peer through PyTorch's dispatcher, held to one backend if one is given."""
 
     def prepare(problem, q, k, v):
@@ -71,7 +117,7 @@ def sdpa(backend=None):
                 q, k, v, is_causal=problem.mask == "causal", enable_gqa=problem.heads != problem.kv_heads
             )
 
-    return Peer(prepare, call, heads_first=True)
+    return Peer(prepare, call, heads_first=True, gradients=gradients)
 
 
 def flash_attention(name, attention):
@@ -132,7 +178,7 @@ def compile_fa4(folder, problems):
     measured."""
     kinds = {}
     for problem in problems:
-        if problem.element == "f32" or problem.page_rows is not None or problem.lengths is not None or problem.window_left >= 0:
+        if problem.backward or problem.element == "f32" or problem.page_rows is not None or problem.lengths is not None or problem.window_left >= 0:
             continue
         sizes = (problem.head_dim, problem.value_dim, problem.heads // problem.kv_heads)
         kind = (problem.element, *sizes, problem.is_causal, problem.query_len <= FA4_TILE)
@@ -184,8 +230,8 @@ def compiled_flashinfer(options, problems):
 def of_sequences(options):
     """Peers for whole sequences, by name."""
     makers = {
-        "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
-        "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
+        "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION, flash_gradients()),
+        "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, cudnn_gradients()),
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
         "default": sdpa,
         "fa3": lambda: flash_attention("FlashAttention-3", flash_attention_3(options.fa3)),

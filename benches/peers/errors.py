@@ -22,17 +22,29 @@ REFERENCE_SCORES = 1 << 27
 PROBLEMS_UNDER_WAY = 6
 
 
-def reference(problem, q, k, v):
-    """The output in float64, [batch, length, heads, head size], computed in pieces on the GPU."""
-    group = problem.heads // problem.kv_heads
+def reference(problem, q, k, v, d_out=None):
+    """The output in float64, or the gradients of q, k and v, each [batch, length, heads, head size], computed in pieces on the GPU."""
+    group, scale = problem.heads // problem.kv_heads, 1 / math.sqrt(problem.head_dim)
 
     def heads_first(tensor):
         """[batch * heads, length, head size]"""
         return tensor.transpose(1, 2).reshape(-1, tensor.shape[1], tensor.shape[3])
 
+    def rows_first(tensor):
+        """The other way round."""
+        return tensor.view(problem.batch, problem.heads, *tensor.shape[1:]).transpose(1, 2)
+
+    def zeros(length, size):
+        return torch.zeros((problem.batch * problem.heads, length, size), dtype=torch.float64, device=q.device)
+
+    if d_out is None:
+        results = [zeros(problem.query_len, problem.value_dim)]
+    else:
+        sizes = (problem.head_dim, problem.head_dim, problem.value_dim)
+        results = [zeros(length, size) for length, size in zip((problem.query_len, problem.key_len, problem.key_len), sizes)]
+        d_out = heads_first(d_out)
     q = heads_first(q)
     k, v = (heads_first(tensor.repeat_interleave(group, dim=2)) for tensor in (k, v))
-    output = torch.empty((*q.shape[:2], problem.value_dim), dtype=torch.float64, device=q.device)
     rows = min(problem.query_len, 2048)
     heads = max(1, REFERENCE_SCORES // max(1, rows * problem.key_len))
     keys = torch.arange(problem.key_len, device=q.device)
@@ -41,13 +53,28 @@ def reference(problem, q, k, v):
         k_piece, v_piece = k[of_heads].double(), v[of_heads].double()
         for row in range(0, problem.query_len, rows):
             of_rows = slice(row, row + rows)
-            scores = torch.bmm(q[of_heads, of_rows].double(), k_piece.transpose(1, 2)) / math.sqrt(problem.head_dim)
+            q_piece = q[of_heads, of_rows].double()
+            scores = torch.bmm(q_piece, k_piece.transpose(1, 2)) * scale
             if problem.mask == "causal":
                 last = torch.arange(problem.query_len, device=q.device)[of_rows, None]
                 scores.masked_fill_(keys > last, -math.inf)
-            output[of_heads, of_rows] = torch.bmm(torch.softmax(scores, dim=-1), v_piece)
-    output = output.view(problem.batch, problem.heads, problem.query_len, problem.value_dim)
-    return output.transpose(1, 2)
+            weights = torch.softmax(scores, dim=-1)
+            del scores
+            out = torch.bmm(weights, v_piece)
+            if d_out is None:
+                results[0][of_heads, of_rows] = out
+                continue
+            d_piece = d_out[of_heads, of_rows].double()
+            results[2][of_heads] += torch.bmm(weights.transpose(1, 2), d_piece)
+            d_scores = torch.bmm(d_piece, v_piece.transpose(1, 2))
+            d_scores -= (out * d_piece).sum(dim=-1, keepdim=True)
+            d_scores *= weights * scale
+            results[0][of_heads, of_rows] = torch.bmm(d_scores, k_piece)
+            results[1][of_heads] += torch.bmm(d_scores.transpose(1, 2), q_piece)
+    results = [rows_first(result) for result in results]
+    # Query heads that share a key/value head have its gradient together.
+    sums = [result.unflatten(2, (-1, group)).sum(dim=3) for result in results[1:]]
+    return results[:1] + sums
 
 
 def safetensors(path, tensors):
@@ -77,16 +104,18 @@ def tensor_of(path, name, element, shape):
     return torch.frombuffer(data, dtype=element).view(shape).cuda()
 
 
-def computed_by_warptile(program, problem, q, k, v):
-    """The output of `warptile run`, and the kernel that it names."""
+def computed_by_warptile(program, problem, inputs):
+    """The results of `warptile run`, and the kernel that it names."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        inputs, output = os.path.join(folder, "qkv"), os.path.join(folder, "out")
-        safetensors(inputs, {"q": q, "k": k, "v": v})
-        command = [program, "run", inputs, "-o", output, "--device", "cuda:0", "--once"]
+        path, output = os.path.join(folder, "qkv"), os.path.join(folder, "out")
+        safetensors(path, dict(zip(("q", "k", "v", "d_out"), inputs)))
+        command = [program, "run", path, "-o", output, "--device", "cuda:0", "--once"]
         command += ["--causal"] if problem.mask == "causal" else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        kernel = re.search(r"^ran +(\S+) on cuda:", done.stdout, re.MULTILINE)
-        return tensor_of(output, "out", q.dtype, (*q.shape[:3], v.shape[3])), kernel[1] if kernel else ""
+        kernel = re.search(rf"^ran +{'gradients by ' if problem.backward else ''}(\S+) on cuda:", done.stdout, re.MULTILINE)
+        q, _, v = inputs[:3]
+        shapes = {f"d{name}": tensor.shape for name, tensor in zip("qkv", inputs)} if problem.backward else {"out": (*q.shape[:3], v.shape[3])}
+        return [tensor_of(output, name, q.dtype, shape) for name, shape in shapes.items()], kernel[1] if kernel else ""
 
 
 class Errors:
@@ -99,29 +128,32 @@ class Errors:
         self.ours = []
         for seed in range(options.seeds):
             torch.manual_seed(seed)
-            q, k, v = inputs_of(problem)
-            q = q * options.query_scale
+            q, *others = inputs_of(problem)
+            inputs = (q * options.query_scale, *others)
             if options.program:
-                computed = processes.submit(computed_by_warptile, options.program, problem, q, k, v)
-            exact = reference(problem, q, k, v)
-            self.values += exact.numel()
+                computed = processes.submit(computed_by_warptile, options.program, problem, inputs)
+            exact = reference(problem, *inputs)
+            self.values += sum(tensor.numel() for tensor in exact)
             if options.program:
                 self.ours.append((computed, exact))
             for name, peer in found.items():
                 try:
-                    output = peer.call(problem, *peer.prepare(problem, q, k, v))
+                    peer = peer.of(problem)
+                    output = peer.call(problem, *peer.prepare(problem, *inputs))
                 except Exception as error:  # whatever a package raises, the others go on
                     torch.cuda.synchronize()
                     not_for(name, problem, error)
                     continue
-                self.judge(name, output.transpose(1, 2) if peer.heads_first else output, name, exact)
+                results = output if problem.backward else (output,)
+                self.judge(name, [one.transpose(1, 2) if peer.heads_first else one for one in results], name, exact)
 
-    def judge(self, name, output, kernel, exact):
-        difference = output.double() - exact
-        self.squares[name] = self.squares.get(name, 0.0) + float((difference * difference).sum())
-        # `max` would drop NaN in favour of a number or the other way round, by the order of its arguments.
-        most = float(difference.abs().max())
-        self.largest[name] = math.nan if math.isnan(most) else max(self.largest.get(name, 0.0), most)
+    def judge(self, name, results, kernel, exact):
+        for result, of_result in zip(results, exact):
+            difference = result.double() - of_result
+            self.squares[name] = self.squares.get(name, 0.0) + float((difference * difference).sum())
+            # `max` would drop NaN in favour of a number or the other way round, by the order of its arguments.
+            most = float(difference.abs().max())
+            self.largest[name] = math.nan if math.isnan(most) else max(self.largest.get(name, 0.0), most)
         self.kernels[name] = kernel
 
     def rows(self, machine):

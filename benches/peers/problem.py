@@ -29,7 +29,7 @@ class Problem:
         pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+)(/(?P<dv>\d+))? (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
         words = re.fullmatch(pattern, line)
         if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, runs=, lengths=")
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, runs=, lengths=, backward")
         self.line = line
         self.batch = int(words["b"])
         self.heads = int(words["h"])
@@ -41,6 +41,7 @@ class Problem:
         self.element = words["t"]
         self.mask = "none"
         self.sinks = False
+        self.backward = False
         self.interleaved = False
         self.page_rows = None
         self.runs = 1
@@ -51,6 +52,8 @@ class Problem:
                 self.mask = value
             elif word == "sinks":
                 self.sinks = True
+            elif word == "backward":
+                self.backward = True
             elif word == "layout=interleaved":
                 self.interleaved = True
             elif name == "pages" and value.isdigit() and int(value) > 0:
@@ -63,6 +66,8 @@ class Problem:
                 self.lengths = [int(length) for length in value.split(",")]
             else:
                 raise ValueError(f"{line}: the peers do not know `{word}`")
+        if self.backward and not self.is_plain:
+            raise ValueError(f"{line}: gradients are of whole sequences without windows or sinks")
         if self.runs != 1 and self.page_rows is None:
             raise ValueError(f"{line}: there are runs of pages only")
         if self.interleaved and self.head_dim != self.value_dim:
@@ -92,7 +97,7 @@ class Problem:
     @property
     def on_cache(self):
         """Whether few queries meet the keys of a cache, which only a part of the peers can do."""
-        return not self.is_plain or self.query_len < self.key_len
+        return not self.backward and (not self.is_plain or self.query_len < self.key_len)
 
     @property
     def is_causal(self):
@@ -128,7 +133,8 @@ class Problem:
 
     @property
     def flops(self):
-        return 2 * self.heads * self.visible_pairs * (self.head_dim + self.value_dim)
+        products = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
+        return 2 * self.heads * self.visible_pairs * products
 
     def read_ranges(self):
         """Of each sequence, the first key that any query sees, and the one after the last."""
@@ -176,13 +182,13 @@ class Problem:
 
     @property
     def is_reading(self):
-        return self.query_len < self.key_len and self.flops <= OPERATIONS_PER_BYTE * self.kv_bytes
+        return not self.backward and self.query_len < self.key_len and self.flops <= OPERATIONS_PER_BYTE * self.kv_bytes
 
     def bytes(self):
-        """Queries, keys, values and output in memory."""
+        """Queries, keys, values and output in memory, and the gradient of each if there are gradients."""
         queries = self.batch * self.query_len * self.heads * (self.head_dim + self.value_dim) * ELEMENT_BYTES[self.element]
         keys = self.batch * self.key_len if self.page_rows is None else self.pages() * self.page_rows
-        return queries + keys * self.pair_bytes
+        return (queries + keys * self.pair_bytes) * (2 if self.backward else 1)
 
     def pages(self):
         """Pages that the sequences take."""

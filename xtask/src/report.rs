@@ -16,6 +16,7 @@ mod bench;
 mod checks;
 mod decode;
 mod distributed;
+mod gradients;
 mod named;
 mod parts;
 mod plot;
@@ -51,7 +52,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data, &Record) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 22] = [
+const BLOCKS: [(&str, Maker); 23] = [
     ("support", |data, _| {
         support::table(&data.images, &data.checks())
     }),
@@ -88,6 +89,7 @@ const BLOCKS: [(&str, Maker); 22] = [
     }),
     ("start", |_, gpu| start::text(&gpu.starts)),
     ("distributed", |_, gpu| distributed::table(&gpu.distributed)),
+    ("backward", |_, gpu| gradients::table(&gpu.backward)),
     ("uneven", |_, gpu| speed::uneven(&gpu.uneven)),
     ("behind", |_, gpu| {
         let rows = [gpu.rows.as_slice(), &gpu.other].concat();
@@ -132,6 +134,8 @@ struct Record {
     distributed: Vec<distributed::Row>,
     /// Few queries on the keys of a cache.
     decode: Vec<BenchRow>,
+    /// Gradients.
+    backward: Vec<gradients::Row>,
     errors: Vec<ErrorRow>,
     tuning: tuned::Tuning,
 }
@@ -173,6 +177,7 @@ impl Record {
             default: rows("default")?,
             uneven: rows("uneven")?,
             decode: rows("decode")?,
+            backward: optional_rows(&folder.join("backward.json"))?,
             distributed: optional_rows(&folder.join("distributed.json"))?,
             starts: optional_rows(&folder.join("start.json"))?,
             errors: optional_rows(&folder.join("errors.json"))?,

@@ -29,7 +29,7 @@ use crate::spec::Problem;
 
 pub use crate::considered::{Considered, Reason};
 pub use backward::BackwardProblem;
-pub(crate) use backward::{BackwardScratch, is_of_gradients};
+pub(crate) use backward::BackwardScratch;
 pub use choice::Choice;
 pub use device::DeviceProfile;
 pub(crate) use occupancy::{MAX_TILES, alone_bytes};

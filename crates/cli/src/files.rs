@@ -264,12 +264,13 @@ fn describe(error: &SafeTensorError, len: usize) -> String {
     }
 }
 
-/// The names of the tensors that an input file may hold: those of the operands, and keys and values in pages.
+/// The names of the tensors that an input file may hold: those of the operands, keys and values in pages, and a gradient of the output.
 fn input_names() -> Vec<&'static str> {
     let mut names: Vec<&str> = Operand::of(Operations::FORWARD)
         .filter_map(Operand::file_name)
         .collect();
     names.splice(3..3, PAGES);
+    names.push(Operand::DOut.name());
     names
 }
 
@@ -375,6 +376,10 @@ pub(crate) fn read_inputs<T: Element>(
             (Either::Right(kv), layouts)
         }
     };
+    let d_out = match file.optional(Operand::DOut.name()) {
+        Some(_) => Some(tensors.read(Operand::DOut.name(), dtype, of_rows(offsets[0]))?),
+        None => None,
+    };
     let mut inputs = Inputs {
         types: Types::of(T::TYPE).keys(key_type),
         q,
@@ -382,6 +387,7 @@ pub(crate) fn read_inputs<T: Element>(
         layouts: [q_layout, k_layout, v_layout],
         numbers: Numbers::default(),
         scores: Slots::none(),
+        d_out,
     };
     for operand in Operand::of(Operations::FORWARD) {
         if let Some(view) = file.optional(name_of(operand)) {

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use either::{Either, for_both, map_both};
 use warptile::kernels::Operations;
-use warptile::plan::{Choice, Plan};
+use warptile::plan::{BackwardProblem, Choice, Plan};
 use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slots, Types};
-use warptile::{Backend, Element, Error, Layout};
+use warptile::{Backend, Element, Error, Layout, Tensor};
 use warptile_check::Expectation;
 
 use crate::tensors::{Numbers, Settings, Tensors};
@@ -23,6 +23,8 @@ pub(crate) struct Inputs<T> {
     pub(crate) numbers: Numbers,
     /// Tensors that have an element for each score, `[batch, heads, queries, keys]` in memory.
     pub(crate) scores: Slots<Option<LaidOut<T>>>,
+    /// A gradient of the output, and how it lies.
+    pub(crate) d_out: Option<(Vec<T>, Layout)>,
 }
 
 /// A tensor of the queries' type or of bytes, and how it lies.
@@ -36,10 +38,51 @@ pub(crate) struct Answer<T> {
     /// `[batch, heads, length]`; packed: `[heads, rows]`.
     pub(crate) lse: Vec<f32>,
     pub(crate) plan: Plan,
+    pub(crate) times: Times,
+    /// If the inputs have a gradient of the output.
+    pub(crate) gradients: Option<InputGradients<T>>,
+}
+
+/// The gradients of a call, in host memory.
+pub(crate) struct InputGradients<T> {
+    /// dq, dk and dv, each in the storage order of its tensor, with its shape.
+    pub(crate) tensors: [(&'static str, Vec<T>, [usize; 4]); 3],
+    pub(crate) d_sinks: Option<Vec<f32>>,
+    pub(crate) plan: Plan<BackwardProblem>,
+    pub(crate) times: Times,
+}
+
+/// How long calls took, until their results were in host memory.
+pub(crate) struct Times {
     /// The time of the first call: it loads the kernel, or starts the threads.
     pub(crate) first: Duration,
     /// Median of the calls after it, and how many there were.
     pub(crate) later: Option<(Duration, usize)>,
+}
+
+impl Times {
+    /// Makes a call, several times if it takes less than a second and not `once`; the result of the first.
+    fn of<R>(once: bool, call: impl Fn() -> warptile::Result<R>) -> warptile::Result<(R, Self)> {
+        /// The most calls after the first, and the time after which there are no more.
+        const REPEATS: usize = 20;
+        const REPEAT_TIME: Duration = Duration::from_secs(1);
+        let timed = || {
+            let start = Instant::now();
+            let result = call()?;
+            Ok::<_, Error>((result, start.elapsed()))
+        };
+        let (result, first) = timed()?;
+        let start = Instant::now();
+        let mut later = Vec::new();
+        let repeats = if once { 0 } else { REPEATS };
+        while later.len() < repeats && start.elapsed() + first < REPEAT_TIME {
+            later.push(timed()?.1);
+        }
+        later.sort_unstable();
+        let median = later.get(later.len() / 2);
+        let later = median.map(|&median| (median, later.len()));
+        Ok((result, Times { first, later }))
+    }
 }
 
 impl<T: Copy> Answer<T> {
@@ -90,18 +133,16 @@ impl<T: Element> Inputs<T> {
         Ok(call)
     }
 
-    /// Computes attention on `backend` by a kernel of the choice, several times if it takes less than a second and not `once`, and brings the answer to the host.
-    /// Each time is from the call until the output is in host memory; the upload of the inputs is not part of it.
-    pub(crate) fn forward(
+    /// Computes attention on `backend` by a kernel of the choice, and gradients if there is one of the output; several times if it takes
+    /// less than a second and not `once`. Each time is from the call until the result is in host memory; the upload of the inputs is not
+    /// part of it.
+    pub(crate) fn compute(
         &self,
         settings: &Settings,
         choice: &Choice,
         backend: &Backend,
         once: bool,
     ) -> warptile::Result<Answer<T>> {
-        /// The most calls after the first, and the time after which there are no more.
-        const REPEATS: usize = 20;
-        const REPEAT_TIME: Duration = Duration::from_secs(1);
         let [q, k, v] = self.layouts;
         let tensors = Tensors {
             types: self.types,
@@ -114,36 +155,53 @@ impl<T: Element> Inputs<T> {
                 Ok::<_, Error>(map_both!(data, data => backend.tensor_with_layout(data, *layout)?))
             })?,
         };
+        let d_out = self.d_out.as_ref();
+        let d_out = d_out.map(|(data, layout)| backend.tensor_with_layout(data, *layout));
+        let d_out = d_out.transpose()?;
         backend.synchronize()?;
-        let forward = { tensors.forward(settings, &self.numbers) }.by(choice.clone());
-        let call = || {
-            let start = Instant::now();
-            let output = forward.run()?;
-            let out = output.out.to_vec()?;
-            Ok::<_, Error>((output, out, start.elapsed()))
+        let forward = tensors.forward(settings, &self.numbers);
+        let of_output = match d_out.is_some() && choice.is_of_gradients() {
+            true => Choice::Best,
+            false => choice.clone(),
         };
-        let (output, out, first) = call()?;
-        let start = Instant::now();
-        let mut later = Vec::new();
-        let repeats = if once { 0 } else { REPEATS };
-        while later.len() < repeats && start.elapsed() + first < REPEAT_TIME {
-            let (_, _, elapsed) = call()?;
-            later.push(elapsed);
-        }
-        later.sort_unstable();
+        let by_choice = forward.by(of_output);
+        let ((output, out), times) = Times::of(once, || {
+            let output = by_choice.run()?;
+            let out = output.out.to_vec()?;
+            Ok((output, out))
+        })?;
         let lse = match &output.lse {
             Some(lse) => lse.to_vec()?,
             None => Vec::new(),
         };
+        let by_choice = forward.by(choice.clone());
+        let gradients = d_out.map(|d_out| {
+            let ((tensors, d_sinks, plan), times) = Times::of(once, || {
+                let of = by_choice.gradients(&d_out, &output)?;
+                let tensor =
+                    |name, one: &Tensor<T>| Ok::<_, Error>((name, one.to_vec()?, one.shape()));
+                let tensors = [
+                    tensor("dq", &of.dq)?,
+                    tensor("dk", &of.dk)?,
+                    tensor("dv", &of.dv)?,
+                ];
+                let d_sinks = of.d_sinks.map(|sinks| sinks.to_vec()).transpose()?;
+                Ok((tensors, d_sinks, of.plan))
+            })?;
+            Ok::<_, Error>(InputGradients {
+                tensors,
+                d_sinks,
+                plan,
+                times,
+            })
+        });
         Ok(Answer {
             out,
             out_layout: *output.out.layout(),
             lse,
+            gradients: gradients.transpose()?,
             plan: output.plan,
-            first,
-            later: later
-                .get(later.len() / 2)
-                .map(|&median| (median, later.len())),
+            times,
         })
     }
 

@@ -14,7 +14,7 @@ use warptile_check::{Verdict, with_element};
 use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor, Tensors};
-use crate::inputs::{Answer, Inputs, to_reference_order};
+use crate::inputs::{Answer, Inputs, Times, to_reference_order};
 use crate::options::{self, Device, LayoutKind, Window};
 use crate::output::{self, Replacement};
 use crate::progress;
@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "QKV.safetensors", required = true)]
     inputs: Vec<PathBuf>,
 
-    /// Write out (type and layout of q) and lse (F32, [batch, heads, length]; packed: [heads, total]) to this file
+    /// Write out (type and layout of q) and lse (F32, [batch, heads, length]; packed: [heads, total]) to this file, and gradients
     ///
     /// The name decides the format: .npz, .npy (out only), or else safetensors. An existing file is replaced once the result is complete.
     #[arg(short, long, value_name = "FILE")]
@@ -160,28 +160,38 @@ fn run_typed<T: Element>(
         None => None,
     };
     let backend = args.device.open()?;
-    let answer = inputs.forward(settings, &args.kernel, &backend, args.once)?;
+    let answer = inputs.compute(settings, &args.kernel, &backend, args.once)?;
     say!(console, "call     {call}")?;
     if args.explain {
         for line in answer.plan.explain().lines() {
             say!(console, "{line}")?;
         }
     }
-    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    let mut ran = format!(
-        "ran      {} on {backend} in {:.3} ms (first call)",
-        answer.plan.kernel_name(),
-        milliseconds(answer.first)
-    );
-    if let Some((median, count)) = answer.later {
-        let median = milliseconds(median);
-        ran.push_str(&format!(", {median:.3} ms (median of {count} more)"));
+    let ran = |kernel: &str, times: &Times| {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let first = milliseconds(times.first);
+        let mut ran = format!("ran      {kernel} on {backend} in {first:.3} ms (first call)");
+        if let Some((median, count)) = times.later {
+            let median = milliseconds(median);
+            ran.push_str(&format!(", {median:.3} ms (median of {count} more)"));
+        }
+        ran
+    };
+    say!(console, "{}", ran(answer.plan.kernel_name(), &answer.times))?;
+    if let Some(gradients) = &answer.gradients {
+        if args.explain {
+            for line in gradients.plan.explain().lines() {
+                say!(console, "{line}")?;
+            }
+        }
+        let kernel = format!("gradients by {}", gradients.plan.kernel_name());
+        say!(console, "{}", ran(&kernel, &gradients.times))?;
     }
-    say!(console, "{ran}")?;
     if let (Some(file), Some(path)) = (output, &args.output) {
         write_answer(file, args.layout, &call, &answer)?;
         let what = match Format::of(path) {
             Format::Npy => "out",
+            _ if answer.gradients.is_some() => "out, lse and gradients",
             _ => "out and lse",
         };
         writeln!(console, "wrote    {what} to {}", path.display())?;
@@ -198,24 +208,32 @@ fn write_answer<T: Element>(
     call: &Call,
     answer: &Answer<T>,
 ) -> Result<(), Failure> {
-    files::write(
-        file,
-        &[
-            OutTensor::new(
-                "out",
-                files::dtype_of(T::TYPE),
-                out_shape(layout, call),
-                &answer.out,
-            ),
-            OutTensor::new("lse", Dtype::F32, lse_shape(call), &answer.lse),
-        ],
-    )
+    let dtype = files::dtype_of(T::TYPE);
+    let mut tensors = vec![
+        OutTensor::new("out", dtype, out_shape(layout, call), &answer.out),
+        OutTensor::new("lse", Dtype::F32, lse_shape(call), &answer.lse),
+    ];
+    if let Some(gradients) = &answer.gradients {
+        for (name, data, shape) in &gradients.tensors {
+            let shape = stored_shape(layout, *shape, call);
+            tensors.push(OutTensor::new(name, dtype, shape, data));
+        }
+        if let Some(d_sinks) = &gradients.d_sinks {
+            let shape = vec![d_sinks.len()];
+            tensors.push(OutTensor::new("d_sinks", Dtype::F32, shape, d_sinks));
+        }
+    }
+    files::write(file, &tensors)
 }
 
 /// The output's shape in storage order: four dimensions, or three for packed sequences.
 pub(crate) fn out_shape(layout: LayoutKind, call: &Call) -> Vec<usize> {
-    let shape = layout.reorder(call.out().shape);
-    shape[usize::from(call.queries().is_packed())..].to_vec()
+    stored_shape(layout, call.out().shape, call)
+}
+
+/// The shape in storage order of a tensor of a call.
+fn stored_shape(layout: LayoutKind, shape: [usize; 4], call: &Call) -> Vec<usize> {
+    layout.reorder(shape)[usize::from(call.queries().is_packed())..].to_vec()
 }
 
 pub(crate) fn lse_shape(call: &Call) -> Vec<usize> {

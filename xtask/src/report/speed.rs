@@ -33,7 +33,7 @@ fn by_problem(rows: &[BenchRow], contestant: impl Fn(&BenchRow) -> String) -> Pr
     problems
 }
 
-const OURS: &str = "warptile";
+pub(super) const OURS: &str = "warptile";
 
 /// Peers of the table, in its order; the memory-efficient kernel is never the fastest.
 const PEERS: [&str; 4] = ["fa2", "cudnn", "fa3", "fa4"];
@@ -225,7 +225,7 @@ fn halves(problems: &Problems<'_>) -> String {
 }
 
 /// `None` for no values.
-fn geometric_mean(values: &[f64]) -> Option<f64> {
+pub(super) fn geometric_mean(values: &[f64]) -> Option<f64> {
     let logs: f64 = values.iter().map(|value| value.ln()).sum();
     (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }

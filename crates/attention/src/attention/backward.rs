@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::gpu::{Gpu, Prepared};
 use crate::lse::Lse;
 use crate::operands::{Keys, Queries};
-use crate::plan::{BackwardProblem, Choice, Plan, is_of_gradients};
+use crate::plan::{BackwardProblem, Choice, Plan};
 use crate::spec::{Backward, Element, ElementType, HostOutputs, Invalid, Layout, expect_same};
 use crate::tensor::{Bytes, Storage, Tensor};
 
@@ -304,7 +304,7 @@ impl Attention {
             }
             Place::Gpu(gpu) => {
                 // A kernel that was chosen for the output is none for gradients.
-                let choice = match is_of_gradients(&self.choice) {
+                let choice = match self.choice.is_of_gradients() {
                     true => &self.choice,
                     false => &Choice::Best,
                 };

@@ -188,12 +188,14 @@ fn once_each(mut considered: Vec<Considered>) -> Vec<Considered> {
     considered
 }
 
-/// Returns true if the choice names a kernel of gradients.
-pub(crate) fn is_of_gradients(choice: &Choice) -> bool {
-    let roles = [Role::AllGradients, Role::KeyGradients, Role::QueryGradients];
-    { roles.into_iter() }
-        .flat_map(images_for)
-        .any(|image| is_named_by(choice, image))
+impl Choice {
+    /// Returns true if this names a kernel of gradients.
+    pub fn is_of_gradients(&self) -> bool {
+        let roles = [Role::AllGradients, Role::KeyGradients, Role::QueryGradients];
+        { roles.into_iter() }
+            .flat_map(images_for)
+            .any(|image| is_named_by(self, image))
+    }
 }
 
 fn is_named_by(choice: &Choice, image: &Image) -> bool {

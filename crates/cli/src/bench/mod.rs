@@ -637,9 +637,12 @@ mod tests {
     /// The rows of all contestants are put together by the text of their problem.
     #[test]
     fn problems_of_the_peers_read_back() {
-        let text = include_str!("../../../../benches/peers/decode.txt");
-        let problems = text
-            .lines()
+        let texts = [
+            include_str!("../../../../benches/peers/decode.txt"),
+            include_str!("../../../../benches/peers/backward.txt"),
+        ];
+        let problems = { texts.iter() }
+            .flat_map(|text| text.lines())
             .filter(|line| !line.is_empty() && !line.starts_with('#'));
         for problem in problems {
             assert_eq!(

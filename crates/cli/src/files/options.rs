@@ -62,7 +62,7 @@ pub(crate) fn help() -> String {
         Some("\n".to_owned() + &text::wrapped(&line, 80, 16))
     });
     format!(
-        "A file may also have:{}\nAny other tensor is an error. Keys and values may both be {}, with q of any\ntype, if the file has their scales.\n",
+        "A file may also have:{}\n  d_out         q's type, the shape of out: a gradient of the output, for which dq,\n                dk, dv and d_sinks are computed and written, too\nAny other tensor is an error. Keys and values may both be {}, with q of any\ntype, if the file has their scales.\n",
         lines.collect::<String>(),
         quantized_names(),
     )

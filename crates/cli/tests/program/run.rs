@@ -463,3 +463,37 @@ fn empty_tensors_are_fine() {
         );
     }
 }
+
+/// Of a single key all queries have its value: the gradient of the value is the sum of those of the outputs.
+#[test]
+fn a_gradient_of_the_output_gives_those_of_the_inputs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (dir.path().join("input"), dir.path().join("output"));
+    let query = |name| f32_tensor(name, &[1, 3, 2, 8]);
+    let key = |name| f32_tensor(name, &[1, 1, 1, 8]);
+    let tensors = [query("q"), key("k"), key("v"), query("d_out")];
+    fs::write(&input, file(&tensors)).unwrap();
+    let (stdout, _) = expect_code(0, cpu_run(&input).arg("-o").arg(&output));
+    assert!(stdout.contains("gradients by cpu on cpu"), "{stdout}");
+    assert!(
+        stdout.contains("wrote    out, lse and gradients"),
+        "{stdout}"
+    );
+    let (written, given) = (fs::read(&output).unwrap(), file(&tensors));
+    let (_, d_out) = read_f32(&given, "d_out");
+    let (shape, dv) = read_f32(&written, "dv");
+    assert_eq!(shape, [1, 1, 1, 8]);
+    for (column, found) in dv.iter().enumerate() {
+        let sum: f32 = d_out.iter().skip(column).step_by(8).sum();
+        assert!((found - sum).abs() < 1e-5, "{found} {sum}");
+    }
+    for (name, expected) in [("dq", [1, 3, 2, 8]), ("dk", [1, 1, 1, 8])] {
+        let (shape, values) = read_f32(&written, name);
+        assert_eq!(shape, expected);
+        assert!(values.iter().all(|value| value.abs() < 1e-5), "{values:?}");
+    }
+    let wrong = [query("q"), key("k"), key("v"), key("d_out")];
+    fs::write(&input, file(&wrong)).unwrap();
+    let (_, stderr) = expect_code(2, &mut cpu_run(&input));
+    assert!(stderr.contains("d_out"), "{stderr}");
+}
