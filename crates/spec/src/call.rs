@@ -350,7 +350,7 @@ impl Call {
     /// take a product beyond the range of `f32` as the end of it.)
     ///
     /// # Errors
-    /// [`Invalid::Presence`], [`Invalid::Scales`], [`Invalid::Count`], [`Invalid::Value`] or [`Invalid::ScaleTooLarge`].
+    /// [`Invalid::Presence`], [`Invalid::Scales`], [`Invalid::Count`], [`Invalid::Value`] or [`Invalid::Number`].
     pub fn check_values(&self, operand: Operand, values: &[f32]) -> Result<()> {
         self.expect_presence(operand, true)?;
         let argument = operand.name();

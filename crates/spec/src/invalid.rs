@@ -1,5 +1,7 @@
 //! Errors in the description of a call.
 
+use std::fmt;
+
 use crate::{ElementType, MAX_HEAD_DIM, Values};
 
 /// Shorthand for a result with [`Invalid`].
@@ -192,33 +194,15 @@ pub enum Invalid {
         rule: String,
     },
 
-    /// A number that must be finite is not.
-    #[error("{argument} is {value}, but must be a finite number")]
-    NonFinite {
-        /// The argument at fault.
-        argument: &'static str,
-        /// Its value.
-        value: f32,
-    },
-
-    /// The softcap would flip or erase the scores.
-    #[error(
-        "softcap is {value}, but must be a number from 2^-126 to 2^125 and at least |scale| / 2^125; leave it out for no softcap"
-    )]
-    InvalidSoftcap {
-        /// Its value.
-        value: f32,
-    },
-
-    /// A factor of `q.k` that leaves `f32` no room for scores.
-    #[error(
-        "{argument} is {value}, but must be from -2^125 to 2^125 (about 4.25e37), as scores are computed in f32"
-    )]
-    ScaleTooLarge {
+    /// An option with a number that it cannot have.
+    #[error("{argument} is {value}, but must be {rule}")]
+    Number {
         /// The argument at fault, or the product that is.
         argument: &'static str,
         /// Its value.
-        value: f64,
+        value: String,
+        /// The numbers that it can have.
+        rule: &'static str,
     },
 
     /// Keys would be cut where not every kernel can.
@@ -313,6 +297,15 @@ impl Invalid {
         Invalid::Presence { argument, rule }
     }
 
+    /// An option with a number that it cannot have.
+    pub fn number(argument: &'static str, value: impl fmt::Display, rule: &'static str) -> Self {
+        Invalid::Number {
+            argument,
+            value: value.to_string(),
+            rule,
+        }
+    }
+
     /// A list that has another number of values than it needs.
     pub const fn count(argument: &'static str, found: usize, needed: usize) -> Self {
         Invalid::Count {
@@ -339,8 +332,7 @@ impl Invalid {
         | Invalid::Value { argument, .. }
         | Invalid::Pages { argument, .. }
         | Invalid::Lengths { argument, .. }
-        | Invalid::NonFinite { argument, .. }
-        | Invalid::ScaleTooLarge { argument, .. }
+        | Invalid::Number { argument, .. }
         | Invalid::TooLong { argument, .. }
         | Invalid::Count { argument, .. }
         | Invalid::Misaligned { argument, .. }

@@ -52,7 +52,7 @@ impl Rotary {
     /// Rotates the first `size` elements, pair i by `position * base^(-2i / size)`; the usual base is 10000.
     ///
     /// # Errors
-    /// [`Invalid::RotarySize`] if the size is odd, 0 or more than 256; [`Invalid::NonFinite`] if the base gives no finite angles.
+    /// [`Invalid::RotarySize`] if the size is odd, 0 or more than 256; [`Invalid::Number`] if the base gives no finite angles.
     pub fn computed(size: usize, base: f64, pairing: Pairing) -> Result<Self> {
         check_size(size)?;
         let exponent = |pair: usize| -2.0 * pair as f64 / size as f64;
@@ -70,10 +70,8 @@ impl Rotary {
         let size = frequencies.len().saturating_mul(2);
         check_size(size)?;
         if let Some(&frequency) = frequencies.iter().find(|frequency| !frequency.is_finite()) {
-            return Err(Invalid::NonFinite {
-                argument: "rotary frequency",
-                value: frequency as f32,
-            });
+            let (argument, value) = ("rotary frequency", frequency as f32);
+            return Err(Invalid::number(argument, value, "a finite number"));
         }
         // 2^64 times the turn's fraction; a fraction that rounds to 1 saturates, which is 2^-64 less.
         let turns = |&frequency: &f64| ((frequency / TAU).rem_euclid(1.0) * 2_f64.powi(64)) as u64;
@@ -290,11 +288,8 @@ mod tests {
             );
         }
         assert!(computed(256, 1e6).is_ok());
-        assert!(matches!(
-            computed(8, f64::NAN),
-            Err(Invalid::NonFinite { .. })
-        ));
-        assert!(matches!(computed(8, 0.0), Err(Invalid::NonFinite { .. })));
+        assert!(matches!(computed(8, f64::NAN), Err(Invalid::Number { .. })));
+        assert!(matches!(computed(8, 0.0), Err(Invalid::Number { .. })));
         let table = |layout| Rotary::with_tables(ElementType::F32, layout, Pairing::Interleaved);
         assert!(table(Layout::bshd([1, 5, 1, 4])).is_ok());
         assert!(table(Layout::bshd([1, 0, 1, 4])).is_err());

@@ -128,22 +128,23 @@ impl Scoring {
     /// to the same limit, and not so small that the scale divided by it is.
     ///
     /// # Errors
-    /// [`Invalid::NonFinite`] or [`Invalid::ScaleTooLarge`] for the scale, [`Invalid::InvalidSoftcap`].
+    /// [`Invalid::Number`].
     pub fn validate(&self) -> Result<()> {
         if let Some(value) = self.scale
             && !value.is_finite()
         {
-            return Err(Invalid::NonFinite {
-                argument: "scale",
-                value,
-            });
+            return Err(Invalid::number("scale", value, "a finite number"));
         }
         // Without a scale it is at most 1.
         let scale = self.scale.unwrap_or(1.0);
         check_factor("scale", f64::from(scale))?;
         let allowed = f32::MIN_POSITIVE.max(scale.abs() / Self::MAX_SCALE)..=Self::MAX_SCALE;
         match self.softcap {
-            Some(value) if !allowed.contains(&value) => Err(Invalid::InvalidSoftcap { value }),
+            Some(value) if !allowed.contains(&value) => Err(Invalid::number(
+                "softcap",
+                value,
+                "a number from 2^-126 to 2^125 and at least |scale| / 2^125; leave it out for no softcap",
+            )),
             _ => Ok(()),
         }
     }
@@ -228,7 +229,11 @@ impl Scoring {
 pub fn check_factor(argument: &'static str, value: f64) -> Result<()> {
     match value.abs() <= f64::from(Scoring::MAX_SCALE) {
         true => Ok(()),
-        false => Err(Invalid::ScaleTooLarge { argument, value }),
+        false => Err(Invalid::number(
+            argument,
+            value,
+            "from -2^125 to 2^125 (about 4.25e37), as scores are computed in f32",
+        )),
     }
 }
 
