@@ -5,7 +5,7 @@ use std::io::Write;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use clap::ValueEnum;
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 use warptile::gpu::Gpu;
 use warptile::plan::{DeviceProfile, Rates, Settings};
 use warptile::spec::Scoring;
@@ -16,6 +16,50 @@ use warptile_driver::{Driver, DriverError};
 use crate::failure::Failure;
 use crate::images;
 use crate::text;
+
+/// The options of attention that are numbers: a flag for each.
+#[derive(Debug)]
+pub(crate) struct Numbers(pub(crate) Scoring);
+
+impl FromArgMatches for Numbers {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut numbers = Numbers(Scoring::new());
+        numbers.update_from_arg_matches(matches)?;
+        Ok(numbers)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for (word, _) in Scoring::NUMBERS {
+            if let (Some(to), Some(number)) = (self.0.number_mut(word), matches.get_one(word)) {
+                *to = Some(*number);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Args for Numbers {
+    fn augment_args(command: Command) -> Command {
+        command.args(Scoring::NUMBERS.map(|(word, help)| {
+            let flag = Arg::new(word)
+                .long(word)
+                .value_name("X")
+                .help(sentence(help));
+            flag.value_parser(value_parser!(f32))
+                .allow_hyphen_values(true)
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+/// With a capital letter.
+fn sentence(text: &str) -> String {
+    let (first, rest) = text.split_at(1);
+    first.to_uppercase() + rest
+}
 
 /// Where to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use safetensors::Dtype;
 use warptile::plan::Choice;
-use warptile::spec::{Call, Scoring};
+use warptile::spec::Call;
 use warptile::{Diagonal, Element, ElementType, Splits};
 use warptile_check::{Verdict, with_element};
 
@@ -15,7 +15,7 @@ use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor, Tensors};
 use crate::inputs::{Answer, Inputs, Times, to_reference_order};
-use crate::options::{self, Device, LayoutKind, Window};
+use crate::options::{self, Device, LayoutKind, Numbers, Window};
 use crate::output::{self, Replacement};
 use crate::progress;
 use crate::tensors::Settings;
@@ -64,13 +64,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIAGONAL", allow_hyphen_values = true)]
     diagonal: Option<Diagonal>,
 
-    /// Bound the scores: X * tanh(score / X)
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
-    softcap: Option<f32>,
-
-    /// Multiply the scores by X instead of 1 / sqrt(head_dim)
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
-    scale: Option<f32>,
+    #[command(flatten)]
+    numbers: Numbers,
 
     /// Split keys at multiples of N, a power of two from 256 to 1048576, so that a sequence has the same result, bit for bit, in every
     /// batch; `even` splits them in the fastest way
@@ -94,8 +89,8 @@ pub(crate) struct RunArgs {
 
     /// Compare with out and lse of this file (with --causal: out_causal and lse_causal), and fail if they differ by too much
     ///
-    /// The tolerance is twice the error of the plain, unfused computation in the element type on the same inputs (three times with
-    /// --softcap), plus a rounding error, and for lse plus 1e-5 * (1 + |lse|). Errors are measured against float64.
+    /// The tolerance is twice the error of the plain, unfused computation in the element type on the same inputs (three times where
+    /// an option bounds the scores), plus a rounding error, and for lse plus 1e-5 * (1 + |lse|). Errors are measured against float64.
     /// An .npy file is named after its tensor.
     #[arg(long, value_name = "FILE")]
     expect: Option<PathBuf>,
@@ -111,10 +106,9 @@ pub(crate) struct RunArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let mut scoring = Scoring::new().mask(options::mask(args.causal, args.window, args.diagonal)?);
-    (scoring.scale, scoring.softcap) = (args.scale, args.softcap);
+    let mask = options::mask(args.causal, args.window, args.diagonal)?;
     let settings = Settings {
-        scoring,
+        scoring: args.numbers.0.mask(mask),
         splits: args.splits,
     };
     let output = match &args.output {

@@ -311,17 +311,24 @@ impl Scoring {
         match word.split_once('=') {
             Some(("mask", value)) => self.mask = parse_mask(value)?.diagonal(self.mask.diagonal),
             Some(("diagonal", value)) => self.mask.diagonal = value.parse().ok()?,
-            Some(("scale", value)) => self.scale = Some(value.parse().ok()?),
-            Some(("softcap", value)) => self.softcap = Some(value.parse().ok()?),
             Some(("alibi", "head")) => self.alibi = Some(AlibiShape::PerHead),
             Some(("alibi", "batch")) => self.alibi = Some(AlibiShape::PerBatchHead),
             None => {
                 let (operand, _) = flags().find(|(_, flag)| *flag == word)?;
                 *self = self.with(operand);
             }
-            _ => return None,
+            Some((word, value)) => *self.number_mut(word)? = Some(value.parse().ok()?),
         }
         Some(())
+    }
+
+    /// The option of [`NUMBERS`](Self::NUMBERS) that has this word.
+    pub fn number_mut(&mut self, word: &str) -> Option<&mut Option<f32>> {
+        match word {
+            "scale" => Some(&mut self.scale),
+            "softcap" => Some(&mut self.softcap),
+            _ => None,
+        }
     }
 }
 
@@ -336,8 +343,11 @@ fn flags() -> impl Iterator<Item = (Operand, &'static str)> {
 impl Scoring {
     /// The words of options that are numbers, and what they mean.
     pub const NUMBERS: [(&'static str, &'static str); 2] = [
-        ("scale", "factor of the scores [1/sqrt(head size)]"),
-        ("softcap", "bound of the scores [no bound]"),
+        (
+            "scale",
+            "multiply the scores by X instead of 1 / sqrt(head size)",
+        ),
+        ("softcap", "bound the scores: X * tanh(score / X)"),
     ];
 
     /// The names of all words that options have.
