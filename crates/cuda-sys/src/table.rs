@@ -129,6 +129,17 @@ macro_rules! driver_api {
             );
             required fn memcpy_2d = cuMemcpy2D_v2(copy: *const CUmemcpy2D);
             required fn memcpy_2d_async = cuMemcpy2DAsync_v2(copy: *const CUmemcpy2D, stream: CUstream);
+            since 12080 fn memcpy_batch_async = cuMemcpyBatchAsync(
+                to: *mut CUdeviceptr,
+                from: *mut CUdeviceptr,
+                bytes: *mut usize,
+                count: usize,
+                attributes: *mut CUmemcpyAttributes,
+                attributes_from: *mut usize,
+                attributes_count: usize,
+                failed: *mut usize,
+                stream: CUstream,
+            );
             required fn memset_d8 = cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
             required fn memset_d32 = cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
             required fn memset_d8_async = cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream);

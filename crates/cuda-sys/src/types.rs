@@ -208,12 +208,18 @@ integers! {
 
     /// Where a pool's memory is.
     CUmemLocationType(u32), "CU_MEM_LOCATION_TYPE_" {
+        INVALID = 0,
         DEVICE = 1,
     }
 
     /// The access of a device to memory of another one.
     CUmemAccessFlags(u32), "CU_MEM_ACCESS_FLAGS_PROT_" {
         READWRITE = 3,
+    }
+
+    /// When a copy of a batch may read its source.
+    CUmemcpySrcAccessOrder(u32), "CU_MEMCPY_SRC_ACCESS_ORDER_" {
+        STREAM = 1,
     }
 
     /// Which calls a stream capture forbids, and to whom.
@@ -356,6 +362,20 @@ pub struct CUmemLocation {
     pub id: c_int,
 }
 
+/// What copies of a batch have in common, for `cuMemcpyBatchAsync`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUmemcpyAttributes {
+    /// When the sources may be read.
+    pub src_access_order: CUmemcpySrcAccessOrder,
+    /// Where managed or pageable sources are.
+    pub src_location_hint: CUmemLocation,
+    /// Where managed or pageable destinations are.
+    pub dst_location_hint: CUmemLocation,
+    /// 0 for nothing special.
+    pub flags: c_uint,
+}
+
 /// Who may use a pool's memory, and how, for `cuMemPoolSetAccess`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -488,5 +508,6 @@ const _: () = {
     assert!(size_of::<CUlaunchConfig>() == 56);
     assert!(size_of::<CUkernelNodeParams>() == 72);
     assert!(size_of::<CUmemcpy2D>() == 128);
+    assert!(size_of::<CUmemcpyAttributes>() == 24);
     assert!(size_of::<CUmemPoolProps>() == 88);
 };

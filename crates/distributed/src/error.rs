@@ -31,6 +31,9 @@ pub enum Error {
         /// The driver's answer.
         why: String,
     },
+    /// The threads of the ranks could not be started.
+    #[error("no threads for the ranks: {0}")]
+    NoThreads(String),
     /// The sharding cannot be used.
     #[error("sharding: {0}")]
     Sharding(String),
@@ -62,6 +65,7 @@ pub enum Error {
 
 /// The result of a call over several ranks.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// Names the rank of a failure.
 pub(crate) trait OfRank<T> {
     fn of_rank(self, rank: usize) -> Result<T>;

@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 
-use warptile::driver::DeviceBuffer;
+use warptile::driver::{DeviceBuffer, Lent, LentBuffer, Rows, Stream};
 use warptile::spec::Invalid;
-use warptile::{Attention, Element, Layout, Tensor};
+use warptile::{Attention, Backend, Diagonal, Element, Layout, Mask, Tensor};
 
 use crate::error::{OfRank, Result};
+use crate::group::Streams;
 use crate::need::{Part, parts, staged};
 use crate::plan;
 use crate::shards::Shards;
@@ -22,30 +23,46 @@ pub(crate) fn forward<T: Element>(
     let all_parts = (0..q.len())
         .map(|rank| parts(shards.map(), rank, mask))
         .collect::<Result<Vec<_>>>()?;
-    // Each device gets its work from a thread of its own; what a thread submits waits for nothing that another one submits later.
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = { all_parts.iter().enumerate() }
-            .map(|(rank, parts)| {
-                let run = move || {
-                    Rank {
-                        shards,
-                        rank,
-                        parts,
-                    }
-                    .forward(attention, &q[rank], kv)
-                };
-                scope.spawn(move || run().of_rank(rank))
-            })
-            .collect();
-        let joined: Vec<_> = { threads.into_iter() }
-            .map(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect();
-        joined.into_iter().collect()
-    })
+    // Lent before any kernel is submitted, and until all are: so copies wait for what computed the keys, but not for kernels of this call,
+    // and no kernel of it waits for copies of other ranks.
+    let [k, v] = kv.map(|tensors| {
+        let lent = tensors.iter().enumerate();
+        lent.map(|(rank, tensor)| Keys::lend(tensor).of_rank(rank))
+            .collect::<Result<Vec<_>>>()
+    });
+    let (k, v) = (k?, v?);
+    let kv = [&k[..], &v[..]];
+    // What a rank's thread submits waits for nothing that another one submits later.
+    let outputs = shards.group().each(|rank| {
+        let rank_of = Rank {
+            shards,
+            rank,
+            parts: &all_parts[rank],
+        };
+        rank_of.forward(attention, &q[rank], kv).of_rank(rank)
+    });
+    let outputs = outputs.into_iter().collect();
+    for keys in [k, v] {
+        for (rank, Keys { lent, .. }) in keys.into_iter().enumerate() {
+            lent.map_or(Ok(()), Lent::end).of_rank(rank)?;
+        }
+    }
+    outputs
+}
+
+/// Keys or values of a rank, which all ranks read.
+struct Keys<'a, T: Element> {
+    tensor: &'a Tensor<T>,
+    /// On a GPU.
+    lent: Option<Lent<'a, T>>,
+}
+
+impl<'a, T: Element> Keys<'a, T> {
+    fn lend(tensor: &'a Tensor<T>) -> warptile::Result<Self> {
+        let lent = tensor.device_slice().map(|slice| slice.lend());
+        let lent = lent.transpose()?;
+        Ok(Keys { tensor, lent })
+    }
 }
 
 /// One rank's part of a call.
@@ -60,46 +77,94 @@ impl Rank<'_> {
         &self,
         attention: &Attention,
         q: &Tensor<T>,
-        kv: [&[Tensor<T>]; 2],
+        kv: [&[Keys<'_, T>]; 2],
     ) -> warptile::Result<Tensor<T>> {
         let [_, rows, heads, _] = q.shape();
-        let [_, _, kv_heads, value_dim] = kv[1][self.rank].shape();
+        let [_, _, kv_heads, value_dim] = kv[1][self.rank].tensor.shape();
         let mut out = self.output(Layout::bhsd([1, heads, rows, value_dim]))?;
-        let groups = match attention.has_numbers() {
+        let shared_by = heads / kv_heads;
+        let mut compute = |call: &Call, heads: &Range<usize>, k: &Tensor<T>, v: &Tensor<T>| {
+            let of = heads.start * shared_by..heads.end * shared_by;
+            let q = q.rows(call.local.clone())?.heads(of.clone())?;
+            let attention = attention.clone().mask(call.mask);
+            out.with_part(call.local.clone(), of, |out| match self.streams() {
+                Some(streams) if !call.ends.is_empty() => {
+                    let q = q.view_as(halves(q.layout()))?;
+                    let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
+                    let (k, v) = (k?, v?);
+                    let keys = warptile::Keys::new(&k, &v);
+                    let ends = self.shards.on_device(self.rank, streams, &call.ends)?;
+                    let keys = keys.lengths_on_device(ends.as_slice());
+                    out.with_layout(halves(out.layout()), |out| {
+                        attention.forward_into(&q, keys, out, None)
+                    })?
+                }
+                _ => attention.forward_into(&q, (k, v), out, None),
+            })??;
+            warptile::Result::Ok(())
+        };
+        let (own, fetched): (Vec<_>, Vec<_>) = { self.parts.iter() }
+            .map(|part| (part, self.own_rows(part)))
+            .partition(|(_, own)| own.is_some());
+        let fetched: Vec<_> = fetched.into_iter().map(|(part, _)| part.clone()).collect();
+        let spans = staged(&fetched);
+        let groups = match attention.has_numbers() || fetched.is_empty() {
             true => std::iter::once(0..kv_heads).collect(),
             false => plan::groups(kv_heads),
         };
-        let spans = staged(self.parts);
-        // All copies before the first kernel, and their memory until the last one is submitted: a copy waits for what its streams and those
-        // of the rank that it reads from have been asked before, which must not be somebody's kernels.
-        let stages = { groups.iter().enumerate() }.map(|(group, heads)| {
-            let stage = |from| self.stage(group, &spans, heads.clone(), from);
-            Ok([stage(kv[0])?, stage(kv[1])?])
-        });
-        let stages: Vec<_> = stages.collect::<warptile::Result<_>>()?;
-        for ([k, v], of_keys) in stages.iter().zip(&groups) {
-            let shared_by = heads / kv_heads;
-            let of = of_keys.start * shared_by..of_keys.end * shared_by;
-            for part in self.parts {
-                let at = position(&spans, part.keys.start);
-                let keys = at..at + part.keys.len();
-                let q = q.rows(part.local.clone())?.heads(of.clone())?;
-                let (k, v) = (k.rows(keys.clone())?, v.rows(keys)?);
-                let attention = attention.clone().mask(part.mask);
-                out.with_part(part.local.clone(), of.clone(), |out| {
-                    attention.forward_into(&q, (&k, &v), out, None)
-                })??;
+        let mut staged = Vec::with_capacity(groups.len());
+        for heads in &groups {
+            staged.push([
+                self.stage(&spans, heads, kv[0])?,
+                self.stage(&spans, heads, kv[1])?,
+            ]);
+        }
+        // Copies from others are submitted by now, so they are behind no kernel.
+        for tensor in staged.first_mut().into_iter().flatten() {
+            tensor.copy_own()?;
+        }
+        for (part, rows) in own {
+            let rows = rows.unwrap_or_default();
+            let [k, v] = kv.map(|from| from[self.rank].tensor.rows(rows.clone()));
+            compute(&Call::of(part), &(0..kv_heads), &k?, &v?)?;
+        }
+        let calls = match fetched[..] {
+            [ref first, ref second] if self.streams().is_some() => Call::of_two(first, second),
+            _ => None,
+        };
+        let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
+        for (heads, [mut k, mut v]) in groups.iter().zip(staged) {
+            // Later ones here: as the kernels of the group before end, these find multiprocessors.
+            k.copy_own()?;
+            v.copy_own()?;
+            let (k, v) = (k.into_tensor()?, v.into_tensor()?);
+            for call in &calls {
+                let at = position(&spans, call.keys.start);
+                let keys = at..at + call.keys.len();
+                compute(call, heads, &k.rows(keys.clone())?, &v.rows(keys)?)?;
             }
         }
         Ok(out)
     }
 
+    /// The rows of this rank that are a part's keys, if it needs no others.
+    fn own_rows(&self, part: &Part) -> Option<Range<usize>> {
+        match &self.shards.map().pieces(part.keys.clone())[..] {
+            [piece] if piece.rank == self.rank => Some(piece.local..piece.local + piece.rows.len()),
+            _ => None,
+        }
+    }
+
+    fn streams(&self) -> Option<&Streams> {
+        self.shards.group().streams(self.rank)
+    }
+
     /// Uninitialized memory; every row is about to be written.
     fn output<T: Element>(&self, layout: Layout) -> warptile::Result<Tensor<T>> {
         let backend = &self.shards.group().backends()[self.rank];
-        match backend.gpu() {
-            Some(gpu) => {
-                let buffer = DeviceBuffer::uninit(gpu.stream(), layout.reach())?;
+        match self.streams() {
+            Some(streams) => {
+                let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?;
                 Tensor::from_device(backend, buffer, layout)
             }
             None => Tensor::from_vec(backend, vec![T::zeroed(); layout.reach()], layout),
@@ -107,51 +172,168 @@ impl Rank<'_> {
     }
 
     /// Fetches the rows of `spans` of some heads, from every rank that has some.
-    fn stage<T: Element>(
-        &self,
-        group: usize,
+    fn stage<'s, T: Element>(
+        &'s self,
         spans: &[Range<usize>],
-        heads: Range<usize>,
-        from: &[Tensor<T>],
-    ) -> warptile::Result<Tensor<T>> {
-        let head_dim = from[self.rank].shape()[3];
+        heads: &Range<usize>,
+        from: &'s [Keys<'s, T>],
+    ) -> warptile::Result<Staged<'s, T>> {
+        let head_dim = from[self.rank].tensor.shape()[3];
         let rows: usize = spans.iter().map(Range::len).sum();
         let layout = Layout::bhsd([1, heads.len(), rows, head_dim]);
-        let pieces: Vec<_> = { spans.iter() }
-            .flat_map(|span| self.shards.map().pieces(span.clone()))
-            .collect();
-        let copies = { heads.enumerate() }.flat_map(|(index, head)| {
-            pieces.iter().map(move |piece| -> warptile::Result<_> {
-                let at = (index * rows + position(spans, piece.rows.start)) * head_dim;
-                let local = piece.local..piece.local + piece.rows.len();
-                let source = from[piece.rank].heads(head..head + 1)?.rows(local)?;
-                Ok((at..at + source.layout().reach(), source))
-            })
+        let pieces = spans
+            .iter()
+            .flat_map(|span| self.shards.map().pieces(span.clone()));
+        let copies = pieces.map(|piece| {
+            let source = &from[piece.rank];
+            let local_rows = source.tensor.shape()[1];
+            let rows = Rows {
+                count: heads.len(),
+                len: piece.rows.len() * head_dim,
+                from: (heads.start * local_rows + piece.local) * head_dim,
+                from_pitch: local_rows * head_dim,
+                to: position(spans, piece.rows.start) * head_dim,
+                to_pitch: rows * head_dim,
+            };
+            (source, rows)
         });
         let backend = &self.shards.group().backends()[self.rank];
-        let Some(streams) = self.shards.group().streams(self.rank) else {
+        let Some(streams) = self.streams() else {
             let mut staging = vec![T::zeroed(); layout.reach()];
-            for copy in copies {
-                let (to, source): (Range<usize>, Tensor<T>) = copy?;
-                staging[to].copy_from_slice(source.as_slice().unwrap_or_default());
+            for (source, rows) in copies {
+                let source = source.tensor.as_slice().ok_or_else(elsewhere)?;
+                for row in 0..rows.count {
+                    let (to, from) = (
+                        rows.to + row * rows.to_pitch,
+                        rows.from + row * rows.from_pitch,
+                    );
+                    staging[to..to + rows.len].copy_from_slice(&source[from..from + rows.len]);
+                }
             }
-            return Tensor::from_vec(backend, staging, layout);
+            let tensor = Tensor::from_vec(backend, staging, layout)?;
+            return Ok(Staged::Here(tensor));
         };
-        let stream = &streams.pull[group];
-        if let Some(before) = group.checked_sub(1) {
-            // The link serves the group that is needed first.
-            stream.wait_for(&streams.pull[before])?;
-        }
-        let mut staging = DeviceBuffer::uninit(stream, layout.reach())?;
-        for copy in copies {
-            let (to, source): (Range<usize>, Tensor<T>) = copy?;
-            let source = source.device_slice().ok_or_else(|| {
-                Invalid::presence("k or v", "has rows outside of its device's memory")
-            })?;
-            staging.slice_mut(to)?.copy_from(&source)?;
-        }
-        Tensor::from_device(backend, staging, layout)
+        let copies =
+            copies.map(|(source, rows)| Ok((source.lent.as_ref().ok_or_else(elsewhere)?, rows)));
+        let copies = copies.collect::<warptile::Result<Vec<_>>>()?;
+        let (own, others): (Vec<_>, Vec<_>) = { copies.into_iter() }
+            .partition(|(lent, _)| lent.context().is_same(streams.kernels.context()));
+        let mut buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?.lend()?;
+        buffer.copy_rows(&streams.far, &others)?;
+        Ok(Staged::Underway {
+            backend,
+            buffer,
+            layout,
+            near: &streams.near,
+            own,
+        })
     }
+}
+
+/// Staged keys or values of some heads, in the order in which queries see them.
+enum Staged<'a, T: Element> {
+    Here(Tensor<T>),
+    /// Copies into them are submitted; kernels don't wait for these yet.
+    Underway {
+        backend: &'a Backend,
+        buffer: LentBuffer<T>,
+        layout: Layout,
+        near: &'a Stream,
+        /// Copies within the GPU that are not submitted yet.
+        own: Vec<(&'a Lent<'a, T>, Rows)>,
+    },
+}
+
+impl<T: Element> Staged<'_, T> {
+    /// Submits the copies within the GPU, once.
+    fn copy_own(&mut self) -> warptile::Result<()> {
+        if let Staged::Underway {
+            buffer, near, own, ..
+        } = self
+        {
+            buffer.copy_rows(near, &std::mem::take(own))?;
+        }
+        Ok(())
+    }
+
+    /// The tensor, on whose stream kernels now wait for the copies.
+    fn into_tensor(self) -> warptile::Result<Tensor<T>> {
+        match self {
+            Staged::Here(tensor) => Ok(tensor),
+            Staged::Underway {
+                backend,
+                buffer,
+                layout,
+                ..
+            } => Tensor::from_device(backend, buffer.into_buffer()?, layout),
+        }
+    }
+}
+
+/// A launch: the keys and mask of one part, or of two.
+struct Call {
+    local: Range<usize>,
+    keys: Range<usize>,
+    mask: Mask,
+    /// How many of the keys each half of the queries sees, if not all see all.
+    ends: Vec<i32>,
+}
+
+impl Call {
+    fn of(part: &Part) -> Self {
+        Call {
+            local: part.local.clone(),
+            keys: part.keys.clone(),
+            mask: part.mask,
+            ends: Vec::new(),
+        }
+    }
+
+    /// Both halves of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of twice, but has
+    /// one tile for both.
+    fn of_two(first: &Part, second: &Part) -> Option<Self> {
+        /// Measured on two and four H100.
+        const FROM_ROWS: usize = 4096;
+        let rows = first.local.len();
+        let same_rows = rows == second.local.len() && rows >= FROM_ROWS;
+        let same_mask = first.mask == second.mask && first.mask.diagonal == Diagonal::BottomRight;
+        let follows = first.local.end == second.local.start;
+        if !(same_rows && same_mask && follows && first.keys.start == second.keys.start) {
+            return None;
+        }
+        let (ends, keys) = ([&first.keys, &second.keys], first.keys.start);
+        let end = first.keys.end.max(second.keys.end);
+        let ends: Option<_> = { ends.into_iter() }
+            .map(|keys| i32::try_from(keys.len()).ok())
+            .collect();
+        Some(Call {
+            local: first.local.start..second.local.end,
+            keys: keys..end,
+            mask: first.mask,
+            ends: ends?,
+        })
+    }
+}
+
+/// The rows of a tensor as two batch entries.
+fn halves(layout: &Layout) -> Layout {
+    let ([_, rows, heads, dim], mut strides) = (layout.shape, layout.strides);
+    strides[0] = rows / 2 * strides[1];
+    Layout {
+        shape: [2, rows / 2, heads, dim],
+        strides,
+    }
+}
+
+/// Two batch entries of the same rows.
+fn twice(layout: &Layout) -> Layout {
+    let (mut shape, mut strides) = (layout.shape, layout.strides);
+    (shape[0], strides[0]) = (2, 0);
+    Layout { shape, strides }
+}
+
+fn elsewhere() -> Invalid {
+    Invalid::presence("k or v", "has rows outside of its device's memory")
 }
 
 /// Where a row lies in staging memory.

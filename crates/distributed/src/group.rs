@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile::Backend;
 use warptile::driver::{Context, Stream};
 
 use crate::error::{Error, OfRank, Result};
-use crate::plan::MAX_GROUPS;
 use crate::shard::{RowMap, Sharding};
 use crate::shards::Shards;
 
@@ -16,22 +16,27 @@ pub struct Group {
     backends: Vec<Backend>,
     /// The streams of each rank on a GPU.
     streams: Vec<Streams>,
+    /// A thread for each rank, which submits its work.
+    threads: ThreadPool,
 }
 
-/// The streams of a rank besides that of its kernels.
+/// The streams of a rank. A copy within a GPU waits until kernels leave some multiprocessors, and on one stream all copies behind it would
+/// with it.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Orders the keys and values that other ranks read, so that a copy does not wait for kernels.
-    pub(crate) keys: Stream,
-    /// Copies into staging memory, one stream for each group of heads.
-    pub(crate) pull: Vec<Stream>,
+    /// That of the backend.
+    pub(crate) kernels: Stream,
+    /// Copies from other GPUs.
+    pub(crate) far: Stream,
+    /// Copies within the GPU.
+    pub(crate) near: Stream,
 }
 
 impl Group {
     /// A group of at least two backends; their order is that of the ranks. Opens the memory of each GPU to all others.
     ///
     /// # Errors
-    /// [`Error::TooFewRanks`], [`Error::MixedBackends`], [`Error::NoPeerAccess`]; what the driver reports.
+    /// [`Error::TooFewRanks`], [`Error::MixedBackends`], [`Error::NoPeerAccess`], [`Error::NoThreads`]; what the driver reports.
     pub fn local(backends: impl IntoIterator<Item = Backend>) -> Result<Self> {
         let backends: Vec<_> = backends.into_iter().collect();
         if backends.len() < 2 {
@@ -56,10 +61,18 @@ impl Group {
                 }
             }
         }
-        let streams = { contexts.iter().enumerate() }
-            .map(|(rank, context)| Streams::new(context).of_rank(rank))
+        let streams = { backends.iter().filter_map(Backend::gpu).enumerate() }
+            .map(|(rank, gpu)| Streams::new(gpu.stream()).of_rank(rank))
             .collect::<Result<_>>()?;
-        Ok(Group { backends, streams })
+        let threads = ThreadPoolBuilder::new().num_threads(backends.len());
+        let threads = { threads.thread_name(|rank| format!("rank {rank}")) }
+            .build()
+            .map_err(|error| Error::NoThreads(error.to_string()))?;
+        Ok(Group {
+            backends,
+            streams,
+            threads,
+        })
     }
 
     /// The backends, by rank.
@@ -69,6 +82,11 @@ impl Group {
 
     pub(crate) fn streams(&self, rank: usize) -> Option<&Streams> {
         self.streams.get(rank)
+    }
+
+    /// What `f` gives for each rank, called on a thread of the rank's own.
+    pub(crate) fn each<R: Send>(&self, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
+        self.threads.broadcast(|thread| f(thread.index()))
     }
 
     /// Deals `len` rows to the ranks.
@@ -103,17 +121,11 @@ impl Group {
 }
 
 impl Streams {
-    fn new(context: &Context) -> warptile::driver::Result<Self> {
-        let stream = || -> warptile::driver::Result<Stream> {
-            let stream = Stream::new(context)?;
-            stream.keep_spares();
-            Ok(stream)
-        };
+    fn new(kernels: &Stream) -> warptile::driver::Result<Self> {
         Ok(Streams {
-            keys: stream()?,
-            pull: (0..MAX_GROUPS)
-                .map(|_| stream())
-                .collect::<Result<_, _>>()?,
+            kernels: kernels.clone(),
+            far: Stream::new(kernels.context())?,
+            near: Stream::new(kernels.context())?,
         })
     }
 }

@@ -9,9 +9,6 @@ use crate::error::Result;
 use crate::need::{parts, staged};
 use crate::shard::RowMap;
 
-/// The most groups of heads that a call is streamed in.
-pub(crate) const MAX_GROUPS: usize = 2;
-
 /// One part of the key/value heads in so many comes first: its copy is waited for, that of the others is not.
 const FIRST_PART: usize = 4;
 

@@ -1,11 +1,14 @@
 //! Tensors of which each rank has its own rows.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use warptile::driver::DeviceBuffer;
 use warptile::{Attention, Backend, Element, Layout, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::gather;
-use crate::group::Group;
+use crate::group::{Group, Streams};
 use crate::shard::RowMap;
 
 /// The rows of a sequence, or of packed documents, dealt to the ranks of a group.
@@ -16,11 +19,37 @@ use crate::shard::RowMap;
 pub struct Shards<'a> {
     group: &'a Group,
     map: RowMap,
+    /// Lists that ranks on GPUs gave their kernels.
+    lists: Mutex<Lists>,
 }
+
+/// By rank and contents.
+type Lists = HashMap<(usize, Vec<i32>), Arc<DeviceBuffer<i32>>>;
 
 impl<'a> Shards<'a> {
     pub(crate) fn new(group: &'a Group, map: RowMap) -> Self {
-        Shards { group, map }
+        Shards {
+            group,
+            map,
+            lists: Mutex::default(),
+        }
+    }
+
+    /// A list in the memory of a rank's GPU. Waits for the GPU when it is asked for first.
+    pub(crate) fn on_device(
+        &self,
+        rank: usize,
+        streams: &Streams,
+        list: &[i32],
+    ) -> warptile::Result<Arc<DeviceBuffer<i32>>> {
+        let lock = || self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (rank, list.to_vec());
+        if let Some(known) = lock().get(&key) {
+            return Ok(known.clone());
+        }
+        let list = Arc::new(DeviceBuffer::from_slice(&streams.kernels, list)?);
+        lock().insert(key, list.clone());
+        Ok(list)
     }
 
     /// The group.
@@ -43,42 +72,6 @@ impl<'a> Shards<'a> {
         heads: usize,
         head_dim: usize,
     ) -> Result<Vec<Tensor<T>>> {
-        self.split_by(data, heads, head_dim, |backend, _, local, layout| {
-            Tensor::from_vec(backend, local, layout)
-        })
-    }
-
-    /// Splits keys or values. On GPUs they are ordered on a stream of their own, so copies to other ranks do not wait for kernels.
-    ///
-    /// # Errors
-    /// As [`split`](Self::split).
-    pub fn split_keys<T: Element>(
-        &self,
-        data: &[T],
-        heads: usize,
-        head_dim: usize,
-    ) -> Result<Vec<Tensor<T>>> {
-        self.split_by(
-            data,
-            heads,
-            head_dim,
-            |backend, rank, local, layout| match self.group.streams(rank) {
-                Some(streams) => {
-                    let buffer = DeviceBuffer::from_slice(&streams.keys, &local)?;
-                    Tensor::from_device(backend, buffer, layout)
-                }
-                None => Tensor::from_vec(backend, local, layout),
-            },
-        )
-    }
-
-    fn split_by<T: Element>(
-        &self,
-        data: &[T],
-        heads: usize,
-        head_dim: usize,
-        place: impl Fn(&Backend, usize, Vec<T>, Layout) -> warptile::Result<Tensor<T>>,
-    ) -> Result<Vec<Tensor<T>>> {
         let row = heads * head_dim;
         if data.len() != self.map.len() * row {
             return Err(Error::Sharding(format!(
@@ -95,7 +88,7 @@ impl<'a> Shards<'a> {
                 }
             }
             let layout = Layout::bhsd([1, heads, self.map.local_len(rank), head_dim]);
-            place(backend, rank, local, layout).of_rank(rank)
+            Tensor::from_vec(backend, local, layout).of_rank(rank)
         };
         self.group
             .backends()

@@ -40,7 +40,7 @@ fn bits_of_one_call(
     let group = Group::local(vec![cpu; ranks]).unwrap();
     let shards = group.shards(sharding, len).unwrap();
     let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
-        .map(|(data, heads)| shards.split_keys(data, heads, dim).unwrap());
+        .map(|(data, heads)| shards.split(data, heads, dim).unwrap());
     let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
     group.synchronize(Duration::from_secs(1)).unwrap();
     assert!(

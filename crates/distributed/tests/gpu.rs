@@ -48,7 +48,7 @@ fn equals_one_call(
     let expected = expected.unwrap().out.to_vec().unwrap();
     let shards = group.shards(sharding, len).unwrap();
     let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
-        .map(|(data, heads)| shards.split_keys(data, heads, dim).unwrap());
+        .map(|(data, heads)| shards.split(data, heads, dim).unwrap());
     let run = || {
         let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
         group.synchronize(LIMIT).unwrap();
@@ -94,6 +94,19 @@ fn one_sequence() {
                     equals_one_call(&group, sizes, &sharding, &Attention::new().mask(mask));
                 }
             }
+        }
+    }
+}
+
+/// The chunks of a rank have a launch together.
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn long_chunks() {
+    for ranks in [2, 3] {
+        for (mask, heads) in [(Mask::causal(), [8, 4]), (Mask::window(5000, 0), [8, 2])] {
+            let sizes = [2 * ranks * 4096, heads[0], heads[1], 64];
+            let attention = Attention::new().mask(mask);
+            equals_one_call(&group(ranks), sizes, &Sharding::Zigzag, &attention);
         }
     }
 }

@@ -142,6 +142,15 @@ pub enum DriverError {
         len: usize,
     },
 
+    /// Rows to copy that overlap.
+    #[error("rows of {row} elements cannot lie {pitch} elements apart")]
+    Pitch {
+        /// Elements from one row to the next.
+        pitch: usize,
+        /// Elements of a row.
+        row: usize,
+    },
+
     /// More bytes than an address can count.
     #[error("{len} elements of {size} bytes are more than the address space holds")]
     TooLarge {

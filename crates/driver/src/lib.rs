@@ -33,6 +33,7 @@
 //!   after a launch that reads it is sound. A context keeps the memory for its next buffers.
 //! - For a launch on another stream, [`Stream::order_after`] the homes comes before it and [`Stream::order_before`]
 //!   after it. The second orders all of them even if some calls fail.
+//! - Memory is lent to other streams between two points of its own one, which does other work meanwhile: [`DeviceSlice::lend`], [`DeviceBuffer::lend`].
 //! - Memory and streams of others (cudarc, candle, PyTorch) are borrowed with an owner that keeps
 //!   them alive: [`Stream::borrow`], [`DeviceBuffer::borrow`]. No default stream is ever assumed.
 //! - Memory that kernels need in addition to their tensors is attached to the stream that they run on:
@@ -81,6 +82,7 @@ mod image;
 mod keep;
 mod kernel;
 mod launch;
+mod lent;
 mod module;
 mod order;
 mod pinned;
@@ -99,6 +101,7 @@ pub use event::Event;
 pub use graph::Graph;
 pub use kernel::{Kernel, KernelOptions};
 pub use launch::{LaunchConfig, LaunchError};
+pub use lent::{Lent, LentBuffer, Rows};
 pub use module::Module;
 pub use pinned::{PendingCopy, PinnedBuffer};
 pub use scratch::Scratch;

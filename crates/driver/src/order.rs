@@ -76,7 +76,7 @@ impl Stream {
     }
 
     /// An event at the present end of the stream.
-    fn mark(&self) -> Result<Event> {
+    pub(crate) fn mark(&self) -> Result<Event> {
         let event = Event::new(self.context())?;
         self.record(&event)?;
         Ok(event)

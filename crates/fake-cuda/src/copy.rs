@@ -153,9 +153,71 @@ pub(crate) fn memcpy_2d(_state: &mut State, _copy: In<CUmemcpy2D>) -> CUresult {
     CUresult::ERROR_NOT_SUPPORTED
 }
 
-/// The stand-in copies no rectangles.
-pub(crate) fn memcpy_2d_async(_state: &mut State, _copy: In<CUmemcpy2D>, _on: Key) -> CUresult {
-    CUresult::ERROR_NOT_SUPPORTED
+/// Copies of a batch, in order.
+#[expect(clippy::too_many_arguments, reason = "the driver API's signature")]
+pub(crate) fn memcpy_batch_async(
+    state: &mut State,
+    to: Out<CUdeviceptr>,
+    from: Out<CUdeviceptr>,
+    bytes: Out<usize>,
+    count: usize,
+    attributes: Out<CUmemcpyAttributes>,
+    attributes_from: Out<usize>,
+    attributes_count: usize,
+    _failed: Out<usize>,
+    on: Key,
+) -> CUresult {
+    let order = attributes.read(1)[0].src_access_order;
+    if count == 0 || attributes_count != 1 || attributes_from.read(1) != [0] {
+        return CUresult::ERROR_INVALID_VALUE;
+    }
+    if order != CUmemcpySrcAccessOrder::STREAM {
+        return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    if state
+        .streams
+        .get(&on)
+        .is_some_and(|stream| stream.capture.is_some())
+    {
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    let sides = to.read(count).into_iter().zip(from.read(count));
+    done(
+        { sides.zip(bytes.read(count)) }.try_for_each(|((to, from), bytes)| {
+            let to = state.on_device(to, bytes)?;
+            let from = state.on_device(from, bytes)?;
+            queued(state.push(on, Op::Copy { to, from, bytes }))
+        }),
+    )
+}
+
+/// Rectangles of device memory, row by row.
+pub(crate) fn memcpy_2d_async(state: &mut State, copy: In<CUmemcpy2D>, on: Key) -> CUresult {
+    let copy = copy.first();
+    let kinds = [copy.src_memory_type, copy.dst_memory_type];
+    if kinds != [CUmemoryType::UNIFIED; 2] {
+        return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    let bytes = copy.width_in_bytes;
+    if [copy.src_pitch, copy.dst_pitch]
+        .iter()
+        .any(|pitch| *pitch < bytes)
+    {
+        state.violation("a rectangle has rows that overlap".into());
+        return CUresult::ERROR_INVALID_VALUE;
+    }
+    let row = |start: u64, pitch: usize, [x, y]: [usize; 2], row: usize| {
+        start + (x + (y + row) * pitch) as u64
+    };
+    done((0..copy.height).try_for_each(|at| {
+        let (to, from) = (
+            [copy.dst_x_in_bytes, copy.dst_y],
+            [copy.src_x_in_bytes, copy.src_y],
+        );
+        let to = state.on_device(row(copy.dst_device, copy.dst_pitch, to, at), bytes)?;
+        let from = state.on_device(row(copy.src_device, copy.src_pitch, from, at), bytes)?;
+        queued(state.push(on, Op::Copy { to, from, bytes }))
+    }))
 }
 
 /// Queues a fill with the bytes of `pattern`, over and over.

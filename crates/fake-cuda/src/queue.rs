@@ -1,6 +1,7 @@
 //! Work in streams: queued at the call, run when something waits for it.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use warptile_cuda_sys::CUresult;
@@ -58,22 +59,46 @@ pub(crate) enum Op {
     LetGo(Vec<usize>),
 }
 
+/// Device memory that an operation uses.
+struct Used {
+    identity: Identity,
+    addresses: Range<u64>,
+    /// Whether it surely writes there.
+    writes: bool,
+}
+
+impl Used {
+    fn clashes(&self, other: &Used) -> bool {
+        self.identity == other.identity
+            && (self.writes || other.writes)
+            && self.addresses.start < other.addresses.end
+            && other.addresses.start < self.addresses.end
+    }
+}
+
 impl Op {
-    /// The allocations it uses, and whether it surely writes them.
-    fn uses(&self) -> Vec<(Identity, bool)> {
-        let device = |place: &Place, writes| match place {
-            Place::Device(_, identity) => Some((*identity, writes)),
+    fn uses(&self) -> Vec<Used> {
+        let part = |place: &Place, bytes: usize, writes| match place {
+            Place::Device(address, identity) => Some(Used {
+                identity: *identity,
+                addresses: *address..address + bytes as u64,
+                writes,
+            }),
             _ => None,
         };
         match self {
-            Op::Copy { to, from, .. } => device(to, true)
+            Op::Copy { to, from, bytes } => part(to, *bytes, true)
                 .into_iter()
-                .chain(device(from, false))
+                .chain(part(from, *bytes, false))
                 .collect(),
-            Op::Fill { to, .. } => device(to, true).into_iter().collect(),
-            Op::Launch { touches, .. } => touches
-                .iter()
-                .map(|(_, identity)| (*identity, false))
+            Op::Fill { to, bytes, .. } => part(to, *bytes, true).into_iter().collect(),
+            // How far a kernel reaches from an address is not known.
+            Op::Launch { touches, .. } => { touches.iter() }
+                .map(|(_, identity)| Used {
+                    identity: *identity,
+                    addresses: 0..u64::MAX,
+                    writes: false,
+                })
                 .collect(),
             _ => Vec::new(),
         }
@@ -276,10 +301,8 @@ impl State {
         let others = self.streams.iter().filter(|(key, _)| **key != stream);
         let earlier = others.flat_map(|(_, queue)| queue.ops.iter().filter(|(at, _)| *at < place));
         for (_, other) in earlier {
-            let clash = other.uses().iter().any(|(theirs, write)| {
-                mine.iter()
-                    .any(|(own, writes)| own == theirs && (*write || *writes))
-            });
+            let theirs = other.uses();
+            let clash = { theirs.iter() }.any(|theirs| mine.iter().any(|own| own.clashes(theirs)));
             if clash || op.is_again(other) {
                 return Some(not_ordered(op, other));
             }

@@ -4,7 +4,7 @@
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
     Context, DeviceBuffer, Driver, DriverError, Event, Graph, Kernel, KernelOptions, LaunchConfig,
-    Module, PinnedBuffer, Result, Scratch, Staging, Stream,
+    Module, PinnedBuffer, Result, Rows, Scratch, Staging, Stream,
 };
 use warptile_fake_cuda::FakeDriver;
 
@@ -113,6 +113,41 @@ fn two_streams_with_events_between() {
         end.elapsed_since(&start)?;
         second.synchronize()?;
         context.synchronize()
+    });
+}
+
+#[test]
+fn rows_between_lent_memory() {
+    fn two_devices(fake: &FakeDriver) {
+        fake.set_device_count(2);
+    }
+    fail_each_call(two_devices, |driver| {
+        let contexts = [
+            Context::new(&driver.device(0)?)?,
+            Context::new(&driver.device(1)?)?,
+        ];
+        contexts[0].enable_peer_access(&contexts[1])?;
+        let (own, pull) = (Stream::new(&contexts[0])?, Stream::new(&contexts[0])?);
+        let other = Stream::new(&contexts[1])?;
+        let source = DeviceBuffer::from_slice(&other, &[1_u32; 32])?;
+        let lent = source.as_slice().lend()?;
+        let mut target = DeviceBuffer::<u32>::zeroed(&own, 32)?.lend()?;
+        for len in [8, 4] {
+            let rows = Rows {
+                count: 4,
+                len,
+                from: 0,
+                from_pitch: 8,
+                to: 0,
+                to_pitch: 8,
+            };
+            target.copy_rows(&pull, &[(&lent, rows)])?;
+        }
+        drop(lent);
+        drop(source);
+        other.synchronize()?;
+        assert_eq!(target.into_buffer()?.to_vec()?, [1; 32]);
+        own.synchronize()
     });
 }
 

@@ -10,6 +10,7 @@ mod foreign;
 mod graphs;
 mod keep;
 mod launches;
+mod lent;
 mod lifetimes;
 mod loading;
 mod memory;

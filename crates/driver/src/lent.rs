@@ -1,0 +1,380 @@
+//! Device memory lent to streams of others, and copies of rows between such memory.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use bytemuck::Pod;
+use warptile_cuda_sys::{
+    CUarray, CUdeviceptr, CUmemLocation, CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes,
+    CUmemcpySrcAccessOrder, CUmemoryType, CUresult, CUstream, SYMBOLS,
+};
+
+use crate::buffer::{DeviceBuffer, DeviceSlice};
+use crate::context::{Context, lock};
+use crate::driver::call;
+use crate::error::{DriverError, Result};
+use crate::event::Event;
+use crate::stream::Stream;
+
+/// Device memory that other streams read while its own goes on.
+///
+/// Their uses wait for everything that the memory's own stream had been asked when it was lent, and for nothing that this one is asked
+/// later. Once this is dropped, the own stream waits for them.
+pub struct Lent<'a, T> {
+    // Dropped first: what comes behind has the own stream free the memory.
+    uses: Uses,
+    view: DeviceSlice<'a, T>,
+    /// Keeps the memory if this is forgotten instead of dropped.
+    memory: Arc<dyn Any + Send + Sync>,
+}
+
+/// A buffer that other streams write while its own goes on: as [`Lent`].
+pub struct LentBuffer<T> {
+    uses: Uses,
+    buffer: DeviceBuffer<T>,
+}
+
+/// How lent memory is ordered.
+struct Uses {
+    own: Stream,
+    /// The end of the memory's own stream when it was lent.
+    ready: Event,
+    /// Each stream that was asked to use the memory, and its end then.
+    ends: Mutex<Vec<(Stream, Arc<Event>)>>,
+}
+
+/// Rows to copy, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// How many rows.
+    pub count: usize,
+    /// The length of a row.
+    pub len: usize,
+    /// Where the first row begins in the source.
+    pub from: usize,
+    /// From one row to the next in the source.
+    pub from_pitch: usize,
+    /// Where the first row begins in the destination.
+    pub to: usize,
+    /// From one row to the next in the destination.
+    pub to_pitch: usize,
+}
+
+const OPERATION: &str = "copying rows between device buffers";
+
+/// `cuMemcpyBatchAsync`.
+type CopyBatch = unsafe extern "system" fn(
+    *mut CUdeviceptr,
+    *mut CUdeviceptr,
+    *mut usize,
+    usize,
+    *mut CUmemcpyAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    CUstream,
+) -> CUresult;
+
+impl<'a, T: Pod> DeviceSlice<'a, T> {
+    /// Lends the memory to other streams, to read.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn lend(self) -> Result<Lent<'a, T>> {
+        Ok(Lent {
+            uses: Uses::of(self.stream())?,
+            memory: self.owner(),
+            view: self,
+        })
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Lends the buffer to other streams, to write.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn lend(self) -> Result<LentBuffer<T>> {
+        Ok(LentBuffer {
+            uses: Uses::of(self.stream())?,
+            buffer: self,
+        })
+    }
+}
+
+impl<T: Pod> Lent<'_, T> {
+    /// The context that the memory's own stream is of.
+    pub fn context(&self) -> &Context {
+        self.view.context()
+    }
+
+    /// Ends the loan, as dropping it does.
+    ///
+    /// # Errors
+    /// The driver's error, which a drop leaves to the next synchronization.
+    pub fn end(self) -> Result<()> {
+        self.uses.end()
+    }
+}
+
+impl<T: Pod> LentBuffer<T> {
+    /// The buffer, on whose stream everything now comes behind what the others were asked.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn into_buffer(self) -> Result<DeviceBuffer<T>> {
+        self.uses.end()?;
+        Ok(self.buffer)
+    }
+
+    /// Has `stream`, of the buffer's context, copy rows from other memory, perhaps of another device, in no particular order. A device
+    /// copies within itself by its multiprocessors, so such a copy waits until kernels leave some of them; copies from other devices do
+    /// not.
+    ///
+    /// # Errors
+    /// [`DriverError::OtherContext`]; [`DriverError::OutOfRange`] for rows that reach out of either side, [`DriverError::Pitch`] for rows
+    /// that overlap: nothing is queued then. What the driver reports.
+    pub fn copy_rows(&mut self, stream: &Stream, copies: &[(&Lent<'_, T>, Rows)]) -> Result<()> {
+        if !stream.context().is_same(self.buffer.context()) {
+            return Err(DriverError::OtherContext {
+                operation: OPERATION,
+            });
+        }
+        for (source, rows) in copies {
+            rows.check(rows.from, rows.from_pitch, source.view.len())?;
+            rows.check(rows.to, rows.to_pitch, self.buffer.len())?;
+        }
+        let mut used = vec![(&self.uses, self.buffer.owner())];
+        for (source, _) in copies {
+            if !used.iter().any(|(seen, _)| ptr::eq(*seen, &source.uses)) {
+                used.push((&source.uses, source.memory.clone()));
+            }
+        }
+        if used.len() == 1 {
+            return Ok(());
+        }
+        let _current = stream.context().enter()?;
+        let _held = stream.hold();
+        for (uses, memory) in &used {
+            uses.available_to(stream)?;
+            stream.keep_for_graph(memory.clone())?;
+        }
+        let (near, far): (Vec<_>, Vec<_>) = { copies.iter() }
+            .filter(|(_, rows)| rows.count * rows.len > 0)
+            .partition(|(source, _)| source.context().is_same(stream.context()));
+        // A batch takes the driver a tenth of the time that the copies take one by one.
+        let batch = stream.api().memcpy_batch_async;
+        let mut queued = Ok(());
+        let single = match (batch, stream.capture()?) {
+            (Some(batch), None) if !far.is_empty() => {
+                queued = self.copy_batch(batch, stream, &far);
+                near
+            }
+            _ => near.into_iter().chain(far).collect(),
+        };
+        let mut single = single.into_iter();
+        let queued = queued
+            .and_then(|()| single.try_for_each(|(source, rows)| self.copy(stream, source, rows)));
+        // Also after an error, as some may be queued.
+        let noted = stream
+            .mark()
+            .map(Arc::new)
+            .inspect_err(|_| stream.wait_out());
+        let noted = noted.map(|end| {
+            used.iter().for_each(|(uses, _)| uses.note(stream, &end));
+        });
+        queued.and(noted)
+    }
+
+    fn copy_batch(
+        &self,
+        batch: CopyBatch,
+        stream: &Stream,
+        copies: &[&(&Lent<'_, T>, Rows)],
+    ) -> Result<()> {
+        let size = size_of::<T>();
+        let (mut to, mut from, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+        for (source, rows) in copies {
+            for row in 0..rows.count {
+                let (at, of) = rows.row(row);
+                to.push(self.buffer.pointer() + (at * size) as u64);
+                from.push(source.view.pointer() + (of * size) as u64);
+                bytes.push(rows.len * size);
+            }
+        }
+        let nowhere = CUmemLocation {
+            kind: CUmemLocationType::INVALID,
+            id: 0,
+        };
+        let mut attributes = CUmemcpyAttributes {
+            src_access_order: CUmemcpySrcAccessOrder::STREAM,
+            src_location_hint: nowhere,
+            dst_location_hint: nowhere,
+            flags: 0,
+        };
+        let (mut first, mut failed) = (0, 0);
+        // SAFETY: as in `copy`, for each of the copies; the lists have `to.len()` elements each and outlive the call, which copies them.
+        let code = unsafe {
+            batch(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                to.len(),
+                &mut attributes,
+                &mut first,
+                1,
+                &mut failed,
+                stream.raw(),
+            )
+        };
+        match code {
+            CUresult::SUCCESS => Ok(()),
+            code => Err(stream.failed(SYMBOLS.memcpy_batch_async, code, OPERATION.into())),
+        }
+    }
+
+    fn copy(&self, stream: &Stream, source: &Lent<'_, T>, rows: &Rows) -> Result<()> {
+        /// The driver takes no longer pitch.
+        const MAX_PITCH: usize = i32::MAX as usize;
+        let size = size_of::<T>();
+        let (to, from) = (self.buffer.pointer(), source.view.pointer());
+        let pitches = [rows.from_pitch * size, rows.to_pitch * size];
+        if rows.count > 1 && pitches.iter().all(|pitch| *pitch <= MAX_PITCH) {
+            let copy = CUmemcpy2D {
+                src_x_in_bytes: 0,
+                src_y: 0,
+                src_memory_type: CUmemoryType::UNIFIED,
+                src_host: ptr::null(),
+                src_device: from + (rows.from * size) as u64,
+                src_array: CUarray::NULL,
+                src_pitch: pitches[0],
+                dst_x_in_bytes: 0,
+                dst_y: 0,
+                dst_memory_type: CUmemoryType::UNIFIED,
+                dst_host: ptr::null_mut(),
+                dst_device: to + (rows.to * size) as u64,
+                dst_array: CUarray::NULL,
+                dst_pitch: pitches[1],
+                width_in_bytes: rows.len * size,
+                height: rows.count,
+            };
+            // SAFETY: `check` found all rows inside of both sides, whose memory stays until this stream has come here: `Uses` has the
+            // streams that free it wait. Contexts that are unified address each other's memory alike.
+            return unsafe { call!(stream, OPERATION, memcpy_2d_async(&copy, stream.raw())) };
+        }
+        for row in 0..rows.count {
+            let (at, of) = rows.row(row);
+            let (to, from) = (to + (at * size) as u64, from + (of * size) as u64);
+            // SAFETY: as above.
+            unsafe {
+                call!(
+                    stream,
+                    OPERATION,
+                    memcpy_peer_async(
+                        to,
+                        stream.context().raw(),
+                        from,
+                        source.view.context().raw(),
+                        rows.len * size,
+                        stream.raw()
+                    )
+                )
+            }?;
+        }
+        Ok(())
+    }
+}
+
+impl Uses {
+    fn of(own: &Stream) -> Result<Uses> {
+        Ok(Uses {
+            own: own.clone(),
+            ready: own.mark()?,
+            ends: Mutex::default(),
+        })
+    }
+
+    /// Has `stream` wait until the memory may be used.
+    fn available_to(&self, stream: &Stream) -> Result<()> {
+        match self.own.is_same(stream) {
+            true => Ok(()),
+            false => stream.wait(&self.ready),
+        }
+    }
+
+    /// Notes that `stream` uses the memory up to `end`.
+    fn note(&self, stream: &Stream, end: &Arc<Event>) {
+        if self.own.is_same(stream) {
+            return;
+        }
+        let mut ends = lock(&self.ends);
+        match ends.iter_mut().find(|(by, _)| by.is_same(stream)) {
+            Some((_, latest)) => *latest = end.clone(),
+            None => ends.push((stream.clone(), end.clone())),
+        }
+    }
+
+    /// Has the own stream wait for all others, also if the driver fails. Returns its first error.
+    fn end(&self) -> Result<()> {
+        let mut first = Ok(());
+        for (by, end) in lock(&self.ends).drain(..) {
+            if let Err(error) = self.own.wait(&end) {
+                by.wait_out();
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+}
+
+impl Drop for Uses {
+    fn drop(&mut self) {
+        self.own.context().defer(self.end());
+    }
+}
+
+impl Rows {
+    /// Where a row begins in the destination and in the source.
+    fn row(&self, row: usize) -> (usize, usize) {
+        (
+            self.to + row * self.to_pitch,
+            self.from + row * self.from_pitch,
+        )
+    }
+
+    fn check(&self, start: usize, pitch: usize, len: usize) -> Result<()> {
+        if self.count * self.len == 0 {
+            return Ok(());
+        }
+        if self.count > 1 && pitch < self.len {
+            return Err(DriverError::Pitch {
+                pitch,
+                row: self.len,
+            });
+        }
+        let end = { (self.count - 1).checked_mul(pitch) }
+            .and_then(|last| last.checked_add(start)?.checked_add(self.len))
+            .unwrap_or(usize::MAX);
+        match end <= len {
+            true => Ok(()),
+            false => Err(DriverError::OutOfRange {
+                range: start..end,
+                len,
+            }),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Lent<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({:?})", self.view)
+    }
+}
+
+impl<T> fmt::Debug for LentBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LentBuffer({:?})", self.buffer)
+    }
+}

@@ -1,0 +1,165 @@
+//! Memory that other streams use while its own goes on.
+
+use std::mem;
+
+use warptile_driver::{DeviceBuffer, DriverError, Result, Rows, Stream};
+
+use crate::{increment, launch, open, open_two};
+
+/// Three rows of four in a source of rows of six, to rows of five.
+const ROWS: Rows = Rows {
+    count: 3,
+    len: 4,
+    from: 1,
+    from_pitch: 6,
+    to: 2,
+    to_pitch: 5,
+};
+
+fn numbers(stream: &Stream) -> DeviceBuffer<u32> {
+    DeviceBuffer::from_slice(stream, &(0..18).collect::<Vec<u32>>()).unwrap()
+}
+
+const COPIED: [u32; 17] = [0, 0, 1, 2, 3, 4, 0, 7, 8, 9, 10, 0, 13, 14, 15, 16, 0];
+
+#[test]
+fn rows_are_copied_from_both_devices() {
+    let (fake, contexts, streams) = open_two();
+    contexts[0].enable_peer_access(&contexts[1]).unwrap();
+    let pull = Stream::new(&contexts[0]).unwrap();
+    for (from, by) in [(0, &streams[0]), (0, &pull), (1, &pull)] {
+        let source = numbers(&streams[from]);
+        let target = DeviceBuffer::<u32>::zeroed(&streams[0], 17).unwrap();
+        let mut target = target.lend().unwrap();
+        let lent = source.as_slice().lend().unwrap();
+        target.copy_rows(by, &[(&lent, ROWS)]).unwrap();
+        // The source ends while the copy is queued.
+        drop(lent);
+        drop(source);
+        assert_eq!(target.into_buffer().unwrap().to_vec().unwrap(), COPIED);
+    }
+    drop((pull, streams, contexts));
+    fake.assert_clean();
+}
+
+/// The point of lending: on its own stream, later kernels are not before the copy, nor it before them.
+#[test]
+fn copies_and_later_kernels_do_not_wait_for_each_other() {
+    let (fake, contexts, streams) = open_two();
+    contexts[0].enable_peer_access(&contexts[1]).unwrap();
+    let pull = Stream::new(&contexts[0]).unwrap();
+    let (source, other) = (numbers(&streams[1]), numbers(&streams[1]));
+    let target = DeviceBuffer::<u32>::uninit(&streams[0], 17).unwrap();
+    let mut target = target.lend().unwrap();
+    let lent = source.as_slice().lend().unwrap();
+    launch(&increment(&contexts[1]).unwrap(), &streams[1], &other).unwrap();
+    target.copy_rows(&pull, &[(&lent, ROWS)]).unwrap();
+    assert!(fake.pending() > 0);
+    assert_eq!(fake.copies_behind_kernels(), 0);
+    streams[1].synchronize().unwrap();
+    assert!(fake.pending() > 0, "the kernel waited for the copy");
+    drop(lent);
+    drop(target);
+    drop((source, other, pull, streams, contexts));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_is_forgotten_is_kept() {
+    let (fake, contexts, streams) = open_two();
+    contexts[0].enable_peer_access(&contexts[1]).unwrap();
+    let pull = Stream::new(&contexts[0]).unwrap();
+    let source = numbers(&streams[1]);
+    let target = DeviceBuffer::<u32>::uninit(&streams[0], 17).unwrap();
+    let mut target = target.lend().unwrap();
+    let lent = source.as_slice().lend().unwrap();
+    target.copy_rows(&pull, &[(&lent, ROWS)]).unwrap();
+    mem::forget((lent, target));
+    drop(source);
+    for stream in &streams {
+        stream.synchronize().unwrap();
+    }
+    pull.synchronize().unwrap();
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn wrong_rows_are_refused_before_anything_is_queued() -> Result<()> {
+    let (fake, contexts, streams) = open_two();
+    let source = numbers(&streams[0]);
+    let lent = source.as_slice().lend()?;
+    let mut target = DeviceBuffer::<u32>::zeroed(&streams[0], 17)?.lend()?;
+    streams[0].synchronize()?;
+    let mut refused = |by: &Stream, rows: Rows| {
+        let calls = fake.pending();
+        let error = target.copy_rows(by, &[(&lent, ROWS), (&lent, rows)]);
+        assert_eq!(fake.pending(), calls);
+        error.unwrap_err()
+    };
+    for rows in [
+        Rows { from: 3, ..ROWS },
+        Rows { to: 4, ..ROWS },
+        Rows { count: 4, ..ROWS },
+        Rows {
+            count: 1,
+            to: usize::MAX,
+            ..ROWS
+        },
+    ] {
+        let error = refused(&streams[0], rows);
+        assert!(matches!(error, DriverError::OutOfRange { .. }), "{error}");
+    }
+    for rows in [
+        Rows {
+            from_pitch: 3,
+            ..ROWS
+        },
+        Rows {
+            to_pitch: 0,
+            ..ROWS
+        },
+    ] {
+        let error = refused(&streams[0], rows);
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "rows of 4 elements cannot lie {} elements apart",
+                rows.from_pitch.min(rows.to_pitch)
+            )
+        );
+    }
+    let error = refused(&streams[1], ROWS);
+    assert!(matches!(error, DriverError::OtherContext { .. }), "{error}");
+    // No rows are no work, wherever they would be.
+    let none = Rows {
+        count: 0,
+        to: 100,
+        ..ROWS
+    };
+    target.copy_rows(&streams[0], &[(&lent, none)])?;
+    drop(contexts);
+    Ok(())
+}
+
+#[test]
+fn a_single_row_needs_no_pitch() {
+    let (fake, context, stream) = open();
+    let source = numbers(&stream);
+    let lent = source.as_slice().lend().unwrap();
+    let target = DeviceBuffer::<u32>::zeroed(&stream, 5).unwrap();
+    let mut target = target.lend().unwrap();
+    let row = Rows {
+        count: 1,
+        len: 4,
+        from: 14,
+        from_pitch: 0,
+        to: 1,
+        to_pitch: 0,
+    };
+    target.copy_rows(&stream, &[(&lent, row)]).unwrap();
+    let target = target.into_buffer().unwrap();
+    assert_eq!(target.to_vec().unwrap(), [0, 14, 15, 16, 17]);
+    drop(lent);
+    drop((source, target, stream, context));
+    fake.assert_clean();
+}
