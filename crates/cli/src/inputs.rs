@@ -6,7 +6,7 @@ use either::{Either, for_both, map_both};
 use warptile::kernels::Operations;
 use warptile::plan::{BackwardProblem, Choice, Plan};
 use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slots, Types};
-use warptile::{Backend, Element, Error, Layout, Tensor};
+use warptile::{Backend, Element, Error, Layout};
 use warptile_check::Expectation;
 
 use crate::tensors::{Numbers, Settings, Tensors};
@@ -40,14 +40,13 @@ pub(crate) struct Answer<T> {
     pub(crate) plan: Plan,
     pub(crate) times: Times,
     /// If the inputs have a gradient of the output.
-    pub(crate) gradients: Option<InputGradients<T>>,
+    pub(crate) gradients: Option<InputGradients>,
 }
 
 /// The gradients of a call, in host memory.
-pub(crate) struct InputGradients<T> {
-    /// dq, dk and dv, each in the storage order of its tensor, with its shape.
-    pub(crate) tensors: [(&'static str, Vec<T>, [usize; 4]); 3],
-    pub(crate) d_sinks: Option<Vec<f32>>,
+pub(crate) struct InputGradients {
+    /// The bytes of each gradient, those of tensors in the storage order of the tensor, and its layout.
+    pub(crate) each: Vec<(Operand, (Vec<u8>, Layout))>,
     pub(crate) plan: Plan<BackwardProblem>,
     pub(crate) times: Times,
 }
@@ -176,24 +175,14 @@ impl<T: Element> Inputs<T> {
         };
         let by_choice = forward.by(choice.clone());
         let gradients = d_out.map(|d_out| {
-            let ((tensors, d_sinks, plan), times) = Times::of(once, || {
-                let of = by_choice.gradients(&d_out, &output)?;
-                let tensor =
-                    |name, one: &Tensor<T>| Ok::<_, Error>((name, one.to_vec()?, one.shape()));
-                let tensors = [
-                    tensor("dq", &of.dq)?,
-                    tensor("dk", &of.dk)?,
-                    tensor("dv", &of.dv)?,
-                ];
-                let d_sinks = of.d_sinks.map(|sinks| sinks.to_vec()).transpose()?;
-                Ok((tensors, d_sinks, of.plan))
+            let ((each, plan), times) = Times::of(once, || {
+                let computed = by_choice.gradients(&d_out, &output)?;
+                let bytes = |gradient| Some((gradient, computed.to_bytes(gradient).transpose()?));
+                let each = { Operand::GRADIENTS.into_iter().filter_map(bytes) }
+                    .map(|(gradient, bytes)| Ok((gradient, bytes?)));
+                Ok((each.collect::<Result<_, Error>>()?, computed.plan))
             })?;
-            Ok::<_, Error>(InputGradients {
-                tensors,
-                d_sinks,
-                plan,
-                times,
-            })
+            Ok::<_, Error>(InputGradients { each, plan, times })
         });
         Ok(Answer {
             out,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use safetensors::Dtype;
+use warptile::kernels::Kind;
 use warptile::plan::Choice;
 use warptile::spec::Call;
 use warptile::{Diagonal, Element, ElementType, Splits};
@@ -208,13 +209,12 @@ fn write_answer<T: Element>(
         OutTensor::new("lse", Dtype::F32, lse_shape(call), &answer.lse),
     ];
     if let Some(gradients) = &answer.gradients {
-        for (name, data, shape) in &gradients.tensors {
-            let shape = stored_shape(layout, *shape, call);
-            tensors.push(OutTensor::new(name, dtype, shape, data));
-        }
-        if let Some(d_sinks) = &gradients.d_sinks {
-            let shape = vec![d_sinks.len()];
-            tensors.push(OutTensor::new("d_sinks", Dtype::F32, shape, d_sinks));
+        for (gradient, (bytes, of)) in &gradients.each {
+            let (dtype, shape) = match gradient.kind() {
+                Kind::List(_) => (Dtype::F32, vec![of.reach()]),
+                _ => (dtype, stored_shape(layout, of.shape, call)),
+            };
+            tensors.push(OutTensor::new(gradient.name(), dtype, shape, bytes));
         }
     }
     files::write(file, &tensors)

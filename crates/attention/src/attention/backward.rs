@@ -57,6 +57,30 @@ pub struct Gradients<T: Element> {
     pub plan: Plan<BackwardProblem>,
 }
 
+impl<T: Element> Gradients<T> {
+    /// The bytes of a gradient, copied to the host, and its layout; `None` if it was not computed. Waits for the device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`].
+    pub fn to_bytes(&self, gradient: Operand) -> Result<Option<(Vec<u8>, Layout)>> {
+        let tensor: Option<&dyn Bytes> = match gradient {
+            Operand::DQ => Some(&self.dq),
+            Operand::DK => Some(&self.dk),
+            Operand::DV => Some(&self.dv),
+            Operand::DSinks => self.d_sinks.as_ref().map(|d_sinks| d_sinks as _),
+            _ => None,
+        };
+        let Some(tensor) = tensor else {
+            return Ok(None);
+        };
+        let bytes = match tensor.backend().is_gpu() {
+            true => tensor.on_device(gradient.name())?.to_vec()?,
+            false => tensor.on_host(gradient.name())?.to_vec(),
+        };
+        Ok(Some((bytes, *tensor.layout())))
+    }
+}
+
 /// Where [`Attention::backward_into`] writes: any of the gradients, in tensors of one's own, of the type of the queries or of `f32`.
 #[derive(Debug)]
 #[must_use]

@@ -61,9 +61,14 @@ pub(crate) fn help() -> String {
         let line = format!("  {name:<14}{dtype}, {shape}:{docs}");
         Some("\n".to_owned() + &text::wrapped(&line, 80, 16))
     });
+    let gradients = Operand::GRADIENTS.map(Operand::name).join(", ");
+    let line = format!(
+        "  d_out         q's type, the shape of out: a gradient of the output, for which {gradients} are computed and written, too"
+    );
     format!(
-        "A file may also have:{}\n  d_out         q's type, the shape of out: a gradient of the output, for which dq,\n                dk, dv and d_sinks are computed and written, too\nAny other tensor is an error. Keys and values may both be {}, with q of any\ntype, if the file has their scales.\n",
+        "A file may also have:{}\n{}\nAny other tensor is an error. Keys and values may both be {}, with q of any\ntype, if the file has their scales.\n",
         lines.collect::<String>(),
+        text::wrapped(&line, 80, 16),
         quantized_names(),
     )
 }
