@@ -13,7 +13,7 @@ import time
 
 from compiled import USES
 from host import BUNDLE, LAST_SECONDS, LIMITS, WARPTILE, Command, environment, last_lines, on, run, warptile
-from problems import DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
+from problems import BACKWARD, DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
 # Peers whose place is an option.
@@ -69,6 +69,8 @@ MEASURED = {
     # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
     "default": lambda options: ["--peer", "default", "--samples", options.samples, *shapes(shape for shape, _ in PROFILED)],
     "errors": lambda _: [*shapes(of_sequences() + [problem for problem in problems_of(DECODE) if " d512 " in problem]), "--errors"],
+    "backward": lambda options: ["--file", BACKWARD, "--method", "graph", "--samples", options.samples],
+    "backward-errors": lambda _: ["--file", BACKWARD, "--errors"],
     "decode": lambda options: ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS],
 }
 
@@ -122,6 +124,26 @@ def errors(evidence):
         return
     rows, absent = of_peers(evidence, "errors")
     evidence.write("errors.json", rows=rows, absent=absent)
+
+
+def backward(evidence):
+    """Gradients: PyTorch's kernels and the planner's choice in turn, and how far the gradients of each are from float64."""
+    if evidence.options.without_peers:
+        arguments = ["bench", *on(evidence), "--file", BACKWARD, "--samples", 30, "--seconds", 0.3]
+        rows, absent = warptile(evidence, "backward", arguments, LIMITS["backward"])[2] or [], []
+    else:
+        rows, absent = of_peers(evidence, "backward")
+        found = {(row["backend"], row["problem"]): row for row in of_peers(evidence, "backward-errors")[0]}
+        for row in rows:
+            error = found.get((row["backend"], row["problem"]))
+            if error is None:
+                evidence.fail(f"backward: no error of {row['backend']} for {row['problem']}")
+            else:
+                row |= {name: error[name] for name in ("error_rms", "error_max")}
+    evidence.write("backward.json", rows=rows, absent=absent)
+    for problem in problems_of(BACKWARD):
+        if not any((row["backend"], row["problem"]) == ("warptile", problem) for row in rows):
+            evidence.fail(f"backward: no time for {problem}")
 
 
 def decode(evidence):

@@ -46,6 +46,7 @@ elif words[0] == "tune-trials":
         print([0.97 if fault == "worse" else 1.09] * request["blocks"])
 else:
     problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
+    problem = "b2 q512 k512 h8 d64 bf16 backward" if "backward.txt" in option("--file", "") else problem
     row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
     result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
     result = {"cut_short": True, "rows": result} if fault == "cut" else result
@@ -61,7 +62,7 @@ sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
 /// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves
-/// our own row out, FAULT=ends ends with an error after all, FAULT=uncompiled compiles nothing, FAULT=absent lacks a
+/// our own row out, FAULT=inexact leaves an error of gradients out, FAULT=ends ends with an error after all, FAULT=uncompiled compiles nothing, FAULT=absent lacks a
 /// peer.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
@@ -90,6 +91,11 @@ elif files == ["decode.txt"]:
     print("cudnn (dispatched): not for b1 q1 k8192 h8 d64 f16: no pages: none", file=sys.stderr)
     if fault == "alone":
         del times["warptile"]
+elif files == ["backward.txt"]:
+    assert "--errors" in words or words[words.index("--method") + 1] == "graph"
+    row["problem"] = "b2 q512 k512 h8 d64 bf16 backward"
+    if "--errors" in words and fault == "inexact":
+        del times["fa3"]
 else:
     assert not files and shapes == swept, shapes
     times |= {"fa4": 5.0} if fault != "without" else {}
@@ -150,7 +156,7 @@ echo '  201.50 ms  tensors'
 echo '  210.25 ms  result: by wgmma'
 "#;
 
-const PARTS: &str = "peers,errors,decode,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone";
+const PARTS: &str = "peers,errors,decode,backward,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -172,6 +178,10 @@ impl Host {
             (
                 "benches/peers/decode.txt",
                 "# one\nb1 q1 k8192 h8 d64 f16\n",
+            ),
+            (
+                "benches/peers/backward.txt",
+                "# one\nb2 q512 k512 h8 d64 bf16 backward\n",
             ),
             ("tests/attention-gpu", OPERATIONS),
             ("tests/driver-gpu", TEST),
@@ -290,8 +300,15 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
 #[test]
 fn parts_of_one_commit_are_put_together() {
     let host = Host::new();
-    let (code, text) = host.run("one", "peers,errors,decode,bench", "");
+    let (code, text) = host.run("one", "backward", "inexact");
+    assert_eq!(code, Some(1), "{text}");
+    let words = "FAILED  backward: no error of fa3 for b2 q512 k512 h8 d64 bf16 backward";
+    assert!(text.contains(words), "{text}");
+    let (code, text) = host.run("one", "peers,errors,decode,backward,bench", "");
     assert_eq!(code, Some(0), "{text}");
+    let gradients = host.json("backward.json")["rows"].clone();
+    assert_eq!(gradients.as_array().unwrap().len(), 2, "{gradients}");
+    assert_eq!(gradients[0]["error_rms"], 1e-4);
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
     assert_eq!(summary["missing"].as_array().unwrap().len(), 10);
@@ -417,7 +434,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        13
+        14
     );
 }
 
@@ -435,7 +452,7 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert!(!host.out().join("second-gpu").exists());
     let run = summary["runs"][0].clone();
     assert_eq!(run["gpus"], 2);
-    assert_eq!(run["parts"].as_array().unwrap().len(), 14);
+    assert_eq!(run["parts"].as_array().unwrap().len(), 15);
     let seconds = |of: &Value| of["seconds"].as_f64().unwrap();
     assert!(summary["in_turn"].as_f64().unwrap() > 0.0);
     let parts = summary["parts"].as_object().unwrap();
@@ -506,7 +523,12 @@ fn what_peers_compile_is_compiled_in_advance() {
         assert_eq!(lines, expected, "{parts} {options:?}");
     }
     let without = ["--without-peers"];
-    let (code, text) = host.run_with("one", "bench,ncu,tune,errors,peers,decode", "", &without);
+    let (code, text) = host.run_with(
+        "one",
+        "bench,ncu,tune,errors,peers,decode,backward",
+        "",
+        &without,
+    );
     assert_eq!(code, Some(0), "{text}");
     assert!(
         text.contains(" s by the clock, on 1 GPU\npassed; see "),
