@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -949,28 +950,39 @@ def host_time():
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def measure(call):
-        best = math.inf
-        for _ in range(7):
+        times = []
+        for _ in range(15):
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(100):
                 call()
-            best = min(best, (time.perf_counter() - start) / 100)
+            times.append((time.perf_counter() - start) / 100)
         torch.cuda.synchronize()
-        return best * 1e6
+        return statistics.median(times) * 1e6
 
     q, k, v = draw((2, 8, 512, 64), (2, 8, 512, 64), (2, 8, 512, 64))
     out = torch.empty_like(q)
     rows = [x.transpose(1, 2) for x in (q, k, v)]
+    query, new, *caches = draw((4, 1, 8, 64), (4, 1, 8, 64), (4, 1024, 8, 64), (4, 1024, 8, 64))
+    lengths = torch.full((4,), 500, dtype=torch.int32, device="cuda")
+    options = {"cache_seqlens": lengths, "causal": True}
+    sdpa = F.scaled_dot_product_attention
     figures = {}
     with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         figures["attention(out=)"] = measure(lambda: warptile.attention(q, k, v, out=out, layout="bhsd"))
         figures["attention"] = measure(lambda: warptile.attention(q, k, v, layout="bhsd"))
         figures["flash_attn_func"] = measure(lambda: flash_attn_func(*rows))
+        figures["flash_attn_with_kvcache"] = measure(lambda: flash_attn_with_kvcache(query, *caches, **options))
+        figures["flash_attn_with_kvcache, new keys"] = measure(lambda: flash_attn_with_kvcache(query, *caches, new, new, **options))
         figures["warptile.torch.scaled_dot_product_attention"] = measure(lambda: wt.scaled_dot_product_attention(q, k, v))
-        figures["torch"] = measure(lambda: F.scaled_dot_product_attention(q, k, v))
-        wt.activate()
-        figures["torch after activate()"] = measure(lambda: F.scaled_dot_product_attention(q, k, v))
+        for name, ours in (("torch", False), ("torch after activate()", True)):
+            if ours:
+                wt.activate()
+            figures[name] = measure(lambda: sdpa(q, k, v))
+            figures[f"{name}, causal"] = measure(lambda: sdpa(q, k, v, is_causal=True))
+            learned = [x.clone().requires_grad_() for x in (q, k, v)]
+            with torch.enable_grad():
+                figures[f"{name}, to be learned"] = measure(lambda: sdpa(*learned))
         wt.deactivate()
     host_time.figures = figures
     return "; ".join(f"{name} {figure:.1f} us" for name, figure in figures.items())

@@ -373,8 +373,8 @@ def flash_attn_with_kvcache(
             "interleaved": rotary_interleaved,
             **descales,
         }
-        for name in ("rotary_cos", "rotary_sin"):
-            shape = getattr(write[name], "shape", ())
+        for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+            shape = () if table is None else getattr(table, "shape", ())
             if len(shape) == 2 and shape[0] < cache.rows:
                 raise InvalidInput(f"{name} has {shape[0]} positions, but a sequence of the cache can have {cache.rows} rows")
         if rotary_cos is not None:
@@ -390,7 +390,7 @@ def flash_attn_with_kvcache(
     cache = cache.readable()
     options.update(seqused_k=cache_seqlens, block_table=cache.block_table, **descales)
     if write is not None:
-        return _after_write(write, q, cache, {**options, "return_lse": return_softmax_lse})
+        return _after_write(write, q, cache, options, return_softmax_lse)
     out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
     return (out, lse) if return_softmax_lse else out
 
@@ -399,7 +399,7 @@ def _dense(caller, tensors, dropout_p, *rest):
     """Output, and what else is asked for, of dense sequences. Errors have the names of the function `caller`."""
     _refuse("dropout_p", dropout_p, 0.0)
     *scores, _deterministic, return_attn_probs = rest
-    out, lse = _forward(*tensors, _scores(caller, *scores))
+    out, lse = _forward(*tensors, _scores(caller, *scores), return_attn_probs)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -420,7 +420,7 @@ def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
         cache = Cache(k, v, block_table).readable()
         k, v, options["block_table"] = cache.k, cache.v, cache.block_table
         options["seqused_k"] = _differences(cu_seqlens_k)
-    out, lse = _forward(q, k, v, options)
+    out, lse = _forward(q, k, v, options, return_attn_probs)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -444,15 +444,19 @@ def _scores(caller, softmax_scale, causal, window_size, softcap, alibi_slopes):
 
 def _sides(window_size):
     """The window with None for no limit; some callers pass a tensor."""
+    if type(window_size) is tuple and window_size == (-1, -1):
+        return None, None
     return tuple(None if side is None or side < 0 else int(side) for side in window_size)
 
 
 def _lengths(cache_seqlens, q):
     """The lengths as a list or an array, also where they are one number for all sequences."""
+    if cache_seqlens is None or (getattr(cache_seqlens, "shape", ()) != () and type(cache_seqlens) is not memoryview):
+        return cache_seqlens
     if isinstance(cache_seqlens, Sequence):
         return list(cache_seqlens)
     # Tensors of torch with one length in a list are indices, too.
-    if hasattr(cache_seqlens, "__index__") and getattr(cache_seqlens, "shape", ()) == () and known(cache_seqlens) is not None:
+    if hasattr(cache_seqlens, "__index__") and known(cache_seqlens) is not None:
         try:
             return _for_all(operator.index(cache_seqlens), q)
         except TypeError:
@@ -515,12 +519,12 @@ def _without_padding(q, cache, cache_seqlens, leftpad):
     return cache.without(leftpad), cache_seqlens
 
 
-def _after_write(write, q, cache, options):
+def _after_write(write, q, cache, options, return_lse):
     """What `attention` gives after a write, of heads of any size."""
     size = q.shape[-1]
     wide = -(-size // 8) * 8
     if wide == size or not size == cache.k.shape[-1] == cache.v.shape[-1]:
-        return attention_after_write(write, q, cache.k, cache.v, **options)
+        return attention_after_write(write, q, cache.k, cache.v, return_lse=return_lse, **options)
     if options["scale"] is None:
         options = {**options, "scale": size**-0.5}
     k, v = wider(cache.k, wide), wider(cache.v, wide)
@@ -528,18 +532,20 @@ def _after_write(write, q, cache, options):
     def copy():
         k[..., :size], v[..., :size] = cache.k, cache.v
 
-    found = attention_after_write(write, widened(q, wide), k, v, between=copy, **options)
-    return (found[0][..., :size], found[1]) if options["return_lse"] else found[..., :size]
+    found = attention_after_write(write, widened(q, wide), k, v, between=copy, return_lse=return_lse, **options)
+    return (found[0][..., :size], found[1]) if return_lse else found[..., :size]
 
 
-def _forward(q, k, v, options):
-    """Output and log-sum-exp, with a gradient if one will be needed."""
-    if any(getattr(tensor, "requires_grad", False) for tensor in (q, k, v)):
-        from . import torch
+def _forward(q, k, v, options, want_lse):
+    """The output, and the log-sum-exp if it is wanted, with a gradient if one will be needed."""
+    for tensor in (q, k, v):
+        if getattr(tensor, "requires_grad", False):
+            from . import torch
 
-        if torch.gradients_enabled():
-            return _any_head_size(q, k, v, options, torch.differentiable)
-    return _any_head_size(q, k, v, options, _with_lse)
+            if torch.gradients_enabled():
+                return _any_head_size(q, k, v, options, torch.differentiable)
+            break
+    return _any_head_size(q, k, v, options, _with_lse if want_lse else _without_lse)
 
 
 def _with_lse(q, k, v, options):
