@@ -109,7 +109,7 @@ impl<'py> Request<'py> {
             Some(layout) => {
                 let q = given.array(Operand::Q)?;
                 let made = library::output(q, Order::Bshd, layout, false, Fill::Nothing)?;
-                let q_out = reader.argument(Operand::QOut, Operand::QOut.name(), &made)?;
+                let q_out = reader.made(Operand::QOut, &made)?;
                 given.arguments[Operand::QOut] = Some(Box::new(q_out));
             }
             None => given.arguments[Operand::Q] = None,

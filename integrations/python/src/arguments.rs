@@ -347,6 +347,19 @@ impl Reader {
         Ok(Given { arguments, names })
     }
 
+    /// An output that was made for the call.
+    pub(crate) fn made<'py>(
+        &self,
+        operand: Operand,
+        object: &Bound<'py, PyAny>,
+    ) -> Result<Argument<'py>> {
+        let name = operand.name();
+        match Array::of_torch(name, object) {
+            Some(array) => Ok(Argument::new(name, Some(array), 0, Values::InArray)),
+            None => self.argument(operand, name, object),
+        }
+    }
+
     /// An operand, read as its kind and its elements ask. The types of tensors are compared by [`Given::types`].
     pub(crate) fn argument<'py>(
         &self,

@@ -54,6 +54,21 @@ pub(crate) enum Gradients {
 }
 
 impl<'py> Array<'py> {
+    /// A new tensor of torch, which has no gradient and is no view. None unless torch's C function describes it.
+    pub(crate) fn of_torch(name: &'static str, object: &Bound<'py, PyAny>) -> Option<Self> {
+        let library = library_of(object).ok()?;
+        if library != Library::Torch {
+            return None;
+        }
+        let is = Torch::get(object.py()).ok()?.quickly(name, object)?;
+        Some(Array {
+            object: object.clone(),
+            library,
+            is,
+            _keeper: Keeper::None,
+        })
+    }
+
     /// Reads how an object's elements lie in memory, through the first of these that it has: the attributes of a torch tensor,
     /// numpy's `__array_interface__`, DLPack, `__cuda_array_interface__`, the buffer protocol.
     pub(crate) fn read(

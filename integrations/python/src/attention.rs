@@ -136,12 +136,11 @@ impl<'py> Request<'py> {
             return None;
         }
         let object = Torch::get(q.object.py()).ok()?.empty_like(&q.object).ok()?;
-        let out = Operand::Out;
-        let argument = reader.argument(out, out.name(), &object).ok()?;
+        let argument = reader.made(Operand::Out, &object).ok()?;
         if !argument.is()?.has_rows() {
             return None;
         }
-        given.arguments[out] = Some(Box::new(argument));
+        given.arguments[Operand::Out] = Some(Box::new(argument));
         Self::of_given(options, reader, Order::Bhsd, given, true).ok()
     }
 
@@ -215,13 +214,16 @@ impl<'py> Request<'py> {
             Device::Cuda(ordinal) => {
                 let stream = self.reader.stream();
                 let addresses = given.addresses(ordinal)?;
+                let ready = py.detach(|| gpu::ready(ordinal, call, choice))?;
                 if let Some(before) = before {
-                    py.detach(|| gpu::check(ordinal, call, choice, &addresses))?;
+                    { ready.as_ref() }.map_or(Ok(()), |ready| ready.check(call, &addresses))?;
                     before()?;
                 }
-                // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it
-                // gives them to others; the stream is the library's or one that the caller vouches for.
-                py.detach(|| unsafe { gpu::forward(ordinal, stream, call, choice, &addresses) })?;
+                if let Some(ready) = ready {
+                    // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before
+                    // it gives them to others; the stream is the library's or one that the caller vouches for.
+                    py.detach(|| unsafe { gpu::forward(&ready, stream, call, &addresses) })?;
+                }
             }
         }
         let result = |operand: Operand| match given.object(operand).cloned() {
@@ -252,7 +254,7 @@ impl<'py> Request<'py> {
                 Some(layout) => library::output(q, self.order, layout, packed, fill)?,
                 None => library::lse(q, call.out(), packed, fill)?,
             };
-            let argument = self.reader.argument(operand, operand.name(), &made)?;
+            let argument = self.reader.made(operand, &made)?;
             self.given.arguments[operand] = Some(Box::new(argument));
         }
         Ok(into_jax)

@@ -10,7 +10,7 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Addresses, Gpu};
+use warptile::gpu::{Addresses, Gpu, Prepared};
 use warptile::plan::{BackwardProblem, Choice, Plan};
 use warptile::spec::{Append, Backward, Call, Merge, Problem, Slots};
 
@@ -82,14 +82,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The driver, which does not work in a child that was forked after its parent had initialized it. That is found out before any lock is
 /// taken, as another thread may have held it at the fork.
 fn driver() -> Result<Driver> {
+    let is_loaded = check_process()?;
+    let driver = Driver::load()?;
+    if !is_loaded {
+        PROCESS.store(std::process::id(), Ordering::Release);
+    }
+    Ok(driver)
+}
+
+/// True if this process has loaded the driver.
+fn check_process() -> Result<bool> {
     let process = std::process::id();
     match PROCESS.load(Ordering::Acquire) {
-        0 => {
-            let driver = Driver::load()?;
-            PROCESS.store(process, Ordering::Release);
-            Ok(driver)
-        }
-        first if first == process => Ok(Driver::load()?),
+        0 => Ok(false),
+        first if first == process => Ok(true),
         first => Err(Failure::Device(format!(
             "process {first} had initialized CUDA before it forked this process ({process}), where CUDA therefore does not work; start workers with multiprocessing.get_context(\"spawn\")"
         ))),
@@ -98,12 +104,12 @@ fn driver() -> Result<Driver> {
 
 /// The GPU of this number, opened the first time.
 pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
-    let driver = driver()?;
+    check_process()?;
     let mut opened = lock(&OPENED);
     if let Some(known) = opened.get(&ordinal) {
         return Ok(known.clone());
     }
-    let gpu = Gpu::new(&driver, ordinal)?;
+    let gpu = Gpu::new(&driver()?, ordinal)?;
     let made = Arc::new(Opened {
         gpu,
         workspaces: Mutex::default(),
@@ -140,18 +146,27 @@ pub(crate) fn constant(ordinal: u32, name: &str, values: &[f32]) -> Result<u64> 
     Ok(address)
 }
 
-/// Checks what [`forward`] would before it submits anything, and loads the kernel.
-pub(crate) fn check(
-    ordinal: u32,
-    call: &Call,
-    choice: &Choice,
-    addresses: &Slots<u64>,
-) -> Result<()> {
+/// The kernels of a call, loaded.
+pub(crate) struct Ready {
+    opened: Arc<Opened>,
+    prepared: Prepared,
+}
+
+/// Loads the kernels of a call. None if it has no rows.
+pub(crate) fn ready(ordinal: u32, call: &Call, choice: &Choice) -> Result<Option<Ready>> {
     if call.lse_len() == 0 {
-        return Ok(());
+        return Ok(None);
     }
-    let prepared = open(ordinal)?.gpu.prepare(call.problem(), choice)?;
-    Ok(prepared.check_raw(call, addresses)?)
+    let opened = open(ordinal)?;
+    let prepared = opened.gpu.prepare(call.problem(), choice)?;
+    Ok(Some(Ready { opened, prepared }))
+}
+
+impl Ready {
+    /// Checks what [`forward`] would before it submits anything.
+    pub(crate) fn check(&self, call: &Call, addresses: &Slots<u64>) -> Result<()> {
+        Ok(self.prepared.check_raw(call, addresses)?)
+    }
 }
 
 /// Submits a call to a stream.
@@ -161,17 +176,11 @@ pub(crate) fn check(
 /// layouts say, stays until the launch and every replay of a graph that captured it have ended, and is written by nobody meanwhile;
 /// nobody reads the outputs meanwhile.
 pub(crate) unsafe fn forward(
-    ordinal: u32,
+    Ready { opened, prepared }: &Ready,
     stream: u64,
     call: &Call,
-    choice: &Choice,
     addresses: &Slots<u64>,
 ) -> Result<()> {
-    if call.lse_len() == 0 {
-        return Ok(());
-    }
-    let opened = open(ordinal)?;
-    let prepared = opened.gpu.prepare(call.problem(), choice)?;
     let stream = handle(stream);
     let context = opened.gpu.context();
     context.within(|| {

@@ -29,7 +29,10 @@ fn dense<'py>(
     match q.library {
         Library::Torch => {
             let torch = Torch::get(q.object.py())?;
-            let made = torch.empty_strided(&q.object, shape, strides, dtype)?;
+            let made = match dtype {
+                None if q.is.is_alike(shape, strides) => torch.empty_like(&q.object)?,
+                dtype => torch.empty_strided(&q.object, shape, strides, dtype)?,
+            };
             if fill == Fill::Zeros {
                 made.call_method0(intern!(made.py(), "zero_"))?;
             }

@@ -100,7 +100,11 @@ impl Torch {
     }
 
     /// By DLPack's C function. None without one, and for tensors that warptile cannot use: the attributes tell why.
-    fn quickly(&self, name: &'static str, tensor: &Bound<'_, PyAny>) -> Option<Described> {
+    pub(crate) fn quickly(
+        &self,
+        name: &'static str,
+        tensor: &Bound<'_, PyAny>,
+    ) -> Option<Described> {
         self.exchange.as_ref()?.describe(name, tensor)
     }
 
@@ -147,8 +151,9 @@ impl Torch {
         {
             return Err(Failure::Gradient(name));
         }
-        // Views whose elements are to be negated when they are read.
-        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        // Views whose elements are to be negated when they are read: they are parts of complex numbers, which bfloat16 does not have.
+        let may_be_negative = described.as_ref().is_none_or(|is| is.dtype != Dtype::Bf16);
+        if may_be_negative && tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
             return Err(Failure::Invalid(format!(
                 "{name} is a lazily negated view; pass {name}.resolve_neg()"
             )));

@@ -210,6 +210,12 @@ impl Described {
             .is_some_and(|(&extent, &stride)| extent <= 1 || stride == 1)
     }
 
+    /// True if this array has the shape and, where there is a second index, the strides.
+    pub(crate) fn is_alike(&self, shape: &[usize], strides: &[usize]) -> bool {
+        self.shape() == shape && { shape.iter().zip(self.strides().iter().zip(strides)) }
+            .all(|(&extent, (one, other))| extent <= 1 || one == other)
+    }
+
     /// As a tensor of attention, whose four dimensions are found at `order`; `None` is an extent of 1.
     fn at(&self, order: [Option<usize>; 4]) -> Layout {
         let extent = |at: Option<usize>| at.map_or(1, |at| self.shape[at]);
