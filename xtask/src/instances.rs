@@ -9,19 +9,13 @@ use std::str::FromStr;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
-use warptile_spec::TileShape;
+use warptile_spec::{Family, TileShape};
 
 use crate::evolve::archive::Genes;
 use crate::evolve::rules::Rule;
 use crate::files;
 
 pub use crate::target::Target;
-
-/// Families the catalog's `Family` enum knows.
-const FAMILIES: [&str; 13] = [
-    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append", "prepass", "dkv", "dq",
-    "dsinks", "dqkv", "dqsum",
-];
 
 /// Element type of the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -405,7 +399,7 @@ fn malformed(error: toml::de::Error) -> anyhow::Error {
 
 fn unknown_family(name: &str) -> String {
     format!(
-        "instances.toml: unknown family `{name}`; a new one also needs a variant in the catalog's `Family`"
+        "instances.toml: unknown family `{name}`; a new one also needs a row in the spec's `Family`"
     )
 }
 
@@ -429,7 +423,8 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
     let mut instances = Vec::new();
     for family in file.family {
         let name = &family.name;
-        ensure!(FAMILIES.contains(&name.as_str()), unknown_family(name));
+        let is_known = Family::ALL.iter().any(|family| family.name() == name);
+        ensure!(is_known, unknown_family(name));
         for tiling in &family.tilings {
             ensure!(
                 !tiling.has_tiles() || !tiling.of_tile().contains(&0),

@@ -2,9 +2,9 @@
 
 use warptile_spec::abi::FORWARD_BLOCKS;
 use warptile_spec::record::{ImageRecord, RecordError};
-use warptile_spec::{ElementType, Role};
+use warptile_spec::{ElementType, Family, Role};
 
-use crate::image::{Family, Image, Resources, Target};
+use crate::image::{Image, Resources, Target};
 
 /// An image from outside, as whoever compiled it describes it. What its record says is not repeated here.
 #[derive(Debug, Clone)]

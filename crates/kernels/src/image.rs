@@ -4,78 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
-use warptile_spec::{ElementType, Excerpt, Features, Role, Schedule, TileShape, Types};
-
-/// A way of computing attention; each family is checked against the one before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Family {
-    /// CUDA cores, fp32 accumulation, every feature.
-    Scalar,
-    /// `nvcuda::wmma` tensor-core tiles in shared memory.
-    Wmma,
-    /// `ldmatrix` and `mma.sync`, scores in registers.
-    Mma,
-    /// TMA, mbarriers and `wgmma`; compute capability 9.0 only.
-    Wgmma,
-    /// Few queries against many keys: `mma.sync` on the query heads of a key/value head, keys shared among all CTAs.
-    Decode,
-    /// Results over disjoint keys merged into one, a thread for 16 bytes of a row.
-    Merge,
-    /// New keys and values written into a cache, and rotated, a thread for 16 bytes of a row.
-    Append,
-    /// The pre-pass of the backward pass, a CTA for 64 query rows of a head.
-    Prepass,
-    /// Gradients of keys and values, by mma.sync, or of `f32` by the vector units.
-    Dkv,
-    /// The gradient of queries, likewise.
-    Dq,
-    /// The gradients of sinks, a CTA for each head.
-    Dsinks,
-    /// All gradients in one pass, by TMA, mbarriers and `wgmma`; compute capability 9.0 only.
-    Dqkv,
-    /// The gradient of queries of the sums that [`Family::Dqkv`] leaves.
-    Dqsum,
-}
-
-impl Family {
-    /// All of them.
-    pub const ALL: [Family; 13] = [
-        Family::Scalar,
-        Family::Wmma,
-        Family::Mma,
-        Family::Wgmma,
-        Family::Decode,
-        Family::Merge,
-        Family::Append,
-        Family::Prepass,
-        Family::Dkv,
-        Family::Dq,
-        Family::Dsinks,
-        Family::Dqkv,
-        Family::Dqsum,
-    ];
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Family::Scalar => "scalar",
-            Family::Wmma => "wmma",
-            Family::Mma => "mma",
-            Family::Wgmma => "wgmma",
-            Family::Decode => "decode",
-            Family::Merge => "merge",
-            Family::Append => "append",
-            Family::Prepass => "prepass",
-            Family::Dkv => "dkv",
-            Family::Dq => "dq",
-            Family::Dsinks => "dsinks",
-            Family::Dqkv => "dqkv",
-            Family::Dqsum => "dqsum",
-        })
-    }
-}
+use warptile_spec::{ElementType, Excerpt, Family, Features, Role, Schedule, TileShape, Types};
 
 /// The target of an image; numbers are compute capabilities times ten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

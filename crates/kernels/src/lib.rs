@@ -26,11 +26,11 @@ mod image;
 pub mod tiling;
 
 pub use external::{External, ExternalError};
-pub use image::{Family, Image, Resources, Target, UnknownTarget, UnpackError};
+pub use image::{Image, Resources, Target, UnknownTarget, UnpackError};
 
 pub use warptile_spec::{
-    Count, ElementType, Elements, Excerpt, Features, Kind, Operand, Operations, Role, Schedule,
-    Slots, TileShape, Types, Values, abi, elf, record,
+    Count, ElementType, Elements, Excerpt, Family, Features, Kind, Operand, Operations, Role,
+    Schedule, Slots, TileShape, Types, Values, abi, elf, record,
 };
 
 use generated::{CATALOG, PACKS};

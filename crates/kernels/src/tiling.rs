@@ -10,7 +10,7 @@
 //! assert_eq!(<D64M32N64W4S2 as PaddedIn<Wmma, 2>>::K_STRIDE, 72);
 //! ```
 
-use crate::image::Family;
+use warptile_spec::Family;
 
 /// Blocks that attention is computed in, on a GPU or not.
 pub trait Tiling {

@@ -209,6 +209,64 @@ numbered! {
     }
 }
 
+macro_rules! families {
+    ($($(#[doc = $doc:literal])* $Family:ident = $name:literal;)*) => {
+        /// A way of computing attention; each family is checked against the one before it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Family {
+            $($(#[doc = $doc])* $Family,)*
+        }
+
+        impl Family {
+            /// All of them.
+            pub const ALL: [Family; [$($name),*].len()] = [$(Family::$Family),*];
+
+            /// Its name in a kernel's.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Family::$Family => $name,)*
+                }
+            }
+        }
+    };
+}
+
+families! {
+    /// CUDA cores, fp32 accumulation, every feature.
+    Scalar = "scalar";
+    /// `nvcuda::wmma` tensor-core tiles in shared memory.
+    Wmma = "wmma";
+    /// `ldmatrix` and `mma.sync`, scores in registers.
+    Mma = "mma";
+    /// TMA, mbarriers and `wgmma`; compute capability 9.0 only.
+    Wgmma = "wgmma";
+    /// Few queries against many keys: `mma.sync` on the query heads of a key/value head, keys shared among all CTAs.
+    Decode = "decode";
+    /// Results over disjoint keys merged into one, a thread for 16 bytes of a row.
+    Merge = "merge";
+    /// New keys and values written into a cache, and rotated, a thread for 16 bytes of a row.
+    Append = "append";
+    /// The pre-pass of the backward pass, a CTA for 64 query rows of a head.
+    Prepass = "prepass";
+    /// Gradients of keys and values, by mma.sync, or of `f32` by the vector units.
+    Dkv = "dkv";
+    /// The gradient of queries, likewise.
+    Dq = "dq";
+    /// The gradients of sinks, a CTA for each head.
+    Dsinks = "dsinks";
+    /// All gradients in one pass, by TMA, mbarriers and `wgmma`; compute capability 9.0 only.
+    Dqkv = "dqkv";
+    /// The gradient of queries of the sums that [`Family::Dqkv`] leaves.
+    Dqsum = "dqsum";
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 impl Schedule {
     /// CTAs of a cluster that computes a tile.
     pub const CLUSTER: u32 = CLUSTER_CTAS;

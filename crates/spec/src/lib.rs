@@ -42,7 +42,7 @@ mod view_types;
 pub use append::{Append, AppendBuilder};
 pub use backward::{Backward, BackwardBuilder};
 pub use call::{Call, CallBuilder, Layouts, Sequence, check_types};
-pub use capability::{Features, Role, Schedule};
+pub use capability::{Family, Features, Role, Schedule};
 pub use e4m3::E4m3;
 pub use element::{Element, MemoryType, check_type};
 pub use excerpt::Excerpt;
