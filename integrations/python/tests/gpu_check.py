@@ -760,19 +760,19 @@ class Active:
     """warptile in torch's registry, with the calls of its kernels counted."""
 
     def __enter__(self):
-        self.calls, self.original = 0, wt._no_random_state
+        self.calls, self.original = 0, wt._unused
 
         def counted(like):
             self.calls += 1
             return self.original(like)
 
-        wt._no_random_state = counted
+        wt._unused = counted
         wt.activate()
         return self
 
     def __exit__(self, *_):
         wt.deactivate()
-        wt._no_random_state = self.original
+        wt._unused = self.original
 
 
 @check

@@ -350,7 +350,7 @@ def flash_attn_with_kvcache(
     options = _scores("flash_attn_with_kvcache", softmax_scale, causal, window_size, softcap, alibi_slopes)
     cache_seqlens = _lengths(cache_seqlens, q)
     cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
-    descales = {"k_descale": k_descale, "v_descale": v_descale}
+    descales = _given(k_descale=k_descale, v_descale=v_descale)
     write = None
     if k is None and v is None:
         if rotary_cos is not None or rotary_sin is not None:
@@ -366,19 +366,18 @@ def flash_attn_with_kvcache(
             "k_cache": cache.k,
             "v_cache": cache.v,
             "cache_seqlens": cache_seqlens,
-            "q": None,
-            "block_table": cache.block_table,
-            "rotary_cos": rotary_cos,
-            "rotary_sin": rotary_sin,
-            "interleaved": rotary_interleaved,
             **descales,
         }
-        for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-            shape = () if table is None else getattr(table, "shape", ())
-            if len(shape) == 2 and shape[0] < cache.rows:
-                raise InvalidInput(f"{name} has {shape[0]} positions, but a sequence of the cache can have {cache.rows} rows")
+        if cache.block_table is not None:
+            write["block_table"] = cache.block_table
+        if rotary_cos is not None or rotary_sin is not None:
+            write.update(rotary_cos=rotary_cos, rotary_sin=rotary_sin, interleaved=rotary_interleaved)
+            for name in ("rotary_cos", "rotary_sin"):
+                shape = getattr(write[name], "shape", ())
+                if len(shape) == 2 and shape[0] < cache.rows:
+                    raise InvalidInput(f"{name} has {shape[0]} positions, but a sequence of the cache can have {cache.rows} rows")
         if rotary_cos is not None:
-            q = _turned(q, write, causal or options["window"] != (None, None))
+            q = _turned(q, write, causal or "window" in options)
         if cu_seqlens_k_new is None:
             new = k.shape[1]
         else:
@@ -388,7 +387,11 @@ def flash_attn_with_kvcache(
     if cache_leftpad is not None:
         cache, cache_seqlens = _without_padding(q, cache, cache_seqlens, cache_leftpad)
     cache = cache.readable()
-    options.update(seqused_k=cache_seqlens, block_table=cache.block_table, **descales)
+    options |= descales
+    if cache_seqlens is not None:
+        options["seqused_k"] = cache_seqlens
+    if cache.block_table is not None:
+        options["block_table"] = cache.block_table
     if write is not None:
         return _after_write(write, q, cache, options, return_softmax_lse)
     out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
@@ -432,14 +435,25 @@ def _refuse(name, value, only):
 
 def _scores(caller, softmax_scale, causal, window_size, softcap, alibi_slopes):
     """The options of scores, as `attention` takes them, and the function whose names errors have."""
-    return {
-        "_caller": caller,
-        "causal": causal,
-        "window": _sides(window_size),
-        "scale": softmax_scale,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-    }
+    options = {"_caller": caller}
+    # Each argument that is passed on takes time.
+    if causal is not False:
+        options["causal"] = causal
+    window = _sides(window_size)
+    if window != (None, None):
+        options["window"] = window
+    if softmax_scale is not None:
+        options["scale"] = softmax_scale
+    if softcap is not None and not (type(softcap) is float and softcap == 0.0):
+        options["softcap"] = softcap
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
+    return options
+
+
+def _given(**arguments):
+    """Those that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _sides(window_size):
@@ -525,7 +539,7 @@ def _after_write(write, q, cache, options, return_lse):
     wide = -(-size // 8) * 8
     if wide == size or not size == cache.k.shape[-1] == cache.v.shape[-1]:
         return attention_after_write(write, q, cache.k, cache.v, return_lse=return_lse, **options)
-    if options["scale"] is None:
+    if "scale" not in options:
         options = {**options, "scale": size**-0.5}
     k, v = wider(cache.k, wide), wider(cache.v, wide)
 
@@ -562,7 +576,7 @@ def _any_head_size(q, k, v, options, function):
     wide = -(-size // 8) * 8
     if wide == size or not size == k.shape[-1] == v.shape[-1]:
         return function(q, k, v, options)
-    if options["scale"] is None:
+    if "scale" not in options:
         options = {**options, "scale": size**-0.5}
     out, lse = function(*(widened(tensor, wide) for tensor in (q, k, v)), options)
     return out[..., :size], lse

@@ -196,25 +196,23 @@ torch.library.register_autograd(
 )
 
 
-def _no_random_state(like):
-    """What torch's kernels keep for dropout, which there is none of."""
+@functools.cache
+@torch.inference_mode(False)
+def _nothing(dtype, device):
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def _unused(like):
+    """What torch's kernels return for dropout and probabilities, which there are none of: two states of a random generator, and a tensor
+    without memory, so that all calls may share it.
+    """
     device = like.device
     # It takes less time than `torch.empty`.
     return (
         torch.empty_strided((2,), (1,), dtype=torch.uint64, device=device),
         torch.empty_strided((), (), dtype=torch.uint64, device=device),
+        _nothing(like.dtype, device),
     )
-
-
-@functools.cache
-@torch.inference_mode(False)
-def _empty(dtype, device):
-    return torch.empty(0, dtype=dtype, device=device)
-
-
-def _nothing(like):
-    """What torch's kernels return for probabilities that are not asked for. It has no memory, so that all calls may share it."""
-    return _empty(like.dtype, like.device)
 
 
 # Torch's flash attention by warptile's kernels.
@@ -259,7 +257,8 @@ def _flash_of_sdpa(original):
             except NoKernel:
                 found = None
             if found is not None:
-                return *found, None, None, query.shape[2], key.shape[2], *_no_random_state(query), _nothing(query)
+                (out, lse), (seed, offset, debug) = found, _unused(query)
+                return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug
         return original.call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
 
     return flash
@@ -298,7 +297,7 @@ def _flash_of_rows(original):
             except NoKernel:
                 pass
             else:
-                return out, lse, *_no_random_state(query), _nothing(query)
+                return out, lse, *_unused(query)
         return original.call_boxed(
             keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **given
         )
