@@ -328,14 +328,12 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// # Errors
     /// As [`Rotary::with_tables`]; if the two differ in layout.
     pub fn rotary_f32(
-        mut self,
+        self,
         cos: &'a Tensor<f32>,
         sin: &'a Tensor<f32>,
         pairing: Pairing,
     ) -> Result<Self> {
-        self.tables = Some([cos, sin]);
-        let rotary = of_tables(cos, sin, pairing)?;
-        Ok(self.rotary(rotary))
+        self.tables(cos, sin, pairing)
     }
 
     /// As [`rotary_f32`](Self::rotary_f32), of the tensors' elements.
@@ -343,14 +341,30 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// # Errors
     /// As [`rotary_f32`](Self::rotary_f32).
     pub fn rotary_tables(
-        mut self,
+        self,
         cos: &'a Tensor<T>,
         sin: &'a Tensor<T>,
         pairing: Pairing,
     ) -> Result<Self> {
+        self.tables(cos, sin, pairing)
+    }
+
+    fn tables<U: Element>(
+        mut self,
+        cos: &'a Tensor<U>,
+        sin: &'a Tensor<U>,
+        pairing: Pairing,
+    ) -> Result<Self> {
+        if sin.layout() != cos.layout() {
+            return Err(Invalid::StridesDiffer {
+                argument: "sin",
+                expected: cos.layout().strides,
+                found: sin.layout().strides,
+            }
+            .into());
+        }
         self.tables = Some([cos, sin]);
-        let rotary = of_tables(cos, sin, pairing)?;
-        Ok(self.rotary(rotary))
+        Ok(self.rotary(Rotary::with_tables(U::TYPE, *cos.layout(), pairing)?))
     }
 
     /// Sets the position by which each row of k, counted through the batch, is rotated. Default: its place in its sequence.
@@ -510,16 +524,4 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         }
         Ok(bindings)
     }
-}
-
-fn of_tables<U: Element>(cos: &Tensor<U>, sin: &Tensor<U>, pairing: Pairing) -> Result<Rotary> {
-    if sin.layout() != cos.layout() {
-        return Err(Invalid::StridesDiffer {
-            argument: "sin",
-            expected: cos.layout().strides,
-            found: sin.layout().strides,
-        }
-        .into());
-    }
-    Ok(Rotary::with_tables(U::TYPE, *cos.layout(), pairing)?)
 }
