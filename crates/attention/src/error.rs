@@ -235,7 +235,11 @@ impl Error {
         known.sort_unstable();
         known.dedup();
         // Only the beginning of an endless name: comparing takes a time that grows with its length, for each of `known`.
-        let beginning: String = name.chars().take(Excerpt::NAME).collect();
+        let beginning: String = name
+            .chars()
+            .take(Excerpt::NAME)
+            .collect::<String>()
+            .to_lowercase();
         let likeness = |other: &str| strsim::jaro_winkler(&beginning, other);
         known.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
         known.truncate(SUGGESTIONS);

@@ -441,7 +441,13 @@ fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
     let images = || kernels.values().flatten();
     match choice {
         Choice::Kernel(name) if !kernels.contains_key(name.as_str()) => {
-            Err(Error::unknown("kernel", name, kernels.keys().copied()))
+            let families: BTreeSet<_> = images().map(|image| image.family.to_string()).collect();
+            let known = families.iter().map(String::as_str);
+            Err(Error::unknown(
+                "kernel",
+                name,
+                known.chain(kernels.keys().copied()),
+            ))
         }
         Choice::Image(name) if images().all(|image| image.name != name) => Err(Error::unknown(
             "image",

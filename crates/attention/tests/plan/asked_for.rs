@@ -46,6 +46,16 @@ fn a_forced_kernel_that_cannot_run_is_an_error_about_that_kernel() {
 }
 
 #[test]
+fn an_unknown_family_is_an_error_with_suggestions() {
+    let problem = case(PLAIN).call().problem();
+    for (name, close) in [("wgma", "wgmma"), ("skalar", "scalar"), ("WMMA", "wmma")] {
+        let error = Plan::gpu(problem, &DeviceProfile::h200(), &named(name)).unwrap_err();
+        let expected = format!("did you mean {close},");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
+
+#[test]
 fn an_unknown_kernel_is_an_error_with_suggestions() {
     let error = Plan::gpu(
         case(PLAIN).call().problem(),
