@@ -255,7 +255,7 @@ fn a_second_signal_ends_at_once() {
     assert!(asked.elapsed() < Duration::from_millis(500));
 }
 
-fn signal(child: &Child) {
+pub(crate) fn signal(child: &Child) {
     let id = child.id().to_string();
     let kill = Command::new("kill").args(["-INT", &id]).status();
     assert!(kill.unwrap().success());

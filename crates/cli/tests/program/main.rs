@@ -9,6 +9,8 @@ mod gpu;
 #[cfg(unix)]
 mod interrupt;
 mod plan;
+#[cfg(target_os = "linux")]
+mod question;
 mod records;
 mod run;
 mod standin;
