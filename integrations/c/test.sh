@@ -28,7 +28,7 @@ cc -std=c11 -pedantic $warnings -Wpadded -fsyntax-only -x c warptile.h
 # shellcheck disable=SC2086
 c++ -std=c++11 $warnings $flags -o "$prefix/header" tests/header.cpp "$prefix/lib/libwarptile.a" $private
 # shellcheck disable=SC2086
-for test in wrong numeric; do
+for test in wrong numeric gradients; do
     c tests/$test.c $test $shared -lm -ldl
 done
 # shellcheck disable=SC2086
@@ -40,7 +40,7 @@ done
 sed -n '/^```c$/,/^```$/p' README.md | sed '1d; $d' >"$prefix/readme.c"
 # shellcheck disable=SC2086
 c "$prefix/readme.c" readme $shared
-for program in readme header wrong numeric attention attention-static; do
+for program in readme header wrong numeric gradients attention attention-static; do
     "$prefix/$program"
 done
 

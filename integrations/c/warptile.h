@@ -160,6 +160,11 @@ typedef struct warptile_append warptile_append;
 typedef struct warptile_attention warptile_attention;
 
 /**
+ * Gradients that were checked and prepared for a device. They never change: any number of threads may use them at the same time.
+ */
+typedef struct warptile_backward warptile_backward;
+
+/**
  * A merge that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
  */
 typedef struct warptile_merge warptile_merge;
@@ -422,6 +427,124 @@ typedef struct warptile_attention_memory {
    */
   const float *v_scale;
 } warptile_attention_memory;
+
+/**
+ * Description of the gradients of a computation. Fill the struct with zeros, then set `size`, `attention` and at least one of the
+ * `want` fields: zero is the default of all other fields.
+ *
+ * Pages, keys in e4m3 and head sizes above 256 have no gradients, nor have slopes and biases. dk and dv are the sums over the query
+ * heads that share a key/value head.
+ */
+typedef struct warptile_backward_desc {
+  /**
+   * `sizeof(warptile_backward_desc)`.
+   */
+  size_t size;
+  /**
+   * The computation, described as for warptile_attention_prepare; its `want_lse`, `kernel` and `unchecked` do not count.
+   */
+  const struct warptile_attention_desc *attention;
+  /**
+   * 1: the gradient of the queries is computed.
+   */
+  uint32_t want_dq;
+  /**
+   * 1: that of the keys.
+   */
+  uint32_t want_dk;
+  /**
+   * 1: that of the values.
+   */
+  uint32_t want_dv;
+  /**
+   * 1: that of the sinks.
+   */
+  uint32_t want_d_sinks;
+  /**
+   * 1: the log-sum-exp has a gradient, too, which d_lse gives.
+   */
+  uint32_t d_lse;
+  /**
+   * Element type of dq, dk and dv: 0, for that of the tensors, or WARPTILE_F32. That of d_sinks is WARPTILE_F32.
+   */
+  uint32_t gradient_element;
+  /**
+   * 1: gradients are added to what is there. 0: they replace it.
+   */
+  uint32_t add;
+  /**
+   * 1: as in warptile_attention_desc.
+   */
+  uint32_t unchecked;
+  /**
+   * Gradient of the output, of the output's shape. Not given: stored as the output is.
+   */
+  struct warptile_layout d_out;
+  /**
+   * Gradient of q, of its shape. Not given: dense, in the order in which q is stored.
+   */
+  struct warptile_layout dq;
+  /**
+   * Gradient of k, likewise.
+   */
+  struct warptile_layout dk;
+  /**
+   * Gradient of v, likewise.
+   */
+  struct warptile_layout dv;
+  /**
+   * Name of the kernel or kernel family for the main step on a GPU. Null: the fastest.
+   */
+  const char *kernel;
+} warptile_backward_desc;
+
+/**
+ * The memory of gradients: on a GPU addresses of device memory, on the CPU pointers. Null is "not given": exactly what the description
+ * asks for must be given.
+ */
+typedef struct warptile_backward_memory {
+  /**
+   * `sizeof(warptile_backward_memory)`.
+   */
+  size_t size;
+  /**
+   * The memory of the computation, whose `out` and `lse` are read here: both must be given. Its workspace does not count.
+   */
+  const struct warptile_attention_memory *attention;
+  /**
+   * Gradient of the output.
+   */
+  const void *d_out;
+  /**
+   * Gradient of the log-sum-exp, stored as that is.
+   */
+  const float *d_lse;
+  /**
+   * Receives the gradient of q. Gaps between rows, and rows that no sequence has, are left alone in all gradients.
+   */
+  void *dq;
+  /**
+   * Receives the gradient of k.
+   */
+  void *dk;
+  /**
+   * Receives the gradient of v.
+   */
+  void *dv;
+  /**
+   * Receives the gradient of the sinks, one number for each query head.
+   */
+  float *d_sinks;
+  /**
+   * Device memory of warptile_backward_workspace bytes, at a multiple of 256, as in warptile_attention_memory: zeros before its first
+   * use, and not shared by launches that may run at the same time. Null if no bytes are needed.
+   */
+  void *workspace;
+  /**
+   * Bytes there.
+   */
+  size_t workspace_bytes;
+} warptile_backward_memory;
 
 /**
  * New keys and values that are written into a cache, rotated on the way. Fill the struct with zeros, then set `size`, `element`, `k`,
@@ -778,6 +901,44 @@ int32_t warptile_attention_run(const struct warptile_attention *attention,
 void warptile_attention_free(struct warptile_attention *attention);
 
 /**
+ * Checks a description of gradients and prepares it for a device, as warptile_attention_prepare does. The handle is freed with
+ * warptile_backward_free.
+ *
+ * # Safety
+ * `desc` is null, which is an error, or valid for reading `desc->size` bytes; likewise `desc->attention`; `desc->kernel` is null or ends
+ * with a NUL. `backward` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_backward_prepare(int32_t device,
+                                  const struct warptile_backward_desc *desc,
+                                  struct warptile_backward **backward);
+
+/**
+ * Bytes of device memory that every launch of the handle needs in addition to its tensors; 0 on the CPU.
+ *
+ * # Safety
+ * `backward` is null, which gives 0, or a handle that was not freed.
+ */
+size_t warptile_backward_workspace(const struct warptile_backward *backward);
+
+/**
+ * Computes the gradients. Streams, captures and the CPU work as with warptile_attention_run. The same inputs give the same bits.
+ *
+ * # Safety
+ * As warptile_attention_run, for the memory of the computation, too: its output and lse are inputs here.
+ */
+int32_t warptile_backward_run(const struct warptile_backward *backward,
+                              const struct warptile_backward_memory *memory,
+                              void *stream);
+
+/**
+ * Frees a handle, as warptile_attention_free does.
+ *
+ * # Safety
+ * As warptile_attention_free.
+ */
+void warptile_backward_free(struct warptile_backward *backward);
+
+/**
  * Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
  * is as for warptile_attention_prepare. If `gpu` is not null, it names a GPU that need not be there, such as "h200", "rtx4090" or "8.6",
  * in place of `device`.
@@ -857,4 +1018,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: e7b092affe2706639f39f4031fb4f5fdefcee73bd6fe84308403c04030f821c1 */
+/* Seal of header.sh: 6edd7cb13a5463e24b2ea0a8bb1c0205d8f33b381c0c140560dfaf13078ac8eb */

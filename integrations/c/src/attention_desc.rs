@@ -2,13 +2,12 @@
 
 use std::ffi::{c_char, c_void};
 
-use attention::plan::Choice;
 use attention::spec::{AlibiShape, Call, Operand, Scoring, TableLayout};
 use attention::{Diagonal, Mask, Splits};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};
-use crate::structs::{Layout, Versioned, bound, count, flag, name, sequences, types};
+use crate::structs::{Layout, Versioned, bound, count, flag, sequences, types};
 
 /// A query sees every key.
 pub const WARPTILE_MASK_NONE: u32 = 0;
@@ -284,18 +283,6 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
         expect_within("longest_key", longest_key, "keys", keys)?;
     }
     Ok(call)
-}
-
-/// The kernels that a description allows on a GPU.
-///
-/// # Safety
-/// `desc.kernel` is null or ends with a NUL.
-pub(crate) unsafe fn choice(desc: &AttentionDesc) -> Result<Choice> {
-    // SAFETY: the caller's promise.
-    Ok(match unsafe { name("kernel", desc.kernel) }? {
-        Some(name) => name.parse::<Choice>()?,
-        None => Choice::Best,
-    })
 }
 
 fn scoring(desc: &AttentionDesc) -> Result<Scoring> {

@@ -5,10 +5,10 @@ use std::ffi::c_char;
 use attention::plan::{Choice, DeviceProfile, Plan};
 use attention::spec::Problem;
 
-use crate::attention_desc::{AttentionDesc, call, choice};
+use crate::attention_desc::{AttentionDesc, call};
 use crate::error::{Result, guarded};
 use crate::machine::Machine;
-use crate::structs::{check_pointer, name, read};
+use crate::structs::{check_pointer, choice, name, read};
 
 /// Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
 /// is as for warptile_attention_prepare. If `gpu` is not null, it names a GPU that need not be there, such as "h200", "rtx4090" or "8.6",
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn warptile_explain(
         // SAFETY: the caller's promise.
         let desc = unsafe { read("desc", desc) }?;
         // SAFETY: the caller's promise; there are no lists.
-        let (call, choice) = unsafe { (call(&desc, None)?, choice(&desc)?) };
+        let (call, choice) = unsafe { (call(&desc, None)?, choice(desc.kernel)?) };
         // SAFETY: the caller's promise.
         let gpu = unsafe { name("gpu", gpu) }?;
         let words = plan(device, gpu.as_deref(), call.problem(), &choice)?

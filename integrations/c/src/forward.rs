@@ -6,11 +6,11 @@ use attention::cpu::raw;
 use attention::gpu::Prepared;
 use attention::spec::Call;
 
-use crate::attention_desc::{AttentionDesc, AttentionMemory, call, choice};
-use crate::error::{Failure, Result, guarded};
+use crate::attention_desc::{AttentionDesc, AttentionMemory, call};
+use crate::error::{Result, guarded};
 use crate::host::{Memory, named, parts};
-use crate::machine::{OnGpu, no_stream};
-use crate::structs::{address, check_pointer, flag, free, give, handle, read};
+use crate::machine::{OnGpu, Workspace, no_stream};
+use crate::structs::{check_pointer, choice, flag, free, give, handle, read};
 
 /// A description that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn warptile_attention_prepare(
         // SAFETY: there are no lists.
         let call = unsafe { call(&desc, None) }?;
         // SAFETY: the caller's promise.
-        let choice = unsafe { choice(&desc) }?;
+        let choice = unsafe { choice(desc.kernel) }?;
         // The name lives no longer than this call.
         desc.kernel = std::ptr::null();
         let unchecked = flag("unchecked", desc.unchecked)?;
@@ -103,26 +103,16 @@ pub unsafe extern "C" fn warptile_attention_run(
         let attention = unsafe { handle("attention", attention) }?;
         // SAFETY: the caller's promise.
         let memory = unsafe { read("memory", memory) }?;
+        let workspace = Workspace::new(memory.workspace, memory.workspace_bytes);
         let Some(on) = &attention.on else {
             no_stream(stream)?;
-            if !memory.workspace.is_null() || memory.workspace_bytes != 0 {
-                return Err(Failure::of("workspace", "is given, but the CPU needs none"));
-            }
+            workspace.expect_none()?;
             // SAFETY: the caller's promise.
             return unsafe { run_on_cpu(&attention.desc, &memory) };
         };
         let needed = on.prepared.plan().scratch().bytes;
-        if memory.workspace_bytes < needed {
-            return Err(Failure::of(
-                "workspace_bytes",
-                format!(
-                    "is {}, but {needed} are needed: ask warptile_attention_workspace",
-                    memory.workspace_bytes
-                ),
-            ));
-        }
+        let workspace = workspace.of_at_least(needed, "warptile_attention_workspace")?;
         let addresses = memory.addresses();
-        let workspace = address(memory.workspace);
         let all = named(&addresses).chain([("workspace", workspace)]);
         on.launch(stream, all, |stream| {
             // SAFETY: the context is current and the stream is of it: `launch` has seen to it, or the caller has. The rest is the caller's

@@ -6,10 +6,10 @@ use attention::kernels::{Count, Elements, Kind};
 use attention::spec::{Numbers, Operand, Request, Slots};
 
 use crate::error::{Failure, Result};
-use crate::structs::{Versioned, address, check_pointer};
+use crate::structs::{address, check_pointer};
 
 /// The memory of an operation: a pointer for each of its operands.
-pub(crate) trait Memory: Versioned {
+pub(crate) trait Memory {
     /// Null if it is not given.
     fn pointer(&self, operand: Operand) -> *mut u8;
 
@@ -150,18 +150,19 @@ mod tests {
     use super::*;
     use crate::append_desc::AppendMemory;
     use crate::attention_desc::AttentionMemory;
-    use crate::structs::read;
+    use crate::backward_desc::BackwardMemory;
+    use crate::structs::{Versioned, read};
     use attention::kernels::Operations;
     use std::collections::BTreeSet;
 
     /// Each word is a pointer of its own.
-    fn every_operand_has_a_field<M: Memory>(operations: Operations) {
+    fn every_operand_has_a_field<M: Memory + Versioned>(operands: impl Iterator<Item = Operand>) {
         let mut words: Vec<usize> = (0..size_of::<M>() / 8).collect();
         words[0] = size_of::<M>();
         // SAFETY: as long as the size in it says.
         let memory = unsafe { read("memory", words.as_ptr().cast::<M>()) }.unwrap();
         let pointer = |operand| memory.pointer(operand).addr();
-        let fields: Vec<usize> = Operand::of(operations).map(pointer).collect();
+        let fields: Vec<usize> = operands.map(pointer).collect();
         assert!(!fields.contains(&0), "an operand has no field: {fields:?}");
         let distinct: BTreeSet<usize> = fields.iter().copied().collect();
         assert_eq!(distinct.len(), fields.len(), "{fields:?}");
@@ -169,7 +170,10 @@ mod tests {
 
     #[test]
     fn operands_have_fields() {
-        every_operand_has_a_field::<AttentionMemory>(Operations::FORWARD);
-        every_operand_has_a_field::<AppendMemory>(Operations::APPEND);
+        every_operand_has_a_field::<AttentionMemory>(Operand::of(Operations::FORWARD));
+        every_operand_has_a_field::<AppendMemory>(Operand::of(Operations::APPEND));
+        // The others are those of a forward pass, and what one step gives the next.
+        let own = [Operand::DOut, Operand::DLse].into_iter();
+        every_operand_has_a_field::<BackwardMemory>(own.chain(Operand::GRADIENTS));
     }
 }

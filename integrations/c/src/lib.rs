@@ -15,6 +15,9 @@ pub mod structs;
 pub mod attention_desc;
 pub mod forward;
 
+pub mod backward;
+pub mod backward_desc;
+
 pub mod explain;
 
 pub mod append;

@@ -11,7 +11,7 @@ use attention::driver::{Context, Driver};
 use attention::gpu::Gpu;
 
 use crate::error::{Failure, Result, guarded};
-use crate::structs::{WARPTILE_CPU, check_pointer};
+use crate::structs::{WARPTILE_CPU, address, check_pointer};
 
 /// The version of this library, such as "0.1.0".
 #[unsafe(no_mangle)]
@@ -131,6 +131,37 @@ impl<P> OnGpu<P> {
             }
             Ok(launch(stream)?)
         })
+    }
+}
+
+/// Device memory that a caller gives a launch besides its tensors.
+pub(crate) struct Workspace {
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl Workspace {
+    pub(crate) const fn new(start: *mut c_void, bytes: usize) -> Self {
+        Workspace { start, bytes }
+    }
+
+    /// Refuses one on the CPU.
+    pub(crate) fn expect_none(&self) -> Result<()> {
+        match self.start.is_null() && self.bytes == 0 {
+            true => Ok(()),
+            false => Err(Failure::of("workspace", "is given, but the CPU needs none")),
+        }
+    }
+
+    /// Its address, if it has as many bytes as `asked`, a function, says.
+    pub(crate) fn of_at_least(&self, needed: usize, asked: &str) -> Result<u64> {
+        match self.bytes >= needed {
+            true => Ok(address(self.start)),
+            false => Err(Failure::of(
+                "workspace_bytes",
+                format!("is {}, but {needed} are needed: ask {asked}", self.bytes),
+            )),
+        }
     }
 }
 

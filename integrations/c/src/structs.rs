@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use attention::plan::Choice;
 use attention::spec::Types;
 use attention::{ElementType, Layout as Checked};
 
@@ -114,7 +115,7 @@ pub(crate) fn element_of(
 }
 
 /// The names of element types in C.
-fn names(elements: impl Iterator<Item = ElementType>) -> String {
+pub(crate) fn names(elements: impl Iterator<Item = ElementType>) -> String {
     let names = elements.map(|element| format!("WARPTILE_{element}").to_uppercase());
     names.collect::<Vec<_>>().join(" or ")
 }
@@ -174,6 +175,18 @@ pub(crate) unsafe fn name(argument: &str, text: *const c_char) -> Result<Option<
         Ok(text) => Ok(Some(text.to_owned())),
         Err(_) => Err(Failure::of(argument, "is not UTF-8")),
     }
+}
+
+/// The kernels that a description allows on a GPU.
+///
+/// # Safety
+/// `kernel` is null or ends with a NUL.
+pub(crate) unsafe fn choice(kernel: *const c_char) -> Result<Choice> {
+    // SAFETY: the caller's promise.
+    Ok(match unsafe { name("kernel", kernel) }? {
+        Some(name) => name.parse::<Choice>()?,
+        None => Choice::Best,
+    })
 }
 
 /// The address that a pointer is, as the driver counts addresses.

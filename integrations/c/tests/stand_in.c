@@ -252,6 +252,59 @@ static void operations_beside(void) {
     check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
 }
 
+// The steps of a backward pass, in one run.
+static void gradients(void) {
+    void *stream = new_stream();
+    warptile_attention_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.element = WARPTILE_BF16;
+    desc.q = (warptile_layout){{1, 300, 8, 64}, {0, 0, 0, 0}};
+    desc.k = desc.v = (warptile_layout){{1, 300, 2, 64}, {0, 0, 0, 0}};
+    desc.mask = WARPTILE_MASK_CAUSAL;
+    warptile_backward_desc wanted = {0};
+    wanted.size = sizeof wanted;
+    wanted.attention = &desc;
+    wanted.want_dq = wanted.want_dk = wanted.want_dv = 1;
+    warptile_backward *backward;
+    WORKS(warptile_backward_prepare(0, &wanted, &backward));
+    size_t rows = 300 * 8 * 64 * 2;
+    warptile_attention_memory memory = {0};
+    memory.size = sizeof memory;
+    memory.q = allocate(rows);
+    memory.k = allocate(rows / 4);
+    memory.v = allocate(rows / 4);
+    memory.out = allocate(rows);
+    memory.lse = (float *)allocate(300 * 8 * 4);
+    warptile_backward_memory gradients = {0}, bad;
+    gradients.size = sizeof gradients;
+    gradients.attention = &memory;
+    gradients.d_out = allocate(rows);
+    gradients.dq = allocate(rows);
+    gradients.dk = allocate(rows / 4);
+    gradients.dv = allocate(rows / 4);
+    gradients.workspace_bytes = warptile_backward_workspace(backward);
+    gradients.workspace = allocate(gradients.workspace_bytes);
+    WORKS(warptile_backward_run(backward, &gradients, stream));
+    size_t steps = launched(stream);
+    if (steps < 2) fail("gradients", "a backward pass has at least two steps");
+#define BACKWARD(...) (bad = gradients, __VA_ARGS__, warptile_backward_run(backward, &bad, stream))
+    INVALID(BACKWARD(bad.dk = NULL), "dk is missing");
+    INVALID(BACKWARD(bad.d_lse = memory.lse), "d_lse is given");
+    INVALID(BACKWARD(bad.dv = gradients.dk), "dk overlaps dv");
+    INVALID(BACKWARD(bad.dq = memory.out), "dq overlaps out");
+    INVALID(BACKWARD(bad.d_out = &memory), "d_out is 0x");
+    INVALID(BACKWARD(bad.workspace_bytes--), "workspace_bytes is ");
+    EQUAL(launched(stream), 0, "kernels after errors");
+    // The handle keeps no pointer of its description.
+    memset(&desc, 0xff, sizeof desc);
+    WORKS(warptile_backward_run(backward, &gradients, stream));
+    EQUAL(launched(stream), steps, "kernels");
+    warptile_backward_free(backward);
+    const void *all[] = {memory.q, memory.k, memory.v, memory.out, memory.lse, gradients.d_out, gradients.dq, gradients.dk, gradients.dv, gradients.workspace};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) release((void *)(uintptr_t)all[i]);
+    check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
+}
+
 // Every call of the driver fails in turn: a code and a text, and the next try works.
 static void faults(void) {
     problem good = make(0);
@@ -323,6 +376,7 @@ int main(void) {
     wrong_memory();
     captures();
     operations_beside();
+    gradients();
     faults();
     for (size_t i = 0; i < fake_violation_count(); i++) {
         char text[1000];

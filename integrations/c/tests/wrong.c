@@ -366,10 +366,59 @@ static void merges(void) {
     INVALID(warptile_merge_run(NULL, &memory, NULL), "merge is null");
 }
 
+// What a run of gradients with a change to the good descriptions and memory gives. Nothing is written after an error.
+#define BACKWARD(...) \
+    ({ \
+        warptile_attention_desc d = good(); \
+        warptile_attention_memory m = good_memory(); \
+        warptile_backward_desc b = {.size = sizeof b, .attention = &d, .want_dq = 1}; \
+        warptile_backward_memory n = {.size = sizeof n, .attention = &m, .d_out = d_out, .dq = gradient}; \
+        warptile_backward *backward = NULL; \
+        m.lse = lse; \
+        __VA_ARGS__; \
+        int status = warptile_backward_prepare(WARPTILE_CPU, &b, &backward); \
+        if (status == WARPTILE_OK) status = warptile_backward_run(backward, &n, NULL); \
+        warptile_backward_free(backward); \
+        status; \
+    })
+
+static void gradients(void) {
+    static float d_out[96], gradient[160];
+    WORKS(BACKWARD());
+    INVALID(warptile_backward_prepare(WARPTILE_CPU, NULL, &(warptile_backward *){NULL}), "desc is null");
+    INVALID(warptile_backward_prepare(WARPTILE_CPU, &(warptile_backward_desc){0}, NULL), "backward is null");
+    INVALID(warptile_backward_run(NULL, NULL, NULL), "backward is null");
+    INVALID(BACKWARD(b.size = 8), "desc has size 8");
+    INVALID(BACKWARD(b.attention = NULL), "attention is null");
+    INVALID(BACKWARD(d.mask = 7), "mask is 7");
+    INVALID(BACKWARD(b.want_dq = 0), "desc asks for no gradient");
+    INVALID(BACKWARD(b.want_dk = 2), "want_dk is 2, but must be 0 or 1");
+    INVALID(BACKWARD(b.want_d_sinks = 1), "d_sinks is wanted");
+    INVALID(BACKWARD(b.dk = d.k), "dk is given, but want_dk is 0");
+    INVALID(BACKWARD(b.dq = d.k), "dq has length 5, but q has 3");
+    INVALID(BACKWARD(b.d_out = d.k), "d_out has length 5, but out has 3");
+    INVALID(BACKWARD(b.gradient_element = WARPTILE_F16), "gradient_element is 1, but must be 0");
+    INVALID(BACKWARD(d.table_columns = 1), "block_table is given");
+    INVALID(BACKWARD(b.kernel = "mma"), "kernel is");
+    INVALID(BACKWARD(n.size = 8), "memory has size 8");
+    INVALID(BACKWARD(n.attention = NULL), "attention is null");
+    INVALID(BACKWARD(n.d_out = NULL), "d_out is null");
+    INVALID(BACKWARD(n.dq = NULL), "dq is null");
+    INVALID(BACKWARD(n.dk = gradient), "dk is given");
+    INVALID(BACKWARD(n.d_lse = lse), "d_lse is given");
+    INVALID(BACKWARD(b.d_lse = 1), "d_lse is null");
+    INVALID(BACKWARD(m.lse = NULL), "lse is null");
+    INVALID(BACKWARD(m.out = NULL), "out is null");
+    INVALID(BACKWARD(n.dq = (char *)gradient + 1), "dq is ");
+    INVALID(BACKWARD(n.dq = d_out), "dq shares memory with d_out");
+    INVALID(BACKWARD(n.workspace_bytes = 1), "workspace is given, but the CPU needs none");
+}
+
 int main(void) {
     if (warptile_last_error()[0]) fail("warptile_last_error", "a text before any error");
     for (int i = 0; i < 96; i++) q[i] = (float)i / 96;
     descriptions();
+    gradients();
     versions();
     memories();
     explanations();
