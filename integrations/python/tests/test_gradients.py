@@ -13,6 +13,8 @@ from reference import draw
 
 try:
     import torch
+    import torch.utils.checkpoint
+    import warptile.torch
 except ImportError:
     torch = None
 
@@ -245,7 +247,6 @@ class Autograd(unittest.TestCase):
         )
 
     def test_scaled_dot_product_attention(self):
-        import warptile.torch
 
         own, torchs = warptile.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
         q, k, v = self.draw(2, 4, 9, 16), self.draw(2, 4, 17, 16), self.draw(2, 4, 17, 16)
@@ -293,7 +294,6 @@ class Autograd(unittest.TestCase):
             flash(None, q, k, v, 0.5)
 
     def test_transformers(self):
-        import warptile.torch
 
         q, k, v, sinks = self.draw(2, 4, 9, 16), self.draw(2, 2, 9, 16), self.draw(2, 2, 9, 16), self.draw(4)
         self.check(
@@ -324,7 +324,6 @@ class Autograd(unittest.TestCase):
             gradient.sum().backward()
 
     def test_the_operators(self):
-        import warptile.torch  # noqa: F401, makes its own
 
         q, k = self.draw(2, 9, 4, 16).requires_grad_(), self.draw(2, 9, 2, 16).requires_grad_()
         sinks = self.draw(4).requires_grad_()
@@ -340,7 +339,6 @@ class Autograd(unittest.TestCase):
             torch.library.opcheck(torch.ops.warptile.scaled_dot_product_attention, arguments)
 
     def test_compiled(self):
-        import warptile.torch
 
         offsets = torch.tensor([0, 3, 20], dtype=torch.int32)
         heads, rows = [self.draw(2, 9, 4, 16) for _ in range(3)], [self.draw(20, 4, 16) for _ in range(3)]
@@ -359,6 +357,58 @@ class Autograd(unittest.TestCase):
                 results.append([out, *torch.autograd.grad(out.square().sum(), learned)])
             for one, other in zip(*results, strict=True):
                 self.assertTrue(torch.equal(one, other))
+
+    def test_autocast(self):
+        """As torch's function: the type of autocast, and gradients in those of the arguments."""
+        ours, theirs = warptile.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+        q, k, v, bias = self.draw(2, 4, 9, 16), self.draw(2, 4, 17, 16), self.draw(2, 4, 17, 16), self.draw(9, 17)
+        for tensors, options in (
+            ((q, k, v), {}),
+            ((q, k, v.bfloat16()), {"is_causal": True}),
+            ((q.half(), k, v), {"attn_mask": bias}),
+            ((q.double(), k.double(), v.double()), {}),
+        ):
+            for dtype in (torch.bfloat16, torch.float16):
+                found = []
+                for function in (ours, theirs):
+                    learned = [x.clone().requires_grad_() for x in tensors]
+                    with torch.autocast("cpu", dtype):
+                        out = function(*learned, **options)
+                        without = function(*tensors, **options)
+                    self.assertEqual((out.dtype, without.dtype), (learned[0].dtype if tensors[0].dtype == torch.float64 else dtype,) * 2)
+                    out.float().square().sum().backward()
+                    found.append([out, without, *(x.grad for x in learned)])
+                for one, other in zip(*found, strict=True):
+                    self.assertEqual(one.dtype, other.dtype)
+                    self.assertLess((one.double() - other.double()).abs().max().item(), 3e-2 * other.abs().max().item())
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+            self.assertEqual(ours(q, k, v).dtype, torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            compiled = torch.compile(lambda *x: ours(*x) * 2, fullgraph=True, backend="aot_eager")
+            self.assertTrue(torch.equal(compiled(q, k, v), ours(q, k, v) * 2))
+            softcap = {"attention_mask": None, "is_causal": False, "softcap": 2.0}
+            self.assertEqual(warptile.torch.transformers_attention(None, q, k, v, **softcap)[0].dtype, torch.bfloat16)
+
+    def test_checkpoint(self):
+        """A call that is computed again has the same bits, and so have its gradients."""
+        q, k, v = (self.draw(2, 4, 70, 16) for _ in range(3))
+        functions = (
+            lambda *x: warptile.torch.scaled_dot_product_attention(*x, is_causal=True),
+            lambda *x: warptile.attention(*x, layout="bhsd", window=(9, 3)),
+            lambda *x: flash_attn_func(*(y.transpose(1, 2) for y in x), softcap=3.0),
+        )
+        for function in functions:
+            results = []
+            for reentrant in (None, True, False):
+                learned = [x.clone().requires_grad_() for x in (q, k, v)]
+                if reentrant is None:
+                    out = function(*learned)
+                else:
+                    out = torch.utils.checkpoint.checkpoint(function, *learned, use_reentrant=reentrant)
+                out.square().sum().backward()
+                results.append([out, *(x.grad for x in learned)])
+            for other in results[1:]:
+                self.assertTrue(all(torch.equal(*pair) for pair in zip(results[0], other, strict=True)))
 
     def test_the_same_bits(self):
         q = self.draw(2, 130, 4, 16)

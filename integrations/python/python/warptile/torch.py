@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` by warptile where it can, else by torch.
+    """`torch.nn.functional.scaled_dot_product_attention` by warptile where it can, else by torch; within `torch.autocast` in its type.
 
     Args:
         query: `[batch, heads, length, head size]`, as all tensors.
@@ -54,6 +54,8 @@ def scaled_dot_product_attention(
     Returns:
         The output, `[batch, heads, length, head size]`.
     """
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     masked = attn_mask is not None
     tensors = (query, key, value) + ((attn_mask,) if masked else ())
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -77,6 +79,18 @@ def scaled_dot_product_attention(
     if not below_autograd:
         return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)[0]
     return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False)[0]
+
+
+def _autocast(query, *others):
+    """The arguments as torch's function has them within `torch.autocast`."""
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind)
+
+    def cast(tensor):
+        counts = isinstance(tensor, Tensor) and tensor.device.type == kind and tensor.is_floating_point()
+        return tensor.to(dtype) if counts and tensor.dtype != torch.float64 else tensor
+
+    return tuple(cast(tensor) for tensor in (query, *others))
 
 
 def _takes(query, key, value, grouped):
@@ -462,6 +476,8 @@ def transformers_attention(
         return out.transpose(1, 2).contiguous(), None
     if dropout != 0.0:
         raise Unsupported("softcap and s_aux are not supported with dropout")
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value, attention_mask = _autocast(query, key, value, attention_mask)
     sinks = None if s_aux is None else s_aux.float()
     learned = (tensor for tensor in (query, key, value, sinks) if tensor is not None)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
