@@ -11,6 +11,7 @@ use crate::error::{OfRank, Result};
 use crate::group::Streams;
 use crate::need::{Part, parts, staged};
 use crate::plan;
+use crate::shard::Chunk;
 use crate::shards::Shards;
 
 pub(crate) fn forward<T: Element>(
@@ -83,28 +84,32 @@ impl Rank<'_> {
         let [_, _, kv_heads, value_dim] = kv[1][self.rank].tensor.shape();
         let mut out = self.output(Layout::bhsd([1, heads, rows, value_dim]))?;
         let shared_by = heads / kv_heads;
-        let mut compute = |call: &Call, heads: &Range<usize>, k: &Tensor<T>, v: &Tensor<T>| {
-            let of = heads.start * shared_by..heads.end * shared_by;
-            let q = q.rows(call.local.clone())?.heads(of.clone())?;
-            let attention = attention.clone().mask(call.mask);
-            out.with_part(call.local.clone(), of, |out| match self.streams() {
-                Some(streams) if !call.ends.is_empty() => {
-                    let q = q.view_as(halves(q.layout()))?;
-                    let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
-                    let (k, v) = (k?, v?);
-                    let keys = warptile::Keys::new(&k, &v);
-                    let ends = self.shards.on_device(self.rank, streams, &call.ends)?;
-                    let keys = keys.lengths_on_device(ends.as_slice());
-                    out.with_layout(halves(out.layout()), |out| {
-                        attention.forward_into(&q, keys, out, None)
-                    })?
-                }
-                _ => attention.forward_into(&q, (k, v), out, None),
-            })??;
-            warptile::Result::Ok(())
-        };
-        let (own, fetched): (Vec<_>, Vec<_>) = { self.parts.iter() }
-            .map(|part| (part, self.own_rows(part)))
+        let compute =
+            |out: &mut Tensor<T>, call: &Call, heads: &Range<usize>, [k, v]: [&Tensor<T>; 2]| {
+                let of = heads.start * shared_by..heads.end * shared_by;
+                let q = q.rows(call.local.clone())?.heads(of.clone())?;
+                let attention = attention.clone().mask(call.mask);
+                out.with_part(call.local.clone(), of, |out| match self.streams() {
+                    Some(streams) if !call.ends.is_empty() => {
+                        let q = q.view_as(halves(q.layout()))?;
+                        let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
+                        let (k, v) = (k?, v?);
+                        let keys = warptile::Keys::new(&k, &v);
+                        let ends = self.shards.on_device(self.rank, streams, &call.ends)?;
+                        let keys = keys.lengths_on_device(ends.as_slice());
+                        out.with_layout(halves(out.layout()), |out| {
+                            attention.forward_into(&q, keys, out, None)
+                        })?
+                    }
+                    _ => attention.forward_into(&q, (k, v), out, None),
+                })??;
+                warptile::Result::Ok(())
+            };
+        let documents = Documents::of(self.shards.map().chunks(self.rank));
+        let is_left = |at: usize| documents.as_ref().is_none_or(|all| !all.has(at));
+        let (own, fetched): (Vec<_>, Vec<_>) = { self.parts.iter().enumerate() }
+            .filter(|(at, _)| is_left(*at))
+            .map(|(_, part)| (part, self.own_rows(part)))
             .partition(|(_, own)| own.is_some());
         let fetched: Vec<_> = fetched.into_iter().map(|(part, _)| part.clone()).collect();
         let spans = staged(&fetched);
@@ -126,7 +131,11 @@ impl Rank<'_> {
         for (part, rows) in own {
             let rows = rows.unwrap_or_default();
             let [k, v] = kv.map(|from| from[self.rank].tensor.rows(rows.clone()));
-            compute(&Call::of(part), &(0..kv_heads), &k?, &v?)?;
+            compute(&mut out, &Call::of(part), &(0..kv_heads), [&k?, &v?])?;
+        }
+        if let Some(documents) = &documents {
+            let [k, v] = kv.map(|from| from[self.rank].tensor);
+            documents.forward(attention, q, [k, v], &mut out)?;
         }
         let calls = match fetched[..] {
             [ref first, ref second] if self.streams().is_some() => Call::of_two(first, second),
@@ -141,7 +150,8 @@ impl Rank<'_> {
             for call in &calls {
                 let at = position(&spans, call.keys.start);
                 let keys = at..at + call.keys.len();
-                compute(call, heads, &k.rows(keys.clone())?, &v.rows(keys)?)?;
+                let (k, v) = (k.rows(keys.clone())?, v.rows(keys)?);
+                compute(&mut out, call, heads, [&k, &v])?;
             }
         }
         Ok(out)
@@ -267,6 +277,52 @@ impl<T: Element> Staged<'_, T> {
                 ..
             } => Tensor::from_device(backend, buffer.into_buffer()?, layout),
         }
+    }
+}
+
+/// The documents that are a rank's as a whole, in one call.
+struct Documents {
+    /// Of all chunks, among the rank's rows.
+    offsets: Vec<i32>,
+    /// The rows of each chunk that is a document, 0 of the others.
+    lengths: Vec<i32>,
+}
+
+impl Documents {
+    /// None for a single one.
+    fn of(chunks: &[Chunk]) -> Option<Self> {
+        let whole = |chunk: &Chunk| chunk.rows == chunk.document;
+        if chunks.iter().filter(|chunk| whole(chunk)).count() < 2 {
+            return None;
+        }
+        let (mut offsets, mut lengths) = (vec![0_i32], Vec::new());
+        for chunk in chunks {
+            let rows = i32::try_from(chunk.rows.len()).ok()?;
+            offsets.push(offsets.last()?.checked_add(rows)?);
+            lengths.push(if whole(chunk) { rows } else { 0 });
+        }
+        Some(Documents { offsets, lengths })
+    }
+
+    /// Returns true if a chunk is one of them.
+    fn has(&self, chunk: usize) -> bool {
+        self.lengths[chunk] > 0
+    }
+
+    fn forward<T: Element>(
+        &self,
+        attention: &Attention,
+        q: &Tensor<T>,
+        [k, v]: [&Tensor<T>; 2],
+        out: &mut Tensor<T>,
+    ) -> warptile::Result<()> {
+        let queries = warptile::Queries::new(q).packed(&self.offsets);
+        let keys = warptile::Keys::new(k, v).packed(&self.offsets);
+        let (queries, keys) = match self.lengths.contains(&0) {
+            true => (queries.lengths(&self.lengths), keys.lengths(&self.lengths)),
+            false => (queries, keys),
+        };
+        attention.forward_into(queries, keys, out, None).map(drop)
     }
 }
 

@@ -87,15 +87,26 @@ fn options() {
 
 #[test]
 fn documents() {
-    let offsets = vec![0, 40, 40, 700, 720, 1300];
-    for mask in [Mask::none(), Mask::causal()] {
-        bits_of_one_call(
-            2,
-            1300,
-            Some(&offsets),
-            &Sharding::Documents(offsets.clone()),
-            &Attention::new().mask(mask),
-        );
+    // Long ones are cut; of some ranks' short ones all lie together, of others a cut one lies between.
+    for offsets in [
+        vec![0, 40, 40, 700, 720, 1300],
+        vec![0, 30, 70, 90, 1800, 1830, 1870, 1880],
+        vec![0, 30, 70, 90, 120],
+    ] {
+        let len = offsets[offsets.len() - 1];
+        for mask in [
+            Mask::none(),
+            Mask::causal(),
+            Mask::causal().diagonal(Diagonal::At(-9)),
+        ] {
+            bits_of_one_call(
+                2,
+                len,
+                Some(&offsets),
+                &Sharding::Documents(offsets.clone()),
+                &Attention::new().mask(mask).sinks(&[0.5, 1.0, -1.0, 2.0]),
+            );
+        }
     }
 }
 

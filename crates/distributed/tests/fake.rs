@@ -20,8 +20,12 @@ fn open(ranks: &[u32]) -> (FakeDriver, Group) {
 }
 
 fn forward(group: &Group, len: usize) -> warptile_distributed::Result<()> {
+    forward_of(group, &Sharding::Zigzag, len)
+}
+
+fn forward_of(group: &Group, sharding: &Sharding, len: usize) -> warptile_distributed::Result<()> {
     let data = |heads: usize| vec![f16::ONE; len * heads * 64];
-    let shards = group.shards(&Sharding::Zigzag, len)?;
+    let shards = group.shards(sharding, len)?;
     let (q, k, v) = (
         shards.split(&data(8), 8, 64)?,
         shards.split(&data(4), 4, 64)?,
@@ -49,6 +53,17 @@ fn copies_and_kernels_are_ordered() {
             fake.assert_clean();
         }
     }
+}
+
+#[test]
+fn documents_of_a_rank_have_a_launch_together() {
+    let (fake, group) = open(&[0, 1]);
+    let offsets: Vec<usize> = (0..=16).map(|at| at * 50).collect();
+    forward_of(&group, &Sharding::Documents(offsets), 800).unwrap();
+    group.synchronize(Duration::from_secs(10)).unwrap();
+    assert_eq!(fake.launches().len(), 2);
+    drop(group);
+    fake.assert_clean();
 }
 
 /// Otherwise ranks wait for each other's kernels. Ranks that share a GPU do.
