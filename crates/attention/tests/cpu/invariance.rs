@@ -5,6 +5,7 @@ use warptile::spec::Heads;
 use warptile::{Attention, Backend, Element, Mask, Splits};
 
 use crate::compositions::{Compositions, Model};
+use crate::neighbours;
 
 fn check<T: Element>(attention: Attention, causal: bool) {
     let model = Model {
@@ -40,6 +41,17 @@ fn with_other_options() {
     let options = Attention::new().softcap(5.0).alibi_slopes(&slopes);
     check::<f32>(options.clone().mask(Mask::causal()), true);
     check::<f32>(Attention::new().scale(-0.3), false);
+}
+
+#[test]
+fn gradients_do_not_depend_on_neighbours() {
+    let heads = Heads::new(4, 16).key_value(2);
+    let options = Attention::new().softcap(3.0).sinks(&[0.5, -1.0, 0.0, 2.0]);
+    for seed in 0..8 {
+        let causal = Attention::new().mask(Mask::causal());
+        neighbours::check::<f32>(&Backend::cpu(), &causal, heads, 300, seed);
+        neighbours::check::<bf16>(&Backend::cpu(), &options, heads, 300, seed);
+    }
 }
 
 #[test]

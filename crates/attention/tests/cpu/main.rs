@@ -18,6 +18,8 @@ mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
+#[path = "../common/neighbours.rs"]
+mod neighbours;
 mod not_finite;
 mod pages;
 mod prepass;

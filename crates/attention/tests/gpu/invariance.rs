@@ -8,6 +8,7 @@ use warptile_check::Case;
 
 use crate::compositions::{Compositions, Model};
 use crate::harness::{Images, passes, side_by_side};
+use crate::neighbours;
 
 /// Number of compositions for all models together, and the parts that a model's are computed in, each with numbers of its own.
 const COMPOSITIONS: usize = 10_000;
@@ -80,6 +81,24 @@ fn a_sequence_has_the_same_bits_in_every_composition() {
         check(setup, attention, part, each);
     });
     println!("{compositions} compositions, no bit differs");
+}
+
+/// Those of one pass, and those of two.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gradients_do_not_depend_on_neighbours() {
+    let backend = Backend::cuda(0).unwrap();
+    let splits = Splits::EveryKeys(1024);
+    side_by_side(0..40, |seed| {
+        let heads = |dim| Heads::new(8, dim).key_value(2);
+        let causal = Attention::new().mask(Mask::causal()).splits(splits);
+        let window = Attention::new().mask(Mask::window(100, 0)).splits(splits);
+        let softcap = Attention::new().softcap(5.0).splits(splits);
+        neighbours::check::<bf16>(&backend, &causal, heads(64), 900, seed);
+        neighbours::check::<f16>(&backend, &window, heads(128), 900, seed);
+        neighbours::check::<bf16>(&backend, &softcap, heads(128), 500, seed);
+        neighbours::check::<f16>(&backend, &causal, heads(256), 500, seed);
+    });
 }
 
 /// They are also right.

@@ -27,6 +27,8 @@ mod merge_cases;
 #[path = "../common/merge_on_gpu.rs"]
 mod merge_on_gpu;
 mod named_bugs;
+#[path = "../common/neighbours.rs"]
+mod neighbours;
 mod pages;
 mod prepass;
 #[path = "../common/prepass.rs"]
