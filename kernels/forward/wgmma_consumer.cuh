@@ -12,8 +12,8 @@
 
 #include "forward/wgmma_again.cuh"
 #include "forward/wgmma_epilogue.cuh"
+#include "forward/wgmma_few_terms.cuh"
 #include "forward/wgmma_parts.cuh"
-#include "forward/wgmma_terms.cuh"
 #include "work/lengths.cuh"
 
 namespace warptile {
@@ -68,7 +68,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
         issue_scores();
         take_first_scores();
         for (;;) {
-            // Where scores have terms, rows may see nothing for long, and what is added would have to be added again.
+            // Where scores have terms, all steps are one code.
             if constexpr (!Traits::has_tensors())
                 if (warp_agrees(block <= plain_top))
                     while (block > plain_floor) {
@@ -327,11 +327,16 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
         prepare_output<PLAIN>(block + 1);
         issue_output();
         ask_for_terms();
+        bool plain = PLAIN;
+        if constexpr (Traits::has_plain_terms()) plain = may_be_plain();
 
         wgmma_wait<1>();
         pin(scores);
-        if constexpr (PLAIN) {
-            soften_plain();
+        if constexpr (PLAIN || Traits::has_plain_terms()) {
+            if constexpr (PLAIN)
+                soften_plain();
+            else
+                soften_with_terms(plain);
             release_keys();
             if (block == last_block)
                 leave_queries();
@@ -408,7 +413,11 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
     {
         if (scale.has_softcap())
             scale.cap(scores);
-        add_terms();
+        if constexpr (Traits::has_fast_terms()) {
+            float of_rows[ROWS_PER_THREAD];
+            this->add(scores, params.scoring, false, of_rows);
+        } else if constexpr (Traits::has_tensors())
+            this->add(scores, params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N, scale.unit());
         apply_mask<Traits>(scores, params, tile(), warpgroup, block);
         state.update(scores, scale);
     }
@@ -418,7 +427,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
     {
         if (scale.has_softcap())
             scale.cap(scores);
-        if (__builtin_expect(state.update_plain(scores, scale), true))
+        if (__builtin_expect(state.update_plain(scores, scale, state.offset), true))
             return;
         using Again = ScoresAgain<Traits>;
         const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
@@ -429,15 +438,55 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
         });
     }
 
+    // Scores with terms -> weights. A `plain` block takes no maxima at first. If a weight is too large, the scores are computed again, and
+    // all that follows is done once more, with maxima. The terms are still in registers.
+    __device__ void soften_with_terms(bool plain)
+    {
+        while (true) {
+            if (scale.has_softcap())
+                scale.cap(scores);
+            float of_rows[ROWS_PER_THREAD], added[ROWS_PER_THREAD];
+            this->add(scores, params.scoring, plain, of_rows);
+            if (!plain)
+                break;
+#pragma unroll
+            for (int row = 0; row < ROWS_PER_THREAD; row++)
+                added[row] = of_rows[row] * scale.scale_log2 + state.offset[row];
+            if (__builtin_expect(state.update_plain(scores, scale, added), true))
+                return;
+            multiply_again();
+            plain = false;
+        }
+        apply_mask<Traits>(scores, params, tile(), warpgroup, block);
+        state.update(scores, scale);
+        state.keep_before_here();
+    }
+
+    // Returns true if `block` needs no maxima at first: its range of keys hides nothing, and its distances are linear.
+    __device__ bool may_be_plain() const
+    {
+        const Mask mask(params.scoring, tile().query_len, tile().key_len);
+        return state.has_maxima && this->is_linear(params.scoring) &&
+               !mask.hides_part_of(tile().first_query + warpgroup * queries(), queries(), block * Traits::BLOCK_N, Traits::BLOCK_N);
+    }
+
+    // The scores of `block` once more.
+    __device__ void multiply_again()
+    {
+        using Again = ScoresAgain<Traits>;
+        const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
+#pragma unroll
+        for (int begin = 0; begin < Traits::BLOCK_N / 2; begin += Again::COUNT)
+            again.multiply(begin * 2, reinterpret_cast<float(&)[Again::COUNT]>(scores[begin]));
+    }
+
     // Those of `block`.
     __device__ void ask_for_terms()
     {
-        if constexpr (Traits::has_tensors()) this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
-    }
-    __device__ void add_terms()
-    {
-        if constexpr (Traits::has_tensors())
-            this->add(scores, params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N, scale.unit());
+        if constexpr (Traits::has_fast_terms())
+            this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N, scale.unit());
+        else if constexpr (Traits::has_tensors())
+            this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
     }
 
     __device__ void convert()

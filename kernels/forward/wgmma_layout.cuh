@@ -91,6 +91,9 @@ struct WgmmaTraits {
     static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP || VARIANT_ == Variant::TENSORS;
     // With what else is added to scores, and the key mask (forward/wgmma_terms.cuh).
     __device__ static constexpr bool has_tensors() { return VARIANT_ == Variant::TENSORS; }
+    // True where there are registers for all that speeds up terms, and for blocks with terms that are plain ones where they can be.
+    __device__ static constexpr bool has_fast_terms() { return has_tensors() && VALUE_DIM <= 192; }
+    __device__ static constexpr bool has_plain_terms() { return has_fast_terms() && (CONSUMERS > 1 || VALUE_DIM <= 64); }
     static_assert(!SOFTCAP || (CONSUMERS < 3 && MIN_CTAS < 3), "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = PAIRS    ? SCHEDULE_PAIRS
                                                             : GROUPS ? SCHEDULE_PERSISTENT_GROUPS

@@ -100,6 +100,7 @@ template <class Traits> struct RowState {
     // Factors for the output accumulated before this block; the first is negative, in all lanes of a warp, if none of the warp's rows has one.
     float rescale[ROWS_PER_THREAD];
     bool any_coarse; // some row of the warp has a coarse offset; same in all lanes of a warp
+    bool has_maxima; // with fast terms, in place of it: no row of the warp has one, and all have seen a key
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
     static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
@@ -139,6 +140,7 @@ template <class Traits> struct RowState {
             sum[row] = 0;
         }
         any_coarse = false;
+        has_maxima = false;
     }
 
     __device__ bool must_rescale() const { return !(rescale[0] < 0); }
@@ -160,12 +162,12 @@ template <class Traits> struct RowState {
 
     // The same for a plain block, in which nothing is hidden, without a look at the scores: weights count against the maxima of before, and their
     // sums tell whether one is too large, or not a number. Then this returns false, in all lanes of the warp: nothing has changed but
-    // `scores`, and the block needs `update_again`.
-    __device__ bool update_plain(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
+    // `scores`, and the block needs `update_again`. `offsets`: those of the rows, and what else a row's scores have in common.
+    __device__ bool update_plain(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD])
     {
-        float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]}, sums[ROWS_PER_THREAD] = {0, 0};
         exponentiate(scores, scale, added, sums);
-        bool fits = !any_coarse;
+        bool fits = Traits::has_fast_terms() || !any_coarse; // with terms the caller has looked
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
             fits &= sums[row] <= MAX_WEIGHTS || is_given_up(row);
@@ -241,7 +243,7 @@ template <class Traits> struct RowState {
             block_max[row] = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
         }
         raise_to<false>(block_max, scale);
-        if (__builtin_expect(any_coarse, false))
+        if (__builtin_expect(some_coarse(), false))
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
                 round_coarse_exponents(scores, row, scale);
@@ -263,7 +265,10 @@ template <class Traits> struct RowState {
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
             raise_max<PLAIN>(row, block_max[row], scale);
-        any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
+        if constexpr (Traits::has_fast_terms())
+            has_maxima = __all_sync(0xffffffff, has_maximum(0) && has_maximum(1));
+        else
+            any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
     }
 
     // False for a row that has seen no key yet and sees none in this block. A row that sees its first ones is raised even if
@@ -279,6 +284,13 @@ template <class Traits> struct RowState {
     }
 
     __device__ bool is_seen(int row) const { return offset[row] != positive_infinity(); }
+    __device__ bool has_maximum(int row) const { return is_given_up(row) || (is_seen(row) && !is_coarse(row)); }
+    // The same in all lanes of a warp.
+    __device__ bool some_coarse() const
+    {
+        if constexpr (Traits::has_fast_terms()) return !has_maxima && __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
+        return any_coarse;
+    }
     __device__ bool is_coarse(int row) const
     {
         return fabsf(offset[row]) > COARSE_OFFSET && is_seen(row) && !is_given_up(row);

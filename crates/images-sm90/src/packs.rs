@@ -241,7 +241,7 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../image
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 153746] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 151743] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
 pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 24679] = *include_bytes!("../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
@@ -256,7 +256,7 @@ pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 100733] = *include_bytes!("../ima
 pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 128197] = *include_bytes!("../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 124403] = *include_bytes!("../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
 pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
@@ -271,7 +271,7 @@ pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("..
 pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 177595] = *include_bytes!("../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 147215] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 145695] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
 pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
@@ -280,7 +280,7 @@ pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../ima
 pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 23351] = *include_bytes!("../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 162271] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 151059] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
@@ -289,13 +289,13 @@ pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../images
 pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 152630] = *include_bytes!("../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 145517] = *include_bytes!("../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
 pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 25997] = *include_bytes!("../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 147638] = *include_bytes!("../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 124239] = *include_bytes!("../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18078] = *include_bytes!("../images/wmma_d128_48x32_w8_s2_sm_90.zst");

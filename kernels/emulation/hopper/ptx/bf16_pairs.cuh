@@ -1,0 +1,5 @@
+#pragma once
+namespace warptile {
+// Elements are f16.
+inline unsigned at_least(unsigned numbers, unsigned) { return numbers; }
+}
