@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
 use warptile_cuda_sys::{
-    CUarray, CUdeviceptr, CUmemLocation, CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes,
-    CUmemcpySrcAccessOrder, CUmemoryType, CUresult, CUstream, SYMBOLS,
+    CUarray, CUmemLocation, CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes,
+    CUmemcpySrcAccessOrder, CUmemoryType, CUresult, SYMBOLS,
 };
 
 use crate::buffer::{DeviceBuffer, DeviceSlice};
@@ -63,19 +63,6 @@ pub struct Rows {
 }
 
 const OPERATION: &str = "copying rows between device buffers";
-
-/// `cuMemcpyBatchAsync`.
-type CopyBatch = unsafe extern "system" fn(
-    *mut CUdeviceptr,
-    *mut CUdeviceptr,
-    *mut usize,
-    usize,
-    *mut CUmemcpyAttributes,
-    *mut usize,
-    usize,
-    *mut usize,
-    CUstream,
-) -> CUresult;
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// Lends the memory to other streams, to read.
@@ -164,19 +151,16 @@ impl<T: Pod> LentBuffer<T> {
         let (near, far): (Vec<_>, Vec<_>) = { copies.iter() }
             .filter(|(_, rows)| rows.count * rows.len > 0)
             .partition(|(source, _)| source.context().is_same(stream.context()));
-        // A batch takes the driver a tenth of the time that the copies take one by one.
-        let batch = stream.api().memcpy_batch_async;
-        let mut queued = Ok(());
-        let single = match (batch, stream.capture()?) {
-            (Some(batch), None) if !far.is_empty() => {
-                queued = self.copy_batch(batch, stream, &far);
-                near
-            }
-            _ => near.into_iter().chain(far).collect(),
+        let singly = |copies: &[&(&Lent<'_, T>, Rows)]| {
+            let mut copies = copies.iter();
+            copies.try_for_each(|(source, rows)| self.copy(stream, source, rows))
         };
-        let mut single = single.into_iter();
-        let queued = queued
-            .and_then(|()| single.try_for_each(|(source, rows)| self.copy(stream, source, rows)));
+        // A batch takes the driver a tenth of the time that the copies take one by one.
+        let batched = match stream.capture()? {
+            None if !far.is_empty() => self.copy_batch(stream, &far),
+            _ => None,
+        };
+        let queued = { batched.unwrap_or_else(|| singly(&far)) }.and_then(|()| singly(&near));
         // Also after an error, as some may be queued.
         let noted = stream
             .mark()
@@ -188,12 +172,9 @@ impl<T: Pod> LentBuffer<T> {
         queued.and(noted)
     }
 
-    fn copy_batch(
-        &self,
-        batch: CopyBatch,
-        stream: &Stream,
-        copies: &[&(&Lent<'_, T>, Rows)],
-    ) -> Result<()> {
+    /// All copies by one call of the driver; `None` if it has no such function.
+    fn copy_batch(&self, stream: &Stream, copies: &[&(&Lent<'_, T>, Rows)]) -> Option<Result<()>> {
+        let batch = stream.api().memcpy_batch_async?;
         let size = size_of::<T>();
         let (mut to, mut from, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
         for (source, rows) in copies {
@@ -229,10 +210,10 @@ impl<T: Pod> LentBuffer<T> {
                 stream.raw(),
             )
         };
-        match code {
+        Some(match code {
             CUresult::SUCCESS => Ok(()),
             code => Err(stream.failed(SYMBOLS.memcpy_batch_async, code, OPERATION.into())),
-        }
+        })
     }
 
     fn copy(&self, stream: &Stream, source: &Lent<'_, T>, rows: &Rows) -> Result<()> {

@@ -4,7 +4,7 @@ use std::mem;
 
 use warptile_driver::{DeviceBuffer, DriverError, Result, Rows, Stream};
 
-use crate::{increment, launch, open, open_two};
+use crate::{increment, launch, open, open_two, open_two_with};
 
 /// Three rows of four in a source of rows of six, to rows of five.
 const ROWS: Rows = Rows {
@@ -24,7 +24,14 @@ const COPIED: [u32; 17] = [0, 0, 1, 2, 3, 4, 0, 7, 8, 9, 10, 0, 13, 14, 15, 16, 
 
 #[test]
 fn rows_are_copied_from_both_devices() {
-    let (fake, contexts, streams) = open_two();
+    // The second has batches of copies.
+    for version in [12_000, 13_000] {
+        rows_are_copied(version);
+    }
+}
+
+fn rows_are_copied(version: u32) {
+    let (fake, contexts, streams) = open_two_with(|fake| fake.set_version(version));
     contexts[0].enable_peer_access(&contexts[1]).unwrap();
     let pull = Stream::new(&contexts[0]).unwrap();
     for (from, by) in [(0, &streams[0]), (0, &pull), (1, &pull)] {
