@@ -77,6 +77,8 @@ struct DeviceInfo {
     shared_bytes_per_cta: u32,
     memory_bytes: usize,
     pci_bus_id: String,
+    /// The other devices whose memory kernels and copies of this one reach.
+    reaches: Vec<u32>,
     /// Which rates are in force, and why the user's own are not.
     rates: String,
     #[serde(skip)]
@@ -144,8 +146,20 @@ fn print_machine(info: &Info, console: &mut dyn Write) -> Result<(), Failure> {
             device.memory_bytes as f64 / f64::from(1 << 30)
         )?;
         say!(console, "rates    {}", device.rates)?;
+        if info.devices.len() > 1 {
+            say!(console, "reaches  {}", reached(&device.reaches))?;
+        }
     }
     Ok(())
+}
+
+/// The devices whose memory a device reaches: calls over several GPUs need them.
+fn reached(devices: &[u32]) -> String {
+    let names: Vec<_> = devices.iter().map(|at| format!("cuda:{at}")).collect();
+    match names.is_empty() {
+        true => "the memory of no other device".to_owned(),
+        false => format!("the memory of {}", names.join(", ")),
+    }
 }
 
 /// The rates of a device that are in force, and where they are from.
@@ -192,15 +206,22 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
         Ok(driver) => {
             info.driver = Some(format!("CUDA {}", driver.version()));
             info.library = Some(driver.library().display().to_string());
-            for device in driver.devices().map_err(Error::from)? {
-                info.devices.push(describe(&device)?);
+            let devices = driver.devices().map_err(Error::from)?;
+            for device in &devices {
+                info.devices.push(describe(device, &devices)?);
             }
         }
     }
     Ok(info)
 }
 
-fn describe(device: &CudaDevice) -> warptile::Result<DeviceInfo> {
+fn describe(device: &CudaDevice, all: &[CudaDevice]) -> warptile::Result<DeviceInfo> {
+    let mut reaches = Vec::new();
+    for other in all {
+        if other.ordinal() != device.ordinal() && device.can_access_peer(other)? {
+            reaches.push(other.ordinal());
+        }
+    }
     let profile = DeviceProfile::of(device)?;
     let driver = format!("CUDA {}", device.driver().version());
     let (in_force, rates) = rates_in_force(&profile, &driver);
@@ -212,6 +233,7 @@ fn describe(device: &CudaDevice) -> warptile::Result<DeviceInfo> {
         shared_bytes_per_cta: profile.shared_bytes_per_cta,
         memory_bytes: device.total_memory()?,
         pci_bus_id: device.pci_bus_id()?,
+        reaches,
         rates,
         profile,
         in_force,

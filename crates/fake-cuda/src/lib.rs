@@ -18,7 +18,8 @@
 //! fake.assert_clean();
 //! ```
 //!
-//! A program under test, in a process of its own, is told by the environment how long kernels take: [`KERNEL_TIMES`].
+//! A program under test, in a process of its own, is told by the environment how long kernels take, and how many devices there are:
+//! [`KERNEL_TIMES`] and [`DEVICES`].
 //!
 //! # What it is not
 //! Kernels are recorded, not run, except `increment` (a `u64` address and a `u64` count: adds 1 to
@@ -50,6 +51,9 @@ mod user_object;
 /// commas. A name stands for all kernels whose names begin with it, and the first that fits counts. All other operations take a
 /// millisecond each. A kernel that takes `inf` never ends, and who waits for it waits for ever.
 pub const KERNEL_TIMES: &str = "WARPTILE_FAKE_KERNEL_TIMES";
+
+/// The environment variable with the number of devices, likewise. Default: 1.
+pub const DEVICES: &str = "WARPTILE_FAKE_DEVICES";
 
 pub use control::*;
 pub use exports::*;

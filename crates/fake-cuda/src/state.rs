@@ -90,7 +90,11 @@ impl Default for Config {
         Config {
             version: 12_080,
             stub: false,
-            devices: 1,
+            devices: std::env::var(crate::DEVICES).map_or(1, |count| {
+                count
+                    .parse()
+                    .unwrap_or_else(|_| panic!("{count}: not a number of devices"))
+            }),
             compute_capability: (9, 0),
             memory: 1 << 30,
             memory_pools: true,

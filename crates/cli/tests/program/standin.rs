@@ -3,7 +3,7 @@
 use crate::common::{expect_code, warptile};
 use std::fs;
 use std::process::Command;
-use warptile_fake_cuda::FakeDriver;
+use warptile_fake_cuda::{DEVICES, FakeDriver};
 
 /// The program with the stand-in as its driver, on a terminal of 80 columns.
 fn on(fake: &FakeDriver) -> Command {
@@ -47,6 +47,28 @@ fn the_machine_is_described() {
     fits(&plan);
     assert!(plan.contains("compute capability 9.0"), "{plan}");
     assert!(plan.contains("\nforward  "), "{plan}");
+}
+
+#[test]
+fn several_gpus_say_whose_memory_they_reach() {
+    let fake = FakeDriver::open();
+    let (one, _) = expect_code(0, on(&fake).arg("info"));
+    assert!(!one.contains("reaches"), "{one}");
+    let mut info = on(&fake);
+    let info = info.env(DEVICES, "3").args(["info", "--json", "-"]);
+    let (json, three) = expect_code(0, info);
+    fits(&three);
+    let reaches = three.lines().filter(|line| line.starts_with("reaches  "));
+    assert_eq!(
+        Vec::from_iter(reaches),
+        [
+            "reaches  the memory of cuda:1, cuda:2",
+            "reaches  the memory of cuda:0, cuda:2",
+            "reaches  the memory of cuda:0, cuda:1",
+        ]
+    );
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["devices"][1]["reaches"], serde_json::json!([0, 2]));
 }
 
 /// Nothing is launched, so outputs stay NaN.
