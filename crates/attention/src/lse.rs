@@ -55,6 +55,34 @@ impl Lse {
         })
     }
 
+    /// An lse of a device buffer, stored as `shape`: batch, heads, length. The buffer may belong to any stream of the backend's context.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] if the buffer is not of the backend's context; [`Invalid::Count`] if it has another number of values.
+    pub fn from_device(
+        backend: &Backend,
+        buffer: DeviceBuffer<f32>,
+        [batch, heads, length]: [usize; 3],
+    ) -> Result<Self> {
+        let context = buffer.stream().context();
+        if !backend
+            .gpu()
+            .is_some_and(|gpu| gpu.context().is_same(context))
+        {
+            return Err(Error::DeviceMismatch {
+                argument: "buffer",
+                expected: backend.to_string(),
+                found: format!("cuda:{}", context.device().ordinal()),
+            });
+        }
+        Self::new(backend, [batch, length, heads, 1], |needed| {
+            match buffer.len() == needed {
+                true => Ok(Storage::Device(Arc::new(buffer))),
+                false => Err(Invalid::count("lse", buffer.len(), needed).into()),
+            }
+        })
+    }
+
     /// An uninitialized lse; every value is about to be written.
     pub(crate) fn uninit(backend: &Backend, shape: [usize; 4]) -> Result<Self> {
         Self::new(backend, shape, |len| uninit(backend, "lse", len))

@@ -1,11 +1,12 @@
 //! Attention over several devices of one process.
 //!
-//! [`Group::local`] takes the devices, [`Group::shards`] deals rows to them, and [`Shards::forward`] computes. `docs/several-gpus.md` has
-//! an example.
+//! [`Group::local`] takes the devices, [`Group::shards`] deals rows to them, and [`Shards::forward`] computes; [`Group::broadcast`] and
+//! [`Group::merge`] are for keys that stay where they are. `docs/several-gpus.md` has examples.
 
 mod error;
 mod gather;
 mod group;
+mod merged;
 pub mod need;
 mod plan;
 pub mod shard;

@@ -110,6 +110,53 @@ fn a_failing_call_of_the_driver_is_an_error_and_leaks_nothing() {
     }
 }
 
+/// A step of decoding: the queries go to all ranks, and results come back.
+fn decode(group: &Group) -> warptile_distributed::Result<()> {
+    let backends = group.backends();
+    let tensor = |at: usize, rows: usize, heads: usize| {
+        let data = vec![f16::ONE; rows * heads * 64];
+        backends[at].tensor(&data, [1, rows, heads, 64]).unwrap()
+    };
+    let q = group.broadcast(&tensor(0, 1, 8))?;
+    let parts = q.iter().enumerate().map(|(rank, q)| {
+        let kv = tensor(rank, 300, 2);
+        Attention::new().forward(q, (&kv, &kv)).unwrap()
+    });
+    group.merge(&parts.collect::<Vec<_>>())?;
+    // The parts are dropped here, while their copies may still be queued.
+    Ok(())
+}
+
+#[test]
+fn queries_go_to_all_ranks_and_results_come_back() {
+    for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
+        let (fake, group) = open(ranks);
+        for _ in 0..3 {
+            decode(&group).unwrap();
+        }
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        // A launch a rank or two, where keys are split, and the merge.
+        assert!(fake.launches().len() >= 3 * (ranks.len() + 1));
+        drop(group);
+        fake.assert_clean();
+    }
+    for symbol in ["cuMemcpyBatchAsync", "cuEventRecord"] {
+        let (fake, group) = open(&[0, 1]);
+        decode(&group).unwrap();
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        let q = group.backends()[0]
+            .tensor(&[f16::ONE; 64], [1, 1, 1, 64])
+            .unwrap();
+        fake.fail(Some(symbol), 1, 1);
+        let error = group.broadcast(&q).unwrap_err().to_string();
+        assert!(error.starts_with("rank 1: "), "{error}");
+        group.broadcast(&q).unwrap();
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        drop((q, group));
+        fake.assert_clean();
+    }
+}
+
 #[test]
 fn a_group_without_access_is_refused() {
     let fake = FakeDriver::open();

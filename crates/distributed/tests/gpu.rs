@@ -126,6 +126,58 @@ fn options() {
     }
 }
 
+/// Keys of which each rank has some, as of a cache.
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn merged() {
+    let ([heads, kv_heads, dim], lengths) = ([32, 8, 128], [5000_usize, 0, 777, 1]);
+    let all: usize = lengths.iter().sum();
+    let (q, k, v) = (
+        data(heads * dim, 0.1),
+        data(all * kv_heads * dim, 0.2),
+        data(all * kv_heads * dim, 0.3),
+    );
+    for ranks in [2, 4] {
+        let group = group(ranks);
+        let home = &group.backends()[0];
+        let row = kv_heads * dim;
+        let count: usize = lengths[..ranks].iter().sum();
+        let of = |data: &[bf16], rank: usize, rows: std::ops::Range<usize>| {
+            let data = &data[rows.start * row..rows.end * row];
+            let shape = [1, rows.len(), kv_heads, dim];
+            group.backends()[rank].tensor(data, shape).unwrap()
+        };
+        let q = home.tensor(&q, [1, 1, heads, dim]).unwrap();
+        let (all_k, all_v) = (of(&k, 0, 0..count), of(&v, 0, 0..count));
+        let expected = Attention::new().forward(&q, (&all_k, &all_v)).unwrap();
+        let run = || {
+            let mut start = 0;
+            let queries = group.broadcast(&q).unwrap();
+            let parts = queries.iter().zip(lengths).enumerate();
+            let parts: Vec<_> = parts
+                .map(|(rank, (q, len))| {
+                    let rows = start..start + len;
+                    start = rows.end;
+                    let (k, v) = (of(&k, rank, rows.clone()), of(&v, rank, rows));
+                    Attention::new().forward(q, (&k, &v)).unwrap()
+                })
+                .collect();
+            let (out, lse) = group.merge(&parts).unwrap();
+            group.synchronize(LIMIT).unwrap();
+            (out.to_vec().unwrap(), lse.to_vec().unwrap())
+        };
+        let first = run();
+        for (found, expected) in first.0.iter().zip(expected.out.to_vec().unwrap()) {
+            let (found, expected) = (found.to_f32(), expected.to_f32());
+            let close = (found - expected).abs() <= 0.008 + 0.008 * expected.abs();
+            assert!(close, "{ranks} ranks: {found}, not {expected}");
+        }
+        for _ in 0..5 {
+            assert!(run() == first, "{ranks} ranks: other bits");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs two NVIDIA GPUs"]
 fn documents() {

@@ -1,0 +1,108 @@
+//! Attention of the same queries to keys that stay with the ranks, such as the pages of a cache that is spread over them.
+
+use warptile::bytemuck::Pod;
+use warptile::driver::{self, DeviceBuffer, DeviceSlice, Rows};
+use warptile::ops::merge;
+use warptile::spec::LseBase;
+use warptile::{Element, Lse, Output, Tensor};
+
+use crate::error::{Error, OfRank, Result};
+use crate::group::{Group, Streams};
+
+impl Group {
+    /// Copies a tensor to every rank, such as the queries of a step of decoding. On GPUs the call returns when the copies are submitted;
+    /// they wait for what computes the tensor.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the tensor is not on a rank's device; [`Error::Rank`] with the rank that has no memory, or what its device
+    /// reports.
+    pub fn broadcast<T: Element>(&self, tensor: &Tensor<T>) -> Result<Vec<Tensor<T>>> {
+        let is_home = |backend: &warptile::Backend| backend.is_same(tensor.backend());
+        if !self.backends().iter().any(is_home) {
+            return Err(Error::Argument {
+                rank: 0,
+                rule: format!("the tensor is on {}, which no rank is on", tensor.backend()),
+            });
+        }
+        { self.backends().iter().enumerate() }
+            .map(|(rank, backend)| {
+                let (Some(streams), Some(slice), false) =
+                    (self.streams(rank), tensor.device_slice(), is_home(backend))
+                else {
+                    return Ok(tensor.clone());
+                };
+                let copy = fetched(slice, streams).of_rank(rank)?;
+                Tensor::from_device(backend, copy, *tensor.layout()).of_rank(rank)
+            })
+            .collect()
+    }
+
+    /// Merges what the ranks got for the same queries, each from keys of its own, on rank 0 and in the order of the ranks: the same parts
+    /// give the same bits. Sinks must be part of one of them only. Of keys that are dealt out by pages, row `i` of a sequence is with
+    /// rank `i / page_rows % ranks`; a rank without keys gives an output whose lse is `-inf`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a part that is not on its rank or has no lse; [`Error::Rank`] as [`merge`], and with what a device reports.
+    pub fn merge<T: Element>(&self, parts: &[Output<T>]) -> Result<(Tensor<T>, Lse)> {
+        let home = &self.backends()[0];
+        if parts.len() != self.backends().len() {
+            return Err(Error::Argument {
+                rank: parts.len().min(self.backends().len()),
+                rule: format!("{} parts for {} ranks", parts.len(), self.backends().len()),
+            });
+        }
+        let mut fetched_parts = Vec::with_capacity(parts.len());
+        for (rank, (Output { out, lse, .. }, backend)) in
+            { parts.iter() }.zip(self.backends()).enumerate()
+        {
+            let refused = |rule: String| Error::Argument { rank, rule };
+            let Some(lse) = lse else {
+                return Err(refused(
+                    "its output has no lse: it must not be turned off".to_owned(),
+                ));
+            };
+            if !out.backend().is_same(backend) {
+                return Err(refused(format!(
+                    "its output is on {}, not on {backend}",
+                    out.backend()
+                )));
+            }
+            let memory = (self.streams(0), out.device_slice(), lse.device_slice());
+            fetched_parts.push(match memory {
+                (Some(streams), Some(out_slice), Some(lse_slice)) if !backend.is_same(home) => {
+                    let out_copy = fetched(out_slice, streams).of_rank(rank)?;
+                    let lse_copy = fetched(lse_slice, streams).of_rank(rank)?;
+                    (
+                        Tensor::from_device(home, out_copy, *out.layout()).of_rank(rank)?,
+                        Lse::from_device(home, lse_copy, lse.shape()).of_rank(rank)?,
+                    )
+                }
+                _ => (out.clone(), lse.clone()),
+            });
+        }
+        let parts: Vec<_> = fetched_parts.iter().map(|(out, lse)| (out, lse)).collect();
+        merge(&parts, LseBase::Natural).of_rank(0)
+    }
+}
+
+/// A copy on the device of these streams, for its kernels.
+fn fetched<T: Pod>(from: DeviceSlice<'_, T>, streams: &Streams) -> driver::Result<DeviceBuffer<T>> {
+    let len = from.len();
+    let row = Rows {
+        count: 1,
+        len,
+        from: 0,
+        from_pitch: len,
+        to: 0,
+        to_pitch: len,
+    };
+    let lent = from.lend()?;
+    let by = match lent.context().is_same(streams.kernels.context()) {
+        true => &streams.near,
+        false => &streams.far,
+    };
+    let mut copy = DeviceBuffer::uninit(&streams.kernels, len)?.lend()?;
+    copy.copy_rows(by, &[(&lent, row)])?;
+    lent.end()?;
+    copy.into_buffer()
+}
