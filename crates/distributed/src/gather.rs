@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use warptile::driver::{DeviceBuffer, Lent, LentBuffer, Rows, Stream};
-use warptile::spec::Invalid;
-use warptile::{Attention, Backend, Diagonal, Element, Layout, Mask, Tensor};
+use warptile::{Attention, Diagonal, Element, Layout, Mask, Tensor};
 
 use crate::error::{OfRank, Result};
 use crate::group::Streams;
@@ -13,6 +11,7 @@ use crate::need::{Part, parts, staged};
 use crate::plan;
 use crate::shard::Chunk;
 use crate::shards::Shards;
+use crate::stage::{self, Source, position};
 
 pub(crate) fn forward<T: Element>(
     shards: &Shards<'_>,
@@ -26,12 +25,7 @@ pub(crate) fn forward<T: Element>(
         .collect::<Result<Vec<_>>>()?;
     // Lent before any kernel is submitted, and until all are: so copies wait for what computed the keys, but not for kernels of this call,
     // and no kernel of it waits for copies of other ranks.
-    let [k, v] = kv.map(|tensors| {
-        let lent = tensors.iter().enumerate();
-        lent.map(|(rank, tensor)| Keys::lend(tensor).of_rank(rank))
-            .collect::<Result<Vec<_>>>()
-    });
-    let (k, v) = (k?, v?);
+    let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
     let kv = [&k[..], &v[..]];
     // What a rank's thread submits waits for nothing that another one submits later.
     let outputs = shards.group().each(|rank| {
@@ -43,27 +37,9 @@ pub(crate) fn forward<T: Element>(
         rank_of.forward(attention, &q[rank], kv).of_rank(rank)
     });
     let outputs = outputs.into_iter().collect();
-    for keys in [k, v] {
-        for (rank, Keys { lent, .. }) in keys.into_iter().enumerate() {
-            lent.map_or(Ok(()), Lent::end).of_rank(rank)?;
-        }
-    }
+    Source::end_all(k)?;
+    Source::end_all(v)?;
     outputs
-}
-
-/// Keys or values of a rank, which all ranks read.
-struct Keys<'a, T: Element> {
-    tensor: &'a Tensor<T>,
-    /// On a GPU.
-    lent: Option<Lent<'a, T>>,
-}
-
-impl<'a, T: Element> Keys<'a, T> {
-    fn lend(tensor: &'a Tensor<T>) -> warptile::Result<Self> {
-        let lent = tensor.device_slice().map(|slice| slice.lend());
-        let lent = lent.transpose()?;
-        Ok(Keys { tensor, lent })
-    }
 }
 
 /// One rank's part of a call.
@@ -78,11 +54,12 @@ impl Rank<'_> {
         &self,
         attention: &Attention,
         q: &Tensor<T>,
-        kv: [&[Keys<'_, T>]; 2],
+        kv: [&[Source<'_, T>]; 2],
     ) -> warptile::Result<Tensor<T>> {
         let [_, rows, heads, _] = q.shape();
         let [_, _, kv_heads, value_dim] = kv[1][self.rank].tensor.shape();
-        let mut out = self.output(Layout::bhsd([1, heads, rows, value_dim]))?;
+        let group = self.shards.group();
+        let mut out = group.uninit(self.rank, Layout::bhsd([1, heads, rows, value_dim]))?;
         let shared_by = heads / kv_heads;
         let compute =
             |out: &mut Tensor<T>, call: &Call, heads: &Range<usize>, [k, v]: [&Tensor<T>; 2]| {
@@ -119,10 +96,8 @@ impl Rank<'_> {
         };
         let mut staged = Vec::with_capacity(groups.len());
         for heads in &groups {
-            staged.push([
-                self.stage(&spans, heads, kv[0])?,
-                self.stage(&spans, heads, kv[1])?,
-            ]);
+            let stage = |from| stage::rows_of_heads(self.shards, self.rank, &spans, heads, from);
+            staged.push([stage(kv[0])?, stage(kv[1])?]);
         }
         // Copies from others are submitted by now, so they are behind no kernel.
         for tensor in staged.first_mut().into_iter().flatten() {
@@ -167,116 +142,6 @@ impl Rank<'_> {
 
     fn streams(&self) -> Option<&Streams> {
         self.shards.group().streams(self.rank)
-    }
-
-    /// Uninitialized memory; every row is about to be written.
-    fn output<T: Element>(&self, layout: Layout) -> warptile::Result<Tensor<T>> {
-        let backend = &self.shards.group().backends()[self.rank];
-        match self.streams() {
-            Some(streams) => {
-                let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?;
-                Tensor::from_device(backend, buffer, layout)
-            }
-            None => Tensor::from_vec(backend, vec![T::zeroed(); layout.reach()], layout),
-        }
-    }
-
-    /// Fetches the rows of `spans` of some heads, from every rank that has some.
-    fn stage<'s, T: Element>(
-        &'s self,
-        spans: &[Range<usize>],
-        heads: &Range<usize>,
-        from: &'s [Keys<'s, T>],
-    ) -> warptile::Result<Staged<'s, T>> {
-        let head_dim = from[self.rank].tensor.shape()[3];
-        let rows: usize = spans.iter().map(Range::len).sum();
-        let layout = Layout::bhsd([1, heads.len(), rows, head_dim]);
-        let pieces = spans
-            .iter()
-            .flat_map(|span| self.shards.map().pieces(span.clone()));
-        let copies = pieces.map(|piece| {
-            let source = &from[piece.rank];
-            let local_rows = source.tensor.shape()[1];
-            let rows = Rows {
-                count: heads.len(),
-                len: piece.rows.len() * head_dim,
-                from: (heads.start * local_rows + piece.local) * head_dim,
-                from_pitch: local_rows * head_dim,
-                to: position(spans, piece.rows.start) * head_dim,
-                to_pitch: rows * head_dim,
-            };
-            (source, rows)
-        });
-        let backend = &self.shards.group().backends()[self.rank];
-        let Some(streams) = self.streams() else {
-            let mut staging = vec![T::zeroed(); layout.reach()];
-            for (source, rows) in copies {
-                let source = source.tensor.as_slice().ok_or_else(elsewhere)?;
-                for row in 0..rows.count {
-                    let (to, from) = (
-                        rows.to + row * rows.to_pitch,
-                        rows.from + row * rows.from_pitch,
-                    );
-                    staging[to..to + rows.len].copy_from_slice(&source[from..from + rows.len]);
-                }
-            }
-            let tensor = Tensor::from_vec(backend, staging, layout)?;
-            return Ok(Staged::Here(tensor));
-        };
-        let copies =
-            copies.map(|(source, rows)| Ok((source.lent.as_ref().ok_or_else(elsewhere)?, rows)));
-        let copies = copies.collect::<warptile::Result<Vec<_>>>()?;
-        let (own, others): (Vec<_>, Vec<_>) = { copies.into_iter() }
-            .partition(|(lent, _)| lent.context().is_same(streams.kernels.context()));
-        let mut buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?.lend()?;
-        buffer.copy_rows(&streams.far, &others)?;
-        Ok(Staged::Underway {
-            backend,
-            buffer,
-            layout,
-            near: &streams.near,
-            own,
-        })
-    }
-}
-
-/// Staged keys or values of some heads, in the order in which queries see them.
-enum Staged<'a, T: Element> {
-    Here(Tensor<T>),
-    /// Copies into them are submitted; kernels don't wait for these yet.
-    Underway {
-        backend: &'a Backend,
-        buffer: LentBuffer<T>,
-        layout: Layout,
-        near: &'a Stream,
-        /// Copies within the GPU that are not submitted yet.
-        own: Vec<(&'a Lent<'a, T>, Rows)>,
-    },
-}
-
-impl<T: Element> Staged<'_, T> {
-    /// Submits the copies within the GPU, once.
-    fn copy_own(&mut self) -> warptile::Result<()> {
-        if let Staged::Underway {
-            buffer, near, own, ..
-        } = self
-        {
-            buffer.copy_rows(near, &std::mem::take(own))?;
-        }
-        Ok(())
-    }
-
-    /// The tensor, on whose stream kernels now wait for the copies.
-    fn into_tensor(self) -> warptile::Result<Tensor<T>> {
-        match self {
-            Staged::Here(tensor) => Ok(tensor),
-            Staged::Underway {
-                backend,
-                buffer,
-                layout,
-                ..
-            } => Tensor::from_device(backend, buffer.into_buffer()?, layout),
-        }
     }
 }
 
@@ -386,15 +251,4 @@ fn twice(layout: &Layout) -> Layout {
     let (mut shape, mut strides) = (layout.shape, layout.strides);
     (shape[0], strides[0]) = (2, 0);
     Layout { shape, strides }
-}
-
-fn elsewhere() -> Invalid {
-    Invalid::presence("k or v", "has rows outside of its device's memory")
-}
-
-/// Where a row lies in staging memory.
-fn position(spans: &[Range<usize>], row: usize) -> usize {
-    { spans.iter() }
-        .map(|span| row.clamp(span.start, span.end) - span.start)
-        .sum()
 }

@@ -6,15 +6,17 @@
 mod error;
 mod gather;
 mod group;
+mod heads;
 mod merged;
 pub mod need;
 mod plan;
 pub mod shard;
 mod shards;
+mod stage;
 
 pub use error::{Error, Result};
 pub use group::Group;
-pub use plan::Expected;
+pub use plan::{Expected, Scheme};
 pub use shard::{RowMap, Sharding};
 pub use shards::Shards;
 

@@ -9,6 +9,18 @@ use crate::error::Result;
 use crate::need::{parts, staged};
 use crate::shard::RowMap;
 
+/// How a call over several devices is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// Each rank fetches the keys that its queries see, of one group of heads while another is computed.
+    #[default]
+    Gather,
+    /// Each rank gets all rows of some heads, and gives the output's back. It needs at least as many query heads as ranks; key/value heads go
+    /// to several ranks where there are more ranks than these. Less travels than with `Gather` where heads are equal and ranks are many.
+    Heads,
+}
+
 /// One part of the key/value heads in so many comes first: its copy is waited for, that of the others is not.
 const FIRST_PART: usize = 4;
 

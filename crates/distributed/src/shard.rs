@@ -183,7 +183,7 @@ impl RowMap {
 }
 
 /// Part `index` of `len` rows in `parts` parts, whose lengths differ by at most one.
-fn part(len: usize, index: usize, parts: usize) -> Range<usize> {
+pub(crate) fn part(len: usize, index: usize, parts: usize) -> Range<usize> {
     let at = |index: usize| (len as u128 * index as u128 / parts as u128) as usize;
     at(index)..at(index + 1)
 }

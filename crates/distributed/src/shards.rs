@@ -9,6 +9,8 @@ use warptile::{Attention, Backend, Element, Layout, Tensor};
 use crate::error::{Error, OfRank, Result};
 use crate::gather;
 use crate::group::{Group, Streams};
+use crate::heads;
+use crate::plan::Scheme;
 use crate::shard::RowMap;
 
 /// The rows of a sequence, or of packed documents, dealt to the ranks of a group.
@@ -19,6 +21,7 @@ use crate::shard::RowMap;
 pub struct Shards<'a> {
     group: &'a Group,
     map: RowMap,
+    scheme: Scheme,
     /// Lists that ranks on GPUs gave their kernels.
     lists: Mutex<Lists>,
 }
@@ -31,6 +34,7 @@ impl<'a> Shards<'a> {
         Shards {
             group,
             map,
+            scheme: Scheme::default(),
             lists: Mutex::default(),
         }
     }
@@ -50,6 +54,11 @@ impl<'a> Shards<'a> {
         let list = Arc::new(DeviceBuffer::from_slice(&streams.kernels, list)?);
         lock().insert(key, list.clone());
         Ok(list)
+    }
+
+    /// Sets how calls are computed. Default: [`Scheme::Gather`].
+    pub fn scheme(self, scheme: Scheme) -> Self {
+        Shards { scheme, ..self }
     }
 
     /// The group.
@@ -121,7 +130,7 @@ impl<'a> Shards<'a> {
     }
 
     /// Attention of all rows to all rows of their document. Each output row is computed by one launch on its owner's device; on GPUs the
-    /// call returns when the work is submitted. Options with numbers for each head take one group of heads.
+    /// call returns when the work is submitted. Options with numbers for each head take one group of heads, and not [`Scheme::Heads`].
     ///
     /// # Errors
     /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with the rank whose part failed. There is no output
@@ -143,7 +152,10 @@ impl<'a> Shards<'a> {
                 ),
             });
         }
-        gather::forward(self, attention, q, [k, v])
+        match self.scheme {
+            Scheme::Gather => gather::forward(self, attention, q, [k, v]),
+            Scheme::Heads => heads::forward(self, attention, q, [k, v]),
+        }
     }
 
     /// Checks a sharded tensor. Returns the shape on rank 0.

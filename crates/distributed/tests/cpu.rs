@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
-use warptile_distributed::{Expected, Group, Sharding};
+use warptile_distributed::{Expected, Group, Scheme, Sharding};
 
 fn data(len: usize, seed: f32) -> Vec<f32> {
     (0..len)
@@ -11,7 +11,10 @@ fn data(len: usize, seed: f32) -> Vec<f32> {
         .collect()
 }
 
+const BOTH: [Scheme; 2] = [Scheme::Gather, Scheme::Heads];
+
 fn bits_of_one_call(
+    schemes: &[Scheme],
     ranks: usize,
     len: usize,
     offsets: Option<&[usize]>,
@@ -38,15 +41,21 @@ fn bits_of_one_call(
         }
     };
     let group = Group::local(vec![cpu; ranks]).unwrap();
-    let shards = group.shards(sharding, len).unwrap();
-    let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
-        .map(|(data, heads)| shards.split(data, heads, dim).unwrap());
-    let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
-    group.synchronize(Duration::from_secs(1)).unwrap();
-    assert!(
-        shards.join(&out).unwrap() == expected.unwrap().out.to_vec().unwrap(),
-        "{ranks} ranks, {len} rows, {sharding:?}, {attention:?}"
-    );
+    let expected = expected.unwrap().out.to_vec().unwrap();
+    for &scheme in schemes
+        .iter()
+        .filter(|scheme| **scheme == Scheme::Gather || ranks <= heads)
+    {
+        let shards = group.shards(sharding, len).unwrap().scheme(scheme);
+        let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
+            .map(|(data, heads)| shards.split(data, heads, dim).unwrap());
+        let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
+        group.synchronize(Duration::from_secs(1)).unwrap();
+        assert!(
+            shards.join(&out).unwrap() == expected,
+            "{scheme:?}, {ranks} ranks, {len} rows, {sharding:?}, {attention:?}"
+        );
+    }
 }
 
 #[test]
@@ -61,7 +70,14 @@ fn one_sequence() {
     for mask in masks {
         for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
             for (ranks, len) in [(2, 128), (3, 101), (5, 7), (4, 3)] {
-                bits_of_one_call(ranks, len, None, &sharding, &Attention::new().mask(mask));
+                bits_of_one_call(
+                    &BOTH,
+                    ranks,
+                    len,
+                    None,
+                    &sharding,
+                    &Attention::new().mask(mask),
+                );
             }
         }
     }
@@ -75,7 +91,12 @@ fn options() {
         Attention::new().scale(0.3),
     ];
     for attention in options {
+        let schemes = match attention.has_numbers() {
+            true => &BOTH[..1],
+            false => &BOTH,
+        };
         bits_of_one_call(
+            schemes,
             3,
             90,
             None,
@@ -99,13 +120,16 @@ fn documents() {
             Mask::causal(),
             Mask::causal().diagonal(Diagonal::At(-9)),
         ] {
-            bits_of_one_call(
-                2,
-                len,
-                Some(&offsets),
-                &Sharding::Documents(offsets.clone()),
-                &Attention::new().mask(mask).sinks(&[0.5, 1.0, -1.0, 2.0]),
-            );
+            let sharding = Sharding::Documents(offsets.clone());
+            let attention = Attention::new().mask(mask);
+            let of_sinks = attention.clone().sinks(&[0.5, 1.0, -1.0, 2.0]);
+            for ranks in [2, 4] {
+                let check = |schemes, attention| {
+                    bits_of_one_call(schemes, ranks, len, Some(&offsets), &sharding, attention);
+                };
+                check(&BOTH, &attention);
+                check(&BOTH[..1], &of_sinks);
+            }
         }
     }
 }
@@ -127,6 +151,18 @@ fn errors_name_the_rank() {
     assert!(
         error.to_string().starts_with("rank 0: v has shape"),
         "{error}"
+    );
+    let by_heads = |attention: &Attention| {
+        let shards = group.shards(&Sharding::Zigzag, 9).unwrap();
+        let shards = shards.scheme(Scheme::Heads);
+        shards
+            .forward(attention, &q, (&q, &q))
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        by_heads(&Attention::new()),
+        "rank 1: 1 query heads do not suffice for 2 ranks, each of which needs one"
     );
     let error = shards
         .forward(&Attention::new().softcap(-1.0), &q, (&q, &q))

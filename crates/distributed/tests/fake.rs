@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use warptile::driver::Driver;
 use warptile::{Attention, Backend, Mask, half::f16};
-use warptile_distributed::{Group, Sharding};
+use warptile_distributed::{Group, Scheme, Sharding};
 use warptile_fake_cuda::FakeDriver;
 
 fn open(ranks: &[u32]) -> (FakeDriver, Group) {
@@ -24,8 +24,17 @@ fn forward(group: &Group, len: usize) -> warptile_distributed::Result<()> {
 }
 
 fn forward_of(group: &Group, sharding: &Sharding, len: usize) -> warptile_distributed::Result<()> {
+    forward_by(Scheme::Gather, group, sharding, len)
+}
+
+fn forward_by(
+    scheme: Scheme,
+    group: &Group,
+    sharding: &Sharding,
+    len: usize,
+) -> warptile_distributed::Result<()> {
     let data = |heads: usize| vec![f16::ONE; len * heads * 64];
-    let shards = group.shards(sharding, len)?;
+    let shards = group.shards(sharding, len)?.scheme(scheme);
     let (q, k, v) = (
         shards.split(&data(8), 8, 64)?,
         shards.split(&data(4), 4, 64)?,
@@ -52,6 +61,35 @@ fn copies_and_kernels_are_ordered() {
             drop(group);
             fake.assert_clean();
         }
+    }
+}
+
+#[test]
+fn heads_travel_and_outputs_come_back_in_order() {
+    for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
+        let (fake, group) = open(ranks);
+        for sharding in [Sharding::Zigzag, Sharding::Documents(vec![0, 100, 512])] {
+            forward_by(Scheme::Heads, &group, &sharding, 512).unwrap();
+        }
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        assert_eq!(fake.launches().len(), 2 * ranks.len());
+        drop(group);
+        fake.assert_clean();
+    }
+    for nth in (1..).step_by(3) {
+        let (fake, group) = open(&[0, 1]);
+        fake.fail(Some("cuMemcpyBatchAsync"), nth, 1);
+        let result = forward_by(Scheme::Heads, &group, &Sharding::Zigzag, 256);
+        if fake.fault().is_none() {
+            assert!(nth > 1);
+            break;
+        }
+        let error = result.unwrap_err().to_string();
+        assert!(error.starts_with("rank "), "{error}");
+        forward_by(Scheme::Heads, &group, &Sharding::Zigzag, 256).unwrap();
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        drop(group);
+        fake.assert_clean();
     }
 }
 
