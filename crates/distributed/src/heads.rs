@@ -71,17 +71,18 @@ pub(crate) fn forward<T: Element>(
     let [q, k, v] = [q, k, v].map(Source::lend_all);
     let (q, k, v) = (q?, k?, v?);
     let offsets = offsets(shards)?;
-    let spans = [0..shards.map().len()];
+    let all_rows = 0..shards.map().len();
+    let spans = std::slice::from_ref(&all_rows);
     let group = shards.group();
     // All rows of a rank's heads.
     let computed = group.each(|rank| {
         let Share { queries, keys } = &shares[rank];
-        let staged = |heads, from| rows_of_heads(shards, rank, &spans, heads, from);
+        let staged = |heads, from| rows_of_heads(shards, rank, spans, heads, from);
         let mut staged = [staged(queries, &q)?, staged(keys, &k)?, staged(keys, &v)?];
         staged.iter_mut().try_for_each(|tensor| tensor.copy_own())?;
         let [q, k, v] = staged.map(|tensor| tensor.into_tensor());
         let (q, k, v) = (q?, k?, v?);
-        let layout = Layout::bhsd([1, queries.len(), spans[0].len(), value_dim]);
+        let layout = Layout::bhsd([1, queries.len(), all_rows.len(), value_dim]);
         let mut out = group.uninit(rank, layout)?;
         let (queries, keys) = (Queries::new(&q), Keys::new(&k, &v));
         let (queries, keys) = match &offsets {
@@ -161,7 +162,8 @@ mod tests {
                         "{heads}/{kv_heads}, {ranks} ranks"
                     );
                     assert!(
-                        !share.queries.is_empty() && share.queries.len() % share.keys.len() == 0
+                        !share.queries.is_empty()
+                            && share.queries.len().is_multiple_of(share.keys.len())
                     );
                     let shared_by = heads / kv_heads;
                     assert_eq!(share.queries.start / shared_by, share.keys.start);
