@@ -290,12 +290,13 @@ impl Expectation {
 ///
 /// ```text
 /// |x - r| <= max(factor * max|r16 - r| + 2e-5 * max|r|, 6 * sqrt(variance) + ulp(r))     for every element
-/// rms(x - r) <= 1.25 * max(rms(r16 - r), sqrt(mean(variance) + mean(ulp(r)^2) / 12)) * (1 + 4 / sqrt(count))
+/// rms(x - r) <= 1.25 * max(rms(r16 - r), sqrt(mean(variance) + mean(ulp(r)^2) / 12)) * (1 + 4 / sqrt(n))
 /// ```
 ///
-/// where `factor` is 2, and 3 with softcap. The variance is that of the error which a fused computation cannot avoid: weights and the
-/// gradients of scores rounded to the element type before they are multiplied, and arithmetic in `f32`. It matters in small problems, where
-/// the plain computation may be right by luck. A NaN never passes.
+/// where `factor` is 2, and 3 with softcap, and `n` counts the elements that have a variance. The variance is that of the error which a
+/// fused computation cannot avoid: weights and the gradients of scores rounded to the element type before they are multiplied, and
+/// arithmetic in `f32`, that of long sums included. It matters in small problems, where the plain computation may be right by luck. A NaN
+/// never passes.
 #[derive(Debug)]
 #[must_use]
 pub struct GradientExpectation(Slots<ExpectedGradient>);
@@ -348,7 +349,13 @@ impl GradientExpectation {
             // A value beyond the type's range is infinite in one of them.
             let finite = plain.filter(|square| square.is_finite());
             let square = finite.sum::<f64>().max(unavoidable.sum());
-            let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 / count.sqrt());
+            // The others are exact, so they say nothing of how far the mean may be from its expectation.
+            let uncertain = variance
+                .iter()
+                .filter(|variance| **variance > 0.0)
+                .count()
+                .max(1);
+            let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 / (uncertain as f64).sqrt());
             ExpectedGradient {
                 exact,
                 tolerance,

@@ -285,7 +285,10 @@ impl<T: Element> Pass<'_, T> {
             &round::<T>,
         );
 
-        // The variance of each weight and each gradient of a score, from two roundings and arithmetic in `f32`.
+        // The variance of each weight and each gradient of a score, from two roundings and arithmetic in `f32`. Each addition of a sum rounds
+        // the terms before it, half of them on average, by up to half an ulp.
+        let longest = visible.len().max(sequence.q_len * heads.group_size());
+        let sums = f64::from(f32::EPSILON).powi(2) * longest as f64 / 24.0;
         let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
         let (q_norm, d_norm) = (norm(q), norm(d_out));
         let first_norm = (sequence.k_entry * heads.key_value + kv_head) * keys.rows
@@ -309,8 +312,10 @@ impl<T: Element> Pass<'_, T> {
                 ElementType::F32 => 0.0,
                 _ => ulp(T::TYPE, x).powi(2) / 6.0,
             };
-            spread.p.push(two_roundings(p) + of_p * of_p);
-            spread.ds.push(two_roundings(ds) + of_ds * of_ds);
+            spread.p.push(two_roundings(p) + of_p * of_p + sums * p * p);
+            spread
+                .ds
+                .push(two_roundings(ds) + of_ds * of_ds + sums * ds * ds);
         }
 
         let rows = |size: usize| {
