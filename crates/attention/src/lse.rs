@@ -9,7 +9,7 @@ use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use crate::backend::{Backend, Place};
 use crate::error::{Error, Result};
 use crate::spec::Invalid;
-use crate::tensor::{Storage, elsewhere, uninit, zeros};
+use crate::tensor::{Storage, elsewhere, expect_context, uninit, zeros};
 
 /// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key and have no sink.
 #[derive(Clone)]
@@ -64,17 +64,7 @@ impl Lse {
         buffer: DeviceBuffer<f32>,
         [batch, heads, length]: [usize; 3],
     ) -> Result<Self> {
-        let context = buffer.stream().context();
-        if !backend
-            .gpu()
-            .is_some_and(|gpu| gpu.context().is_same(context))
-        {
-            return Err(Error::DeviceMismatch {
-                argument: "buffer",
-                expected: backend.to_string(),
-                found: format!("cuda:{}", context.device().ordinal()),
-            });
-        }
+        expect_context(backend, &buffer)?;
         Self::new(backend, [batch, length, heads, 1], |needed| {
             match buffer.len() == needed {
                 true => Ok(Storage::Device(Arc::new(buffer))),

@@ -99,17 +99,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// [`Error::DeviceMismatch`] if the buffer is not of the backend's context; [`Invalid::BufferTooSmall`].
     pub fn from_device(backend: &Backend, buffer: DeviceBuffer<T>, layout: Layout) -> Result<Self> {
-        let context = buffer.stream().context();
-        if !backend
-            .gpu()
-            .is_some_and(|gpu| gpu.context().is_same(context))
-        {
-            return Err(Error::DeviceMismatch {
-                argument: "buffer",
-                expected: backend.to_string(),
-                found: format!("cuda:{}", context.device().ordinal()),
-            });
-        }
+        expect_context(backend, &buffer)?;
         layout.check_buffer("buffer", buffer.len())?;
         let storage = Storage::Device(Arc::new(buffer));
         Ok(Self::from_storage(backend.clone(), layout, storage))
@@ -416,6 +406,19 @@ pub(crate) fn zeros<T: Pod>(argument: &'static str, len: usize) -> Result<Vec<T>
         }
         .into()
     })
+}
+
+/// Refuses a device buffer of another context than the backend's.
+pub(crate) fn expect_context<T: Pod>(backend: &Backend, buffer: &DeviceBuffer<T>) -> Result<()> {
+    let context = buffer.stream().context();
+    match backend.gpu() {
+        Some(gpu) if gpu.context().is_same(context) => Ok(()),
+        _ => Err(Error::DeviceMismatch {
+            argument: "buffer",
+            expected: backend.to_string(),
+            found: format!("cuda:{}", context.device().ordinal()),
+        }),
+    }
 }
 
 pub(crate) fn elsewhere(argument: &'static str, expected: &str, found: String) -> Error {
