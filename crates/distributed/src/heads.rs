@@ -1,5 +1,5 @@
-//! The scheme `heads`: each rank gets all rows of some heads, computes one call, and gives the output's rows back to their owners. Each value
-//! is one that a single device would compute.
+//! The scheme `heads`: each rank gets all rows of some heads, computes one call, and gives the output's rows back to their owners. Each
+//! value is one that a single device would compute.
 
 use std::ops::Range;
 
@@ -54,9 +54,7 @@ pub(crate) fn forward<T: Element>(
     if heads < ranks {
         return Err(Error::Argument {
             rank: heads,
-            rule: format!(
-                "{heads} query heads do not suffice for {ranks} ranks, each of which needs one"
-            ),
+            rule: format!("{ranks} ranks need at least as many query heads, not {heads}"),
         });
     }
     if attention.has_numbers() {

@@ -16,12 +16,12 @@ pub enum Scheme {
     /// Each rank fetches the keys that its queries see, of one group of heads while another is computed.
     #[default]
     Gather,
-    /// Each rank gets all rows of some heads, and gives the output's back. It needs at least as many query heads as ranks; key/value heads go
-    /// to several ranks where there are more ranks than these. Less travels than with `Gather` where heads are equal and ranks are many.
+    /// Each rank gets all rows of some heads, and gives the output's back. It needs at least as many query heads as ranks; with fewer
+    /// key/value heads than ranks, several ranks get the same one. Without grouped heads and on many ranks less travels than with `Gather`.
     Heads,
 }
 
-/// One part of the key/value heads in so many comes first: its copy is waited for, that of the others is not.
+/// A quarter of the key/value heads comes first: its copy is waited for, and the others' run while it is computed.
 const FIRST_PART: usize = 4;
 
 /// Bytes into one GPU per second over NVLink: 0.9 of what one peer copy of 512 MB reached on two H100.

@@ -162,7 +162,7 @@ fn errors_name_the_rank() {
     };
     assert_eq!(
         by_heads(&Attention::new()),
-        "rank 1: 1 query heads do not suffice for 2 ranks, each of which needs one"
+        "rank 1: 2 ranks need at least as many query heads, not 1"
     );
     let error = shards
         .forward(&Attention::new().softcap(-1.0), &q, (&q, &q))
