@@ -17,6 +17,28 @@ pub struct Attempt {
     pub source: Arc<libloading::Error>,
 }
 
+impl Attempt {
+    /// The libraries that were tried, with every reason once: `libcuda.so.1, libcuda.so: no such file`.
+    pub fn by_reason(tried: &[Attempt]) -> String {
+        let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+        for attempt in tried {
+            let library = attempt.library.display().to_string();
+            match reasons
+                .iter_mut()
+                .find(|(reason, _)| *reason == attempt.reason)
+            {
+                Some((_, libraries)) => libraries.push(library),
+                None => reasons.push((&attempt.reason, vec![library])),
+            }
+        }
+        let groups: Vec<String> = reasons
+            .iter()
+            .map(|(reason, libraries)| format!("{}: {reason}", libraries.join(", ")))
+            .collect();
+        groups.join("; ")
+    }
+}
+
 /// Why the CUDA driver cannot be used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -25,7 +47,7 @@ pub enum LoadError {
     #[error(
         "no CUDA driver found ({}). Install NVIDIA's driver, start the container with GPU access, \
          or set {LIBRARY_OVERRIDE} to the path of libcuda",
-        by_reason(.tried)
+        Attempt::by_reason(.tried)
     )]
     NotFound {
         /// Everything that was tried, in order.
@@ -89,26 +111,6 @@ pub enum LoadError {
     },
 }
 
-/// The libraries that were tried, with every reason once: `libcuda.so.1, libcuda.so: no such file`.
-fn by_reason(tried: &[Attempt]) -> String {
-    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
-    for attempt in tried {
-        let library = attempt.library.display().to_string();
-        match reasons
-            .iter_mut()
-            .find(|(reason, _)| *reason == attempt.reason)
-        {
-            Some((_, libraries)) => libraries.push(library),
-            None => reasons.push((&attempt.reason, vec![library])),
-        }
-    }
-    let groups: Vec<String> = reasons
-        .iter()
-        .map(|(reason, libraries)| format!("{}: {reason}", libraries.join(", ")))
-        .collect();
-    groups.join("; ")
-}
-
 /// The stubs of older toolkits are recognised by where they lie, not by what they answer.
 fn stub_hint(library: &Path) -> &'static str {
     if library.components().any(|part| part.as_os_str() == "stubs") {
@@ -139,7 +141,7 @@ mod tests {
             attempt("libcuda.so", missing),
         ];
         assert_eq!(
-            by_reason(&tried),
+            Attempt::by_reason(&tried),
             format!(
                 "libcuda.so.1, libcuda.so: {missing}; /usr/lib/wsl/lib/libcuda.so.1: file too short"
             )

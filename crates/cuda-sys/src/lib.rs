@@ -37,7 +37,7 @@ mod table;
 mod types;
 
 pub use error::{Attempt, LoadError};
-pub use load::{LIBRARY_OVERRIDE, REQUIRED_VERSION, Version, load, load_from};
+pub use load::{LIBRARY_OVERRIDE, REQUIRED_VERSION, Version, load, load_from, open};
 pub use results::CUresult;
 pub use table::{DriverApi, SYMBOLS, Symbols};
 pub use types::*;

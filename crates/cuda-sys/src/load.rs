@@ -109,22 +109,11 @@ fn search(only: Option<OsString>) -> Result<DriverApi, LoadError> {
 /// its initialisers run, and its functions are called as [`DriverApi`] declares them.
 pub unsafe fn load_from(library: impl AsRef<Path>) -> Result<DriverApi, LoadError> {
     let path = library.as_ref();
-    // SAFETY: the caller vouches for the library, and a CUDA driver's initialisers have no
-    // requirements of their own.
-    let library = unsafe { libloading::Library::new(path.as_os_str()) }.map_err(|error| {
-        let reason = words_of(&error, path.as_os_str());
-        let source = Arc::new(error);
-        LoadError::NotFound {
-            tried: vec![Attempt {
-                library: path.to_owned(),
-                reason,
-                source: source.clone(),
-            }],
-            source,
-        }
+    // SAFETY: the caller vouches for the library.
+    let library = unsafe { open(path) }.map_err(|attempt| LoadError::NotFound {
+        source: attempt.source.clone(),
+        tried: vec![attempt],
     })?;
-    // Never unloaded, so that function pointers taken from it stay valid; see above.
-    let library = ManuallyDrop::new(library);
     let version = version_of(&library, path)?;
     if version < crate::REQUIRED_VERSION {
         return Err(LoadError::TooOld {
@@ -135,6 +124,24 @@ pub unsafe fn load_from(library: impl AsRef<Path>) -> Result<DriverApi, LoadErro
     }
     // SAFETY: the caller vouches for the signatures, and the library is never unloaded.
     unsafe { DriverApi::resolve(&library, path, version) }
+}
+
+/// Opens a library that stays in memory for the rest of the process, so that function pointers taken from it stay valid.
+///
+/// # Errors
+/// The failed attempt.
+///
+/// # Safety
+/// The library's initialisers run.
+pub unsafe fn open(library: &Path) -> Result<ManuallyDrop<libloading::Library>, Attempt> {
+    // SAFETY: the caller vouches for the library.
+    unsafe { libloading::Library::new(library.as_os_str()) }
+        .map(ManuallyDrop::new)
+        .map_err(|error| Attempt {
+            library: library.to_owned(),
+            reason: words_of(&error, library.as_os_str()),
+            source: Arc::new(error),
+        })
 }
 
 /// Asks for the version before anything else is looked up, so that an old driver is called old and
