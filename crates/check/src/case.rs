@@ -115,6 +115,9 @@ pub struct Case {
     pub quantized: Option<ElementType>,
     /// The options.
     pub scoring: Scoring,
+    /// True if a key mask is a padding mask: of shape `[batch, 1, 1, keys]`, it hides the keys behind the lengths that
+    /// [`Used::Ragged`] has with the same seed. Without a key mask it means nothing.
+    pub padding: bool,
     /// Where keys are cut.
     pub splits: Splits,
     /// How the tensors are stored.
@@ -148,6 +151,7 @@ impl Case {
             element: ElementType::F32,
             quantized: None,
             scoring: Scoring::new(),
+            padding: false,
             splits: Splits::Even,
             layout: LayoutKind::Bshd,
             unaligned: false,
@@ -170,15 +174,30 @@ impl Case {
         match &self.used {
             Used::All => self.lengths.each(),
             Used::Each(used) => used.clone(),
-            Used::Ragged => {
-                let mut random = Random::new(self.seed ^ 0x4a66);
-                let part = |(query, key): (usize, usize)| {
-                    let least = key.div_ceil(8);
-                    (query, least + random.below(key - least + 1))
-                };
-                self.lengths.each().into_iter().map(part).collect()
-            }
+            Used::Ragged => self.ragged(),
         }
+    }
+
+    /// All queries of each sequence, and from an eighth of its keys to all.
+    fn ragged(&self) -> Vec<(usize, usize)> {
+        let mut random = Random::new(self.seed ^ 0x4a66);
+        let part = |(query, key): (usize, usize)| {
+            let least = key.div_ceil(8);
+            (query, least + random.below(key - least + 1))
+        };
+        self.lengths.each().into_iter().map(part).collect()
+    }
+
+    /// The keys of each sequence that a padding mask shows, if an operand is one.
+    pub fn shown_keys(&self, operand: Operand) -> Option<Vec<usize>> {
+        let is_padding = self.padding && operand == Operand::KeyMask;
+        is_padding.then(|| self.ragged().into_iter().map(|shown| shown.1).collect())
+    }
+
+    /// Without the option that has this word.
+    pub(crate) fn remove(&mut self, word: &str) {
+        self.scoring = self.scoring.without(word);
+        self.padding &= self.scoring.has(Operand::KeyMask);
     }
 
     /// The element types of the tensors.

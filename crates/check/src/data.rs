@@ -310,12 +310,16 @@ impl Case {
                 }
                 // Any number but 0 shows a key.
                 (Kind::Scores, Elements::U8) => {
-                    let mut draw = || random.pick(&[0, 1, 1, 0xff]);
+                    let shown = self.shown_keys(operand);
+                    let mut draw = |entry: usize, key| match &shown {
+                        Some(shown) => u8::from(key < shown[entry]),
+                        None => random.pick(&[0, 1, 1, 0xff]),
+                    };
                     Data::Bytes(self.score_buffer(&self.score_layout(operand), 0, &mut draw))
                 }
                 // Some keys are hidden by a bias of minus infinity, as is usual.
                 (Kind::Scores, _) => {
-                    let mut draw = || match random.below(16) {
+                    let mut draw = |_, _| match random.below(16) {
                         0 => T::from_f64(f64::NEG_INFINITY),
                         _ => T::from_f64(random.normal()),
                     };
@@ -335,7 +339,7 @@ impl Case {
         &self,
         layout: &Layout,
         poison: U,
-        mut draw: impl FnMut() -> U,
+        mut draw: impl FnMut(usize, usize) -> U,
     ) -> Buffer<U> {
         let reach = layout.required_len().unwrap_or(0);
         let offset = self.offset();
@@ -347,7 +351,7 @@ impl Case {
                 for head in 0..heads {
                     let start = offset + layout.offset(entry, row, head);
                     for key in 0..keys {
-                        data[start + key * layout.strides[3]] = draw();
+                        data[start + key * layout.strides[3]] = draw(entry, key);
                     }
                 }
             }

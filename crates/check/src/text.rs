@@ -6,7 +6,7 @@ use std::str::FromStr;
 use warptile::ElementType;
 use warptile::kernels::Excerpt;
 use warptile::plan::DeviceProfile;
-use warptile::spec::{Heads, Scoring};
+use warptile::spec::{Heads, Operand, Scoring};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
@@ -48,8 +48,9 @@ impl fmt::Display for Case {
             write!(f, " cache={element}")?;
         }
         let scoring = self.scoring.to_string();
-        if !scoring.is_empty() {
-            write!(f, " {scoring}")?;
+        for word in scoring.split_whitespace() {
+            let padding = self.padding && Some(word) == Operand::KeyMask.word();
+            write!(f, " {word}{}", if padding { "=padding" } else { "" })?;
         }
         if let Some(keys) = self.splits.keys() {
             write!(f, " splits={keys}")?;
@@ -207,6 +208,7 @@ fn suggestion(word: &str) -> Option<String> {
         ("mask", "", value) if value.starts_with('w') => "mask=window,LEFT,RIGHT".to_owned(),
         ("mask", "", value) if value.starts_with('c') => "mask=causal".to_owned(),
         ("window", "", value) => format!("mask=window,{value}"),
+        ("padding" | "keypaddingmask", "", "") => "keymask=padding".to_owned(),
         ("alibi", "", "") => "alibi=head".to_owned(),
         ("s" | "l" | "n" | "seq" | "len", length, "") => format!("q{length} k{length}"),
         ("batch" | "b", "", value) => format!("b{value}"),
@@ -324,6 +326,10 @@ impl Parser {
                 }
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "runs" => case.runs = value.parse().ok()?,
+                "keymask" if value == "padding" => {
+                    case.scoring = case.scoring.with(Operand::KeyMask);
+                    case.padding = true;
+                }
                 "layout" => case.layout = LayoutKind::named(value)?,
                 "sms" => case.multiprocessors = Some(value.parse().ok()?),
                 "seed" => case.seed = value.parse().ok()?,
@@ -407,6 +413,8 @@ mod tests {
         let options = every_option();
         let text = format!("b2 q3 k5 h2 d64 f16 {options} layout=gaps used=1x5,0x2 seed=1");
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 bias keymask=padding layout=gaps seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q113 k203 h6 d40 f16 mask=causal diagonal=top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";
@@ -475,6 +483,7 @@ mod tests {
             );
         }
         assert!(error("splits=300").contains("splits are every 300 keys, but the number must"));
+        assert!(error("keymask=x").starts_with("`keymask=x` is not part"));
         assert!(error("splits=x").starts_with("`splits=x` is not part"));
         assert!(error("cache=x").starts_with("`cache=x` is not part"));
         assert!(error("d64/x").starts_with("`d64/x` is not part"));
@@ -525,6 +534,7 @@ mod tests {
             ("s512", "q512 k512"),
             ("alibi", "alibi=head"),
             ("key-mask", "keymask"),
+            ("key_padding_mask", "keymask=padding"),
             ("key_mask", "keymask"),
             ("lay_out=gaps", "layout=gaps"),
             ("device_lengths", "device-lengths"),
@@ -556,6 +566,10 @@ mod tests {
             ("d64 d128", "`d64` and `d128` say"),
             ("f16 bf16", "`f16` and `bf16` say"),
             ("bias bias", "`bias` and `bias` say"),
+            (
+                "keymask keymask=padding",
+                "`keymask` and `keymask=padding` say",
+            ),
             ("mask=causal mask=none", "`mask=causal` and `mask=none` say"),
             ("seed=1 b1 seed=2", "`seed=1` and `seed=2` say"),
             ("b2 packed=3x3,4x4", "`b2` and `packed=3x3,4x4` say"),

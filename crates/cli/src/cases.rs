@@ -63,7 +63,12 @@ pub(crate) fn help(lines: &[&str]) -> String {
         };
         Some((operand.word()?.to_owned() + of_shape, operand.help()))
     });
+    let padding = (
+        "keymask=padding".to_owned(),
+        "a key mask of shape [batch, 1, 1, keys] that hides the keys behind those that lengths=ragged has",
+    );
     let options = { numbers.chain(operands) }
+        .chain([padding])
         .map(|(word, help)| text::wrapped(&format!("  {word:<16}{help}"), 80, 18) + "\n");
     let scaled: Vec<String> = ElementType::scaled().map(|one| one.to_string()).collect();
     let grammar = { GRAMMAR.replace("{OPTIONS}", &options.collect::<String>()) }.replace(

@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    /// Layout of the bias, or of the key mask: in each dimension but the last whole or of extent 1, as the seed has it, and
+    /// Layout of the bias, or of the key mask: in each dimension but the last whole or of extent 1, as the seed has it or padding, and
     /// stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
     pub(crate) fn score_layout(&self, operand: Operand) -> Layout {
         let Lengths::Dense { batch, query, key } = self.lengths else {
@@ -75,12 +75,15 @@ impl Case {
             0 => extent,
             _ => 1,
         };
-        let shape = [
-            maybe_one(batch),
-            maybe_one(query),
-            maybe_one(self.heads.query),
-            key,
-        ];
+        let shape = match self.padding && operand == Operand::KeyMask {
+            true => [batch, 1, 1, key],
+            false => [
+                maybe_one(batch),
+                maybe_one(query),
+                maybe_one(self.heads.query),
+                key,
+            ],
+        };
         let [batch, rows, heads, keys] = shape;
         match self.layout {
             LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),

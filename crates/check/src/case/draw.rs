@@ -130,6 +130,8 @@ impl Case {
             heads: Heads::new(heads, head_dim).key_value(kv_heads),
             element,
             quantized: None,
+            // Half of the key masks, by numbers of their own.
+            padding: scoring.has(Operand::KeyMask) && Random::new(seed ^ 0x9add).below(2) == 0,
             scoring,
             splits: Splits::Even,
             layout,
@@ -167,7 +169,7 @@ impl Case {
     pub(super) fn without_score_tensors(mut self) -> Self {
         let tensors = Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores);
         for word in tensors.filter_map(Operand::word) {
-            self.scoring = self.scoring.without(word);
+            self.remove(word);
         }
         self
     }
@@ -290,6 +292,8 @@ mod tests {
         some(|case| case.pages.is_some() && matches!(case.lengths, Lengths::Packed(_)));
         some(|case| case.pages.is_some() && case.scoring.has(Operand::Bias));
         some(|case| case.pages.is_some() && case.device_lengths);
+        some(|case| case.padding && case.pages.is_some());
+        some(|case| case.scoring.has(Operand::KeyMask) && !case.padding);
         for layout in [LayoutKind::Bhsd, LayoutKind::Gaps, LayoutKind::Interleaved] {
             assert!(
                 cases

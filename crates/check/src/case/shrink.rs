@@ -18,8 +18,9 @@ impl Case {
             }
         };
         for word in Scoring::words() {
-            push(&|case| case.scoring = case.scoring.without(word));
+            push(&|case| case.remove(word));
         }
+        push(&|case| case.padding = false);
         push(&|case| case.splits = Splits::Even);
         push(&|case| case.quantized = None);
         push(&|case| case.device_lengths = false);

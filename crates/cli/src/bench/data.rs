@@ -214,11 +214,11 @@ const LEFT_OUT: usize = 7;
 const QUARTILE: f64 = -0.6745;
 
 impl<T: Element> Data<T> {
-    /// Random inputs of a call, with its offsets, lengths and pages.
-    pub(crate) fn new(call: &Call, lists: &Lists, seed: u64) -> Self {
+    /// Random inputs of a call of the case, with its offsets, lengths and pages.
+    pub(crate) fn new(case: &Case, call: &Call, lists: &Lists) -> Self {
         let rows = Case {
             element: T::TYPE,
-            seed,
+            seed: case.seed,
             ..Case::new(ROWS, 1, Heads::new(1, 64))
         };
         let inputs = rows.inputs::<T>();
@@ -248,9 +248,13 @@ impl<T: Element> Data<T> {
                     floats[operand] = Some(numbers.map(|x| x.to_f32()).collect());
                 }
                 (Kind::Scores, Elements::U8, Some(layout)) => {
-                    // A quarter of the keys is hidden.
-                    let shown = random.iter().map(|x| u8::from(x.to_f64() > QUARTILE));
-                    let shown: Arc<[u8]> = shown.collect();
+                    let shown: Arc<[u8]> = match case.shown_keys(operand) {
+                        Some(shown) => padding(layout, &shown),
+                        // A quarter of the keys is hidden.
+                        None => { random.iter() }
+                            .map(|x| u8::from(x.to_f64() > QUARTILE))
+                            .collect(),
+                    };
                     scores[operand] = Some(Either::Right(Repeated::new(&shown, layout, 0)));
                 }
                 (Kind::Scores, _, Some(layout)) => {
@@ -274,6 +278,17 @@ impl<T: Element> Data<T> {
     }
 }
 
+/// A key mask of `[batch, 1, 1, keys]` that shows as many keys of each sequence.
+fn padding(layout: &Layout, shown: &[usize]) -> Arc<[u8]> {
+    let mut mask = vec![0; layout.required_len().unwrap_or(0)];
+    for (entry, &shown) in shown.iter().enumerate() {
+        for key in 0..shown {
+            mask[layout.offset(entry, 0, 0) + key * layout.strides[3]] = 1;
+        }
+    }
+    mask.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,7 +300,7 @@ mod tests {
         let mut case: Case = "b3 q700 k500 h8/2 d128 f32".parse().unwrap();
         Operand::of_scores().for_each(|operand| case.scoring = case.scoring.with(operand));
         let call = case.call();
-        let data = Data::<f32>::new(&call, &case.lists(), 1);
+        let data = Data::<f32>::new(&case, &call, &case.lists());
         let q = data.q.to_vec();
         assert_eq!(q.len(), 3 * 700 * 8 * 128);
         let Either::Left(Pair::Apart([k, v])) = data.kv else {
@@ -317,6 +332,35 @@ mod tests {
         assert_ne!(k[..1000], v[..1000]);
     }
 
+    /// The keys that a padding mask shows are those that `lengths=ragged` uses.
+    #[test]
+    fn padding_hides_keys_behind_lengths() {
+        for layout in ["bshd", "gaps"] {
+            let text = format!("b5 q3 k90 h2 d8 f32 keymask=padding layout={layout} seed=7");
+            let case: Case = text.parse().unwrap();
+            let call = case.call();
+            let ragged = text.replace("keymask=padding", "lengths=ragged");
+            let lengths = ragged.parse::<Case>().unwrap().used_lengths();
+            let layout = call.layout(Operand::KeyMask).unwrap();
+            assert_eq!(layout.strides[1..3], [0, 0]);
+            let data = Data::<f32>::new(&case, &call, &case.lists());
+            let mask = data.scores[Operand::KeyMask].as_ref();
+            let mask = mask.and_then(|mask| mask.as_ref().right()).unwrap();
+            let (mask, inputs) = (mask.to_vec(), case.inputs::<f32>());
+            let mask_of = |mask: &[u8], entry, key| {
+                mask[layout.offset(entry, 0, 0) + key * layout.strides[3]] != 0
+            };
+            let host = inputs.host();
+            let checked = host.elements::<u8>(Operand::KeyMask).unwrap().unwrap();
+            for (entry, (_, length)) in lengths.into_iter().enumerate() {
+                for key in 0..90 {
+                    assert_eq!(mask_of(&mask, entry, key), key < length);
+                    assert_eq!(mask_of(checked, entry, key), key < length);
+                }
+            }
+        }
+    }
+
     /// Of as many elements as keys and values have; the tensors of a call are views of it.
     #[test]
     fn interleaved_keys_and_values_are_of_one_tensor() {
@@ -334,7 +378,7 @@ mod tests {
         ] {
             let case: Case = text.parse().unwrap();
             let call = case.call();
-            let data = Data::<f32>::new(&call, &case.lists(), 1);
+            let data = Data::<f32>::new(&case, &call, &case.lists());
             let Either::Left(Pair::Together(both, distance)) = &data.kv else {
                 panic!("{text}: they are of one tensor")
             };

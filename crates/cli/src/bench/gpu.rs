@@ -241,7 +241,7 @@ pub(crate) fn with_bench<R>(
     let call = case.try_call()?;
     let lists = case.lists();
     with_element!(case.element, T => {
-        let data = Data::<T>::new(&call, &lists, case.seed);
+        let data = Data::<T>::new(case, &call, &lists);
         let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
         drop(data);
         work(&mut rotation)

@@ -485,7 +485,7 @@ impl<O: Operation> Planned<O> {
         mut keep: impl FnMut(&Plan<O::Problem>, Method, Vec<f64>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let (lists, call) = (case.lists(), self.operation.call());
-        let data = Data::<T>::new(call, &lists, case.seed);
+        let data = Data::<T>::new(case, call, &lists);
         let tensors = data.tensors(backend, call)?;
         let mut on_gpu = match backend.gpu() {
             Some(gpu) => {
