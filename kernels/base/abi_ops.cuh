@@ -16,7 +16,7 @@ struct Merge {
     Tensor out; // The merged output.
     Tensor lse; // The merged lse, a float for each row and head; null: not wanted.
     Tensor outs[32]; // The outputs to be merged.
-    Tensor lses[32]; // Their lse, a float for each row and head.
+    Tensor lses[32]; // Their lse, a float for each row and head; null: the outputs to be merged are floats, and are added.
 };
 static_assert(sizeof(Merge) == 2136);
 

@@ -1,4 +1,5 @@
-// Merges results of attention over disjoint keys: each counts with the share that its keys have of the softmax's denominator.
+// Merges results of attention over disjoint keys: each counts with the share that its keys have of the softmax's denominator. Parts without
+// an lse are floats, and are added.
 //
 // Sums run over the parts in their order, in fp32, so the bits do not depend on the launch. A part whose lse is -inf saw no key, and
 // its output is not read. The same holds for +inf, which FlashAttention 2 writes for rows without keys. A NaN propagates to the row's
@@ -13,6 +14,27 @@ namespace warptile {
 
 __device__ inline bool saw_keys(float lse) { return !(fabsf(lse) == positive_infinity()); }
 
+// The sums of `count` floats of each part, from `column` on.
+template <class Element> __device__ inline Chunk<Element> sum_of_floats(const Merge& params, int batch, int row, int head, int column, int count)
+{
+    float sums[CHUNK<Element>] = {};
+    for (int part = 0; part < params.parts; ++part) {
+        const Tensor& addend = params.outs[part];
+        const float* const from = row_of<const float>(addend, batch, row, head) + column;
+        const bool whole = count == CHUNK<Element> && in_chunks<float>(addend);
+#pragma unroll
+        for (int i = 0; i < CHUNK<Element>; i += CHUNK<float>) {
+            const Chunk<float> chunk = load_chunk(from + i, whole, count - i);
+#pragma unroll
+            for (int j = 0; j < CHUNK<float>; ++j) sums[i + j] += chunk.elements[j];
+        }
+    }
+    Chunk<Element> result;
+#pragma unroll
+    for (int i = 0; i < CHUNK<Element>; ++i) result.elements[i] = narrow<Element>(sums[i]);
+    return result;
+}
+
 template <class Traits> __device__ inline void merge_results(const Merge& params)
 {
     using Element = typename Traits::Element;
@@ -24,6 +46,12 @@ template <class Traits> __device__ inline void merge_results(const Merge& params
     const int head = item / chunks, column = item % chunks * CHUNK<Element>;
     if (head >= params.heads) return;
     const int count = min(CHUNK<Element>, params.head_dim - column);
+    const bool stores_whole = count == CHUNK<Element> && in_chunks<Element>(params.out);
+    Element* const to = row_of<Element>(params.out, batch, row, head) + column;
+    if (!params.lses[0].address) {
+        store_chunk(to, sum_of_floats<Element>(params, batch, row, head, column, count), stores_whole, count);
+        return;
+    }
 
     float greatest = negative_infinity();
     bool any = false;
@@ -53,8 +81,7 @@ template <class Traits> __device__ inline void merge_results(const Merge& params
 #pragma unroll
         for (int i = 0; i < CHUNK<Element>; ++i) merged.elements[i] = narrow<Element>(sums[i] * scale);
     }
-    const bool whole = count == CHUNK<Element> && in_chunks<Element>(params.out);
-    store_chunk(row_of<Element>(params.out, batch, row, head) + column, merged, whole, count);
+    store_chunk(to, merged, stores_whole, count);
     if (column == 0 && params.lse.address) {
         const float logarithm = params.base_two ? log2f(sum) : logf(sum);
         *row_of<float>(params.lse, batch, row, head) = any ? greatest + logarithm : negative_infinity();

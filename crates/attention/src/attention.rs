@@ -20,7 +20,7 @@ use crate::spec::{Call, CallBuilder, Element, HostOutputs, Scoring, Splits, expe
 use crate::tensor::{Bytes, Storage, Tensor, zeros};
 use given::Arguments;
 
-pub use backward::{Gradients, GradientsInto, OutputGradient};
+pub use backward::{Gradients, GradientsInto, OutputGiven, OutputGradient};
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
 ///

@@ -51,7 +51,7 @@ use threads::Threads;
 
 pub use append::append_cpu;
 pub use backward::backward_cpu;
-pub use merge::merge_cpu;
+pub use merge::{merge_cpu, sum_cpu};
 #[doc(hidden)]
 pub use prepass::prepass_cpu;
 pub use stop::Stop;

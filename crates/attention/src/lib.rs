@@ -165,7 +165,7 @@ mod recent;
 pub mod spec;
 mod tensor;
 
-pub use attention::{Attention, Gradients, GradientsInto, Output, OutputGradient};
+pub use attention::{Attention, Gradients, GradientsInto, Output, OutputGiven, OutputGradient};
 pub use backend::Backend;
 pub use cache::KvCache;
 pub use error::{Error, Result};

@@ -16,6 +16,8 @@ use crate::tensor::{Storage, elsewhere, expect_context, uninit, zeros};
 pub struct Lse {
     backend: Backend,
     shape: [usize; 3],
+    /// Values before the first one.
+    offset: usize,
     storage: Storage<f32>,
 }
 
@@ -95,8 +97,34 @@ impl Lse {
         Lse {
             backend,
             shape,
+            offset: 0,
             storage,
         }
+    }
+
+    /// Some heads of a batch entry, which share the values.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn part(&self, entry: usize, heads: Range<usize>) -> Result<Self> {
+        let [batch, of_entry, length] = self.shape;
+        let entries = entry..entry.saturating_add(1);
+        for (dimension, range, extent) in [("batch", &entries, batch), ("heads", &heads, of_entry)]
+        {
+            if range.start > range.end || range.end > extent {
+                return Err(Error::OutOfRange {
+                    dimension,
+                    start: range.start,
+                    end: range.end,
+                    extent,
+                });
+            }
+        }
+        Ok(Lse {
+            shape: [1, heads.len(), length],
+            offset: self.offset + (entry * of_entry + heads.start) * length,
+            ..self.clone()
+        })
     }
 
     /// Where the values are.
@@ -111,7 +139,7 @@ impl Lse {
 
     fn range(&self) -> Range<usize> {
         // Elements that exist, so the product does not overflow.
-        0..self.shape.iter().product()
+        self.offset..self.offset + self.shape.iter().product::<usize>()
     }
 
     /// Copies the values to the host, ordered as [`shape`](Self::shape) says. Waits for the computation.
@@ -125,7 +153,7 @@ impl Lse {
     /// The values on the host; `None` on a GPU.
     pub fn as_slice(&self) -> Option<&[f32]> {
         match &self.storage {
-            Storage::Host(data) => Some(data),
+            Storage::Host(data) => data.get(self.range()),
             Storage::Device(_) => None,
         }
     }
@@ -134,7 +162,7 @@ impl Lse {
     pub fn device_slice(&self) -> Option<DeviceSlice<'_, f32>> {
         match &self.storage {
             Storage::Host(_) => None,
-            Storage::Device(buffer) => Some(buffer.as_slice()),
+            Storage::Device(buffer) => buffer.slice(self.range()).ok(),
         }
     }
 
@@ -153,11 +181,11 @@ impl Lse {
     /// # Errors
     /// [`Error::Shared`] if somebody else holds them.
     pub(crate) fn host_mut(&mut self, argument: &'static str) -> Result<&mut [f32]> {
+        let range = self.range();
         match &mut self.storage {
-            Storage::Host(data) => match Arc::get_mut(data) {
-                Some(data) => Ok(data),
-                None => Err(Error::Shared { argument }),
-            },
+            Storage::Host(data) => { Arc::get_mut(data) }
+                .and_then(|data| data.get_mut(range))
+                .ok_or(Error::Shared { argument }),
             Storage::Device(_) => Err(elsewhere(argument, "the CPU", self.backend.to_string())),
         }
     }
@@ -167,11 +195,12 @@ impl Lse {
     /// # Errors
     /// [`Error::Shared`] if somebody else holds them.
     pub(crate) fn device_mut(&mut self, argument: &'static str) -> Result<DeviceSliceMut<'_, f32>> {
+        let range = self.range();
         match &mut self.storage {
-            Storage::Device(buffer) => match Arc::get_mut(buffer) {
-                Some(buffer) => Ok(buffer.as_slice_mut()),
-                None => Err(Error::Shared { argument }),
-            },
+            Storage::Device(buffer) => {
+                let buffer = Arc::get_mut(buffer).ok_or(Error::Shared { argument })?;
+                Ok(buffer.slice_mut(range)?)
+            }
             Storage::Host(_) => Err(elsewhere(argument, "a GPU", self.backend.to_string())),
         }
     }

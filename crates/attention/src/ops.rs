@@ -4,4 +4,4 @@ mod cache_write;
 mod merge;
 
 pub use cache_write::{CacheTensors, CacheWrite};
-pub use merge::{merge, merge_into};
+pub use merge::{merge, merge_into, sum_into};

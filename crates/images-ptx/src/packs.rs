@@ -97,7 +97,7 @@ pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18319] = *include_bytes!("../images/dq_d
 pub static DSINKS_W8_PTX: [u8; 2459] = *include_bytes!("../images/dsinks_w8_ptx.zst");
 
 /// The images of a kernel: `merge_w4_ptx.zst`.
-pub static MERGE_W4_PTX: [u8; 6640] = *include_bytes!("../images/merge_w4_ptx.zst");
+pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../images/merge_w4_ptx.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_ptx.zst`.
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../images/mma_d128_128x64_w4_s2_ptx.zst");

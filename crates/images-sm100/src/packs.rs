@@ -106,7 +106,7 @@ pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20198] = *include_bytes!("../images/d
 pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../images/dsinks_w8_sm_100.zst");
 
 /// The images of a kernel: `merge_w4_sm_100.zst`.
-pub static MERGE_W4_SM_100: [u8; 10498] = *include_bytes!("../images/merge_w4_sm_100.zst");
+pub static MERGE_W4_SM_100: [u8; 12284] = *include_bytes!("../images/merge_w4_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w8_s2_sm_100.zst`.
 pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25412] = *include_bytes!("../images/mma_d128_128x64_w8_s2_sm_100.zst");

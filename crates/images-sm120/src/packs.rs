@@ -85,7 +85,7 @@ pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19297] = *include_bytes!("../images/d
 pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../images/dsinks_w8_sm_120.zst");
 
 /// The images of a kernel: `merge_w4_sm_120.zst`.
-pub static MERGE_W4_SM_120: [u8; 10245] = *include_bytes!("../images/merge_w4_sm_120.zst");
+pub static MERGE_W4_SM_120: [u8; 12003] = *include_bytes!("../images/merge_w4_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_120.zst`.
 pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_120.zst");

@@ -103,7 +103,7 @@ pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18260] = *include_bytes!("../images/dq
 pub static DSINKS_W8_SM_80: [u8; 3541] = *include_bytes!("../images/dsinks_w8_sm_80.zst");
 
 /// The images of a kernel: `merge_w4_sm_80.zst`.
-pub static MERGE_W4_SM_80: [u8; 8453] = *include_bytes!("../images/merge_w4_sm_80.zst");
+pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../images/merge_w4_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_80.zst`.
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_80.zst");

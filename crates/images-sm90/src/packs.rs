@@ -154,7 +154,7 @@ pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6474] = *include_bytes!("../images
 pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../images/dsinks_w8_sm_90.zst");
 
 /// The images of a kernel: `merge_w4_sm_90.zst`.
-pub static MERGE_W4_SM_90: [u8; 8496] = *include_bytes!("../images/merge_w4_sm_90.zst");
+pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../images/merge_w4_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_90.zst`.
 pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_90.zst");

@@ -447,7 +447,7 @@ declare! {
         lse: Tensor,
         /// The outputs to be merged.
         outs: [Tensor; 32] = "Tensor[32]",
-        /// Their lse, a float for each row and head.
+        /// Their lse, a float for each row and head; null: the outputs to be merged are floats, and are added.
         lses: [Tensor; 32] = "Tensor[32]",
     }
 

@@ -16,7 +16,7 @@ use crate::{
 /// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head.
 ///
 /// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone. These three may be `f32`, regardless of the type
-/// of the tensors, and gradients may be added to what is there instead of replacing it.
+/// of the tensors, and gradients may be added to what is there instead of replacing it; or only those of keys and values are, in `f32`.
 ///
 /// ```
 /// use warptile::spec::{Backward, Call, Scoring};
@@ -37,6 +37,7 @@ pub struct Backward {
     gradients: Box<Slots<Option<Layout>>>,
     gradient_type: ElementType,
     adds: bool,
+    key_sums: bool,
     prepass: Prepass,
     expected: Box<Slots<Expected>>,
 }
@@ -51,6 +52,7 @@ pub struct BackwardBuilder {
     gradients: Box<Slots<Gradient>>,
     gradient_type: ElementType,
     adds: bool,
+    key_sums: bool,
 }
 
 /// A gradient as a builder was told of it.
@@ -76,6 +78,7 @@ impl Backward {
             })),
             gradient_type: call.element(),
             adds: false,
+            key_sums: false,
             call,
         }
     }
@@ -100,22 +103,18 @@ impl Backward {
         self.gradient(operand).is_some()
     }
 
-    /// Element type of the gradients of tensors: that of the tensors, or `f32`. Those of lists are `f32`.
-    pub const fn gradient_type(&self) -> ElementType {
-        self.gradient_type
-    }
-
     /// Element type of a gradient.
     pub fn type_of(&self, operand: Operand) -> ElementType {
         match operand.elements() {
             Elements::F32 => ElementType::F32,
+            _ if self.key_sums && operand != Operand::DQ => ElementType::F32,
             _ => self.gradient_type,
         }
     }
 
-    /// Returns true if gradients are added to the present values.
-    pub const fn adds(&self) -> bool {
-        self.adds
+    /// Returns true if a gradient is added to the present values.
+    pub fn adds_to(&self, operand: Operand) -> bool {
+        self.adds || self.key_sums && operand != Operand::DQ
     }
 
     /// The numbers of query rows that come first.
@@ -201,6 +200,12 @@ impl BackwardBuilder {
         BackwardBuilder { adds, ..self }
     }
 
+    /// Sets whether the gradients of keys and values are `f32` and, with those of sinks, added to the present values, regardless of what is
+    /// set for the others. Default: no.
+    pub fn key_sums(self, key_sums: bool) -> Self {
+        BackwardBuilder { key_sums, ..self }
+    }
+
     /// Checks everything and freezes the description.
     ///
     /// # Errors
@@ -271,6 +276,7 @@ impl BackwardBuilder {
             gradients,
             gradient_type: element,
             adds: self.adds,
+            key_sums: self.key_sums,
             prepass,
             expected,
         };

@@ -73,6 +73,7 @@ pub const PART_LSE: [&str; MERGE_PARTS] = names!("lse": 0 1 2 3 4 5 6 7 8 9 10 1
 pub struct Merge {
     element: ElementType,
     base: LseBase,
+    sums: bool,
     parts: Vec<Part>,
     out: Layout,
     lse: Option<Layout>,
@@ -96,6 +97,7 @@ pub struct Part {
 pub struct MergeBuilder<'a> {
     element: ElementType,
     base: LseBase,
+    sums: bool,
     parts: &'a [Layout],
     part_lse: Option<&'a [Layout]>,
     out: Option<Layout>,
@@ -109,6 +111,7 @@ impl Merge {
         MergeBuilder {
             element,
             base: LseBase::Natural,
+            sums: false,
             parts,
             part_lse: None,
             out: None,
@@ -131,6 +134,11 @@ impl Merge {
     /// The base of each lse's logarithm.
     pub const fn base(&self) -> LseBase {
         self.base
+    }
+
+    /// Returns true if the parts are `f32` tensors without an lse, which are added.
+    pub const fn sums(&self) -> bool {
+        self.sums
     }
 
     /// Layouts of a part's output and lse.
@@ -209,6 +217,15 @@ impl MergeBuilder<'_> {
         MergeBuilder { want_lse, ..self }
     }
 
+    /// Sets that the parts are `f32` tensors, which are added in their order, in `f32`. Neither they nor the result have an lse.
+    pub fn sums(self) -> Self {
+        MergeBuilder {
+            sums: true,
+            want_lse: false,
+            ..self
+        }
+    }
+
     /// Checks everything and freezes the description.
     ///
     /// # Errors
@@ -242,7 +259,11 @@ impl MergeBuilder<'_> {
         let lse_shape = [batch, rows, heads, 1];
         let result = |argument, layout: &Layout, access| {
             let shape = (PART_OUT[0], first.shape);
-            slot(argument, layout, shape, self.element, access)
+            let element = match access {
+                Access::Read if self.sums => ElementType::F32,
+                _ => self.element,
+            };
+            slot(argument, layout, shape, element, access)
         };
         let of_result = |argument, layout: &Layout, access| {
             let shape = (PART_OUT[0], lse_shape);
@@ -257,12 +278,16 @@ impl MergeBuilder<'_> {
         for (index, part) in parts.iter().enumerate() {
             expected_parts.push([
                 result(PART_OUT[index], &part.out, Access::Read)?,
-                of_result(PART_LSE[index], &part.lse, Access::Read)?,
+                match self.sums {
+                    true => Expected::unwanted(PART_LSE[index]),
+                    false => of_result(PART_LSE[index], &part.lse, Access::Read)?,
+                },
             ]);
         }
         Ok(Merge {
             element: self.element,
             base: self.base,
+            sums: self.sums,
             parts,
             out,
             lse,

@@ -41,6 +41,29 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a Lse)> for OutputGradient<'a, T> {
     }
 }
 
+/// An output with its lse: a `&Output`, or a pair of a `&Tensor` and a `&Lse`, such as parts of larger ones.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputGiven<'a, T: Element> {
+    out: &'a Tensor<T>,
+    lse: Option<&'a Lse>,
+}
+
+impl<'a, T: Element> From<&'a Output<T>> for OutputGiven<'a, T> {
+    fn from(output: &'a Output<T>) -> Self {
+        OutputGiven {
+            out: &output.out,
+            lse: output.lse.as_ref(),
+        }
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Lse)> for OutputGiven<'a, T> {
+    fn from((out, lse): (&'a Tensor<T>, &'a Lse)) -> Self {
+        let lse = Some(lse);
+        OutputGiven { out, lse }
+    }
+}
+
 /// The result of [`Attention::backward`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -87,6 +110,7 @@ impl<T: Element> Gradients<T> {
 pub struct GradientsInto<'a, T: Element> {
     to: Written<'a>,
     adds: bool,
+    key_sums: bool,
     elements: PhantomData<T>,
 }
 
@@ -95,6 +119,7 @@ impl<T: Element> Default for GradientsInto<'_, T> {
         GradientsInto {
             to: Slots::none(),
             adds: false,
+            key_sums: false,
             elements: PhantomData,
         }
     }
@@ -127,6 +152,13 @@ impl<'a, T: Element> GradientsInto<'a, T> {
         self
     }
 
+    /// The gradients of keys and values in `f32`, which are added to what is there, and so are those of the sinks; `dq` is not. For those who
+    /// add up what several calls with other queries give.
+    pub fn key_sums(mut self, dk: &'a mut Tensor<f32>, dv: &'a mut Tensor<f32>) -> Self {
+        self.key_sums = true;
+        self.with(Operand::DK, dk).with(Operand::DV, dv)
+    }
+
     /// The gradients of the sinks, `[1, 1, heads, 1]`.
     pub fn d_sinks(self, d_sinks: &'a mut Tensor<f32>) -> Self {
         self.with(Operand::DSinks, d_sinks)
@@ -152,6 +184,7 @@ struct Wanted<'a, 'b> {
     tensors: Option<&'a Written<'b>>,
     gradient_type: ElementType,
     adds: bool,
+    key_sums: bool,
 }
 
 /// Where gradients are written.
@@ -190,15 +223,16 @@ impl Attention {
         gradient: impl Into<OutputGradient<'a, T>>,
         queries: impl Into<Queries<'a, T>>,
         keys: impl Into<Keys<'a, T>>,
-        output: &Output<T>,
+        output: impl Into<OutputGiven<'a, T>>,
     ) -> Result<Gradients<T>> {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
-        let also = Outputs::of(&gradient, output)?;
+        let also = Outputs::of(&gradient, output.into())?;
         let wanted = Wanted {
             tensors: None,
             gradient_type: T::TYPE,
             adds: false,
+            key_sums: false,
         };
         let backward = self.describe_backward(&given, &also, &wanted)?;
         let backend = given.backend();
@@ -241,16 +275,17 @@ impl Attention {
         gradient: impl Into<OutputGradient<'a, T>>,
         queries: impl Into<Queries<'a, T>>,
         keys: impl Into<Keys<'a, T>>,
-        output: &Output<T>,
+        output: impl Into<OutputGiven<'a, T>>,
         into: GradientsInto<'_, G>,
     ) -> Result<Plan<BackwardProblem>> {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
-        let also = Outputs::of(&gradient, output)?;
+        let also = Outputs::of(&gradient, output.into())?;
         let wanted = Wanted {
             tensors: Some(&into.to),
             gradient_type: G::TYPE,
             adds: into.adds,
+            key_sums: into.key_sums,
         };
         let backward = self.describe_backward(&given, &also, &wanted)?;
         for (operand, to) in into.to.given() {
@@ -292,7 +327,8 @@ impl Attention {
             .layout(Operand::DOut, *also.d_out.layout())
             .d_lse(also.d_lse.is_some())
             .gradient_type(wanted.gradient_type)
-            .adds(wanted.adds);
+            .adds(wanted.adds)
+            .key_sums(wanted.key_sums);
         for (operand, wants) in Operand::GRADIENTS.into_iter().zip(wants) {
             builder = builder.want(operand, wants);
         }
@@ -363,7 +399,10 @@ fn backward_on_gpu(
 }
 
 impl<'a> Outputs<'a> {
-    fn of<T: Element>(gradient: &OutputGradient<'a, T>, output: &'a Output<T>) -> Result<Self> {
+    fn of<T: Element>(
+        gradient: &OutputGradient<'a, T>,
+        output: OutputGiven<'a, T>,
+    ) -> Result<Self> {
         let missing = || {
             Invalid::presence(
                 "lse",
@@ -371,9 +410,9 @@ impl<'a> Outputs<'a> {
             )
         };
         Ok(Outputs {
-            out: &output.out,
+            out: output.out,
             d_out: gradient.d_out,
-            lse: output.lse.as_ref().ok_or_else(missing)?,
+            lse: output.lse.ok_or_else(missing)?,
             d_lse: gradient.d_lse,
         })
     }

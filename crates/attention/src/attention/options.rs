@@ -37,6 +37,16 @@ impl Attention {
         self.scoring.mask
     }
 
+    /// Returns true unless the lse was left out.
+    pub fn wants_lse(&self) -> bool {
+        self.lse
+    }
+
+    /// Returns true if a sink was given to each head.
+    pub fn has_sinks(&self) -> bool {
+        { self.numbers.iter() }.any(|(operand, _)| *operand == Operand::Sinks)
+    }
+
     /// Returns true if there are numbers of options, such as sinks, which have one number for each head.
     pub fn has_numbers(&self) -> bool {
         !self.numbers.is_empty()

@@ -40,17 +40,15 @@ pub fn backward_cpu(
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
     use half::{bf16, f16};
-    match (backward.call().element(), backward.gradient_type()) {
-        (ElementType::F16, ElementType::F16) => typed::<f16, f16>(backward, inputs, outputs),
-        (ElementType::F16, _) => typed::<f16, f32>(backward, inputs, outputs),
-        (ElementType::Bf16, ElementType::Bf16) => typed::<bf16, bf16>(backward, inputs, outputs),
-        (ElementType::Bf16, _) => typed::<bf16, f32>(backward, inputs, outputs),
+    match backward.call().element() {
+        ElementType::F16 => typed::<f16>(backward, inputs, outputs),
+        ElementType::Bf16 => typed::<bf16>(backward, inputs, outputs),
         // No call has queries of a scaled type.
-        _ => typed::<f32, f32>(backward, inputs, outputs),
+        _ => typed::<f32>(backward, inputs, outputs),
     }
 }
 
-fn typed<T: Element, G: Element>(
+fn typed<T: Element>(
     backward: &Backward,
     inputs: &HostInputs<'_>,
     mut outputs: HostOutputs<'_>,
@@ -85,14 +83,18 @@ fn typed<T: Element, G: Element>(
         scaled_lse: &scaled_lse,
     };
     let mut taken = |operand| -> Result<_> {
-        let memory = outputs.take::<G>(operand)?;
-        Ok(
-            { memory.zip(backward.gradient(operand)) }.map(|(memory, layout)| Target {
-                memory: SharedMut::new(memory),
-                layout: *layout,
-                adds: backward.adds(),
-            }),
-        )
+        let Some(layout) = backward.gradient(operand) else {
+            return Ok(None);
+        };
+        let memory = match backward.type_of(operand) == T::TYPE {
+            true => { outputs.take::<T>(operand)? }.map(|to| Memory::Rounded(SharedMut::new(to))),
+            false => { outputs.take::<f32>(operand)? }.map(|to| Memory::F32(SharedMut::new(to))),
+        };
+        Ok(memory.map(|memory| Target {
+            memory,
+            layout: *layout,
+            adds: backward.adds_to(operand),
+        }))
     };
     let (dq, dk, dv) = (
         taken(Operand::DQ)?,
@@ -149,7 +151,11 @@ fn typed<T: Element, G: Element>(
     if let Some(d_sinks) = outputs.take::<f32>(Operand::DSinks)? {
         let sinks = floats(Operand::Sinks)?.unwrap_or_default();
         for (head, (gradient, sink)) in d_sinks.iter_mut().zip(sinks).enumerate() {
-            let before = if backward.adds() { *gradient } else { 0.0 };
+            let before = if backward.adds_to(Operand::DSinks) {
+                *gradient
+            } else {
+                0.0
+            };
             *gradient = before + pass.of_sink(prepass, head, *sink);
         }
     }
@@ -157,29 +163,45 @@ fn typed<T: Element, G: Element>(
 }
 
 /// Where a gradient goes.
-struct Target<G> {
-    memory: SharedMut<G>,
+struct Target<T> {
+    memory: Memory<T>,
     layout: Layout,
     adds: bool,
 }
 
-impl<G: Element> Target<G> {
+/// The memory of a gradient.
+enum Memory<T> {
+    /// Of the type of the tensors.
+    Rounded(SharedMut<T>),
+    F32(SharedMut<f32>),
+}
+
+impl<T: Element> Target<T> {
     /// Rounds rows of a gradient, from the first one at `place`: entry, row and head.
     ///
     /// # Safety
     /// Nobody else has these rows.
     unsafe fn store(&self, sums: &Rows, [entry, first, head]: [usize; 3], rows: usize) {
-        let layout = &self.layout;
+        let (layout, adds) = (&self.layout, self.adds);
         for (row, numbers) in sums.data.chunks_exact(sums.stride).take(rows).enumerate() {
             let start = layout.offset(entry, first + row, head);
             // SAFETY: the caller's promise; the memory holds the layout, whose rows do not overlap.
-            let to = unsafe { self.memory.slice(start, layout.head_dim()) };
-            for (to, x) in to.iter_mut().zip(numbers) {
-                // The sign of an empty sum, 0 or -0, depends on the number of terms.
-                let before = if self.adds { to.to_f32() } else { 0.0 };
-                *to = G::from_f32(x + before);
+            unsafe {
+                match &self.memory {
+                    Memory::Rounded(to) => round(to.slice(start, layout.head_dim()), numbers, adds),
+                    Memory::F32(to) => round(to.slice(start, layout.head_dim()), numbers, adds),
+                }
             }
         }
+    }
+}
+
+/// Rounds numbers, or their sums with what is there.
+fn round<G: Element>(to: &mut [G], numbers: &[f32], adds: bool) {
+    for (to, x) in to.iter_mut().zip(numbers) {
+        // The sign of an empty sum, 0 or -0, depends on the number of terms.
+        let before = if adds { to.to_f32() } else { 0.0 };
+        *to = G::from_f32(x + before);
     }
 }
 

@@ -22,6 +22,7 @@ pub fn merge_cpu<T: Element>(
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
     check_type("out", Some(merge.element()), Some(T::TYPE))?;
+    expect_presence("lse", !merge.sums(), true)?;
     expect_parts(parts.len(), merge.parts().len())?;
     for (index, (part, (out, lse))) in merge.parts().iter().zip(parts).enumerate() {
         part.out.check_buffer(PART_OUT[index], out.len())?;
@@ -69,6 +70,41 @@ pub fn merge_cpu<T: Element>(
                 // SAFETY: as above.
                 let to = unsafe { lse.slice(layout.offset(entry, row, head), 1) };
                 to[0] = merged;
+            }
+        }
+    })
+}
+
+/// Adds tensors on the CPU; `parts` lie in the layouts of `merge`. See [`sum_into`](crate::ops::sum_into).
+///
+/// # Errors
+/// As [`merge_cpu`].
+pub fn sum_cpu<T: Element>(merge: &Merge, parts: &[&[f32]], out: &mut [T]) -> Result<()> {
+    check_type("out", Some(merge.element()), Some(T::TYPE))?;
+    expect_presence("lse", !merge.sums(), false)?;
+    expect_parts(parts.len(), merge.parts().len())?;
+    for (index, (part, data)) in merge.parts().iter().zip(parts).enumerate() {
+        part.out.check_buffer(PART_OUT[index], data.len())?;
+    }
+    merge.out().check_buffer("out", out.len())?;
+    let [batch, rows, heads, head_dim] = merge.out().shape;
+    if [batch, rows, heads, head_dim].contains(&0) {
+        return Ok(());
+    }
+    let out = SharedMut::new(out);
+    in_parallel(batch * rows, |row| {
+        let (entry, row) = (row / rows, row % rows);
+        for head in 0..heads {
+            let addends = { merge.parts().iter() }
+                .zip(parts)
+                .map(|(part, data)| &data[part.out.offset(entry, row, head)..][..head_dim]);
+            // SAFETY: as in `merge_cpu`.
+            let to = unsafe { out.slice(merge.out().offset(entry, row, head), head_dim) };
+            for (column, to) in to.iter_mut().enumerate() {
+                let sum = addends
+                    .clone()
+                    .fold(0.0, |sum, addend| sum + addend[column]);
+                *to = T::from_f32(sum);
             }
         }
     })

@@ -74,7 +74,6 @@ impl Operation for Backward {
         } = *launch;
         let at = &at.operands;
         let scratch = BackwardScratch::of_call(self);
-        let adds = if self.adds() { abi::GRADIENTS_ADD } else { 0 };
         let rows = abi::QueryRows {
             delta: workspace + scratch.delta as u64,
             scaled_lse: workspace + scratch.scaled_lse as u64,
@@ -97,30 +96,44 @@ impl Operation for Backward {
                     d_sinks: at[Operand::DSinks],
                     heads: self.call().heads().query as i32,
                     entries: self.call().out().batch() as i32,
-                    gradients: adds,
+                    gradients: gradients(self, Operand::DSinks),
                     ..Default::default()
                 };
                 kernel.give(&block, taker)
             }
             Role::AllGradients => {
-                let mut backward = block(self, shape, rows, at, adds);
+                let mut backward = block(self, shape, rows, at, Operand::DK);
                 backward.work.counter = workspace;
                 let driver = kernel.context().driver();
                 let block = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
                 kernel.give(&block, taker)
             }
-            _ => kernel.give(&block(self, shape, rows, at, adds), taker),
+            Role::KeyGradients => kernel.give(&block(self, shape, rows, at, Operand::DK), taker),
+            _ => kernel.give(&block(self, shape, rows, at, Operand::DQ), taker),
         }
     }
 }
 
-/// The block of kernels that read and write through addresses.
+/// How a kernel writes a gradient.
+fn gradients(backward: &Backward, operand: Operand) -> i32 {
+    let adds = match backward.adds_to(operand) {
+        true => abi::GRADIENTS_ADD,
+        false => 0,
+    };
+    let is_wide = backward.type_of(operand) != backward.call().element();
+    match is_wide && operand.moves_rows() {
+        true => adds | abi::GRADIENTS_F32,
+        false => adds,
+    }
+}
+
+/// The block of kernels that read and write through addresses, and write this gradient or those like it.
 fn block(
     backward: &Backward,
     shape: &LaunchShape,
     rows: abi::QueryRows,
     at: &Slots<u64>,
-    adds: i32,
+    written: Operand,
 ) -> abi::Backward {
     let call = backward.call();
     let given = |operand, layout: &Layout| tensor(at[operand], layout);
@@ -146,10 +159,7 @@ fn block(
         dq: gradient(Operand::DQ),
         dk: gradient(Operand::DK),
         dv: gradient(Operand::DV),
-        gradients: match backward.gradient_type() == call.element() {
-            true => adds,
-            false => adds | abi::GRADIENTS_F32,
-        },
+        gradients: gradients(backward, written),
         ..Default::default()
     }
 }

@@ -157,6 +157,15 @@ impl<'a> Bindings<'a> {
         self
     }
 
+    /// The next part of a sum.
+    pub fn addend(mut self, addend: DeviceSlice<'a, f32>) -> Self {
+        self.part_addresses.push([addend.pointer(), 0]);
+        self.part_types.push(MemoryType::of::<f32>());
+        let addend = addend.into_bytes();
+        self.parts.push([addend.clone(), addend]);
+        self
+    }
+
     /// The memory of an operand that is read; a launch refuses it for one that is written. Bytes (`u8`) are elements of any type that the
     /// description has.
     pub fn with<T: Pod>(mut self, operand: Operand, view: DeviceSlice<'a, T>) -> Self {

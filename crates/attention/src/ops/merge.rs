@@ -3,7 +3,7 @@
 use warptile_kernels::Operand;
 
 use crate::backend::{Place, same_device};
-use crate::cpu::merge_cpu;
+use crate::cpu::{merge_cpu, sum_cpu};
 use crate::error::Result;
 use crate::gpu::Bindings;
 use crate::lse::Lse;
@@ -114,6 +114,39 @@ pub fn merge_into<T: Element>(
                 bindings = bindings.output(Operand::Lse, lse.device_mut("lse")?);
             }
             prepared.launch(gpu.stream(), &merge, &bindings)
+        }
+    }
+}
+
+/// Adds `f32` tensors of one shape in their order, in `f32`, and rounds the sums once, to the type of `out`: such as the gradients of keys
+/// from several ranks. Nothing else may hold `out`; nothing is allocated on a GPU.
+///
+/// # Errors
+/// As [`merge()`].
+pub fn sum_into<T: Element>(parts: &[&Tensor<f32>], out: &mut Tensor<T>) -> Result<()> {
+    let layouts: Vec<Layout> = parts.iter().map(|part| *part.layout()).collect();
+    let merge = Merge::builder(T::TYPE, &layouts)
+        .out(*out.layout())
+        .sums()
+        .build()?;
+    let backend = out.backend().clone();
+    for (part, argument) in parts.iter().zip(PART_OUT) {
+        same_device(argument, Some(part.backend()), &backend)?;
+    }
+    let parts = parts.iter().zip(PART_OUT);
+    match backend.place() {
+        Place::Cpu => {
+            let parts = parts.map(|(part, argument)| part.on_host(argument));
+            let parts = parts.collect::<Result<Vec<_>>>()?;
+            sum_cpu(&merge, &parts, out.host_mut("out")?)
+        }
+        Place::Gpu(gpu) => {
+            let mut bindings = Bindings::merge(out.device_mut("out")?);
+            for (part, argument) in parts {
+                bindings = bindings.addend(part.on_device(argument)?);
+            }
+            gpu.prepare_merge(T::TYPE)?
+                .launch(gpu.stream(), &merge, &bindings)
         }
     }
 }

@@ -181,6 +181,60 @@ impl<T: Element> MergeCase<T> {
     }
 }
 
+/// Tensors to be added, and memory for the sums.
+pub(crate) struct SumCase<T> {
+    pub(crate) merge: Merge,
+    pub(crate) addends: Vec<Memory<f32>>,
+    pub(crate) out: Memory<T>,
+}
+
+impl<T: Element> SumCase<T> {
+    pub(crate) fn random(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let shape = [
+            random.within(0, 2),
+            random.within(1, 5),
+            random.within(1, 5),
+            random.pick(&[8, 64, 128, 1, 7, 24, 40]),
+        ];
+        let count = random.pick(&[1, 2, 3, 5, 32]);
+        let layouts: Vec<Layout> = (0..count).map(|_| random.layout(shape)).collect();
+        let mut numbers = Random(random.next());
+        let addends = { layouts.iter() }
+            .map(|layout| Memory::new(&mut random, *layout, f32::NAN, |_| numbers.unit()))
+            .collect();
+        let out = random.layout(shape);
+        let merge = Merge::builder(T::TYPE, &layouts).out(out).sums();
+        SumCase {
+            merge: merge.build().unwrap(),
+            addends,
+            out: Memory::new(&mut random, out, -77.0, |_| f32::NAN),
+        }
+    }
+
+    /// The bits of additions in f32, in order, rounded once.
+    pub(crate) fn verify(&self, sum: impl FnOnce(&Self, &mut Memory<T>)) -> Result<(), String> {
+        let mut out = self.out.clone();
+        sum(self, &mut out);
+        let mut expected = self.out.clone();
+        let [batch, rows, heads, head_dim] = out.layout.shape;
+        for at in 0..batch * rows * heads {
+            let (entry, row, head) = (at / heads / rows, at / heads % rows, at % heads);
+            let start = out.offset + out.layout.offset(entry, row, head);
+            for column in 0..head_dim {
+                let addends = self.addends.iter();
+                let sum = addends.fold(0.0, |sum, of| sum + of.row(entry, row, head)[column]);
+                expected.data[start + column] = T::from_f32(sum);
+            }
+        }
+        let bits = |memory: &Memory<T>| bytemuck::cast_slice::<T, u8>(&memory.data).to_vec();
+        match bits(&out) == bits(&expected) {
+            true => Ok(()),
+            false => Err(format!("other sums, of {:?}", self.merge)),
+        }
+    }
+}
+
 /// Not for NaN.
 fn near(found: f64, expected: f64, allowed: f64) -> bool {
     (found - expected).abs() <= allowed

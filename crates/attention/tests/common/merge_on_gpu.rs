@@ -6,7 +6,7 @@ use warptile::spec::Operand;
 use warptile_driver::DeviceBuffer;
 
 use crate::draw::Memory;
-use crate::merge_cases::MergeCase;
+use crate::merge_cases::{MergeCase, SumCase};
 
 /// Uploads a case, launches it, has `run` do what the device needs besides, and gets the results.
 pub(crate) fn merge_on<T: Element>(
@@ -42,4 +42,26 @@ pub(crate) fn merge_on<T: Element>(
     if let (Some(memory), Some(lse)) = (merged.1, lse) {
         lse.data = memory.to_vec().unwrap();
     }
+}
+
+/// As [`merge_on`], of a sum.
+pub(crate) fn sum_on<T: Element>(
+    gpu: &Gpu,
+    case: &SumCase<T>,
+    out: &mut Memory<T>,
+    run: impl FnOnce(),
+) {
+    let stream = gpu.stream();
+    let mut sums = DeviceBuffer::from_slice(stream, &out.data).unwrap();
+    let addends: Vec<_> = { case.addends.iter() }
+        .map(|memory| DeviceBuffer::from_slice(stream, &memory.data).unwrap())
+        .collect();
+    let mut bindings = Bindings::merge(sums.slice_mut(out.offset..).unwrap());
+    for (addend, of) in addends.iter().zip(&case.addends) {
+        bindings = bindings.addend(addend.slice(of.offset..).unwrap());
+    }
+    let prepared = gpu.prepare_merge(T::TYPE).unwrap();
+    prepared.launch(stream, &case.merge, &bindings).unwrap();
+    run();
+    out.data = sums.to_vec().unwrap();
 }

@@ -260,6 +260,43 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
     assert_eq!(sinks.to_vec().unwrap(), expected);
     assert!(plan.explain().contains(" backward"), "{}", plan.explain());
 
+    // Entry by entry and by two heads: gradients of keys and sinks are added, that of queries is not.
+    let zeros = |shape: [usize; 4]| backend.tensor(&vec![0.0_f32; shape.iter().product()], shape);
+    let mut sinks = zeros([1, 1, 2, 1]).unwrap();
+    for (entry, keys_of) in [(0, 0..1), (1, 0..1)] {
+        let of = |tensor: &Tensor<f32>, heads| tensor.entries(entry..entry + 1)?.heads(heads);
+        let (q, d_out) = (of(&q, 0..2).unwrap(), of(&d_out, 0..2).unwrap());
+        let out = of(&output.out, 0..2).unwrap();
+        let part = |lse: &Lse| lse.part(entry, 0..2).unwrap();
+        let (lse, d_lse) = (part(output.lse.as_ref().unwrap()), part(&d_lse));
+        let (k, v) = (of(&k, keys_of.clone()).unwrap(), of(&v, keys_of).unwrap());
+        let first = attention.clone().sinks(&[0.5, -1.0]);
+        let mut dq = backend.tensor(&[f32::NAN; 160], [1, 5, 2, 16]).unwrap();
+        let (mut dk, mut dv) = (zeros([1, 7, 1, 16]).unwrap(), zeros([1, 7, 1, 16]).unwrap());
+        for times in [1.0, 2.0] {
+            let into = GradientsInto::new()
+                .dq(&mut dq)
+                .key_sums(&mut dk, &mut dv)
+                .d_sinks(&mut sinks);
+            let output = (&out, &lse);
+            first
+                .backward_into((&d_out, &d_lse), &q, (&k, &v), output, into)
+                .unwrap();
+            let expected = of(&all.dq, 0..2).unwrap();
+            for (row, found) in dq.to_vec().unwrap().chunks(32).enumerate() {
+                let expected = &expected.as_slice().unwrap()[64 * row..][..32];
+                assert_eq!(found, expected);
+            }
+            for (found, all) in [(&dk, &all.dk), (&dv, &all.dv)] {
+                let expected = of(all, 0..1).unwrap();
+                for (row, found) in found.to_vec().unwrap().chunks(16).enumerate() {
+                    let expected = &expected.as_slice().unwrap()[32 * row..][..16];
+                    assert!(found.iter().zip(expected).all(|(x, y)| *x == times * y));
+                }
+            }
+        }
+    }
+
     // A list has no gaps.
     let mut apart = backend
         .tensor_with_layout(&[0.0_f32; 7], Layout::new([1, 1, 4, 1], [7, 7, 2, 1]))

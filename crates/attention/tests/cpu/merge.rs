@@ -2,13 +2,13 @@
 
 use half::{bf16, f16};
 use quickcheck::quickcheck;
-use warptile::cpu::merge_cpu;
+use warptile::cpu::{merge_cpu, sum_cpu};
 use warptile::ops::{merge, merge_into};
 use warptile::spec::{LseBase, Merge};
 use warptile::{Attention, Backend, Element, Error, Keys, Layout, Lse};
 
 use crate::draw::Memory;
-use crate::merge_cases::{MergeCase, Merges};
+use crate::merge_cases::{MergeCase, Merges, SumCase};
 
 struct OnCpu;
 
@@ -25,14 +25,19 @@ impl<T: Element> Merges<T> for OnCpu {
 }
 
 fn verify<T: Element>(seed: u64) -> bool {
-    match MergeCase::<T>::random(seed).verify(&mut OnCpu) {
+    let added = SumCase::<T>::random(seed).verify(|case, out| {
+        let addends = { case.addends.iter() }.map(|memory| &memory.data[memory.offset..]);
+        let addends: Vec<_> = addends.collect();
+        sum_cpu(&case.merge, &addends, &mut out.data[out.offset..]).unwrap();
+    });
+    match { MergeCase::<T>::random(seed).verify(&mut OnCpu) }.and(added) {
         Ok(()) => true,
         Err(failure) => panic!("seed {seed}: {failure}"),
     }
 }
 
 quickcheck! {
-    fn merges_equal_float64(seed: u64) -> bool {
+    fn merges_and_sums_are_right(seed: u64) -> bool {
         verify::<f16>(seed) && verify::<bf16>(seed) && verify::<f32>(seed)
     }
 }

@@ -87,7 +87,7 @@ fn gradients_equal_float64() {
         .quickcheck(one as fn(u64) -> TestResult);
 }
 
-/// Gradients in f32, added to what is there, are those in 16 bits before rounding.
+/// Gradients in f32, added to what is there, are those in 16 bits before rounding; also if only those of keys are.
 #[test]
 #[ignore = "needs g++"]
 fn gradients_are_added_in_f32() {
@@ -108,12 +108,13 @@ fn added<T: Element>(case: &Case) {
     with_emulated(|place| {
         let (gpu, stream) = (&place.gpu, place.gpu.stream());
         let data = case.backward::<T>().unwrap();
-        let run = |gradient_type: ElementType, adds: bool| -> Vec<Vec<f32>> {
+        let run = |gradient_type: ElementType, adds: bool, key_sums: bool| -> Vec<Vec<f32>> {
             let backward = Backward::builder(case.call())
                 .d_lse(data.backward.expected()[Operand::DLse].wanted)
                 .want(Operand::DSinks, case.call().has(Operand::Sinks))
                 .gradient_type(gradient_type)
                 .adds(adds)
+                .key_sums(key_sums)
                 .build()
                 .unwrap();
             let problem = BackwardProblem::of(&backward);
@@ -162,7 +163,11 @@ fn added<T: Element>(case: &Case) {
             };
             outputs.into_iter().map(numbers).collect()
         };
-        let (plain, added) = (run(T::TYPE, false), run(ElementType::F32, true));
+        let plain = run(T::TYPE, false, false);
+        let added = run(ElementType::F32, true, false);
+        let with_sums = run(T::TYPE, false, true);
+        assert_eq!(with_sums[0], plain[0]);
+        assert_eq!(with_sums[1..], added[1..]);
         for (plain, added) in plain.iter().zip(&added) {
             assert_eq!(plain.len(), added.len());
             for (x, y) in plain.iter().zip(added) {
@@ -172,7 +177,7 @@ fn added<T: Element>(case: &Case) {
                 );
             }
         }
-        for (rounded, plain) in run(T::TYPE, true).iter().zip(&plain) {
+        for (rounded, plain) in run(T::TYPE, true, false).iter().zip(&plain) {
             for (x, y) in plain.iter().zip(rounded) {
                 assert!(
                     (1.0 + x - y).abs() <= (1.0 + x.abs()) / 100.0,

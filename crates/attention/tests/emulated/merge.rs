@@ -5,8 +5,8 @@ use quickcheck::QuickCheck;
 use warptile::Element;
 
 use crate::draw::Memory;
-use crate::merge_cases::{MergeCase, Merges};
-use crate::merge_on_gpu::merge_on;
+use crate::merge_cases::{MergeCase, Merges, SumCase};
+use crate::merge_on_gpu::{merge_on, sum_on};
 use crate::place::{Emulated, with_emulated};
 
 impl<T: Element> Merges<T> for &Emulated {
@@ -16,13 +16,17 @@ impl<T: Element> Merges<T> for &Emulated {
 }
 
 fn verify<T: Element>(seed: u64) -> Result<(), String> {
-    with_emulated(|mut emulated| MergeCase::<T>::random(seed).verify(&mut emulated))
-        .map_err(|failure| format!("seed {seed}: {failure}"))
+    let merged = with_emulated(|mut emulated| MergeCase::<T>::random(seed).verify(&mut emulated));
+    let added = with_emulated(|place| {
+        SumCase::<T>::random(seed)
+            .verify(|case, out| sum_on(&place.gpu, case, out, || place.run_launches()))
+    });
+    { merged.and(added) }.map_err(|failure| format!("seed {seed}: {failure}"))
 }
 
 #[test]
 #[ignore = "needs g++"]
-fn merges_equal_float64() {
+fn merges_and_sums_are_right() {
     fn all(seed: u64) -> quickcheck::TestResult {
         match verify::<f16>(seed)
             .and(verify::<bf16>(seed))

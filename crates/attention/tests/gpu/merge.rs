@@ -10,8 +10,8 @@ use warptile_driver::{Graph, Stream};
 
 use crate::draw::Memory;
 use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
-use crate::merge_cases::{MergeCase, Merges};
-use crate::merge_on_gpu::merge_on;
+use crate::merge_cases::{MergeCase, Merges, SumCase};
+use crate::merge_on_gpu::{merge_on, sum_on};
 
 struct OnGpu(&'static Gpu);
 
@@ -45,6 +45,24 @@ fn random_merges_equal_float64() {
             ran(gpu.prepare_merge(element).unwrap().plan().image().unwrap());
         }
     }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_sums_are_right() {
+    fn verify<T: Element>(seed: u64) -> Result<(), String> {
+        { [gpu(), gpu_of_ptx()].into_iter() }.try_for_each(|gpu| {
+            SumCase::<T>::random(seed).verify(|case, out| sum_on(gpu, case, out, || ()))
+        })
+    }
+    fn right(seed: u64) -> TestResult {
+        let all = verify::<f16>(seed).and(verify::<bf16>(seed));
+        match all.and(verify::<f32>(seed)) {
+            Ok(()) => TestResult::passed(),
+            Err(failure) => TestResult::error(format!("seed {seed}: {failure}")),
+        }
+    }
+    quickcheck(1000).quickcheck(right as fn(u64) -> TestResult);
 }
 
 /// More CTAs than the device holds at once, in a graph of somebody who captures the raw launch.
