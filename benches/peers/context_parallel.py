@@ -1,5 +1,5 @@
-"""PyTorch's context_parallel over the GPUs of one host, on the problem of crates/distributed/examples/several_gpus.rs: the command line has
-the number of GPUs, then lengths; each length gives a JSON row for each backend of attention and each way of passing keys on.
+"""PyTorch's context_parallel over the GPUs of one host, on the problems of docs/several-gpus.md: the command line has the
+number of GPUs, then lengths; each length gives a JSON row for each backend of attention and each way of passing keys on.
 
     python3 context_parallel.py 2 16384 65536
 """
@@ -26,9 +26,8 @@ SAMPLED = 4  # rows of each rank whose error is measured
 
 
 def data(length, heads, seed):
-    """Numbers from -1 to 1 as [1, heads, length, head size]; the example computes the same."""
-    i = (torch.arange(PERIOD, dtype=torch.int64, device="cuda") + seed) * 2_654_435_761
-    block = ((i >> 7) & 0xFFFF).float() / 32768 - 1
+    """Normally distributed numbers as [1, heads, length, head size], as `warptile bench` has them; the same on every rank."""
+    block = torch.randn(PERIOD, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
     count = length * heads * DIM
     block = block.to(torch.bfloat16).repeat(-(-count // PERIOD))[:count]
     return block.view(1, length, heads, DIM).transpose(1, 2).contiguous()

@@ -7,6 +7,7 @@ mod chart;
 mod compare;
 mod completions;
 mod console;
+mod devices;
 mod failure;
 mod files;
 mod generate;

@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 use warptile::Error;
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Standing, Step};
 use warptile_check::Case;
+use warptile_distributed::Expected;
 use warptile_kernels::Target;
 
 use crate::bench::{row, table};
 use crate::cases;
+use crate::devices::{By, Dealt, SeveralArgs};
 use crate::failure::Failure;
 use crate::images;
 use crate::json;
@@ -24,11 +26,15 @@ use crate::text::{self, say};
 ///
 /// The GPU need not be in this machine. Without --gpu, the plan is for this machine's GPU, with the rates that `warptile tune` wrote for
 /// it. For a GPU without measurements, times are modelled: by the rates of the H200, scaled to the GPU's own limits. The plan says so.
+///
+/// With --devices, the plan also predicts the time on several such GPUs together, by each scheme, and warns where they gain little. They
+/// are taken to be joined by NVLink.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "plan \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\" --gpu a100",
     "plan \"b1 q1 k8192 h32/8 d128 bf16 pages=16\" --gpu all",
     "plan \"b2 q512 k512 h8 d64 f16\" --gpu 8.6 --multiprocessors 30",
+    "plan \"q65536 h32/8 d128 bf16 mask=causal\" --gpu h100 --devices 0,1,2,3",
 ]))]
 pub(crate) struct PlanArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
@@ -48,6 +54,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME", default_value_t = Choice::Best)]
     kernel: Choice,
 
+    #[command(flatten)]
+    several: SeveralArgs,
+
     /// Print the reason and the expected time for every single kernel
     #[arg(long)]
     explain: bool,
@@ -59,6 +68,9 @@ pub(crate) struct PlanArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    if args.several.devices.is_some() {
+        args.several.deal(&args.case)?;
+    }
     let asked = operation::asked(&args.case, args.case.call_on_gpu()?)?;
     for_both!(asked, operation => of(args, &operation, console))
 }
@@ -80,7 +92,14 @@ fn of<O: Operation>(
         O::plan(&planner, operation.problem(), &args.kernel)
     };
     say!(console, "problem  {}", cases::without_seed(&args.case))?;
-    if profiles.is_empty() {
+    if let Some(devices) = &args.several.devices
+        && profiles.is_empty()
+    {
+        say!(
+            console,
+            "devices  {devices}: times are predicted for GPUs only; name one, such as --gpu a100"
+        )?;
+    } else if profiles.is_empty() {
         say!(
             console,
             "kernel   cpu: there is no GPU here; name one, such as --gpu a100"
@@ -93,7 +112,7 @@ fn of<O: Operation>(
     let planned = plans
         .iter()
         .map(|(profile, plan)| planned(args, operation, profile, plan));
-    json::write(&args.json, &Vec::from_iter(planned))?;
+    json::write(&args.json, &planned.collect::<Result<Vec<_>, _>>()?)?;
     match &plans[..] {
         [] => Ok(()),
         [(profile, plan)] => {
@@ -141,7 +160,10 @@ fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Fail
         }
     }
     if args.gpu.is_empty() {
-        let backend = Device::Auto.open()?;
+        let backend = match &args.several.devices {
+            Some(devices) => devices.open_first()?,
+            None => Device::Auto.open()?,
+        };
         let here = backend.gpu();
         profiles.extend(here.map(|gpu| (gpu.profile().clone(), Some(gpu.rates().clone()))));
     }
@@ -160,7 +182,7 @@ fn planned<O: Operation>(
     operation: &O,
     profile: &DeviceProfile,
     plan: &warptile::Result<Plan<O::Problem>>,
-) -> Value {
+) -> Result<Value, Failure> {
     let considered = match plan {
         Ok(plan) => plan.considered(),
         Err(Error::NoKernel { considered, .. }) => considered,
@@ -191,7 +213,7 @@ fn planned<O: Operation>(
         };
         Vec::from_iter(steps.map(step))
     });
-    json!({
+    let mut value = json!({
         "problem": cases::without_seed(&args.case),
         "gpu": profile.name,
         "compute_capability": format!("{}.{}", profile.major, profile.minor),
@@ -208,7 +230,91 @@ fn planned<O: Operation>(
         // True if the choice is based on rates that were measured on this GPU.
         "measured": basis.is_some_and(|basis| basis.standing == Standing::Measured),
         "considered": Vec::from_iter(considered),
-    })
+    });
+    if let (Some(_), Some(us)) = (&args.several.devices, expected) {
+        value["devices"] = Several::new(args, us)?.json();
+    }
+    Ok(value)
+}
+
+/// The prediction for several GPUs.
+struct Several {
+    dealt: Dealt,
+    ranks: usize,
+    chosen: Expected,
+    /// The other scheme, or why it is none.
+    other: (By, Result<Expected, Failure>),
+}
+
+impl Several {
+    /// By the scheme that is given, or the faster one.
+    fn new(args: &PlanArgs, one_us: f64) -> Result<Self, Failure> {
+        let (case, ranks) = (&args.case, args.several.count());
+        let dealt = args.several.deal(case)?;
+        let map = dealt.map(ranks)?;
+        let [gather, heads] = By::ALL.map(|by| args.several.expected(by, case, &map, one_us));
+        let us = |expected: &Result<Expected, Failure>| {
+            { expected.as_ref() }.map_or(f64::INFINITY, |expected| expected.us)
+        };
+        let by = args
+            .several
+            .scheme
+            .unwrap_or(match us(&heads) < us(&gather) {
+                true => By::Heads,
+                false => By::Gather,
+            });
+        let (chosen, other) = match by {
+            By::Gather => (gather?, (By::Heads, heads)),
+            By::Heads => (heads?, (By::Gather, gather)),
+        };
+        Ok(Several {
+            dealt,
+            ranks,
+            chosen,
+            other,
+        })
+    }
+
+    fn json(&self) -> Value {
+        let (chosen, (by, other)) = (&self.chosen, &self.other);
+        json!({
+            "ranks": self.ranks,
+            "scheme": chosen.scheme.to_string(),
+            "sharding": self.dealt.sharding(),
+            "expected_us": chosen.us,
+            "gain": chosen.gain(),
+            "fetched_bytes": chosen.fetched_bytes,
+            "not": {
+                "scheme": by.to_string(),
+                "expected_us": other.as_ref().ok().map(|other| other.us),
+                "reason": other.as_ref().err().map(ToString::to_string),
+            },
+            "warning": chosen.warning(),
+        })
+    }
+
+    fn print(&self, console: &mut dyn Write) -> Result<(), Failure> {
+        let (chosen, (by, other)) = (&self.chosen, &self.other);
+        say!(
+            console,
+            "devices  {} by {chosen}; sharding {}, up to {:.1} MB from other devices",
+            self.ranks,
+            self.dealt.sharding(),
+            chosen.fetched_bytes as f64 / 1e6
+        )?;
+        match other {
+            Ok(other) => say!(
+                console,
+                "not      {other}, {:.2} times as long",
+                other.us / chosen.us
+            )?,
+            Err(why) => say!(console, "not      {by}: {why}")?,
+        }
+        match chosen.warning() {
+            Some(warning) => Ok(say!(console, "warning  {warning}")?),
+            None => Ok(()),
+        }
+    }
 }
 
 /// One plan at length.
@@ -253,6 +359,9 @@ fn one<O: Operation>(
     say!(console, "expected {}", speed(expected))?;
     if let Some(basis) = plan.basis() {
         say!(console, "rates    {basis}")?;
+    }
+    if args.several.devices.is_some() {
+        Several::new(args, expected)?.print(console)?;
     }
     let considered = plan.considered();
     if args.explain {

@@ -13,6 +13,18 @@ pub(crate) struct Settings {
     pub(crate) splits: Splits,
 }
 
+impl Settings {
+    /// The options with their numbers.
+    pub(crate) fn attention(&self, numbers: &Numbers) -> Attention {
+        let attention = { Attention::new().scoring(self.scoring) }.splits(self.splits);
+        let of_options = numbers.floats.given();
+        { of_options.filter(|(operand, _)| operand.word().is_some()) }
+            .fold(attention, |all, (operand, values)| {
+                all.numbers(operand, values)
+            })
+    }
+}
+
 /// The numbers of a call that are not tensors.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Numbers {
@@ -42,9 +54,6 @@ impl<T: Element> Tensors<T> {
         settings: &Settings,
         numbers: &'a Numbers,
     ) -> Forward<'a, T> {
-        let mut attention = Attention::new()
-            .scoring(settings.scoring)
-            .splits(settings.splits);
         let scales = |operand: Operand| numbers.floats[operand].as_deref().unwrap_or_default();
         let mut keys = match &self.kv {
             Either::Left([k, v]) => Keys::new(k, v),
@@ -53,11 +62,6 @@ impl<T: Element> Tensors<T> {
                 Keys::quantized_bits(self.types.k, k, v, scales)
             }
         };
-        for (operand, values) in numbers.floats.given() {
-            if operand.word().is_some() {
-                attention = attention.numbers(operand, values);
-            }
-        }
         let mut queries = Queries::new(&self.q);
         for (operand, list) in numbers.lists.given() {
             match (operand, operand.kind()) {
@@ -74,7 +78,7 @@ impl<T: Element> Tensors<T> {
             keys = for_both!(tensor, tensor => keys.scores(operand, tensor));
         }
         Forward {
-            attention,
+            attention: settings.attention(numbers),
             queries,
             keys,
         }
@@ -95,6 +99,14 @@ impl<T: Element> Forward<'_, T> {
             attention: self.attention.clone().choice(choice),
             queries: self.queries.clone(),
             keys: self.keys.clone(),
+        }
+    }
+
+    /// The call without the lse.
+    pub(crate) fn without_lse(self) -> Self {
+        Forward {
+            attention: self.attention.without_lse(),
+            ..self
         }
     }
 

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use warptile::spec::Operand;
 use warptile::{Attention, Diagonal, Element, Layout, Mask, Tensor};
 
-use crate::error::{OfRank, Result};
+use crate::error::{Error, OfRank, Result};
 use crate::group::Streams;
 use crate::need::{Part, parts, staged};
 use crate::plan;
@@ -23,6 +24,22 @@ pub(crate) fn forward<T: Element>(
     let all_parts = (0..q.len())
         .map(|rank| parts(shards.map(), rank, mask))
         .collect::<Result<Vec<_>>>()?;
+    // A call takes the distance from where its last row is that of its last key.
+    let is_apart = |rank: &usize| {
+        let chunks = shards.map().chunks(*rank).iter().zip(&all_parts[*rank]);
+        chunks
+            .into_iter()
+            .any(|(chunk, part)| chunk.rows.end != part.keys.end)
+    };
+    if attention.has(Operand::Slopes)
+        && let Some(rank) = (0..all_parts.len()).find(is_apart)
+    {
+        let rule = "ALiBi over parts of a sequence needs a causal mask, or a window up to the query's own key";
+        return Err(Error::Argument {
+            rank,
+            rule: rule.to_owned(),
+        });
+    }
     // Lent before any kernel is submitted, and until all are: so copies wait for what computed the keys, but not for kernels of this call,
     // and no kernel of it waits for copies of other ranks.
     let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use warptile::driver::Rows;
+use warptile::spec::Heads;
 use warptile::{Attention, Element, Keys, Layout, Queries, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -13,12 +14,28 @@ use crate::stage::{Source, put_together, rows_of_heads};
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Share {
-    queries: Range<usize>,
-    keys: Range<usize>,
+pub(crate) struct Share {
+    pub(crate) queries: Range<usize>,
+    pub(crate) keys: Range<usize>,
 }
 
 impl Share {
+    /// The share of each rank.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there are more ranks than query heads.
+    pub(crate) fn all(ranks: usize, heads: Heads) -> Result<Vec<Self>> {
+        let query = heads.query;
+        if query < ranks {
+            return Err(Error::Argument {
+                rank: query,
+                rule: format!("{ranks} ranks need at least as many query heads, not {query}"),
+            });
+        }
+        let share = |rank| Share::of(rank, ranks, [query, heads.key_value]);
+        Ok((0..ranks).map(share).collect())
+    }
+
     /// Whole key/value heads, or where there are more ranks than these, some of the query heads of one, which then is with several ranks.
     fn of(rank: usize, ranks: usize, [heads, kv_heads]: [usize; 2]) -> Self {
         let shared_by = heads / kv_heads;
@@ -51,21 +68,19 @@ pub(crate) fn forward<T: Element>(
     let ranks = shards.map().ranks();
     let [_, _, heads, _] = q[0].shape();
     let [_, _, kv_heads, value_dim] = v[0].shape();
-    if heads < ranks {
-        return Err(Error::Argument {
-            rank: heads,
-            rule: format!("{ranks} ranks need at least as many query heads, not {heads}"),
-        });
-    }
+    let [_, _, _, dim] = k[0].shape();
+    let shares = Share::all(
+        ranks,
+        Heads::new(heads, dim)
+            .key_value(kv_heads)
+            .value_dim(value_dim),
+    )?;
     if attention.has_numbers() {
         return Err(Error::Argument {
             rank: 0,
             rule: "options with numbers for each head are for the scheme gather".to_owned(),
         });
     }
-    let shares: Vec<_> = (0..ranks)
-        .map(|rank| Share::of(rank, ranks, [heads, kv_heads]))
-        .collect();
     let [q, k, v] = [q, k, v].map(Source::lend_all);
     let (q, k, v) = (q?, k?, v?);
     let offsets = offsets(shards)?;

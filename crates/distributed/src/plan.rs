@@ -4,8 +4,10 @@ use std::fmt;
 use std::ops::Range;
 
 use warptile::Mask;
+use warptile::spec::Heads;
 
 use crate::error::Result;
+use crate::heads::Share;
 use crate::need::{parts, staged};
 use crate::shard::RowMap;
 
@@ -40,10 +42,21 @@ pub(crate) fn groups(kv_heads: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// A prediction for the scheme `gather`: a model, not a measurement.
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scheme::Gather => "gather",
+            Scheme::Heads => "heads",
+        })
+    }
+}
+
+/// The predicted time of a call by a scheme: a model, not a measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
-    /// How many groups the key/value heads are streamed in.
+    /// The scheme.
+    pub scheme: Scheme,
+    /// How many groups the heads are computed in.
     pub groups: usize,
     /// One device's time in microseconds, as given.
     pub one_us: f64,
@@ -54,17 +67,27 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Predicts a call from one device's time for the whole of it. `row_bytes` are those of a key and its value, of all heads.
+    /// Predicts a call by the scheme from one device's time for the whole of it. An element has `size` bytes.
     ///
     /// # Errors
-    /// As [`parts`].
+    /// As [`parts`]; [`Error::Argument`](crate::Error::Argument) if [`Scheme::Heads`] has more ranks than query heads.
     pub fn new(
+        scheme: Scheme,
         map: &RowMap,
         mask: Mask,
-        kv_heads: usize,
-        row_bytes: usize,
+        heads: Heads,
+        size: usize,
         one_us: f64,
     ) -> Result<Self> {
+        match scheme {
+            Scheme::Gather => Self::gather(map, mask, heads, size, one_us),
+            Scheme::Heads => Self::heads(map, heads, size, one_us),
+        }
+    }
+
+    fn gather(map: &RowMap, mask: Mask, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
+        let kv_heads = heads.key_value;
+        let row_bytes = kv_heads * heads.key_value_elements() * size;
         let groups = groups(kv_heads);
         let mut pairs = Vec::new();
         let mut fetched = Vec::new();
@@ -88,11 +111,34 @@ impl Expected {
             ORDERING_US + first + compute.max(link - first)
         };
         Ok(Expected {
+            scheme: Scheme::Gather,
             groups: groups.len(),
             one_us,
             us: pairs.iter().zip(&fetched).map(time).fold(0.0, f64::max),
             fetched_bytes: fetched.iter().copied().max().unwrap_or(0),
         })
+    }
+
+    /// All copies are waited for: before the computation, and after it for the output's rows.
+    fn heads(map: &RowMap, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
+        let mut expected = Expected {
+            scheme: Scheme::Heads,
+            groups: 1,
+            one_us,
+            us: 0.0,
+            fetched_bytes: 0,
+        };
+        for (rank, share) in { Share::all(map.ranks(), heads)?.into_iter() }.enumerate() {
+            let (own, queries) = (map.local_len(rank), share.queries.len());
+            let row = queries * heads.dim + share.keys.len() * heads.key_value_elements();
+            let output = (heads.query - queries) * heads.value_dim;
+            let bytes = ((map.len() - own) * row + own * output) * size;
+            let compute = one_us * queries as f64 / heads.query as f64;
+            let us = 2.0 * ORDERING_US + bytes as f64 / LINK * 1e6 + compute;
+            expected.us = expected.us.max(us);
+            expected.fetched_bytes = expected.fetched_bytes.max(bytes as u64);
+        }
+        Ok(expected)
     }
 
     /// One device's time over that of all ranks.
@@ -113,10 +159,14 @@ impl Expected {
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (groups, us, gain) = (self.groups, self.us, self.gain());
+        let (scheme, us, gain) = (self.scheme, self.us, self.gain());
+        let groups = match self.groups {
+            1 => String::new(),
+            groups => format!(" in {groups} groups of heads"),
+        };
         write!(
             f,
-            "gather in {groups} groups of heads: {us:.0} us expected, {gain:.2}x of one device"
+            "{scheme}{groups}: {us:.0} us expected, {gain:.2}x of one device"
         )
     }
 }

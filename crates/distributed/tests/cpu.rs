@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use warptile::spec::Heads;
 use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
 use warptile_distributed::{Expected, Group, Scheme, Sharding};
 
@@ -89,6 +90,7 @@ fn options() {
         Attention::new().softcap(5.0),
         Attention::new().sinks(&[0.5, 1.0, -1.0, 2.0]),
         Attention::new().scale(0.3),
+        Attention::new().alibi_slopes(&[0.5, 0.25, 1.0, 0.0]),
     ];
     for attention in options {
         let schemes = match attention.has_numbers() {
@@ -170,14 +172,44 @@ fn errors_name_the_rank() {
     assert!(error.to_string().starts_with("rank 0: "), "{error}");
 }
 
+/// A part would take the distances from a wrong row.
+#[test]
+fn alibi_needs_a_mask_that_ends_at_the_own_key() {
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    let shards = group.shards(&Sharding::Zigzag, 64).unwrap();
+    let q = shards.split(&data(64 * 8, 0.0), 1, 8).unwrap();
+    let attention = Attention::new().alibi_slopes(&[0.5]);
+    for (mask, is_right) in [
+        (Mask::none(), false),
+        (Mask::window(9, 1), false),
+        (Mask::causal().diagonal(Diagonal::At(-3)), false),
+        (Mask::causal(), true),
+        (Mask::window(9, 0), true),
+    ] {
+        let result = shards.forward(&attention.clone().mask(mask), &q, (&q, &q));
+        assert_eq!(result.is_ok(), is_right, "{mask:?}");
+        let named = |error| format!("{error}").starts_with("rank 0: ALiBi ");
+        assert!(result.err().is_none_or(named));
+    }
+}
+
 #[test]
 fn small_problems_are_warned_of() {
     let cpu = Backend::cpu();
     let group = Group::local([cpu.clone(), cpu]).unwrap();
     let expect = |len, one_us| {
         let shards = group.shards(&Sharding::Zigzag, len).unwrap();
-        Expected::new(shards.map(), Mask::causal(), 8, 2 * 8 * 128 * 2, one_us).unwrap()
+        let heads = Heads::new(32, 128).key_value(8);
+        BOTH.map(|scheme| {
+            Expected::new(scheme, shards.map(), Mask::causal(), heads, 2, one_us).unwrap()
+        })
     };
-    assert!(expect(1 << 16, 44_000.0).gain() > 1.95);
-    assert!(expect(512, 10.0).warning().is_some());
+    let [gather, heads] = expect(1 << 16, 44_000.0);
+    assert!(gather.gain() > 1.95 && heads.gain() > 1.7 && heads.us > gather.us);
+    assert!(expect(512, 10.0).iter().all(|all| all.warning().is_some()));
+    let shards = group.shards(&Sharding::Zigzag, 512).unwrap();
+    let one_head = Heads::new(1, 128);
+    let expected = Expected::new(Scheme::Heads, shards.map(), Mask::none(), one_head, 2, 9.0);
+    assert!(expected.unwrap_err().to_string().contains("query heads"));
 }

@@ -2,7 +2,7 @@
 
 use super::markdown_table;
 
-/// A length on some GPUs, as the example `several_gpus` prints it.
+/// A length on some GPUs, as `warptile bench --devices` writes it.
 #[derive(Debug, serde::Deserialize)]
 pub(super) struct Row {
     engine: String,

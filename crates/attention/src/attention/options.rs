@@ -52,6 +52,11 @@ impl Attention {
         !self.numbers.is_empty()
     }
 
+    /// Returns true if numbers of this option were given.
+    pub fn has(&self, option: Operand) -> bool {
+        self.numbers.iter().any(|(given, _)| *given == option)
+    }
+
     /// Which keys a query sees.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.scoring.mask = mask;

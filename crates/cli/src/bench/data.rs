@@ -132,6 +132,14 @@ impl<T: Element> Data<T> {
         Ok(DeviceInputs::new(places))
     }
 
+    /// The elements of q, k and v in host memory, if they are of one type and in tensors of their own.
+    pub(super) fn to_vecs(&self) -> Option<[Vec<T>; 3]> {
+        match &self.kv {
+            Either::Left(Pair::Apart([k, v])) => Some([&self.q, k, v].map(Repeated::to_vec)),
+            _ => None,
+        }
+    }
+
     /// A gradient of the output.
     pub(super) fn d_out(&self, call: &Call) -> Repeated<T> {
         Repeated::new(&self.q.piece, call.out(), self.q.piece.len() / 7)

@@ -338,11 +338,8 @@ pub(super) fn graph<O: Operation>(
 ) -> warptile_check::Result<Vec<f64>> {
     let launches = rotation.launches();
     let replay = rotation.capture(plan, launches)?;
-    let measure = || {
-        effort.warm_up(|| rotation.time(&replay).map(drop))?;
-        effort.spend(|| Ok(rotation.time(&replay)? / launches as f64))
-    };
-    Ok(measure()?)
+    effort.warm_up(|| rotation.time(&replay).map(drop))?;
+    Ok(effort.spend(|| { rotation.time(&replay) }.map(|us| us / launches as f64))?)
 }
 
 /// Microseconds between events around each call through the ordinary interface.

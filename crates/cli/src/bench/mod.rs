@@ -3,6 +3,7 @@
 pub(crate) mod blocks;
 mod cpu;
 pub(crate) mod data;
+pub(crate) mod devices;
 pub(crate) mod gpu;
 mod record;
 pub(crate) mod row;
@@ -30,6 +31,7 @@ use self::row::{Method, NOISE, Row, Samples};
 use self::table::Table;
 use crate::cases;
 use crate::chart::{self, Bar};
+use crate::devices::SeveralArgs;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::json;
@@ -47,6 +49,9 @@ use crate::text;
 /// that they don't stay in the L2 cache. "call" is one call, timed by events around it. On the CPU, "wall" is the wall-clock time of one
 /// call. Inputs are normally distributed. benches/peers measures PyTorch's kernels the same way.
 ///
+/// With --devices, several devices compute each problem together and are compared with one. A time is then that of calls one behind the
+/// other, per call; the efficiency is one device's time (the mean of each alone) over the number of devices times their common time.
+///
 /// Ctrl-C ends the measurement and keeps its rows. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
@@ -54,6 +59,7 @@ use crate::text;
     "bench --file problems.txt --json rows.json --chart",
     "bench --file problems.txt --compare rows.json",
     "bench --shape \"b1 q1 k8192 h32/8 d128 bf16\" --kernel families",
+    "bench --devices 0,1 --shape \"q65536 h32/8 d128 bf16 mask=causal\"",
 ]))]
 pub(crate) struct BenchArgs {
     /// Measure this problem; may be given several times [default: "b2 q512 k512 h8 d64 f16"]
@@ -67,18 +73,26 @@ pub(crate) struct BenchArgs {
     /// Kernels to measure: best, a family such as wgmma (its best kernel), or the name of a kernel or an image [default: best]
     ///
     /// `all` means each kernel that applies, and `families` the best kernel of each family.
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        conflicts_with = "devices"
+    )]
     kernel: Vec<String>,
 
     /// Only images compiled for this target, such as sm_90 or compute_80
     ///
     /// For example, `--kernel mma --target compute_89` measures the best kernel of `mma` as the driver compiles it from PTX.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     target: Option<String>,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
-    #[arg(long, default_value_t = Device::Auto)]
+    #[arg(long, default_value_t = Device::Auto, conflicts_with = "devices")]
     device: Device,
+
+    #[command(flatten)]
+    several: SeveralArgs,
 
     /// The most samples of a measurement
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -93,7 +107,7 @@ pub(crate) struct BenchArgs {
     /// For measuring in turn with another program, so that a drifting clock affects both alike, as benches/peers does.
     /// The line "next" ends the samples of the current method; the end of the input ends the measurement. After each problem, a line with
     /// the number of rows is printed, and the next problem begins with the next line of input.
-    #[arg(long, conflicts_with = "seconds")]
+    #[arg(long, conflicts_with_all = ["seconds", "devices"])]
     paced: bool,
 
     /// Write the rows to this file after each problem, as JSON; - for standard output, at the end
@@ -103,7 +117,7 @@ pub(crate) struct BenchArgs {
     pub(crate) json: Option<json::Target>,
 
     /// Compare with rows that --json wrote earlier on the same kind of device, and fail if a row is slower by more than the tolerance
-    #[arg(long, value_name = "OLD.json")]
+    #[arg(long, value_name = "OLD.json", conflicts_with = "devices")]
     compare: Option<PathBuf>,
 
     /// Percent by which a row may be slower than its earlier one
@@ -117,7 +131,7 @@ pub(crate) struct BenchArgs {
     yes: bool,
 
     /// Draw the speeds as bars at the end
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     chart: bool,
 }
 
@@ -132,10 +146,10 @@ const SHORT: u128 = 10_000_000_000;
 
 /// When a measurement has enough times.
 #[derive(Debug, Clone, Copy)]
-struct Effort {
-    samples: usize,
-    time: Duration,
-    paced: bool,
+pub(crate) struct Effort {
+    pub(crate) samples: usize,
+    pub(crate) time: Duration,
+    pub(crate) paced: bool,
 }
 
 impl Effort {
@@ -168,10 +182,7 @@ impl Effort {
     ///
     /// # Errors
     /// The first of `sample`.
-    fn spend(
-        self,
-        mut sample: impl FnMut() -> warptile::Result<f64>,
-    ) -> warptile::Result<Vec<f64>> {
+    fn spend<E>(self, mut sample: impl FnMut() -> Result<f64, E>) -> Result<Vec<f64>, E> {
         let start = Instant::now();
         let least = self.least_samples();
         let mut samples = Vec::new();
@@ -215,6 +226,9 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             .map_err(|error| Failure::Input(format!("--seconds {:?}: {error}", args.seconds)))?,
         paced: args.paced,
     };
+    if let Some(devices) = &args.several.devices {
+        return devices::run(args, devices, effort, console);
+    }
     let earlier = args.compare.as_deref().map(Record::read).transpose()?;
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
@@ -628,7 +642,7 @@ mod tests {
         let mut calls = 0;
         let times = effort.spend(|| {
             calls += 1;
-            Ok(1.0)
+            Ok::<_, Error>(1.0)
         });
         assert_eq!(times.unwrap().len(), calls);
         calls

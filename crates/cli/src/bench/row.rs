@@ -61,6 +61,10 @@ impl Samples {
         self.sorted[rank.clamp(1, self.sorted.len()) - 1]
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
     pub(crate) fn median(&self) -> f64 {
         let middle = self.sorted.len() / 2;
         if self.sorted.len() % 2 == 1 {

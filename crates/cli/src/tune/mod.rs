@@ -1,5 +1,6 @@
 //! `warptile tune`: which kernels are the fastest on the user's own GPU, for the user's own problems.
 
+mod devices;
 mod measure;
 mod processes;
 mod report;
@@ -28,6 +29,7 @@ pub(crate) use self::processes::{TrialsArgs, run_trials};
 use self::report::Outcome;
 use self::state::{Candidate, Entry, Screened, State};
 use self::watchdog::{Lost, PATIENCE, watched};
+use crate::devices::SeveralArgs;
 use crate::failure::Failure;
 use crate::lock::Lock;
 use crate::machine::{self, Machine};
@@ -46,6 +48,9 @@ use crate::{bench, cases, interrupt, json, progress};
 /// The result is a file of rates in your configuration folder, for this GPU and this driver. The program always uses it; the library uses
 /// it on request (`Gpu::with_user_rates`). `warptile info` shows which rates are in force.
 ///
+/// With --devices, the command measures the schemes and shardings by which several devices can compute each problem, and names the
+/// fastest. It keeps nothing.
+///
 /// After Ctrl-C, or at the end of the budget, the rates file is either unchanged or complete. The same command then goes on where it
 /// stopped.
 #[derive(Debug, Args)]
@@ -53,6 +58,7 @@ use crate::{bench, cases, interrupt, json, progress};
     "tune --shape \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\"",
     "tune --file problems.txt --budget 600 --svg gains.svg",
     "tune --from-log problems.log",
+    "tune --devices 0,1 --shape \"q65536 h32/8 d128 bf16 mask=causal\"",
     "tune --reset",
 ]))]
 pub(crate) struct TuneArgs {
@@ -69,31 +75,39 @@ pub(crate) struct TuneArgs {
     from_log: Option<PathBuf>,
 
     /// Seconds that the whole search may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 180,
+        conflicts_with = "devices"
+    )]
     budget: u32,
 
     /// Seconds after which a launch, or a replay of many, counts as hung: the command ends, and the next search leaves that kernel out
-    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE, value_parser = clap::value_parser!(u32).range(1..=86_400), conflicts_with = "devices")]
     patience: u32,
 
     /// GPU to tune: auto or cuda:N
-    #[arg(long, default_value_t = Device::Auto)]
+    #[arg(long, default_value_t = Device::Auto, conflicts_with = "devices")]
     device: Device,
 
+    #[command(flatten)]
+    several: SeveralArgs,
+
     /// Measure and report, but leave the rates as they are
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     dry_run: bool,
 
     /// Remove the rates of this GPU, so that the built-in ones are in force again
-    #[arg(long, conflicts_with_all = ["shape", "file", "from_log", "dry_run", "svg", "json"])]
+    #[arg(long, conflicts_with_all = ["shape", "file", "from_log", "dry_run", "svg", "json", "devices"])]
     reset: bool,
 
     /// Take winners without verifying their results on this GPU first
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     no_verify: bool,
 
     /// Draw the gains to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "devices")]
     svg: Option<PathBuf>,
 
     /// Write all measurements to this file, as JSON; - for standard output
@@ -121,6 +135,9 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let start = Instant::now();
     if args.reset {
         return reset(args, console);
+    }
+    if let Some(devices) = &args.several.devices {
+        return devices::run(args, devices, console);
     }
     let problems = problems_of(args)?;
     if let Some(svg) = &args.svg {

@@ -118,6 +118,9 @@ impl Verify<'_> {
             }
             given => given,
         };
+        if self.group.is_some() {
+            case = self.args.several.fitted(&case);
+        }
         // Not the same turn of all images, so that few problems have their share of it, too.
         let host_work = match (turn + position) % TURNS_TO_HOST {
             0 => HOST_CAN,

@@ -32,7 +32,17 @@ impl Verify<'_> {
 
     /// The last of ever simpler problems that still fails.
     pub(super) fn smallest(&self, lane: &MaybeLane<'_>, trial: Trial) -> Result<Trial, Failure> {
-        let case = shrink(trial.case.clone(), SHRINK_TRIES, |case| {
+        let simpler = |case: &Case| match self.group {
+            Some(_) => {
+                case.shrink()
+                    .into_iter()
+                    .map(|case| self.args.several.fitted(&case))
+            }
+            .filter(|simpler| simpler != case)
+            .collect(),
+            None => case.shrink(),
+        };
+        let case = shrink(trial.case.clone(), SHRINK_TRIES, simpler, |case| {
             // A kernel of gradients computes nothing else. After Ctrl-C what there is must do.
             let is_other = trial.image.is_some() && case.backward != trial.case.backward;
             if is_other || interrupt::requested() {
@@ -52,12 +62,18 @@ impl Verify<'_> {
     }
 
     pub(super) fn repeat_command(&self, trial: &Trial) -> String {
-        let mut command = format!("warptile verify --device {}", self.args.device);
+        let several = &self.args.several;
+        let mut command = match &several.devices {
+            Some(devices) => format!("warptile verify --devices {devices}"),
+            None => format!("warptile verify --device {}", self.args.device),
+        };
         let mut option = |name: &str, value: Option<String>| {
             if let Some(value) = value {
                 command.push_str(&format!(" --{name} {value}"));
             }
         };
+        option("scheme", several.scheme.map(|by| by.to_string()));
+        option("sharding", several.sharding.map(|deal| deal.to_string()));
         match trial.image {
             Some(image) => option("kernel", Some(image.name.to_owned())),
             None => {
@@ -84,10 +100,11 @@ impl Verify<'_> {
 fn shrink<E>(
     mut case: Case,
     mut tries: usize,
+    simpler: impl Fn(&Case) -> Vec<Case>,
     mut fails: impl FnMut(&Case) -> Result<bool, E>,
 ) -> Result<Case, E> {
     'simpler: loop {
-        for candidate in case.shrink() {
+        for candidate in simpler(&case) {
             if tries == 0 {
                 return Ok(case);
             }
@@ -112,7 +129,9 @@ mod tests {
             "b3 q400 k300 h6/2 d128 f16 mask=window,3,9 scale=0.5 splits=512 layout=gaps seed=5"
                 .parse()
                 .unwrap();
-        let Ok(smallest) = shrink(case, tries, |case| Ok::<_, Infallible>(fails(case)));
+        let Ok(smallest) = shrink(case, tries, Case::shrink, |case| {
+            Ok::<_, Infallible>(fails(case))
+        });
         smallest.to_string()
     }
 

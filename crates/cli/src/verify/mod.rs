@@ -4,6 +4,7 @@ mod backward;
 mod check;
 mod choose;
 mod coverage;
+mod devices;
 mod failing;
 mod known;
 mod phases;
@@ -19,6 +20,7 @@ use clap::Args;
 use warptile::Backend;
 use warptile::plan::{Choice, Settings};
 use warptile_check::{Case, with_element};
+use warptile_distributed::Group;
 use warptile_kernels::Image;
 
 use self::check::{Checked, Lane, Place, Repeat, Runs, SharedReference, Sync, check};
@@ -28,6 +30,7 @@ use self::phases::Phases;
 use self::side_by_side::in_order;
 use self::totals::Totals;
 use crate::cases;
+use crate::devices::{Devices, SeveralArgs};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::json;
@@ -44,6 +47,8 @@ use crate::progress;
 /// problems and of every 17th large one. The GPU, which is faster, computes the others. A failing problem is made as small as possible and
 /// printed as a command that repeats it.
 ///
+/// With --devices, each problem is computed by several devices together. The outputs are compared with float64 as those of one device are.
+///
 /// Ctrl-C ends the verification and keeps its totals. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
@@ -52,6 +57,7 @@ use crate::progress;
     "verify --case \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\"",
     "verify --device cuda:0 --kernel wmma --tile",
     "verify --device cuda:0 --backward --kernel dqkv --count 500",
+    "verify --devices 0,1 --count 1000",
 ]))]
 pub(crate) struct VerifyArgs {
     /// How many random problems to compute [default: 200; with --each-kernel: none]
@@ -67,35 +73,35 @@ pub(crate) struct VerifyArgs {
     max_len: u16,
 
     /// Only random problems whose keys and values are in pages
-    #[arg(long, conflicts_with = "case")]
+    #[arg(long, conflicts_with_all = ["case", "devices"])]
     paged: bool,
 
     /// Gradients of random problems instead of their outputs
-    #[arg(long, conflicts_with_all = ["case", "paged", "tile", "settings"])]
+    #[arg(long, conflicts_with_all = ["case", "paged", "tile", "settings", "devices"])]
     backward: bool,
 
     /// Kernels to verify: a family such as scalar, or the name of a kernel or an image; best: the planner's choice
     ///
     /// The problems are spread over all images of the family or the kernel that run on the device.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "devices")]
     kernel: Option<Choice>,
 
     /// Only images compiled for this target, such as sm_90 or compute_80
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     target: Option<String>,
 
     /// First compute two problems on every image: several tiles, full and ragged, drawn from the counter by persistent kernels
-    #[arg(long, conflicts_with_all = ["case", "best", "multiprocessors"])]
+    #[arg(long, conflicts_with_all = ["case", "best", "multiprocessors", "devices"])]
     each_kernel: bool,
 
     /// Instead of problems, compute one tile on every image, and compare each of its scores and weights with float64
     ///
     /// The first wrong one is named by row and column, with the place where its value belongs.
-    #[arg(long, conflicts_with_all = ["count", "max_len", "paged", "case", "best", "each_kernel", "multiprocessors", "repeat", "settings"])]
+    #[arg(long, conflicts_with_all = ["count", "max_len", "paged", "case", "best", "each_kernel", "multiprocessors", "repeat", "settings", "devices"])]
     tile: bool,
 
     /// Let the planner choose among the images, instead of computing with each of them
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     best: bool,
 
     /// Compute this problem instead of random ones; may be given several times
@@ -103,11 +109,11 @@ pub(crate) struct VerifyArgs {
     case: Vec<Case>,
 
     /// Plan every problem as if the GPU had only N multiprocessors
-    #[arg(long, value_name = "N", value_parser = options::multiprocessors())]
+    #[arg(long, value_name = "N", value_parser = options::multiprocessors(), conflicts_with = "devices")]
     multiprocessors: Option<u32>,
 
     /// Plan every problem as if a CTA could have only N KiB of shared memory
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with = "devices")]
     shared_kib: Option<u32>,
 
     /// Launch with these settings where a kernel can have them: at-once=N (or all), ranges=N and ctas=N, as `warptile tune` finds them
@@ -119,7 +125,7 @@ pub(crate) struct VerifyArgs {
     once: bool,
 
     /// Then launch each problem N times in the same buffers; every result that is read must equal the first
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "devices")]
     repeat: Option<u32>,
 
     /// When to wait for repeated launches and read a result
@@ -127,12 +133,15 @@ pub(crate) struct VerifyArgs {
     sync: Sync,
 
     /// Threads that compute problems in parallel, each on its own stream [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with = "devices")]
     threads: Option<u16>,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
-    #[arg(long, default_value_t = Device::Auto)]
+    #[arg(long, default_value_t = Device::Auto, conflicts_with = "devices")]
     device: Device,
+
+    #[command(flatten)]
+    several: SeveralArgs,
 
     /// Write the totals to this file, as JSON, after the first problem, every ten seconds, and at the end; - for standard output, at the
     /// end
@@ -153,7 +162,16 @@ const DRAWS_PER_PROBLEM: u64 = 50;
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let backend = limited(args, args.device.open()?)?;
+    if args.several.devices.is_some() {
+        { args.case.iter() }.try_for_each(|case| args.several.deal(case).map(drop))?;
+    }
+    let group = { args.several.devices.as_ref() }
+        .map(Devices::open)
+        .transpose()?;
+    let backend = match &group {
+        Some(group) => group.backends()[0].clone(),
+        None => limited(args, args.device.open()?)?,
+    };
     let images = images(args, &backend)?;
     let verify = Verify {
         args,
@@ -164,7 +182,11 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
                 sync: args.sync,
             }),
         },
-        runnable: runnable(args, &backend),
+        runnable: match group {
+            Some(_) => Vec::new(),
+            None => runnable(args, &backend),
+        },
+        group: group.as_ref(),
         images,
         backend: &backend,
         reference: SharedReference::default(),
@@ -186,13 +208,18 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
     let failing = verify
         .all(&lanes, &mut totals)
         .map_err(|failure| verify.with_commands(failure))?;
+    totals.devices = { args.several.devices.as_ref() }.map(Devices::to_string);
     totals.after(verify.start.elapsed());
     totals.cut_short = interrupt::requested();
     totals.runnable = match &verify.images {
         Some(images) => images.len(),
         None => verify.runnable.len(),
     };
-    totals.print(&backend.to_string(), console)?;
+    let place = match &totals.devices {
+        Some(devices) => format!("devices {devices}"),
+        None => backend.to_string(),
+    };
+    totals.print(&place, console)?;
     let repeat = match failing {
         Some(trial) => {
             let smallest = verify.smallest(&lanes[0], trial);
@@ -222,6 +249,8 @@ struct Verify<'a> {
     images: Option<Vec<&'static Image>>,
     runnable: Vec<&'static Image>,
     backend: &'a Backend,
+    /// Several devices, if they compute.
+    group: Option<&'a Group>,
     /// For problems that would take the host long.
     reference: SharedReference,
     start: Instant,
@@ -235,7 +264,12 @@ type MaybeLane<'a> = Option<Lane<'a>>;
 impl Verify<'_> {
     /// One for each thread.
     fn lanes(&self) -> Result<Vec<MaybeLane<'_>>, Failure> {
-        let threads = self.args.threads.map_or_else(machine::threads, usize::from);
+        let threads = match (self.group, self.args.threads) {
+            // The ranks have threads of their own.
+            (Some(_), _) => return Ok(vec![None]),
+            (None, Some(threads)) => usize::from(threads),
+            (None, None) => machine::threads(),
+        };
         let lane = |_| match self.backend.gpu() {
             None => Ok(None),
             Some(gpu) => Ok(Some(Lane::new(gpu, &self.reference)?)),
@@ -274,14 +308,22 @@ impl Verify<'_> {
         let place = self.place(lane, trial.image, trial.host_work);
         let mut seconds = Phases::default();
         let (case, runs) = (&trial.case, self.runs);
-        let checked = with_element!(case.element, T => match case.backward {
-            true => backward::check::<T>(case, place, runs, &mut seconds),
-            false => check::<T>(case, place, runs, known, &mut seconds),
-        });
+        let checked = match self.group {
+            Some(group) => {
+                let dealt = self.args.several.draw(case)?;
+                with_element!(case.element, T => {
+                    devices::check::<T>(case, &dealt, group, runs, &mut seconds)
+                })
+            }
+            None => with_element!(case.element, T => match case.backward {
+                true => backward::check::<T>(case, place, runs, &mut seconds),
+                false => check::<T>(case, place, runs, known, &mut seconds),
+            })
+            .map_err(Failure::from),
+        };
         match checked {
             Ok(checked) => Ok((checked, seconds)),
-            Err(error) => {
-                let failure = Failure::from(error);
+            Err(failure) => {
                 if let Failure::Device(_) = failure {
                     let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
                     lost.push(self.repeat_command(trial));

@@ -23,6 +23,9 @@ pub(super) struct Totals {
     #[serde(flatten)]
     machine: Machine,
     seed: u64,
+    /// The devices that computed each problem together, if there were several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) devices: Option<String>,
     /// True if this is not everything that was asked for: Ctrl-C came, or the command still runs.
     pub(super) cut_short: bool,
     /// How often each problem was launched again, if it was.
@@ -212,11 +215,13 @@ impl Totals {
     }
 
     pub(super) fn print(&self, backend: &str, console: &mut dyn Write) -> io::Result<()> {
+        // Of what has no image.
+        let place = self.devices.as_deref().unwrap_or("cpu");
         for failure in self.failures.iter().take(FAILURES_SHOWN) {
             say!(
                 console,
                 "failed   {}: {}",
-                failure.image.as_deref().unwrap_or("cpu"),
+                failure.image.as_deref().unwrap_or(place),
                 failure.problem
             )?;
             say!(console, "         {}", failure.reason)?;
@@ -236,14 +241,16 @@ impl Totals {
             writeln!(console)?;
         }
         for (what, worst) in [("out", &self.worst_out), ("lse", &self.worst_lse)] {
-            if let Some(worst) = worst {
+            if let Some(worst) = worst
+                && worst.error.bound > 0.0
+            {
                 say!(
                     console,
                     "worst    {what}: {:.2} of its bound ({:.1e} of {:.1e}), {}: {}",
                     worst.ratio,
                     worst.error.error,
                     worst.error.bound,
-                    worst.image.as_deref().unwrap_or("cpu"),
+                    worst.image.as_deref().unwrap_or(place),
                     worst.problem
                 )?;
             }

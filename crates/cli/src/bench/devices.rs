@@ -1,0 +1,412 @@
+//! `bench --devices`: several devices against one.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::time::Instant;
+
+use serde::Serialize;
+use serde_json::json;
+use warptile::spec::{Call, Heads, HostInputs, Slots, Types};
+use warptile::{Backend, Diagonal, Element, Layout, Tensor};
+use warptile_check::{Case, reference, with_element};
+use warptile_distributed::Group;
+use warptile_driver::Event;
+
+use super::data::Data;
+use super::row::Samples;
+use super::{BenchArgs, Effort, cases_of};
+use crate::cases;
+use crate::devices::{self, Dealt, Devices, PATIENCE};
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::json;
+use crate::machine::{self, Machine};
+use crate::progress;
+use crate::tensors::Settings;
+use crate::text::say;
+
+/// Calls that are submitted before the first of them has ended.
+const AHEAD: usize = 4;
+
+/// The least time of a sample, in microseconds, and the most calls in it.
+const SAMPLE_US: f64 = 20_000.0;
+const MOST_CALLS: f64 = 200.0;
+
+/// A problem on several devices. Times are per call, of calls one behind the other.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Row {
+    backend: &'static str,
+    /// `peers` (GPUs of one process copy from each other) or `threads` (ranks on the CPU).
+    engine: &'static str,
+    ranks: usize,
+    problem: String,
+    pub(crate) scheme: String,
+    pub(crate) sharding: &'static str,
+    /// Keys of all sequences.
+    key_len: usize,
+    direction: &'static str,
+    /// One device's time: the mean of `each_us`.
+    one_us: f64,
+    /// The time of each device alone, in the order of ranks; a device with several ranks is measured once.
+    each_us: Vec<f64>,
+    samples: usize,
+    pub(crate) median_us: f64,
+    p90_us: f64,
+    /// One device's time over that of all ranks times their number.
+    pub(crate) efficiency: f64,
+    /// As predicted from `one_us`; on GPUs.
+    expected_us: Option<f64>,
+    same_bits_again: bool,
+    values_unlike_one_gpu: usize,
+    largest_difference: f32,
+    /// Root mean squares of the errors of some rows, over that of the float64 values.
+    one_error: f64,
+    error: f64,
+    #[serde(flatten)]
+    machine: Machine,
+}
+
+/// Runs the command.
+pub(super) fn run(
+    args: &BenchArgs,
+    devices: &Devices,
+    effort: Effort,
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
+    let cases = cases_of(args)?;
+    let dealt = { cases.iter().map(|case| args.several.deal(case)) };
+    let dealt: Vec<_> = dealt.collect::<Result<_, _>>()?;
+    let group = devices.open()?;
+    interrupt::watch();
+    let of_devices = OfDevices::new(devices, &group, effort);
+    let bar = progress::problems(cases.len() as u64);
+    let mut rows = Vec::new();
+    let part = |rows: &[Row], at_the_end: bool| match &args.json {
+        Some(target) if at_the_end == (*target == json::Target::Stdout) => {
+            target.write(&json!({ "cut_short": true, "problems": cases.len(), "rows": rows }))
+        }
+        _ => Ok(()),
+    };
+    for (case, dealt) in cases.iter().zip(&dealt) {
+        let row = match of_devices.row(case, dealt) {
+            Err(Failure::Interrupted(_)) => break,
+            row => row?,
+        };
+        bar.suspend(|| row.print(console))?;
+        rows.push(row);
+        part(&rows, false)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if interrupt::requested() {
+        part(&rows, true)?;
+        let kept = rows.len();
+        return Err(Failure::Interrupted(format!(
+            "cut short: {kept} of {} problems were measured before Ctrl-C",
+            cases.len()
+        )));
+    }
+    json::write(&args.json, &rows)
+}
+
+impl Row {
+    pub(crate) fn print(&self, console: &mut dyn Write) -> std::io::Result<()> {
+        let (ranks, engine) = (self.ranks, self.engine);
+        say!(console, "problem  {}", self.problem)?;
+        say!(
+            console,
+            "devices  {ranks} by {engine}, scheme {}, sharding {}",
+            self.scheme,
+            self.sharding
+        )?;
+        let expected = self.expected_us.map(|us| format!(", {us:.1} us predicted"));
+        say!(
+            console,
+            "time     {:.1} us, {:.1} us on one device{}",
+            self.median_us,
+            self.one_us,
+            expected.unwrap_or_default()
+        )?;
+        say!(
+            console,
+            "gain     {:.2}x of one device: efficiency {:.2}",
+            self.efficiency * self.ranks as f64,
+            self.efficiency
+        )?;
+        let again = match self.same_bits_again {
+            true => "the same bits again",
+            false => "other bits in a second call",
+        };
+        say!(
+            console,
+            "error    {:.2e}, {:.2e} on one device; {again}; {} values differ from one device's",
+            self.error,
+            self.one_error,
+            self.values_unlike_one_gpu
+        )
+    }
+}
+
+/// Measurements on a group.
+pub(crate) struct OfDevices<'a> {
+    devices: &'a Devices,
+    group: &'a Group,
+    machine: Machine,
+    effort: Effort,
+}
+
+impl<'a> OfDevices<'a> {
+    pub(crate) fn new(devices: &'a Devices, group: &'a Group, effort: Effort) -> Self {
+        OfDevices {
+            devices,
+            group,
+            machine: machine::describe(&group.backends()[0]),
+            effort,
+        }
+    }
+
+    /// Measures a problem.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`] after Ctrl-C.
+    pub(crate) fn row(&self, case: &Case, dealt: &Dealt) -> Result<Row, Failure> {
+        let row = with_element!(case.element, T => self.row_of::<T>(case, dealt));
+        row.map_err(|failure| match failure {
+            Failure::Input(why) => {
+                let problem = cases::without_seed(case);
+                Failure::Input(format!("--devices: `{problem}`: {why}"))
+            }
+            other => other,
+        })
+    }
+
+    fn row_of<T: Element>(&self, case: &Case, dealt: &Dealt) -> Result<Row, Failure> {
+        let (call, lists) = (case.try_call()?, case.lists());
+        let data = Data::<T>::new(case, &call, &lists);
+        let settings = Settings {
+            scoring: call.scoring().scale(call.scale()),
+            splits: call.splits(),
+        };
+        let heads = case.heads;
+        let row_elements = [
+            heads.query * heads.dim,
+            heads.key_value * heads.dim,
+            heads.key_value * heads.value_dim,
+        ];
+        let host = data.to_vecs().map(|mut host| {
+            // Without the rows behind the last packed sequence.
+            { host.iter_mut().zip(row_elements) }
+                .for_each(|(data, row)| data.truncate(dealt.len * row));
+            host
+        });
+        let Some([q, k, v]) = &host else {
+            return Err(Failure::Input(
+                "keys and values are not of the queries' type".into(),
+            ));
+        };
+
+        let mut one = Vec::new();
+        let mut each_us = Vec::new();
+        for backend in distinct(self.group.backends()) {
+            let tensors = data.tensors(backend, &call)?;
+            let forward = tensors.forward(&settings, &data.numbers).without_lse();
+            let alone = std::slice::from_ref(backend);
+            let samples = self.samples(alone, || Ok(forward.run().map(drop)?))?;
+            each_us.push(samples.median());
+            if one.is_empty() {
+                one = forward.run()?.out.to_vec()?;
+                one.truncate(dealt.len * heads.query * heads.value_dim);
+            }
+        }
+        let one_us = each_us.iter().sum::<f64>() / each_us.len().max(1) as f64;
+
+        let attention = settings.attention(&data.numbers).without_lse();
+        let shards = dealt.shards(self.group)?;
+        let [sq, sk, sv]: [Vec<Tensor<T>>; 3] = [
+            shards.split(q, heads.query, heads.dim)?,
+            shards.split(k, heads.key_value, heads.dim)?,
+            shards.split(v, heads.key_value, heads.value_dim)?,
+        ];
+        let forward = || shards.forward(&attention, &sq, (&sk, &sv));
+        let joined = || {
+            let out = forward()?;
+            self.group.synchronize(PATIENCE)?;
+            shards.join(&out)
+        };
+        let (several, again) = (joined()?, joined()?);
+        let bits = |out: &[T]| bytemuck::cast_slice::<T, u8>(out).to_vec();
+        let samples = self.samples(self.group.backends(), || Ok(forward().map(drop)?))?;
+        self.group.synchronize(PATIENCE)?;
+
+        let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
+        let sampled = Sampled {
+            case,
+            floats: &data.numbers.floats,
+        };
+        let error = |out: &[T]| sampled.error(out, [q, k, v]);
+        let ranks = self.group.backends().len();
+        let median_us = samples.median();
+        let on_gpus = self.group.backends()[0].is_gpu();
+        let expected = on_gpus.then(|| devices::expected(dealt.by, case, shards.map(), one_us));
+        Ok(Row {
+            backend: "warptile",
+            engine: self.devices.engine(),
+            ranks,
+            problem: cases::without_seed(case),
+            scheme: dealt.by.to_string(),
+            sharding: dealt.sharding(),
+            key_len: dealt.len,
+            direction: "forward",
+            one_us,
+            each_us,
+            samples: samples.len(),
+            median_us,
+            p90_us: samples.p90(),
+            efficiency: one_us / median_us / ranks as f64,
+            expected_us: expected.transpose()?.map(|expected| expected.us),
+            same_bits_again: bits(&several) == bits(&again),
+            values_unlike_one_gpu: one.iter().zip(&several).filter(|(a, b)| a != b).count(),
+            largest_difference: one.iter().zip(&several).map(difference).fold(0.0, f32::max),
+            one_error: error(&one)?,
+            error: error(&several)?,
+            machine: self.machine.clone(),
+        })
+    }
+
+    /// Microseconds of each call; few calls are submitted ahead.
+    fn samples(
+        &self,
+        backends: &[Backend],
+        call: impl Fn() -> Result<(), Failure>,
+    ) -> Result<Samples, Failure> {
+        let burst = |calls: usize| -> Result<f64, Failure> {
+            backends.iter().try_for_each(Backend::synchronize)?;
+            let start = Instant::now();
+            let mut ends = VecDeque::new();
+            for _ in 0..calls {
+                call()?;
+                for gpu in backends.iter().filter_map(Backend::gpu) {
+                    let end = Event::new(gpu.context()).map_err(warptile::Error::from)?;
+                    gpu.stream().record(&end).map_err(warptile::Error::from)?;
+                    ends.push_back(end);
+                }
+                while ends.len() > AHEAD * backends.len() {
+                    let oldest = ends.pop_front().map_or(Ok(()), |end| end.synchronize());
+                    oldest.map_err(warptile::Error::from)?;
+                }
+            }
+            backends.iter().try_for_each(Backend::synchronize)?;
+            Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
+        };
+        // Loads kernels, and touches the memory.
+        self.effort.warm_up(|| burst(1).map(drop))?;
+        let calls = (SAMPLE_US / burst(2)?).ceil().clamp(1.0, MOST_CALLS);
+        let times = self.effort.spend(|| burst(calls as usize))?;
+        Samples::new(times).ok_or_else(|| Failure::Interrupted("nothing was measured".into()))
+    }
+}
+
+/// The backends of different devices.
+fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
+    let ordinal = |backend: &Backend| Some(backend.gpu()?.context().device().ordinal());
+    let is_first = move |at: &usize| {
+        let before = backends[..*at].iter().map(ordinal);
+        before
+            .into_iter()
+            .all(|other| other != ordinal(&backends[*at]))
+    };
+    (0..backends.len()).filter(is_first).map(|at| &backends[at])
+}
+
+/// Some rows of an output, whose errors are measured.
+struct Sampled<'a> {
+    case: &'a Case,
+    /// Options that have a number for each head.
+    floats: &'a Slots<Option<Vec<f32>>>,
+}
+
+impl Sampled<'_> {
+    /// The root mean square of the error, over that of the float64 values; 0 without rows.
+    fn error<T: Element>(&self, out: &[T], [q, k, v]: [&[T]; 3]) -> Result<f64, Failure> {
+        const ROWS: usize = 16;
+        let lengths = self.case.used_lengths();
+        let len: usize = lengths.iter().map(|rows| rows.0).sum();
+        let count = ROWS.min(len);
+        let (mut wrong, mut right) = (0.0, 0.0);
+        for at in 0..count {
+            let row = (len - 1) * at / (count - 1).max(1);
+            // The first row and the rows of its sequence.
+            let (mut start, mut rows) = (0, 0);
+            for (length, _) in &lengths {
+                (start, rows) = (start + rows, *length);
+                if row < start + rows {
+                    break;
+                }
+            }
+            let heads = self.case.heads;
+            for head in [0, heads.query - 1] {
+                let expected = self.expected([q, k, v], [start, rows], row - start, head)?;
+                let dim = heads.value_dim;
+                let found = &out[(row * heads.query + head) * dim..][..dim];
+                for (found, expected) in found.iter().zip(expected) {
+                    wrong += (found.to_f64() - expected).powi(2);
+                    right += expected.powi(2);
+                }
+            }
+        }
+        Ok(if right > 0.0 {
+            (wrong / right).sqrt()
+        } else {
+            0.0
+        })
+    }
+
+    /// A row of a head, of a sequence of `rows` rows from row `start` on.
+    fn expected<T: Element>(
+        &self,
+        [q, k, v]: [&[T]; 3],
+        [start, rows]: [usize; 2],
+        row: usize,
+        head: usize,
+    ) -> Result<Vec<f64>, Failure> {
+        let Heads {
+            query,
+            key_value,
+            dim,
+            value_dim,
+            ..
+        } = self.case.heads;
+        let mut scoring = self.case.scoring;
+        let diagonal = scoring.mask.diagonal.offset(rows, rows) + row as i128;
+        // Distances of ALiBi are from the last key: a call of one query ends at its own.
+        let keys = if diagonal == row as i128 && scoring.mask.right == Some(0) {
+            row + 1
+        } else {
+            rows
+        };
+        let diagonal = i32::try_from(diagonal)
+            .map_err(|_| Failure::Input("the mask's diagonal is too far away".into()))?;
+        scoring.mask = scoring.mask.diagonal(Diagonal::At(diagonal));
+        let kv_head = head * key_value / query;
+        let of = |data: &[T], heads: usize, dim: usize, row: usize, head: usize| {
+            data[(row * heads + head) * dim..][..dim].to_vec()
+        };
+        let q = of(q, query, dim, start + row, head);
+        let k: Vec<T> = (start..start + keys)
+            .flat_map(|key| of(k, key_value, dim, key, kv_head))
+            .collect();
+        let v: Vec<T> = (start..start + keys)
+            .flat_map(|key| of(v, key_value, value_dim, key, kv_head))
+            .collect();
+        let [lq, lk, lv] =
+            [[1, 1, 1, dim], [1, keys, 1, dim], [1, keys, 1, value_dim]].map(Layout::bshd);
+        let scoring = scoring.scale(self.case.scoring.scale_of(dim));
+        let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);
+        let mut inputs = HostInputs::new(&q, &k, &v);
+        for (operand, numbers) in self.floats.given() {
+            builder = builder.count(operand, 1);
+            inputs.set(operand, &numbers[head..=head]);
+        }
+        Ok(reference(&builder.build()?, &inputs)?.out)
+    }
+}

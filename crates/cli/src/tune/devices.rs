@@ -1,0 +1,73 @@
+//! `tune --devices`: the scheme and the sharding by which several devices are the fastest.
+
+use std::io::Write;
+use std::time::Duration;
+
+use super::{TuneArgs, problems_of};
+use crate::bench::Effort;
+use crate::bench::devices::{OfDevices, Row};
+use crate::devices::Devices;
+use crate::failure::Failure;
+use crate::text::say;
+use crate::{cases, interrupt, json, progress};
+
+/// How long each way to compute a problem is measured.
+const EFFORT: Effort = Effort {
+    samples: 20,
+    time: Duration::from_millis(500),
+    paced: false,
+};
+
+/// Runs the command.
+pub(super) fn run(
+    args: &TuneArgs,
+    devices: &Devices,
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
+    let problems = problems_of(args)?;
+    let ways = problems.iter().map(|(case, _)| args.several.ways(case));
+    let ways: Vec<_> = ways.collect::<Result<_, _>>()?;
+    let group = devices.open()?;
+    interrupt::watch();
+    let of_devices = OfDevices::new(devices, &group, EFFORT);
+    let bar = progress::problems(problems.len() as u64);
+    let mut rows: Vec<Row> = Vec::new();
+    for ((case, _), ways) in problems.iter().zip(&ways) {
+        bar.suspend(|| say!(console, "problem  {}", cases::without_seed(case)))?;
+        let before = rows.len();
+        for way in ways {
+            let row = match of_devices.row(case, way) {
+                Err(Failure::Interrupted(_)) => break,
+                row => row?,
+            };
+            bar.suspend(|| {
+                say!(
+                    console,
+                    "way      scheme {}, sharding {}: {:.1} us, efficiency {:.2}",
+                    row.scheme,
+                    row.sharding,
+                    row.median_us,
+                    row.efficiency
+                )
+            })?;
+            rows.push(row);
+        }
+        if interrupt::requested() {
+            break;
+        }
+        let fastest = { rows[before..].iter() }.min_by(|a, b| a.median_us.total_cmp(&b.median_us));
+        if let Some(row) = fastest {
+            let (scheme, sharding) = (&row.scheme, row.sharding);
+            bar.suspend(|| say!(console, "fastest  scheme {scheme}, sharding {sharding}"))?;
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    json::write(&args.json, &rows)?;
+    match interrupt::requested() {
+        true => Err(Failure::Interrupted(
+            "cut short: Ctrl-C came before the last problem".into(),
+        )),
+        false => Ok(()),
+    }
+}
