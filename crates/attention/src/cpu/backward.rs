@@ -311,9 +311,13 @@ unsafe fn block<L: Lanes, const ROWS: usize, const COLUMNS: usize>(
     // SAFETY: the caller vouches for it.
     unsafe {
         let at = |row: usize, column: usize| to.add(row * stride + column * L::WIDTH);
-        let sums =
-            std::array::from_fn(|row| std::array::from_fn(|column| L::load(at(row, column))));
-        let sums: [[L; COLUMNS]; ROWS] = add_product(sums, steps, a, |step| b.add(step * stride));
+        let mut sums = [[L::splat(0.0); COLUMNS]; ROWS];
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load(at(row, column));
+            }
+        }
+        let sums = add_product(sums, steps, a, |step| b.add(step * stride));
         for (row, sums) in sums.into_iter().enumerate() {
             for (column, sum) in sums.into_iter().enumerate() {
                 sum.store(at(row, column));

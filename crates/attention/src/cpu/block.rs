@@ -571,7 +571,7 @@ impl<'a, T: Element> Block<'a, T> {
             factors: &mut state.factors,
         });
         let ahead = next.map_or(&[][..], |next| &next.k);
-        if dots {
+        if const { matches!(T::TYPE, ElementType::Bf16) } && dots {
             halves.resize(scores.len());
             self.isa.run(Round {
                 from: scores,

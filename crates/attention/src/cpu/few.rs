@@ -11,7 +11,7 @@ use crate::cpu::isa::{Isa, Work};
 use crate::cpu::lanes::*;
 use crate::cpu::products::Rows;
 use crate::cpu::weights::CLASSES;
-use crate::spec::Element;
+use crate::spec::{Element, ElementType};
 
 /// Queries that share what is read of a key.
 pub(super) const QUERIES: usize = 4;
@@ -41,9 +41,11 @@ pub(super) struct FewScores<'a, T> {
 impl<T: Element> FewScores<'_, T> {
     /// Computes them; with `dots` from pairs of numbers of 16 bits.
     pub(super) fn run(self, isa: Isa, dots: bool) {
-        match dots {
-            true => isa.run_dots(Sums::<T, true>(self)),
-            false => isa.run(Sums::<T, false>(self)),
+        // The constant first: other types have no dots, and none are compiled.
+        if const { matches!(T::TYPE, ElementType::Bf16) } && dots {
+            isa.run_dots(Sums::<T, true>(self));
+        } else {
+            isa.run(Sums::<T, false>(self));
         }
     }
 }

@@ -215,10 +215,13 @@ unsafe fn values_of<L: Lanes, T: Element, const COUNT: usize, const COLUMNS: usi
     unsafe {
         let out = work.out.as_mut_ptr().add(query * work.depth + component);
         let place = |row: usize, column: usize| out.add(row * work.depth + column * L::WIDTH);
-        let sums: [[L; COLUMNS]; COUNT] = std::array::from_fn(|row| {
+        let mut sums = [[L::splat(0.0); COLUMNS]; COUNT];
+        for (row, sums) in sums.iter_mut().enumerate() {
             let factor = L::splat(work.factors[query + row]);
-            std::array::from_fn(|column| L::load(place(row, column)).mul(factor))
-        });
+            for (column, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load(place(row, column)).mul(factor);
+            }
+        }
         let weights = work.weights.as_ptr().add(query * work.stride);
         let values = work.values;
         let sums = add_product(sums, values.len(), (weights, work.stride, 1), |step| {

@@ -49,11 +49,14 @@ pub(super) unsafe fn add_product<L: Lanes, B: Element, const ROWS: usize, const 
         // SAFETY: the caller vouches for the instructions and the elements.
         unsafe {
             let row = b(step);
-            let row: [L; COLUMNS] = std::array::from_fn(|i| L::widen(row.add(i * L::WIDTH)));
+            let mut numbers = [L::splat(0.0); COLUMNS];
+            for (i, numbers) in numbers.iter_mut().enumerate() {
+                *numbers = L::widen(row.add(i * L::WIDTH));
+            }
             let factors = a.add(step * a_step);
             for (index, sums) in sums.iter_mut().enumerate() {
                 let factor = L::splat(*factors.add(index * a_row));
-                for (sum, x) in sums.iter_mut().zip(row) {
+                for (sum, x) in sums.iter_mut().zip(numbers) {
                     *sum = factor.mul_add(x, *sum);
                 }
             }
@@ -225,13 +228,16 @@ unsafe fn values_of<L: Lanes, const ROWS: usize, const COLUMNS: usize>(
     let lanes = work.lanes;
     // SAFETY: the caller vouches for it.
     unsafe {
-        let factors: [L; COLUMNS] =
-            std::array::from_fn(|i| L::load(work.factors.as_ptr().add(i * L::WIDTH)));
+        let factors = work.factors.as_ptr();
         let out = work.out.as_ptr().add(component * lanes).cast_mut();
         let place = |row: usize, column: usize| out.add(row * lanes + column * L::WIDTH);
-        let sums: [[L; COLUMNS]; ROWS] = std::array::from_fn(|row| {
-            std::array::from_fn(|column| L::load(place(row, column)).mul(factors[column]))
-        });
+        let mut sums = [[L::splat(0.0); COLUMNS]; ROWS];
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                let factor = L::load(factors.add(column * L::WIDTH));
+                *sum = L::load(place(row, column)).mul(factor);
+            }
+        }
         let values = work.values.data.as_ptr().add(component);
         let a = (values, 1, work.values.stride);
         let weights = work.weights.as_ptr();

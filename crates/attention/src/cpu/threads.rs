@@ -60,6 +60,10 @@ impl Threads {
     /// has a core. If it slept instead, the system would wake others while its core is still in use, and leave two of them on another
     /// one for milliseconds.
     pub(super) fn in_turn(&self, count: usize, work: impl Fn(usize) + Sync) {
+        self.all_in_turn(count, &work);
+    }
+
+    fn all_in_turn(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let next = AtomicUsize::new(0);
         let draw = || {
             loop {
