@@ -213,6 +213,10 @@ controls! {
     fn raw_set_clusters = fake_set_clusters(clusters: c_int) -> () {
         |state| state.config.clusters = clusters
     }
+    /// Sets whether queries find all work unfinished.
+    fn raw_set_stalled = fake_set_stalled(stalled: c_int) -> () {
+        |state| state.config.stalled = stalled != 0
+    }
     /// Makes the n-th call from now of the function, or of any if null, return the code.
     fn raw_fail = fake_fail(symbol: *const c_char, nth: u64, code: u32) -> () {
         |state| {

@@ -7,20 +7,81 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::control::{FakeLaunch, Kind};
 
-/// A stand-in driver of one's own: a copy of the shared library, with state that no other test
-/// shares. Like any code made for tests, it panics when something is not as it should be.
-pub struct FakeDriver {
+/// A copy of a stand-in's shared library, with state that no other test shares. Like any code made for tests, it panics when something is
+/// not as it should be.
+pub struct PrivateCopy {
     path: PathBuf,
-    /// Never unloaded: whoever loads the driver from `path` keeps it too.
+    /// Never unloaded: whoever loads the library from `path` keeps it too.
     library: ManuallyDrop<libloading::Library>,
 }
+
+impl PrivateCopy {
+    /// Opens a copy of the library of `package`, as Cargo spells it in file names, that lacks some functions.
+    ///
+    /// # Panics
+    /// If the shared library is not next to the test executable, where Cargo puts it when the package is a dependency, or has no such
+    /// function.
+    pub fn open(package: &str, without: &[&str]) -> PrivateCopy {
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
+        let original = library_path(package);
+        let mut bytes = std::fs::read(&original)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", original.display()));
+        for symbol in without {
+            rename_export(&mut bytes, symbol);
+        }
+        let path = std::env::temp_dir().join(format!(
+            "{package}-{}-{}{}",
+            std::process::id(),
+            OPENED.fetch_add(1, Ordering::Relaxed),
+            std::env::consts::DLL_SUFFIX
+        ));
+        std::fs::write(&path, bytes)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+        // SAFETY: the library is a stand-in of this workspace, and has no initialisers.
+        let library = unsafe { libloading::Library::new(&path) }
+            .unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()));
+        PrivateCopy {
+            path,
+            library: ManuallyDrop::new(library),
+        }
+    }
+
+    /// The copy's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A function of the copy.
+    ///
+    /// # Safety
+    /// The function has the type `F`.
+    ///
+    /// # Panics
+    /// If there is none of this name.
+    pub unsafe fn control<F: Copy>(&self, symbol: &str) -> F {
+        // SAFETY: the caller vouches for the type.
+        match unsafe { self.library.get::<F>(symbol) } {
+            Ok(function) => *function,
+            Err(error) => panic!("{} lacks {symbol}: {error}", self.path.display()),
+        }
+    }
+}
+
+impl Drop for PrivateCopy {
+    fn drop(&mut self) {
+        // Windows does not delete a library in use; then it stays in the temporary directory.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A stand-in driver of one's own.
+pub struct FakeDriver(PrivateCopy);
 
 impl FakeDriver {
     /// Opens a copy.
     ///
     /// # Panics
-    /// If the shared library is not next to the test executable, where Cargo puts it when this
-    /// crate is a dependency.
+    /// As [`PrivateCopy::open`].
     pub fn open() -> FakeDriver {
         FakeDriver::open_without(&[])
     }
@@ -28,43 +89,19 @@ impl FakeDriver {
     /// Opens a copy that lacks some functions, as an older driver would.
     ///
     /// # Panics
-    /// As [`FakeDriver::open`], or if the library has no such function.
+    /// As [`PrivateCopy::open`].
     pub fn open_without(symbols: &[&str]) -> FakeDriver {
-        static OPENED: AtomicUsize = AtomicUsize::new(0);
-        let original = library_path();
-        let mut bytes = std::fs::read(&original)
-            .unwrap_or_else(|error| panic!("cannot read {}: {error}", original.display()));
-        for symbol in symbols {
-            rename_export(&mut bytes, symbol);
-        }
-        let path = std::env::temp_dir().join(format!(
-            "warptile-fake-cuda-{}-{}{}",
-            std::process::id(),
-            OPENED.fetch_add(1, Ordering::Relaxed),
-            std::env::consts::DLL_SUFFIX
-        ));
-        std::fs::write(&path, bytes)
-            .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
-        // SAFETY: the library is this crate's own, and has no initialisers.
-        let library = unsafe { libloading::Library::new(&path) }
-            .unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()));
-        FakeDriver {
-            path,
-            library: ManuallyDrop::new(library),
-        }
+        FakeDriver(PrivateCopy::open("warptile_fake_cuda", symbols))
     }
 
     /// The copy's path, to be loaded as a driver.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.0.path()
     }
 
     pub(crate) fn control<F: Copy>(&self, symbol: &str) -> F {
         // SAFETY: `controls!` names the type and the symbol in one row.
-        match unsafe { self.library.get::<F>(symbol) } {
-            Ok(function) => *function,
-            Err(error) => panic!("{} lacks {symbol}: {error}", self.path.display()),
-        }
+        unsafe { self.0.control(symbol) }
     }
 
     /// Sets the CUDA version the driver supports: 1000 * major + 10 * minor. 12.8 at first.
@@ -100,6 +137,11 @@ impl FakeDriver {
     /// Sets how many clusters a device can hold at once, of any size; 16 at first.
     pub fn set_clusters(&self, clusters: u32) {
         self.raw_set_clusters(i32::try_from(clusters).unwrap_or(i32::MAX));
+    }
+
+    /// Sets whether those who ask if a stream is done are told that it is not, as of a GPU that hangs.
+    pub fn set_stalled(&self, stalled: bool) {
+        self.raw_set_stalled(i32::from(stalled));
     }
 
     /// Makes the `nth` call from now, counted from 1, of a function (or, with `None`, of any that
@@ -206,16 +248,9 @@ impl FakeDriver {
     }
 }
 
-impl Drop for FakeDriver {
-    fn drop(&mut self) {
-        // Windows does not delete a library in use; then it stays in the temporary directory.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 impl std::fmt::Debug for FakeDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FakeDriver({})", self.path.display())
+        write!(f, "FakeDriver({})", self.path().display())
     }
 }
 
@@ -235,9 +270,9 @@ fn text(write: impl FnOnce(*mut c_char, usize)) -> String {
 
 /// Cargo puts the library of a dependency next to the test executable, or a directory above it; `cargo xtask bundle`,
 /// for benchmarks, in the directory of the tests.
-fn library_path() -> PathBuf {
+fn library_path(package: &str) -> PathBuf {
     let name = format!(
-        "{}warptile_fake_cuda{}",
+        "{}{package}{}",
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
@@ -253,8 +288,7 @@ fn library_path() -> PathBuf {
         }
     }
     panic!(
-        "the stand-in driver is not built: none of {} exists. The test's crate needs \
-         warptile-fake-cuda among its dev-dependencies",
+        "the stand-in is not built: none of {} exists. The test's crate needs {package} among its dev-dependencies",
         tried.join(", ")
     );
 }

@@ -57,4 +57,4 @@ pub const DEVICES: &str = "WARPTILE_FAKE_DEVICES";
 
 pub use control::*;
 pub use exports::*;
-pub use handle::FakeDriver;
+pub use handle::{FakeDriver, PrivateCopy};

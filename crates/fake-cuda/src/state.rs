@@ -25,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) memory_pools: bool,
     /// Clusters that a device can hold at once.
     pub(crate) clusters: i32,
+    /// True if queries find all work unfinished.
+    pub(crate) stalled: bool,
 }
 
 /// A failure that is to happen.
@@ -99,6 +101,7 @@ impl Default for Config {
             memory: 1 << 30,
             memory_pools: true,
             clusters: 16,
+            stalled: false,
         }
     }
 }
