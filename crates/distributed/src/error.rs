@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::nccl::failure::Failure;
+
 /// A failure of a call over several ranks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,6 +33,21 @@ pub enum Error {
         /// The driver's answer.
         why: String,
     },
+    /// NCCL cannot be used.
+    #[error(transparent)]
+    Nccl(#[from] warptile_nccl_sys::LoadError),
+    /// The environment does not say who this process is.
+    #[error("the processes of this job: {0}")]
+    World(String),
+    /// The processes have not found each other.
+    #[error("the ranks have not met: {0}")]
+    Rendezvous(String),
+    /// The group has failed, for all ranks alike; it is of no more use.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+    /// The call is for ranks that are all of one process.
+    #[error("{0} needs all ranks in one process, as of Group::local")]
+    OneProcess(&'static str),
     /// The threads of the ranks could not be started.
     #[error("no threads for the ranks: {0}")]
     NoThreads(String),

@@ -1,6 +1,7 @@
 //! The scheme `gather`: each rank fetches the keys that its queries see, one group of heads after the other, while the group before is
 //! computed. Only bytes travel; no sum is ever made across ranks.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use warptile::spec::Operand;
@@ -8,11 +9,12 @@ use warptile::{Attention, Diagonal, Element, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::Streams;
+use crate::nccl::control::FIELD;
 use crate::need::{Part, parts, staged};
 use crate::plan;
-use crate::shard::Chunk;
+use crate::shard::{Chunk, RowMap};
 use crate::shards::Shards;
-use crate::stage::{self, Source, position};
+use crate::stage::{self, Source, Staged, position};
 
 pub(crate) fn forward<T: Element>(
     shards: &Shards<'_>,
@@ -21,18 +23,11 @@ pub(crate) fn forward<T: Element>(
     kv: [&[Tensor<T>]; 2],
 ) -> Result<Vec<Tensor<T>>> {
     let mask = attention.mask_set();
-    let all_parts = (0..q.len())
-        .map(|rank| parts(shards.map(), rank, mask))
-        .collect::<Result<Vec<_>>>()?;
-    // A call takes the distance from where its last row is that of its last key.
-    let is_apart = |rank: &usize| {
-        let chunks = shards.map().chunks(*rank).iter().zip(&all_parts[*rank]);
-        chunks
-            .into_iter()
-            .any(|(chunk, part)| chunk.rows.end != part.keys.end)
-    };
+    let map = shards.map();
+    let all_needs =
+        { (0..map.ranks()).map(|rank| Needs::of(map, rank, mask)) }.collect::<Result<Vec<_>>>()?;
     if attention.has(Operand::Slopes)
-        && let Some(rank) = (0..all_parts.len()).find(is_apart)
+        && let Some(rank) = all_needs.iter().position(|needs| needs.is_apart)
     {
         let rule = "ALiBi over parts of a sequence needs a causal mask, or a window up to the query's own key";
         return Err(Error::Argument {
@@ -44,37 +39,134 @@ pub(crate) fn forward<T: Element>(
     // and no kernel of it waits for copies of other ranks.
     let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
     let kv = [&k[..], &v[..]];
+    let group = shards.group();
+    let agreed = {
+        group
+            .processes()
+            .zip(group.streams(group.local_ranks().start))
+    }
+    .map(|(nccl, streams)| nccl.agree(&describe(shards, attention, q, kv), streams))
+    .transpose()?;
+    let spans: Vec<_> = all_needs.iter().map(|needs| &needs.spans[..]).collect();
     // What a rank's thread submits waits for nothing that another one submits later.
-    let outputs = shards.group().each(|rank| {
+    let outputs = group.each(|rank| {
         let rank_of = Rank {
             shards,
             rank,
-            parts: &all_parts[rank],
+            local: group.place(rank),
+            needs: &all_needs[rank],
         };
-        rank_of.forward(attention, &q[rank], kv).of_rank(rank)
+        let kv_heads = k[0].tensor.shape()[2];
+        let is_alone = group.processes().is_none() && spans[rank].is_empty();
+        let groups = match attention.has_numbers() || is_alone {
+            true => std::iter::once(0..kv_heads).collect(),
+            false => plan::groups(kv_heads),
+        };
+        let stage = |heads| match group.processes() {
+            Some(nccl) => nccl.exchange(shards, &spans, heads, kv),
+            None => {
+                let stage = |from| stage::rows_of_heads(shards, rank, spans[rank], heads, from);
+                Ok([stage(kv[0]).of_rank(rank)?, stage(kv[1]).of_rank(rank)?])
+            }
+        };
+        let staged = groups.iter().map(stage).collect::<Result<Vec<_>>>()?;
+        { rank_of.forward(attention, q, kv, groups.into_iter().zip(staged)) }.of_rank(rank)
     });
+    drop(agreed);
     let outputs = outputs.into_iter().collect();
     Source::end_all(k)?;
     Source::end_all(v)?;
     outputs
 }
 
+/// A call as ranks compare it before they exchange rows.
+fn describe<T: Element>(
+    shards: &Shards<'_>,
+    attention: &Attention,
+    q: &[Tensor<T>],
+    [k, v]: [&[Source<'_, T>]; 2],
+) -> String {
+    let mut sharding = DefaultHasher::new();
+    shards.map().hash(&mut sharding);
+    let [_, _, heads, head_dim] = q[0].shape();
+    let [_, _, kv_heads, value_dim] = v[0].tensor.shape();
+    [
+        format!("gather of {} rows", shards.map().len()),
+        format!("a sharding of digest {:x}", sharding.finish()),
+        format!("{heads} query heads for {kv_heads} of keys"),
+        format!(
+            "head sizes {head_dim}, {} and {value_dim}",
+            k[0].tensor.shape()[3]
+        ),
+        format!("elements of {}", std::any::type_name::<T>()),
+        format!("{attention:?}"),
+    ]
+    .join(&FIELD.to_string())
+}
+
+/// The keys that a rank's queries see, by where these are.
+struct Needs {
+    /// Documents that are the rank's as a whole.
+    documents: Option<Documents>,
+    /// Parts that need no rows of other ranks, and their rows among those of the rank.
+    own: Vec<(Part, Range<usize>)>,
+    /// All other parts.
+    fetched: Vec<Part>,
+    /// The keys of these.
+    spans: Vec<Range<usize>>,
+    /// True if a part ends with another key than its last query's own. A call takes distances from where its last row is that of its last
+    /// key.
+    is_apart: bool,
+}
+
+impl Needs {
+    fn of(map: &RowMap, rank: usize, mask: Mask) -> Result<Needs> {
+        let documents = Documents::of(map.chunks(rank));
+        let (mut own, mut fetched) = (Vec::new(), Vec::new());
+        let parts = parts(map, rank, mask)?;
+        let mut chunks = map.chunks(rank).iter().zip(&parts);
+        let is_apart = chunks.any(|(chunk, part)| chunk.rows.end != part.keys.end);
+        for (at, part) in parts.into_iter().enumerate() {
+            match &map.pieces(part.keys.clone())[..] {
+                _ if documents.as_ref().is_some_and(|all| all.has(at)) => {}
+                [piece] if piece.rank == rank => {
+                    own.push((part, piece.local..piece.local + piece.rows.len()));
+                }
+                _ => fetched.push(part),
+            }
+        }
+        Ok(Needs {
+            documents,
+            own,
+            spans: staged(&fetched),
+            fetched,
+            is_apart,
+        })
+    }
+}
+
 /// One rank's part of a call.
 struct Rank<'a> {
     shards: &'a Shards<'a>,
     rank: usize,
-    parts: &'a [Part],
+    /// Its place among the ranks of this process.
+    local: usize,
+    needs: &'a Needs,
 }
 
 impl Rank<'_> {
-    fn forward<T: Element>(
+    fn forward<'s, T: Element>(
         &self,
         attention: &Attention,
-        q: &Tensor<T>,
+        q: &[Tensor<T>],
         kv: [&[Source<'_, T>]; 2],
+        staged: impl Iterator<Item = (Range<usize>, [Staged<'s, T>; 2])>,
     ) -> warptile::Result<Tensor<T>> {
+        let mut staged: Vec<_> = staged.collect();
+        let q = &q[self.local];
+        let Needs { fetched, spans, .. } = self.needs;
         let [_, rows, heads, _] = q.shape();
-        let [_, _, kv_heads, value_dim] = kv[1][self.rank].tensor.shape();
+        let [_, _, kv_heads, value_dim] = kv[1][self.local].tensor.shape();
         let group = self.shards.group();
         let mut out = group.uninit(self.rank, Layout::bhsd([1, heads, rows, value_dim]))?;
         let shared_by = heads / kv_heads;
@@ -99,34 +191,20 @@ impl Rank<'_> {
                 })??;
                 warptile::Result::Ok(())
             };
-        let documents = Documents::of(self.shards.map().chunks(self.rank));
-        let is_left = |at: usize| documents.as_ref().is_none_or(|all| !all.has(at));
-        let (own, fetched): (Vec<_>, Vec<_>) = { self.parts.iter().enumerate() }
-            .filter(|(at, _)| is_left(*at))
-            .map(|(_, part)| (part, self.own_rows(part)))
-            .partition(|(_, own)| own.is_some());
-        let fetched: Vec<_> = fetched.into_iter().map(|(part, _)| part.clone()).collect();
-        let spans = staged(&fetched);
-        let groups = match attention.has_numbers() || fetched.is_empty() {
-            true => std::iter::once(0..kv_heads).collect(),
-            false => plan::groups(kv_heads),
-        };
-        let mut staged = Vec::with_capacity(groups.len());
-        for heads in &groups {
-            let stage = |from| stage::rows_of_heads(self.shards, self.rank, &spans, heads, from);
-            staged.push([stage(kv[0])?, stage(kv[1])?]);
-        }
         // Copies from others are submitted by now, so they are behind no kernel.
-        for tensor in staged.first_mut().into_iter().flatten() {
+        for tensor in staged
+            .first_mut()
+            .into_iter()
+            .flat_map(|(_, tensors)| tensors)
+        {
             tensor.copy_own()?;
         }
-        for (part, rows) in own {
-            let rows = rows.unwrap_or_default();
-            let [k, v] = kv.map(|from| from[self.rank].tensor.rows(rows.clone()));
+        for (part, rows) in &self.needs.own {
+            let [k, v] = kv.map(|from| from[self.local].tensor.rows(rows.clone()));
             compute(&mut out, &Call::of(part), &(0..kv_heads), [&k?, &v?])?;
         }
-        if let Some(documents) = &documents {
-            let [k, v] = kv.map(|from| from[self.rank].tensor);
+        if let Some(documents) = &self.needs.documents {
+            let [k, v] = kv.map(|from| from[self.local].tensor);
             documents.forward(attention, q, [k, v], &mut out)?;
         }
         let calls = match fetched[..] {
@@ -134,27 +212,19 @@ impl Rank<'_> {
             _ => None,
         };
         let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
-        for (heads, [mut k, mut v]) in groups.iter().zip(staged) {
+        for (heads, [mut k, mut v]) in staged {
             // Later ones here: as the kernels of the group before end, these find multiprocessors.
             k.copy_own()?;
             v.copy_own()?;
             let (k, v) = (k.into_tensor()?, v.into_tensor()?);
             for call in &calls {
-                let at = position(&spans, call.keys.start);
+                let at = position(spans, call.keys.start);
                 let keys = at..at + call.keys.len();
                 let (k, v) = (k.rows(keys.clone())?, v.rows(keys)?);
-                compute(&mut out, call, heads, [&k, &v])?;
+                compute(&mut out, call, &heads, [&k, &v])?;
             }
         }
         Ok(out)
-    }
-
-    /// The rows of this rank that are a part's keys, if it needs no others.
-    fn own_rows(&self, part: &Part) -> Option<Range<usize>> {
-        match &self.shards.map().pieces(part.keys.clone())[..] {
-            [piece] if piece.rank == self.rank => Some(piece.local..piece.local + piece.rows.len()),
-            _ => None,
-        }
     }
 
     fn streams(&self) -> Option<&Streams> {

@@ -1,19 +1,27 @@
 //! The devices that compute together.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile::Backend;
 use warptile::driver::{Context, Stream};
+use warptile_nccl_sys::NcclApi;
 
 use crate::error::{Error, OfRank, Result};
+use crate::nccl::Nccl;
+use crate::nccl::world::World;
 use crate::shard::{RowMap, Sharding};
 use crate::shards::Shards;
 
 /// The ranks of one process: GPUs of one host that reach each other's memory, or the CPU several times over. A GPU may have several ranks.
 #[derive(Debug)]
 pub struct Group {
+    /// Those of the ranks of this process.
     backends: Vec<Backend>,
+    /// The other processes.
+    nccl: Option<Nccl>,
     /// The streams of each rank on a GPU.
     streams: Vec<Streams>,
     /// A thread for each rank, which submits its work.
@@ -62,31 +70,91 @@ impl Group {
             }
         }
         let streams = { backends.iter().filter_map(Backend::gpu).enumerate() }
-            .map(|(rank, gpu)| Streams::new(gpu.stream()).of_rank(rank))
+            .map(|(rank, gpu)| Streams::new(gpu.stream(), 0).of_rank(rank))
             .collect::<Result<_>>()?;
-        let threads = ThreadPoolBuilder::new().num_threads(backends.len());
-        let threads = { threads.thread_name(|rank| format!("rank {rank}")) }
-            .build()
-            .map_err(|error| Error::NoThreads(error.to_string()))?;
+        let threads = threads(0..backends.len())?;
         Ok(Group {
             backends,
+            nccl: None,
             streams,
             threads,
         })
     }
 
-    /// The backends, by rank.
+    /// A group of processes, each of which has one rank on a GPU of its own. Waits until all have called this, at most as long as
+    /// [`World::timeout`] says. Only [`Scheme::Gather`](crate::Scheme::Gather) has been written for it.
+    ///
+    /// # Errors
+    /// [`Error::Nccl`], which says where NCCL was looked for; [`Error::TooFewRanks`]; [`Error::Rendezvous`]; [`Error::Failure`] with the
+    /// rank that has failed.
+    pub fn nccl(world: &World, backend: &Backend) -> Result<Self> {
+        Group::nccl_with(&warptile_nccl_sys::load()?, world, backend)
+    }
+
+    /// As [`Group::nccl`], with a library that has been opened.
+    ///
+    /// # Errors
+    /// As [`Group::nccl`].
+    pub fn nccl_with(nccl: &Arc<NcclApi>, world: &World, backend: &Backend) -> Result<Self> {
+        if world.ranks() < 2 {
+            return Err(Error::TooFewRanks(world.ranks()));
+        }
+        let rank = world.rank();
+        let (nccl, streams) = Nccl::new(nccl, world, backend)?;
+        Ok(Group {
+            backends: vec![backend.clone()],
+            nccl: Some(nccl),
+            streams: vec![streams],
+            threads: threads(rank..rank + 1)?,
+        })
+    }
+
+    /// The ranks of this process.
+    pub fn local_ranks(&self) -> Range<usize> {
+        let first = self.nccl.as_ref().map_or(0, Nccl::rank);
+        first..first + self.backends.len()
+    }
+
+    /// How many ranks there are in all processes.
+    pub fn ranks(&self) -> usize {
+        self.nccl.as_ref().map_or(self.backends.len(), Nccl::ranks)
+    }
+
+    /// The backends of this process, by rank.
     pub fn backends(&self) -> &[Backend] {
         &self.backends
     }
 
-    pub(crate) fn streams(&self, rank: usize) -> Option<&Streams> {
-        self.streams.get(rank)
+    /// The backend of a rank of this process.
+    pub(crate) fn backend(&self, rank: usize) -> &Backend {
+        &self.backends[self.place(rank)]
     }
 
-    /// What `f` gives for each rank, called on a thread of the rank's own.
+    pub(crate) fn streams(&self, rank: usize) -> Option<&Streams> {
+        self.streams.get(self.place(rank))
+    }
+
+    /// The place of a rank of this process among these.
+    pub(crate) fn place(&self, rank: usize) -> usize {
+        rank - self.local_ranks().start
+    }
+
+    pub(crate) fn processes(&self) -> Option<&Nccl> {
+        self.nccl.as_ref()
+    }
+
+    /// Refuses a call that has not been written for several processes.
+    pub(crate) fn one_process(&self, what: &'static str) -> Result<()> {
+        match self.nccl {
+            Some(_) => Err(Error::OneProcess(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `f` for each rank of this process, on a thread of the rank's own.
     pub(crate) fn each<R: Send>(&self, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
-        self.threads.broadcast(|thread| f(thread.index()))
+        let first = self.local_ranks().start;
+        self.threads.broadcast(|thread| f(first + thread.index()))
     }
 
     /// Deals `len` rows to the ranks.
@@ -94,19 +162,22 @@ impl Group {
     /// # Errors
     /// As [`RowMap::new`].
     pub fn shards(&self, sharding: &Sharding, len: usize) -> Result<Shards<'_>> {
-        let map = RowMap::new(sharding, len, self.backends.len())?;
+        let map = RowMap::new(sharding, len, self.ranks())?;
         Ok(Shards::new(self, map))
     }
 
-    /// Waits until all ranks have done what was submitted to them, at most `timeout`.
+    /// Waits until the ranks of this process have done what was submitted to them, at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] with the first rank that has not; [`Error::Rank`] with what its device reports.
+    /// [`Error::TimedOut`] with the first rank that has not; [`Error::Rank`] with what its device reports; [`Error::Failure`], as which it
+    /// must be asked before results of several processes count.
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
-        for (rank, backend) in self.backends.iter().enumerate() {
+        let check = || self.nccl.as_ref().map_or(Ok(()), Nccl::check);
+        for (rank, backend) in self.local_ranks().zip(&self.backends) {
             let Some(gpu) = backend.gpu() else { continue };
             while !gpu.stream().query().of_rank(rank)? {
+                check()?;
                 if start.elapsed() > timeout {
                     return Err(Error::TimedOut {
                         rank,
@@ -116,18 +187,29 @@ impl Group {
                 std::thread::yield_now();
             }
         }
-        Ok(())
+        check()
     }
 }
 
 impl Streams {
-    fn new(kernels: &Stream) -> warptile::driver::Result<Self> {
+    /// Copies from other GPUs have the given priority.
+    pub(crate) fn new(kernels: &Stream, priority: i32) -> warptile::driver::Result<Self> {
         Ok(Streams {
             kernels: kernels.clone(),
-            far: Stream::new(kernels.context())?,
+            far: Stream::with_priority(kernels.context(), priority)?,
             near: Stream::new(kernels.context())?,
         })
     }
+}
+
+/// A thread for each of these ranks.
+fn threads(ranks: Range<usize>) -> Result<ThreadPool> {
+    let first = ranks.start;
+    ThreadPoolBuilder::new()
+        .num_threads(ranks.len())
+        .thread_name(move |at| format!("rank {}", first + at))
+        .build()
+        .map_err(|error| Error::NoThreads(error.to_string()))
 }
 
 /// Opens the memory of `owner` to `reader`.

@@ -1,13 +1,15 @@
-//! Attention over several devices of one process.
+//! Attention over several devices, of one process or of several.
 //!
-//! [`Group::local`] takes the devices, [`Group::shards`] deals rows to them, and [`Shards::forward`] computes; [`Group::broadcast`] and
-//! [`Group::merge`] are for keys that stay where they are. `docs/several-gpus.md` has examples.
+//! [`Group::local`] takes the devices of one process, [`Group::nccl`] one of each process. [`Group::shards`] deals rows to them, and
+//! [`Shards::forward`] computes; [`Group::broadcast`] and [`Group::merge`] are for keys that stay where they are. `docs/several-gpus.md` has
+//! examples.
 
 mod error;
 mod gather;
 mod group;
 mod heads;
 mod merged;
+mod nccl;
 pub mod need;
 mod plan;
 pub mod shard;
@@ -16,9 +18,13 @@ mod stage;
 
 pub use error::{Error, Result};
 pub use group::Group;
+pub use nccl::failure::Failure;
+pub use nccl::world::World;
 pub use plan::{Expected, Scheme};
 pub use shard::{RowMap, Sharding};
 pub use shards::Shards;
+/// NCCL's functions, for [`Group::nccl_with`].
+pub use warptile_nccl_sys as nccl_sys;
 
 /// Compiles and runs the page's example.
 #[cfg(doctest)]

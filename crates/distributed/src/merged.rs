@@ -17,6 +17,7 @@ impl Group {
     /// [`Error::Argument`] if the tensor is not on a rank's device; [`Error::Rank`] with the rank that has no memory, or what its device
     /// reports.
     pub fn broadcast<T: Element>(&self, tensor: &Tensor<T>) -> Result<Vec<Tensor<T>>> {
+        self.one_process("broadcast")?;
         let is_home = |backend: &warptile::Backend| backend.is_same(tensor.backend());
         if !self.backends().iter().any(is_home) {
             return Err(Error::Argument {
@@ -44,6 +45,7 @@ impl Group {
     /// # Errors
     /// [`Error::Argument`] for a part that is not on its rank or has no lse; [`Error::Rank`] as [`merge`], and with what a device reports.
     pub fn merge<T: Element>(&self, parts: &[Output<T>]) -> Result<(Tensor<T>, Lse)> {
+        self.one_process("merge")?;
         let home = &self.backends()[0];
         if parts.len() != self.backends().len() {
             return Err(Error::Argument {

@@ -19,7 +19,7 @@ pub enum Sharding {
 }
 
 /// Neighbouring rows of one document on one rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// The rows, counted over all documents.
     pub rows: Range<usize>,
@@ -39,7 +39,7 @@ pub struct Piece {
 }
 
 /// Which rank owns which rows. Every row has one owner; a rank may have none.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RowMap {
     len: usize,
     chunks: Vec<Vec<Chunk>>,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use warptile::driver::DeviceBuffer;
-use warptile::{Attention, Backend, Element, Layout, Tensor};
+use warptile::{Attention, Element, Layout, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::gather;
@@ -71,7 +71,7 @@ impl<'a> Shards<'a> {
         &self.map
     }
 
-    /// Splits host data, stored as `[length, heads, head size]`.
+    /// Splits host data, stored as `[length, heads, head size]`: one tensor a rank of this process.
     ///
     /// # Errors
     /// [`Error::Sharding`] if `data` has another number of elements; [`Error::Rank`] when a device is out of memory.
@@ -89,7 +89,7 @@ impl<'a> Shards<'a> {
                 self.map.len()
             )));
         }
-        let split = |(rank, backend): (usize, &Backend)| {
+        let split = |rank| {
             let mut local = Vec::with_capacity(self.map.local_len(rank) * row);
             for head in 0..heads {
                 for at in self.map.rows(rank) {
@@ -97,14 +97,9 @@ impl<'a> Shards<'a> {
                 }
             }
             let layout = Layout::bhsd([1, heads, self.map.local_len(rank), head_dim]);
-            Tensor::from_vec(backend, local, layout).of_rank(rank)
+            Tensor::from_vec(self.group.backend(rank), local, layout).of_rank(rank)
         };
-        self.group
-            .backends()
-            .iter()
-            .enumerate()
-            .map(split)
-            .collect()
+        self.group.local_ranks().map(split).collect()
     }
 
     /// Joins a sharded tensor on the host, as `[length, heads, head size]`. Waits for what computes it.
@@ -112,6 +107,7 @@ impl<'a> Shards<'a> {
     /// # Errors
     /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with what a device reports.
     pub fn join<T: Element>(&self, tensors: &[Tensor<T>]) -> Result<Vec<T>> {
+        self.group.one_process("join")?;
         let [_, _, heads, head_dim] = self.check("tensor", tensors)?;
         let row = heads * head_dim;
         let mut data = vec![T::zeroed(); self.map.len() * row];
@@ -154,25 +150,29 @@ impl<'a> Shards<'a> {
         }
         match self.scheme {
             Scheme::Gather => gather::forward(self, attention, q, [k, v]),
-            Scheme::Heads => heads::forward(self, attention, q, [k, v]),
+            Scheme::Heads => {
+                self.group.one_process("Scheme::Heads")?;
+                heads::forward(self, attention, q, [k, v])
+            }
         }
     }
 
     /// Checks a sharded tensor. Returns the shape on rank 0.
     fn check<T: Element>(&self, name: &str, tensors: &[Tensor<T>]) -> Result<[usize; 4]> {
-        let backends = self.group.backends();
-        if tensors.len() != backends.len() {
+        let ranks = self.group.local_ranks();
+        if tensors.len() != ranks.len() {
             return Err(Error::Argument {
-                rank: tensors.len().min(backends.len()),
+                rank: ranks.start + tensors.len().min(ranks.len()),
                 rule: format!(
                     "{name} has {} tensors for {} ranks",
                     tensors.len(),
-                    backends.len()
+                    ranks.len()
                 ),
             });
         }
         let [_, _, heads, head_dim] = tensors[0].shape();
-        for (rank, tensor) in tensors.iter().enumerate() {
+        for (rank, tensor) in ranks.zip(tensors) {
+            let backend = self.group.backend(rank);
             let rule = |rule: String| Err(Error::Argument { rank, rule });
             let layout = Layout::bhsd([1, heads, self.map.local_len(rank), head_dim]);
             if tensor.shape() != layout.shape {
@@ -182,11 +182,10 @@ impl<'a> Shards<'a> {
                     layout.shape
                 ));
             }
-            if !tensor.backend().is_same(&backends[rank]) {
+            if !tensor.backend().is_same(backend) {
                 return rule(format!(
-                    "{name} is on {}, not on {}",
-                    tensor.backend(),
-                    backends[rank]
+                    "{name} is on {}, not on {backend}",
+                    tensor.backend()
                 ));
             }
             if *tensor.layout() != layout {

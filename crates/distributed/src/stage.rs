@@ -8,6 +8,7 @@ use warptile::{Backend, Element, Layout, Tensor};
 
 use crate::error::{OfRank, Result};
 use crate::group::Group;
+use crate::shard::{Piece, RowMap};
 use crate::shards::Shards;
 
 /// A rank's tensor, which all ranks read.
@@ -26,6 +27,11 @@ impl<'a, T: Element> Source<'a, T> {
             Ok(Source { tensor, lent })
         };
         tensors.iter().enumerate().map(lend).collect()
+    }
+
+    /// The memory on a GPU.
+    pub(crate) fn lent(&self) -> warptile::Result<&Lent<'a, T>> {
+        Ok(self.lent.as_ref().ok_or_else(elsewhere)?)
     }
 
     /// What is submitted from here on waits for the copies.
@@ -85,24 +91,39 @@ pub(crate) fn rows_of_heads<'s, T: Element>(
     heads: &Range<usize>,
     from: &'s [Source<'s, T>],
 ) -> warptile::Result<Staged<'s, T>> {
-    let head_dim = from[rank].tensor.shape()[3];
-    let rows: usize = spans.iter().map(Range::len).sum();
-    let pieces = { spans.iter() }.flat_map(|span| shards.map().pieces(span.clone()));
-    let copies = pieces.map(|piece| {
-        let source = &from[piece.rank];
-        let local_rows = source.tensor.shape()[1];
+    let [.., head_dim] = from[rank].tensor.shape();
+    let copies = { copies(shards.map(), spans, heads, head_dim).into_iter() }
+        .map(|(owner, rows)| (&from[owner], rows));
+    let layout = Layout::bhsd([1, heads.len(), staged_rows(spans), head_dim]);
+    put_together(shards.group(), rank, layout, copies)
+}
+
+/// How many rows `spans` have.
+pub(crate) fn staged_rows(spans: &[Range<usize>]) -> usize {
+    spans.iter().map(Range::len).sum()
+}
+
+/// The rows of `spans` of some heads: owners, and where the rows lie in the owner's tensor and in a tensor of all of them.
+pub(crate) fn copies(
+    map: &RowMap,
+    spans: &[Range<usize>],
+    heads: &Range<usize>,
+    head_dim: usize,
+) -> Vec<(usize, Rows)> {
+    let pieces = { spans.iter() }.flat_map(|span| map.pieces(span.clone()));
+    let copy = |piece: Piece| {
+        let local_rows = map.local_len(piece.rank);
         let rows = Rows {
             count: heads.len(),
             len: piece.rows.len() * head_dim,
             from: (heads.start * local_rows + piece.local) * head_dim,
             from_pitch: local_rows * head_dim,
             to: position(spans, piece.rows.start) * head_dim,
-            to_pitch: rows * head_dim,
+            to_pitch: staged_rows(spans) * head_dim,
         };
-        (source, rows)
-    });
-    let layout = Layout::bhsd([1, heads.len(), rows, head_dim]);
-    put_together(shards.group(), rank, layout, copies)
+        (piece.rank, rows)
+    };
+    pieces.map(copy).collect()
 }
 
 /// A tensor of copies from several ranks. Those from other GPUs are submitted, those within the GPU not yet.
@@ -112,7 +133,7 @@ pub(crate) fn put_together<'s, T: Element>(
     layout: Layout,
     copies: impl Iterator<Item = (&'s Source<'s, T>, Rows)>,
 ) -> warptile::Result<Staged<'s, T>> {
-    let backend = &group.backends()[rank];
+    let backend = group.backend(rank);
     let Some(streams) = group.streams(rank) else {
         let mut data = vec![T::zeroed(); layout.reach()];
         for (source, rows) in copies {
@@ -127,8 +148,7 @@ pub(crate) fn put_together<'s, T: Element>(
         }
         return Ok(Staged::Here(Tensor::from_vec(backend, data, layout)?));
     };
-    let copies =
-        copies.map(|(source, rows)| Ok((source.lent.as_ref().ok_or_else(elsewhere)?, rows)));
+    let copies = copies.map(|(source, rows)| Ok((source.lent()?, rows)));
     let copies = copies.collect::<warptile::Result<Vec<_>>>()?;
     let (own, others): (Vec<_>, Vec<_>) = { copies.into_iter() }
         .partition(|(lent, _)| lent.context().is_same(streams.kernels.context()));
@@ -150,7 +170,7 @@ impl Group {
         rank: usize,
         layout: Layout,
     ) -> warptile::Result<Tensor<T>> {
-        let backend = &self.backends()[rank];
+        let backend = self.backend(rank);
         match self.streams(rank) {
             Some(streams) => {
                 let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?;

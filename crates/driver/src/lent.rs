@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
 use warptile_cuda_sys::{
-    CUarray, CUmemLocation, CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes,
+    CUarray, CUdeviceptr, CUmemLocation, CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes,
     CUmemcpySrcAccessOrder, CUmemoryType, CUresult, SYMBOLS,
 };
 
@@ -97,6 +97,11 @@ impl<T: Pod> Lent<'_, T> {
         self.view.context()
     }
 
+    /// The device address of the first element.
+    pub fn pointer(&self) -> CUdeviceptr {
+        self.view.pointer()
+    }
+
     /// Ends the loan, as dropping it does.
     ///
     /// # Errors
@@ -144,10 +149,6 @@ impl<T: Pod> LentBuffer<T> {
         }
         let _current = stream.context().enter()?;
         let _held = stream.hold();
-        for (uses, memory) in &used {
-            uses.available_to(stream)?;
-            stream.keep_for_graph(memory.clone())?;
-        }
         let (near, far): (Vec<_>, Vec<_>) = { copies.iter() }
             .filter(|(_, rows)| rows.count * rows.len > 0)
             .partition(|(source, _)| source.context().is_same(stream.context()));
@@ -155,21 +156,19 @@ impl<T: Pod> LentBuffer<T> {
             let mut copies = copies.iter();
             copies.try_for_each(|(source, rows)| self.copy(stream, source, rows))
         };
-        // A batch takes the driver a tenth of the time that the copies take one by one.
-        let batched = match stream.capture()? {
-            None if !far.is_empty() => self.copy_batch(stream, &far),
-            _ => None,
-        };
-        let queued = { batched.unwrap_or_else(|| singly(&far)) }.and_then(|()| singly(&near));
-        // Also after an error, as some may be queued.
-        let noted = stream
-            .mark()
-            .map(Arc::new)
-            .inspect_err(|_| stream.wait_out());
-        let noted = noted.map(|end| {
-            used.iter().for_each(|(uses, _)| uses.note(stream, &end));
-        });
-        queued.and(noted)
+        stream.ordered(&used, || {
+            // A batch takes the driver a tenth of the time that the copies take one by one.
+            let batched = match stream.capture()? {
+                None if !far.is_empty() => self.copy_batch(stream, &far),
+                _ => None,
+            };
+            { batched.unwrap_or_else(|| singly(&far)) }.and_then(|()| singly(&near))
+        })?
+    }
+
+    /// The device address of the first element.
+    pub fn pointer(&self) -> CUdeviceptr {
+        self.buffer.pointer()
     }
 
     /// All copies by one call of the driver; `None` if it has no such function.
@@ -265,6 +264,43 @@ impl<T: Pod> LentBuffer<T> {
             }?;
         }
         Ok(())
+    }
+}
+
+/// Lent memory as others use it, and its owner.
+type Used<'a> = (&'a Uses, Arc<dyn Any + Send + Sync>);
+
+impl Stream {
+    /// Has the stream use lent memory by calls that `submit` makes, such as those of NCCL, in the order of the copies of
+    /// [`LentBuffer::copy_rows`]. The stream's context is current meanwhile.
+    ///
+    /// # Errors
+    /// The driver's error. What `submit` queued is ordered all the same.
+    ///
+    /// # Safety
+    /// What `submit` queues is on this stream, reads inside of `reads` and writes inside of `writes`.
+    pub unsafe fn use_lent<T: Pod, R>(
+        &self,
+        reads: &[&Lent<'_, T>],
+        writes: &[&LentBuffer<T>],
+        submit: impl FnOnce() -> R,
+    ) -> Result<R> {
+        let _current = self.context().enter()?;
+        let reads = reads.iter().map(|lent| (&lent.uses, lent.memory.clone()));
+        let writes = { writes.iter() }.map(|lent| (&lent.uses, lent.buffer.owner()));
+        self.ordered(&reads.chain(writes).collect::<Vec<_>>(), submit)
+    }
+
+    fn ordered<R>(&self, used: &[Used<'_>], queue: impl FnOnce() -> R) -> Result<R> {
+        for (uses, memory) in used {
+            uses.available_to(self)?;
+            self.keep_for_graph(memory.clone())?;
+        }
+        let queued = queue();
+        // Also after an error, as some may be queued.
+        let end = { self.mark().map(Arc::new) }.inspect_err(|_| self.wait_out())?;
+        used.iter().for_each(|(uses, _)| uses.note(self, &end));
+        Ok(queued)
     }
 }
 

@@ -92,6 +92,12 @@ pub unsafe extern "C" fn fake_nccl_fault(
     state().faults.push(pending);
 }
 
+/// Takes back all faults that have not happened.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_nccl_forget_faults() {
+    state().faults.clear();
+}
+
 /// How many communicators there are.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_nccl_live() -> usize {

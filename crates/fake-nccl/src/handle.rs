@@ -19,7 +19,7 @@ pub enum Fault {
     Async(u32),
     /// The communicator stays in progress.
     Stuck,
-    /// It takes so many milliseconds.
+    /// It takes some milliseconds.
     Takes(u64),
 }
 
@@ -92,6 +92,13 @@ impl FakeNccl {
         type Set = unsafe extern "C" fn(usize, *const c_char, u64, u32, u64);
         // SAFETY: as in `open`; the name is a string.
         unsafe { self.control::<Set>("fake_nccl_fault")(rank, symbol.as_ptr(), nth, kind, value) };
+    }
+
+    /// Takes back all faults that have not happened.
+    pub fn forget_faults(&self) {
+        // SAFETY: as in `open`.
+        let forget = unsafe { self.control::<extern "C" fn()>("fake_nccl_forget_faults") };
+        forget();
     }
 
     /// How many communicators there are.

@@ -20,7 +20,7 @@ pub(crate) struct Message {
     stream: CUstream,
 }
 
-/// What the ranks of a unique id share.
+/// The ranks of a unique id.
 #[derive(Default)]
 struct World {
     /// Communicators, by rank.

@@ -1,7 +1,7 @@
 //! The part of NCCL that moves bytes between ranks, as one table that is opened at run time.
 //!
-//! Nothing here links against NCCL. [`load`] returns the table, or a [`LoadError`] that says what was tried; it never panics. Every function
-//! of [`NcclApi`] is `unsafe` and takes raw handles.
+//! Nothing here links against NCCL. [`load`] returns the table, or a [`LoadError`] that says what was tried; it never panics. Every
+//! function of [`NcclApi`] is `unsafe` and takes raw handles.
 
 mod load;
 mod table;

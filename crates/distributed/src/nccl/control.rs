@@ -1,0 +1,387 @@
+//! The channel between the ranks: it carries no tensors, but what each is about to call, signs of life, and the first failure.
+//!
+//! All ranks have a connection to rank 0, which decides: every rank learns the same failure.
+
+use std::fmt;
+use std::io::Read;
+use std::net::Shutdown;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::nccl::failure::{Failure, clean};
+use crate::nccl::rendezvous::{Link, is_early};
+use crate::nccl::world::World;
+
+/// From one sign of life to the next.
+const BEAT: Duration = Duration::from_millis(100);
+/// How often bounds are looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// How long a rank waits for rank 0 to decide on a failure that it has reported.
+const DECISION: Duration = Duration::from_secs(1);
+/// Between fields of a call.
+pub(crate) const FIELD: char = '\x1f';
+
+/// This rank's end of the channel.
+pub(crate) struct Control {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Work to do meanwhile: what the watch looks at each time, and what a failure sets off.
+pub(crate) trait Watched: Send + Sync {
+    /// Returns a failure of this rank's own.
+    fn look(&self) -> Option<String>;
+    /// Ends what is under way; must not wait.
+    fn abort(&self);
+}
+
+struct Shared {
+    world: World,
+    /// On rank 0 those to all others, on these the one to rank 0.
+    links: Vec<Link>,
+    state: Mutex<State>,
+    changed: Condvar,
+    watched: OnceLock<Arc<dyn Watched>>,
+}
+
+#[derive(Default)]
+struct State {
+    failure: Option<Failure>,
+    /// A failure that rank 0 has been told.
+    reported: Option<(Failure, Instant)>,
+    /// How many calls all ranks have agreed on.
+    agreed: u64,
+    /// On rank 0, the call that each rank has made and waits with, since when.
+    calls: Vec<Option<(String, Instant)>>,
+    /// Ranks that have closed their groups.
+    closed: Vec<usize>,
+    closing: bool,
+}
+
+impl Control {
+    pub(crate) fn new(world: &World, links: Vec<Link>) -> std::io::Result<Control> {
+        for Link { stream, .. } in &links {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(TICK))?;
+            stream.set_write_timeout(Some(DECISION))?;
+        }
+        let shared = Arc::new(Shared {
+            world: world.clone(),
+            state: Mutex::new(State {
+                calls: vec![None; world.ranks],
+                ..State::default()
+            }),
+            links,
+            changed: Condvar::new(),
+            watched: OnceLock::new(),
+        });
+        let mut control = Control {
+            shared: shared.clone(),
+            threads: Vec::new(),
+        };
+        for at in 0..=shared.links.len() {
+            let shared = shared.clone();
+            let name = format!("warptile watch {at}");
+            let thread = thread::Builder::new().name(name);
+            let thread = thread.spawn(move || match shared.links.get(at) {
+                Some(link) => shared.listen(link),
+                None => shared.watch(),
+            })?;
+            control.threads.push(thread);
+        }
+        Ok(control)
+    }
+
+    /// Sets what is watched, once.
+    pub(crate) fn watch(&self, watched: Arc<dyn Watched>) {
+        if self.shared.watched.set(watched.clone()).is_ok() && self.failure().is_some() {
+            watched.abort();
+        }
+    }
+
+    /// The failure of the group.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.shared.state().failure.clone()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        self.failure().map_or(Ok(()), Err)
+    }
+
+    /// Waits until all ranks have made this call, at most as long as the world allows.
+    pub(crate) fn agree(&self, call: &str) -> Result<(), Failure> {
+        let shared = &self.shared;
+        let World { rank, timeout, .. } = shared.world;
+        let wanted = shared.state().agreed + 1;
+        match rank {
+            0 => shared.called(0, call),
+            _ => shared.tell(&format!("call\t{}", clean(call))),
+        }
+        // Rank 0's own bound is the timeout.
+        let until = Instant::now() + timeout + 2 * DECISION;
+        let mut state = shared.state();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            if state.agreed >= wanted {
+                return Ok(());
+            }
+            if rank > 0 && state.closed.contains(&0) {
+                drop(state);
+                return Err(self.fail(closed(0)));
+            }
+            if Instant::now() > until {
+                drop(state);
+                return Err(self.fail(Failure::Late {
+                    ranks: vec![0],
+                    waited: timeout,
+                }));
+            }
+            state = shared.wait(state);
+        }
+    }
+
+    /// Tells the others that this rank makes no more calls.
+    pub(crate) fn close(&self) {
+        self.shared.tell("close");
+    }
+
+    /// Reports a failure of this rank, and returns the one that all ranks report.
+    pub(crate) fn fail(&self, failure: Failure) -> Failure {
+        let shared = &self.shared;
+        shared.report(failure.clone());
+        let until = Instant::now() + 2 * DECISION;
+        let mut state = shared.state();
+        while Instant::now() < until {
+            if let Some(failure) = &state.failure {
+                return failure.clone();
+            }
+            state = shared.wait(state);
+        }
+        failure
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.shared.state().closing = true;
+        // The threads read until the others have closed as well, or for a while: unread lines would reset the connection, and the other
+        // side would lose what it has not read.
+        for link in &self.shared.links {
+            let _ = link.stream.shutdown(Shutdown::Write);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let waited = self.changed.wait_timeout(state, TICK);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Sends a line over all links. One that is broken is noticed by its reader.
+    fn tell(&self, line: &str) {
+        for link in &self.links {
+            let _ = link.say(line);
+        }
+    }
+
+    /// Reads a link until it ends.
+    fn listen(&self, link: &Link) {
+        let (mut buffer, mut chunk) = (Vec::new(), [0; 4096]);
+        let (mut heard, mut said) = (Instant::now(), Instant::now());
+        let mut closing_since = None;
+        loop {
+            match (&link.stream).read(&mut chunk) {
+                Ok(0) => return self.gone(link.rank, "its connection has ended".to_owned()),
+                Ok(len) => {
+                    heard = Instant::now();
+                    buffer.extend_from_slice(&chunk[..len]);
+                    while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                        let line: Vec<u8> = buffer.drain(..=end).collect();
+                        self.hear(link.rank, String::from_utf8_lossy(&line[..end]).as_ref());
+                    }
+                }
+                Err(error) if is_early(error.kind()) => {}
+                Err(error) => return self.gone(link.rank, error.to_string()),
+            }
+            let silence = self.world.silence;
+            if heard.elapsed() > silence {
+                self.gone(link.rank, format!("no sign of life for {silence:?}"));
+                heard = Instant::now();
+            }
+            if said.elapsed() >= BEAT {
+                let _ = link.say("alive");
+                said = Instant::now();
+            }
+            if self.state().closing
+                && closing_since.get_or_insert_with(Instant::now).elapsed() > DECISION
+            {
+                return;
+            }
+        }
+    }
+
+    /// Looks at bounds until the group is closed.
+    fn watch(&self) {
+        while !self.state().closing {
+            thread::sleep(TICK);
+            let timeout = self.world.timeout;
+            let (mut late, mut undecided) = (None, None);
+            {
+                let state = self.state();
+                if state.failure.is_some() {
+                    continue;
+                }
+                let is_over = |call: &Option<(String, Instant)>| {
+                    call.as_ref()
+                        .is_some_and(|(_, since)| since.elapsed() > timeout)
+                };
+                if state.calls.iter().any(is_over) {
+                    let ranks = (0..self.world.ranks).filter(|rank| state.calls[*rank].is_none());
+                    late = Some(Failure::Late {
+                        ranks: ranks.collect(),
+                        waited: timeout,
+                    });
+                }
+                if let Some((failure, since)) = &state.reported
+                    && since.elapsed() > DECISION
+                {
+                    undecided = Some(failure.clone());
+                }
+            }
+            if let Some(failure) = late.or(undecided) {
+                self.settle(failure);
+            } else if let Some(why) = self.watched.get().and_then(|watched| watched.look()) {
+                self.report(Failure::Failed {
+                    rank: self.world.rank,
+                    why,
+                });
+            }
+        }
+    }
+
+    /// A line from another rank.
+    fn hear(&self, from: usize, line: &str) {
+        let (word, rest) = line.split_once('\t').unwrap_or((line, ""));
+        match word {
+            "call" if self.world.rank == 0 => self.called(from, rest),
+            "agreed" if from == 0 => {
+                self.state().agreed += 1;
+                self.changed.notify_all();
+            }
+            "close" => {
+                self.state().closed.push(from);
+                self.changed.notify_all();
+                self.settle_calls();
+            }
+            "fail" => {
+                if let Some(failure) = Failure::from_line(rest) {
+                    self.settle(failure);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Rank 0: notes that a rank has made a call.
+    fn called(&self, rank: usize, call: &str) {
+        self.state().calls[rank] = Some((clean(call), Instant::now()));
+        self.settle_calls();
+    }
+
+    /// Rank 0: compares the calls that ranks have made.
+    fn settle_calls(&self) {
+        let mut state = self.state();
+        let mut calls = { state.calls.iter().enumerate() }
+            .filter_map(|(rank, call)| Some((rank, &call.as_ref()?.0)));
+        let Some(first) = calls.next() else { return };
+        let different = calls.find(|(_, call)| *call != first.1);
+        let failure = match (different, state.closed.first()) {
+            (Some(other), _) => Some(disagree(first, other)),
+            (None, Some(rank)) => Some(closed(*rank)),
+            (None, None) => None,
+        };
+        if let Some(failure) = failure {
+            drop(state);
+            return self.settle(failure);
+        }
+        if state.calls.iter().all(Option::is_some) {
+            state.calls.fill(None);
+            state.agreed += 1;
+            drop(state);
+            self.changed.notify_all();
+            self.tell("agreed");
+        }
+    }
+
+    fn gone(&self, rank: usize, how: String) {
+        let state = self.state();
+        if !state.closing && !state.closed.contains(&rank) {
+            drop(state);
+            self.settle(Failure::Lost { rank, how });
+        }
+    }
+
+    /// Asks rank 0 to decide on a failure of this rank.
+    fn report(&self, failure: Failure) {
+        if self.world.rank == 0 {
+            return self.settle(failure);
+        }
+        let mut state = self.state();
+        if state.failure.is_none() && state.reported.is_none() {
+            state.reported = Some((failure.clone(), Instant::now()));
+            drop(state);
+            self.tell(&format!("fail\t{}", failure.to_line()));
+        }
+    }
+
+    /// Makes a failure that of the group, if it is the first.
+    fn settle(&self, failure: Failure) {
+        let mut state = self.state();
+        if state.failure.is_some() {
+            return;
+        }
+        state.failure = Some(failure.clone());
+        drop(state);
+        self.changed.notify_all();
+        if self.world.rank == 0 {
+            self.tell(&format!("fail\t{}", failure.to_line()));
+        }
+        if let Some(watched) = self.watched.get() {
+            watched.abort();
+        }
+    }
+}
+
+fn closed(rank: usize) -> Failure {
+    Failure::Lost {
+        rank,
+        how: "it has closed its group".to_owned(),
+    }
+}
+
+/// The first fields in which two calls differ.
+fn disagree(first: (usize, &String), other: (usize, &String)) -> Failure {
+    let mut fields = first.1.split(FIELD).zip(other.1.split(FIELD));
+    let (one, two) = { fields.find(|(one, two)| one != two) }.unwrap_or((first.1, other.1));
+    Failure::Disagree {
+        ranks: [first.0, other.0],
+        calls: [one.to_owned(), two.to_owned()],
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Control({:?})", self.shared.world)
+    }
+}

@@ -1,0 +1,373 @@
+//! Ranks in processes of their own, one for each GPU: NCCL moves rows between them, in a stream that kernels wait for.
+
+pub(crate) mod comm;
+pub(crate) mod control;
+pub(crate) mod failure;
+mod rendezvous;
+pub(crate) mod world;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use warptile::driver::{DeviceBuffer, Rows, Stream};
+use warptile::{Backend, Element, Layout};
+use warptile_nccl_sys::NcclApi;
+
+use crate::error::{Error, OfRank, Result};
+use crate::group::Streams;
+use crate::shards::Shards;
+use crate::stage::{Source, Staged, copies, staged_rows};
+use comm::{Comm, Message};
+use control::{Control, Watched};
+use failure::Failure;
+use world::World;
+
+/// How long the end of a communicator may take before it is left behind.
+const END: Duration = Duration::from_secs(10);
+
+/// A rank's connection to the others.
+pub(crate) struct Nccl {
+    world: World,
+    control: Control,
+    work: Arc<Work>,
+    /// Held from a call's agreement until its messages are under way.
+    calls: Mutex<()>,
+}
+
+/// The communicator, as it is watched.
+struct Work {
+    comm: Arc<Comm>,
+    stream: Stream,
+    timeout: Duration,
+    /// When messages were submitted that may not have come.
+    since: Mutex<Option<Instant>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watched for Work {
+    fn look(&self) -> Option<String> {
+        if let Err(why) = self.comm.is_done() {
+            return Some(why);
+        }
+        let mut since = lock(&self.since);
+        let elapsed = (*since)?.elapsed();
+        match self.stream.query() {
+            Ok(true) => *since = None,
+            Ok(false) if elapsed <= self.timeout => {}
+            Ok(false) => return Some(format!("messages have not come within {:?}", self.timeout)),
+            Err(error) => return Some(error.to_string()),
+        }
+        None
+    }
+
+    fn abort(&self) {
+        let comm = self.comm.clone();
+        // NCCL may hang in it, and a thread that cannot be had leaves the communicator behind, too.
+        let _ = thread::Builder::new().spawn(move || comm.end(true));
+    }
+}
+
+impl Nccl {
+    /// Meets the other ranks and begins a communicator with them.
+    pub(crate) fn new(
+        api: &Arc<NcclApi>,
+        world: &World,
+        backend: &Backend,
+    ) -> Result<(Nccl, Streams)> {
+        let World { rank, ranks, .. } = *world;
+        let refused = |rule: String| Error::Argument { rank, rule };
+        let Some(gpu) = backend.gpu() else {
+            return Err(refused(format!("NCCL is for GPUs, not for {backend}")));
+        };
+        if rank >= ranks {
+            return Err(refused(format!("there are {ranks} ranks")));
+        }
+        let context = gpu.context();
+        let priority = *context.stream_priorities().of_rank(rank)?.start();
+        // Its messages go before kernels that are submitted later, even if these fill the GPU.
+        let streams = Streams::new(gpu.stream(), priority).of_rank(rank)?;
+        let about = format!("NCCL {}", api.version());
+        let nccl_failed = |why: String| Error::Rendezvous(format!("rank {rank}: {why}"));
+        let (id, links) =
+            rendezvous::meet(world, &about, || comm::unique_id(api).map_err(nccl_failed))?;
+        let control = Control::new(world, links).map_err(|error| nccl_failed(error.to_string()))?;
+        let until = Instant::now() + world.timeout;
+        let failed = |why: String| Error::from(control.fail(Failure::Failed { rank, why }));
+        let begun = {
+            let _current = context.enter().of_rank(rank)?;
+            Comm::begin(api, id, [rank, ranks])
+        };
+        let work = Arc::new(Work {
+            comm: Arc::new(begun.map_err(failed)?),
+            stream: streams.far.clone(),
+            timeout: world.timeout,
+            since: Mutex::default(),
+        });
+        control.watch(work.clone());
+        let nccl = Nccl {
+            world: world.clone(),
+            control,
+            work,
+            calls: Mutex::default(),
+        };
+        nccl.wait(until).map_err(|why| nccl.failed(why))?;
+        nccl.check()?;
+        Ok((nccl, streams))
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.world.rank
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.world.ranks
+    }
+
+    /// The failure that all ranks report, if there is one.
+    pub(crate) fn check(&self) -> Result<()> {
+        Ok(self.control.check()?)
+    }
+
+    /// Tells all ranks that this one has failed.
+    fn failed(&self, why: String) -> Error {
+        let rank = self.world.rank;
+        self.control.fail(Failure::Failed { rank, why }).into()
+    }
+
+    fn wait(&self, until: Instant) -> Result<(), String> {
+        let go_on = || self.control.check().map_err(|failure| failure.to_string());
+        self.work.comm.wait(until, go_on)
+    }
+
+    /// Waits until all ranks are about to make this call. Messages belong to it until the answer is dropped.
+    pub(crate) fn agree(&self, call: &str, streams: &Streams) -> Result<MutexGuard<'_, ()>> {
+        let rank = self.world.rank;
+        if streams.kernels.is_capturing().of_rank(rank)? {
+            let rule = "a call over several processes cannot be captured".to_owned();
+            return Err(Error::Argument { rank, rule });
+        }
+        let calls = lock(&self.calls);
+        self.control.agree(call)?;
+        Ok(calls)
+    }
+
+    /// The rows that this rank needs of some heads, of keys and values. Those of other ranks are under way, and so are this rank's to
+    /// others; `spans` are what each rank needs.
+    pub(crate) fn exchange<'s, T: Element>(
+        &self,
+        shards: &'s Shards<'_>,
+        spans: &[&[Range<usize>]],
+        heads: &Range<usize>,
+        kv: [&'s [Source<'s, T>]; 2],
+    ) -> Result<[Staged<'s, T>; 2]> {
+        let exchanged = self.try_exchange(shards, spans, heads, kv);
+        let exchanged = exchanged.and_then(|staged| self.check().map(|()| staged));
+        exchanged.map_err(|error| match error {
+            Error::Failure(_) => error,
+            error => self.failed(error.to_string()),
+        })
+    }
+
+    fn try_exchange<'s, T: Element>(
+        &self,
+        shards: &'s Shards<'_>,
+        spans: &[&[Range<usize>]],
+        heads: &Range<usize>,
+        kv: [&'s [Source<'s, T>]; 2],
+    ) -> Result<[Staged<'s, T>; 2]> {
+        let (rank, map, group) = (self.world.rank, shards.map(), shards.group());
+        let streams = group.streams(rank).ok_or(Error::OneProcess("the CPU"))?;
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        let mut stage = |from: &'s [Source<'s, T>]| {
+            let Source { tensor, .. } = from[0];
+            let lent = from[0].lent()?;
+            let [.., head_dim] = tensor.shape();
+            let layout = Layout::bhsd([1, heads.len(), staged_rows(spans[rank]), head_dim]);
+            let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?.lend()?;
+            let mut own = Vec::new();
+            for (reader, spans) in spans.iter().enumerate() {
+                for (owner, rows) in copies(map, spans, heads, head_dim) {
+                    let Rows { to, to_pitch, .. } = rows;
+                    let Rows {
+                        from, from_pitch, ..
+                    } = rows;
+                    match (owner == rank, reader == rank) {
+                        (true, true) => own.push((lent, rows)),
+                        (true, false) => {
+                            sends.extend(messages::<T>(
+                                reader,
+                                lent.pointer(),
+                                [from, from_pitch],
+                                rows,
+                            ));
+                        }
+                        (false, true) => {
+                            receives.extend(messages::<T>(
+                                owner,
+                                buffer.pointer(),
+                                [to, to_pitch],
+                                rows,
+                            ));
+                        }
+                        (false, false) => {}
+                    }
+                }
+            }
+            warptile::Result::Ok((lent, buffer, layout, own))
+        };
+        let [k, v] = kv.map(&mut stage);
+        let [k, v] = [k.of_rank(rank)?, v.of_rank(rank)?];
+        let until = Instant::now() + self.world.timeout;
+        let submit = || {
+            if sends.is_empty() && receives.is_empty() {
+                return Ok(());
+            }
+            // SAFETY: `copies` has rows inside of the tensors that are lent and of the buffers.
+            let begun = unsafe { self.work.comm.exchange(&streams.far, &sends, &receives) };
+            begun.and_then(|()| self.wait(until)).map_err(|why| {
+                let error = self.failed(why);
+                // Up to there NCCL may launch what uses the memory.
+                (error, self.work.comm.wait_for_end(END))
+            })?;
+            *lock(&self.work.since) = Some(Instant::now());
+            Ok(())
+        };
+        // SAFETY: as above; all messages are in this stream.
+        let submitted = unsafe { streams.far.use_lent(&[k.0, v.0], &[&k.1, &v.1], submit) };
+        if let Err((error, has_ended)) = submitted.of_rank(rank)? {
+            if !has_ended {
+                std::mem::forget((k.1, v.1));
+            }
+            return Err(error);
+        }
+        Ok([k, v].map(|(_, buffer, layout, own)| Staged::Underway {
+            backend: group.backend(rank),
+            buffer,
+            layout,
+            near: &streams.near,
+            own,
+        }))
+    }
+}
+
+/// The messages of some rows, which lie in memory at `address` from the first of `place` on, the second apart.
+fn messages<T>(
+    peer: usize,
+    address: u64,
+    [start, pitch]: [usize; 2],
+    rows: Rows,
+) -> impl Iterator<Item = Message> {
+    let size = size_of::<T>();
+    (0..rows.count).map(move |row| Message {
+        peer,
+        address: address + ((start + row * pitch) * size) as u64,
+        bytes: rows.len * size,
+    })
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let comm = &self.work.comm;
+        let until = Instant::now() + END.min(self.world.timeout);
+        self.control.close();
+        let ended = self.check().map_err(|error| error.to_string());
+        let ended = ended.and_then(|()| comm.finalize());
+        match ended.and_then(|()| self.wait(until)) {
+            Ok(()) if self.control.failure().is_none() => comm.end(false),
+            // A failure has begun to abort.
+            _ if self.control.failure().is_some() => {}
+            _ => self.work.abort(),
+        }
+        comm.wait_for_end(END);
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nccl({:?})", self.control)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use warptile::driver::Driver;
+    use warptile::{Backend, Mask};
+    use warptile_fake_cuda::FakeDriver;
+    use warptile_fake_nccl::FakeNccl;
+
+    use super::*;
+    use crate::need::{parts, staged};
+    use crate::stage::position;
+    use crate::{Group, Sharding};
+
+    /// Kernels of the stand-in compute nothing, so what they would read is looked at.
+    #[test]
+    fn every_rank_gets_the_rows_that_it_needs() {
+        const RANKS: usize = 3;
+        let ([len, heads], dims) = ([700, 3], [16, 8]);
+        let (cuda, address) = (FakeDriver::open(), {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().to_string()
+        });
+        cuda.set_device_count(RANKS as u32);
+        // SAFETY: the library is the stand-in, with the driver's signatures.
+        let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
+        let nccl = FakeNccl::open(&cuda);
+        let api = nccl.load().unwrap();
+        let value = |row: usize, head: usize, at: usize| (row * 100 + head * 20 + at) as f32;
+        let run = |rank: usize, sharding: &Sharding| {
+            let backend = Backend::cuda_with(&driver, rank as u32).unwrap();
+            let world = World::new(rank, RANKS, &address);
+            let group = Group::nccl_with(&api, &world, &backend).unwrap();
+            let shards = group.shards(sharding, len).unwrap();
+            let mask = Mask::window(300, 0);
+            let spans: Vec<_> = (0..RANKS)
+                .map(|rank| staged(&parts(shards.map(), rank, mask).unwrap()))
+                .collect();
+            let spans: Vec<_> = spans.iter().map(|spans| &spans[..]).collect();
+            let [k, v] = dims.map(|dim| {
+                let data: Vec<_> = (0..len * heads * dim)
+                    .map(|at| value(at / dim / heads, at / dim % heads, at % dim))
+                    .collect();
+                shards.split(&data, heads, dim).unwrap()
+            });
+            let (k, v) = (Source::lend_all(&k).unwrap(), Source::lend_all(&v).unwrap());
+            for part in [0..1, 1..heads] {
+                let nccl = group.processes().unwrap();
+                let got = nccl.exchange(&shards, &spans, &part, [&k, &v]).unwrap();
+                for (mut got, dim) in got.into_iter().zip(dims) {
+                    got.copy_own().unwrap();
+                    let got = got.into_tensor().unwrap().to_vec().unwrap();
+                    let rows = staged_rows(spans[rank]);
+                    for row in spans[rank].iter().cloned().flatten() {
+                        for head in part.clone() {
+                            let at = (head - part.start) * rows + position(spans[rank], row);
+                            let expected: Vec<_> =
+                                (0..dim).map(|at| value(row, head, at)).collect();
+                            assert_eq!(got[at * dim..][..dim], expected, "row {row}, head {head}");
+                        }
+                    }
+                }
+            }
+        };
+        for sharding in [Sharding::Zigzag, Sharding::Contiguous] {
+            thread::scope(|scope| {
+                for rank in 0..RANKS {
+                    let (run, sharding) = (&run, &sharding);
+                    scope.spawn(move || run(rank, sharding));
+                }
+            });
+            nccl.assert_clean();
+        }
+        cuda.assert_clean();
+    }
+}

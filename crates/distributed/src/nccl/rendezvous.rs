@@ -1,0 +1,212 @@
+//! How ranks find each other: each connects to rank 0, which tells all of them the id when all are there.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::nccl::failure::clean;
+use crate::nccl::world::World;
+
+/// A connection to another rank, line by line.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) rank: usize,
+    pub(crate) stream: TcpStream,
+}
+
+/// How long a connection may take to say who it is. Others wait meanwhile.
+const GREETING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Connects the ranks. `about` must be the same on all; `id` is asked on rank 0. Returns rank 0's id, and a link to rank 0, or on rank 0 to
+/// each of the others.
+pub(crate) fn meet(
+    world: &World,
+    about: &str,
+    id: impl FnOnce() -> Result<[u8; 128]>,
+) -> Result<([u8; 128], Vec<Link>)> {
+    let deadline = Instant::now() + world.timeout;
+    let hello = [
+        "warptile",
+        env!("CARGO_PKG_VERSION"),
+        &world.job,
+        &world.ranks.to_string(),
+        about,
+    ]
+    .map(clean)
+    .join("\t");
+    if world.rank > 0 {
+        return join(world, &hello, deadline);
+    }
+    let mut links = Vec::new();
+    let gathered = gather(world, &hello, deadline, &mut links).and_then(|()| id());
+    let line = match &gathered {
+        Ok(id) => {
+            let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("id\t{hex}")
+        }
+        Err(error) => format!("no\t{}", clean(&error.to_string())),
+    };
+    for link in &links {
+        // A rank that is lost by now is found so later.
+        let _ = link.say(&line);
+    }
+    links.sort_by_key(|link| link.rank);
+    Ok((gathered?, links))
+}
+
+/// Rank 0: waits for all others.
+fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) -> Result<()> {
+    let failed = |what: String| Error::Rendezvous(format!("{what} ({})", world.address));
+    let listener = listen(&world.address).map_err(|error| failed(error.to_string()))?;
+    { listener.set_nonblocking(true) }.map_err(|error| failed(error.to_string()))?;
+    while links.len() + 1 < world.ranks {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if is_early(error.kind()) => {
+                if Instant::now() > deadline {
+                    let is_there = |rank: &usize| links.iter().any(|link| link.rank == *rank);
+                    let missing: Vec<_> = (1..world.ranks).filter(|rank| !is_there(rank)).collect();
+                    return Err(failed(format!(
+                        "ranks {missing:?} have not connected to rank 0 within {:?}",
+                        world.timeout
+                    )));
+                }
+                sleep(PAUSE);
+                continue;
+            }
+            Err(error) => return Err(failed(error.to_string())),
+        };
+        let greeted = { stream.set_nonblocking(false) }.is_ok();
+        let mut link = Link { rank: 0, stream };
+        let until = Instant::now() + GREETING;
+        let Some(line) = greeted.then(|| link.read_line(until).ok()).flatten() else {
+            continue;
+        };
+        let Some((rank, theirs)) = line.split_once('\t') else {
+            continue;
+        };
+        let fields: Vec<_> = theirs.split('\t').collect();
+        match fields[..] {
+            ["warptile", _, job, ..] if job == clean(&world.job) => {}
+            _ => {
+                let _ = link.say("no\tanother job meets here");
+                continue;
+            }
+        }
+        link.rank = rank.parse().unwrap_or(0);
+        let is_new = links.iter().all(|known| known.rank != link.rank);
+        let rank = link.rank;
+        links.push(link);
+        if !is_new || rank == 0 || rank >= world.ranks {
+            return Err(failed(format!("rank {rank} of {} came twice", world.ranks)));
+        }
+        if theirs != hello {
+            let [ours, theirs] = [hello, theirs].map(|line| line.replace('\t', " "));
+            return Err(failed(format!(
+                "rank {rank} is `{theirs}`, but rank 0 `{ours}`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Listens at all addresses of this host, or at the loopback address if the given one is that.
+fn listen(address: &str) -> std::io::Result<TcpListener> {
+    let mut addresses: Vec<_> = address.to_socket_addrs()?.collect();
+    if !addresses.iter().all(|address| address.ip().is_loopback()) {
+        let port = addresses.first().map_or(0, std::net::SocketAddr::port);
+        addresses = vec![([0_u16; 8], port).into(), ([0_u8; 4], port).into()];
+    }
+    TcpListener::bind(&addresses[..])
+}
+
+/// Other ranks: connects to rank 0 and waits for the id.
+fn join(world: &World, hello: &str, deadline: Instant) -> Result<([u8; 128], Vec<Link>)> {
+    let failed = |what: String| {
+        let World { rank, address, .. } = world;
+        Error::Rendezvous(format!("rank {rank} and rank 0 at {address}: {what}"))
+    };
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let stream = loop {
+        let connect = || {
+            let mut last = std::io::Error::from(ErrorKind::AddrNotAvailable);
+            for address in world.address.to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, left().max(PAUSE)) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        match connect() {
+            Ok(stream) => break stream,
+            Err(error) if left().is_zero() => {
+                return Err(failed(format!("{error}, for {:?}", world.timeout)));
+            }
+            // Rank 0 may come later.
+            Err(_) => sleep(PAUSE * 4),
+        }
+    };
+    let mut link = Link { rank: 0, stream };
+    let answer = { link.say(&format!("{}\t{hello}", world.rank)) }
+        // Rank 0 says when its own bound has passed, which began later.
+        .and_then(|()| link.read_line(deadline + world.timeout));
+    let answer = answer.map_err(|error| failed(error.to_string()))?;
+    let id = match answer.split_once('\t') {
+        Some(("id", hex)) => from_hex(hex),
+        Some(("no", why)) => return Err(Error::Rendezvous(why.to_owned())),
+        _ => None,
+    };
+    let id = id.ok_or_else(|| failed(format!("it answers `{answer}`")))?;
+    Ok((id, vec![link]))
+}
+
+fn from_hex(hex: &str) -> Option<[u8; 128]> {
+    let mut id = [0; 128];
+    for (at, byte) in id.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(id)
+}
+
+/// Returns true if there is nothing to read or accept yet.
+pub(crate) fn is_early(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}
+
+impl Link {
+    /// Sends a line.
+    pub(crate) fn say(&self, line: &str) -> std::io::Result<()> {
+        (&self.stream).write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// Reads a line, byte by byte so that nothing behind it is taken.
+    fn read_line(&mut self, until: Instant) -> std::io::Result<String> {
+        const LONGEST: usize = 4096;
+        let mut line = Vec::new();
+        while line.len() < LONGEST {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut byte = [0];
+            match self.stream.read(&mut byte) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) if byte[0] == b'\n' => {
+                    return Ok(String::from_utf8_lossy(&line).into_owned());
+                }
+                Ok(_) => line.push(byte[0]),
+                Err(error) if is_early(error.kind()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::InvalidData.into())
+    }
+}

@@ -1,0 +1,599 @@
+//! Ranks over the stand-in libnccl: a thread each, with a device of the stand-in driver each. The channel between them is real.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use warptile::driver::{Context, Driver};
+use warptile::{Attention, Backend, Element, Mask, half::bf16, half::f16};
+use warptile_distributed::nccl_sys::{LoadError, NcclApi};
+use warptile_distributed::{Error, Failure, Group, Result, Scheme, Sharding, World};
+use warptile_fake_cuda::FakeDriver;
+use warptile_fake_nccl::{FakeNccl, Fault};
+
+const TIMEOUT: Duration = Duration::from_millis(2500);
+const SILENCE: Duration = Duration::from_millis(1500);
+/// For what a call may take beyond its bound, on a busy machine.
+const SLACK: Duration = Duration::from_secs(10);
+
+struct Host {
+    cuda: FakeDriver,
+    nccl: FakeNccl,
+    driver: Driver,
+    api: Arc<NcclApi>,
+}
+
+impl Host {
+    fn new(devices: u32) -> Host {
+        let cuda = FakeDriver::open();
+        cuda.set_device_count(devices);
+        // SAFETY: the library is the stand-in, with the driver's signatures.
+        let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
+        let nccl = FakeNccl::open(&cuda);
+        let api = nccl.load().unwrap();
+        Host {
+            cuda,
+            nccl,
+            driver,
+            api,
+        }
+    }
+
+    fn group(&self, world: &World) -> Result<Group> {
+        let backend = Backend::cuda_with(&self.driver, world.rank() as u32).unwrap();
+        Group::nccl_with(&self.api, world, &backend)
+    }
+
+    fn assert_clean(&self) {
+        self.nccl.assert_clean();
+        self.cuda.assert_clean();
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn worlds(ranks: usize) -> Vec<World> {
+    let address = format!("127.0.0.1:{}", free_port());
+    (0..ranks)
+        .map(|rank| {
+            let world = World::new(rank, ranks, &address);
+            world.timeout(TIMEOUT).silence(SILENCE)
+        })
+        .collect()
+}
+
+/// Calls `f` for each rank, on a thread each.
+fn each<R: Send>(worlds: &[World], f: impl Fn(&World) -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = { worlds.iter() }
+            .map(|world| scope.spawn(|| f(world)))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join().unwrap());
+        results.collect()
+    })
+}
+
+fn forward_of<T: Element>(
+    group: &Group,
+    sharding: &Sharding,
+    len: usize,
+    attention: &Attention,
+    one: T,
+) -> Result<()> {
+    let shards = group.shards(sharding, len)?;
+    let split = |heads: usize| shards.split(&vec![one; len * heads * 64], heads, 64);
+    let (q, k, v) = (split(8)?, split(4)?, split(4)?);
+    let out = shards.forward(attention, &q, (&k, &v))?;
+    assert_eq!(out.len(), 1);
+    Ok(())
+}
+
+fn forward(group: &Group, len: usize) -> Result<()> {
+    let attention = Attention::new().mask(Mask::causal());
+    forward_of(group, &Sharding::Zigzag, len, &attention, f16::ONE)
+}
+
+fn failure(result: Result<()>) -> Failure {
+    match result {
+        Err(Error::Failure(failure)) => failure,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn copies_and_kernels_are_ordered() {
+    for ranks in [2, 3, 4] {
+        let host = Host::new(ranks as u32);
+        let shardings = [
+            (Sharding::Zigzag, 512),
+            (Sharding::Contiguous, 301),
+            // Some ranks have documents of their own only, or nothing.
+            (Sharding::Documents(vec![0, 2100, 2140, 2180]), 2180),
+            (Sharding::Contiguous, 2),
+        ];
+        let options = [
+            Attention::new().mask(Mask::causal()),
+            Attention::new().mask(Mask::window(20, 3)),
+            Attention::new().sinks(&[0.5; 8]),
+        ];
+        each(&worlds(ranks), |world| {
+            let group = host.group(world).unwrap();
+            for (sharding, len) in &shardings {
+                for attention in &options {
+                    forward_of(&group, sharding, *len, attention, f16::ONE).unwrap();
+                }
+            }
+            // The group is dropped with work in its queues.
+            if ranks != 3 {
+                group.synchronize(SLACK).unwrap();
+            }
+        });
+        assert!(!host.cuda.launches().is_empty());
+        host.assert_clean();
+    }
+}
+
+#[test]
+fn what_needs_one_process_says_so() {
+    let host = Host::new(2);
+    each(&worlds(2), |world| {
+        let group = host.group(world).unwrap();
+        assert_eq!(group.local_ranks(), world.rank()..world.rank() + 1);
+        let shards = group.shards(&Sharding::Zigzag, 64).unwrap();
+        let shards = shards.scheme(Scheme::Heads);
+        let q = shards.split(&[f16::ONE; 64 * 2 * 64], 2, 64).unwrap();
+        let error = shards.forward(&Attention::new(), &q, (&q, &q));
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.starts_with("Scheme::Heads needs all ranks in one process"),
+            "{error}"
+        );
+        assert!(shards.join(&q).is_err() && group.broadcast(&q[0]).is_err());
+    });
+    host.assert_clean();
+}
+
+#[test]
+fn different_calls_are_an_error_on_all_ranks() {
+    type Call = fn(&Group) -> Result<()>;
+    let calls: [(Call, &str); 5] = [
+        (|group| forward(group, 500), "500 rows"),
+        (
+            |group| {
+                let attention = Attention::new().mask(Mask::causal());
+                forward_of(group, &Sharding::Contiguous, 512, &attention, f16::ONE)
+            },
+            "sharding",
+        ),
+        (
+            |group| {
+                let attention = Attention::new().mask(Mask::causal());
+                forward_of(group, &Sharding::Zigzag, 512, &attention, bf16::ONE)
+            },
+            "bf16",
+        ),
+        (
+            |group| forward_of(group, &Sharding::Zigzag, 512, &Attention::new(), f16::ONE),
+            "Attention",
+        ),
+        (
+            |group| {
+                let attention = Attention::new().mask(Mask::causal()).scale(0.3);
+                forward_of(group, &Sharding::Zigzag, 512, &attention, f16::ONE)
+            },
+            "0.3",
+        ),
+    ];
+    let host = Host::new(3);
+    for (call, expected) in calls {
+        let failures = each(&worlds(3), |world| {
+            let group = host.group(world).unwrap();
+            forward(&group, 512).unwrap();
+            let called = match world.rank() {
+                2 => call(&group),
+                _ => forward(&group, 512),
+            };
+            let failure = failure(called);
+            // And from now on.
+            assert_eq!(self::failure(group.synchronize(SLACK)), failure);
+            failure
+        });
+        assert!(
+            failures.iter().all(|failure| *failure == failures[0]),
+            "{failures:?}"
+        );
+        assert!(
+            matches!(&failures[0], Failure::Disagree { ranks, .. } if ranks.contains(&2)),
+            "{failures:?}"
+        );
+        assert!(
+            failures[0].to_string().contains(expected),
+            "{}",
+            failures[0]
+        );
+        host.assert_clean();
+    }
+}
+
+#[test]
+fn ranks_that_do_not_call_are_named() {
+    let host = Host::new(3);
+    for absent in [0, 2] {
+        let met = Barrier::new(3);
+        let failures = each(&worlds(3), |world| {
+            let group = host.group(world).unwrap();
+            let begin = Instant::now();
+            let called = match world.rank() == absent {
+                true => {
+                    while group.synchronize(SLACK).is_ok() {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                    forward(&group, 512)
+                }
+                false => forward(&group, 512),
+            };
+            assert!(begin.elapsed() < TIMEOUT + SLACK);
+            met.wait();
+            failure(called)
+        });
+        let expected = Failure::Late {
+            ranks: vec![absent],
+            waited: TIMEOUT,
+        };
+        assert!(
+            failures.iter().all(|failure| *failure == expected),
+            "{failures:?}"
+        );
+    }
+    // A group that is closed instead is said to be.
+    let failures = each(&worlds(2), |world| {
+        let group = host.group(world).unwrap();
+        match world.rank() {
+            1 => None,
+            _ => Some(failure(forward(&group, 512))),
+        }
+    });
+    let closed = failures[0].as_ref().unwrap().to_string();
+    assert_eq!(closed, "rank 1 is lost: it has closed its group");
+    host.assert_clean();
+}
+
+const PASS: u8 = 0;
+const STOP: u8 = 1;
+const CUT: u8 = 2;
+
+/// A way to rank 0 that can be cut, as if a process were killed, or stopped.
+fn proxy(to: &str, state: &Arc<AtomicU8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (to, state) = (to.to_owned(), state.clone());
+    thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = loop {
+            match TcpStream::connect(&to) {
+                Ok(far) => break far,
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        for (mut from, mut to) in [
+            (near.try_clone().unwrap(), far.try_clone().unwrap()),
+            (far, near),
+        ] {
+            let state = state.clone();
+            from.set_read_timeout(Some(Duration::from_millis(5)))
+                .unwrap();
+            thread::spawn(move || {
+                let mut chunk = [0; 1024];
+                loop {
+                    match state.load(Ordering::Relaxed) {
+                        CUT => break,
+                        STOP => thread::sleep(Duration::from_millis(5)),
+                        _ => match from.read(&mut chunk) {
+                            Ok(0) => break,
+                            Ok(len) if to.write_all(&chunk[..len]).is_err() => break,
+                            _ => {}
+                        },
+                    }
+                }
+                let _ = to.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn lost_and_stopped_ranks_are_named() {
+    let host = Host::new(4);
+    for (how, sign) in [(CUT, "its connection has ended"), (STOP, "no sign of life")] {
+        for late in [false, true] {
+            let state = Arc::new(AtomicU8::new(PASS));
+            let mut worlds = worlds(4);
+            let address = format!("127.0.0.1:{}", free_port());
+            for (rank, world) in worlds.iter_mut().enumerate() {
+                let to = match rank {
+                    2 => proxy(&address, &state),
+                    _ => address.clone(),
+                };
+                *world = World::new(rank, 4, to).timeout(SLACK).silence(SILENCE);
+            }
+            let done = Barrier::new(4);
+            let failures = each(&worlds, |world| {
+                let group = host.group(world).unwrap();
+                forward(&group, 512).unwrap();
+                group.synchronize(SLACK).unwrap();
+                done.wait();
+                let begin = Instant::now();
+                let called = match world.rank() {
+                    2 => {
+                        state.store(how, Ordering::Relaxed);
+                        thread::sleep(SILENCE * 2);
+                        forward(&group, 512)
+                    }
+                    // Waits in the call when the rank is lost, or calls when it is.
+                    _ => {
+                        if late {
+                            thread::sleep(SILENCE * 3);
+                        }
+                        forward(&group, 512)
+                    }
+                };
+                assert!(begin.elapsed() < SLACK);
+                // Nobody's group ends before all have failed.
+                done.wait();
+                failure(called)
+            });
+            let text = failures[0].to_string();
+            assert!(
+                text.starts_with("rank 2 is lost: ") && text.contains(sign),
+                "{text}"
+            );
+            assert_eq!([&failures[1], &failures[3]], [&failures[0]; 2]);
+            assert!(
+                failures[2].to_string().starts_with("rank 0 is lost: "),
+                "{}",
+                failures[2]
+            );
+            host.assert_clean();
+        }
+    }
+}
+
+/// The GPU of a rank hangs: its queries never end.
+#[test]
+fn messages_that_do_not_come_end_the_group() {
+    let host = Host::new(2);
+    let met = Barrier::new(2);
+    let stalled = AtomicBool::new(false);
+    let failures = each(&worlds(2), |world| {
+        let group = host.group(world).unwrap();
+        forward(&group, 512).unwrap();
+        met.wait();
+        if !stalled.swap(true, Ordering::Relaxed) {
+            host.cuda.set_stalled(true);
+        }
+        met.wait();
+        let begin = Instant::now();
+        let failure = failure(group.synchronize(SLACK));
+        assert!(begin.elapsed() < TIMEOUT + SLACK);
+        met.wait();
+        host.cuda.set_stalled(false);
+        failure
+    });
+    assert_eq!(failures[0], failures[1]);
+    assert!(
+        failures[0].to_string().contains("messages have not come"),
+        "{}",
+        failures[0]
+    );
+    host.assert_clean();
+}
+
+#[test]
+fn ranks_that_do_not_meet_are_named() {
+    let host = Host::new(3);
+    let all = worlds(3);
+    let errors = each(&all[..2], |world| {
+        host.group(world).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("ranks [2] have not connected to rank 0"),
+            "{error}"
+        );
+    }
+    // Rank 0 is not there.
+    let error = host.group(&all[1]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the ranks have not met: rank 1 and rank 0 at 127.0.0.1:"),
+        "{error}"
+    );
+    // A port that is taken.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let error = host
+        .group(&World::new(0, 2, address))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("in use"), "{error}");
+    // Another number of ranks.
+    let address = format!("127.0.0.1:{}", free_port());
+    let uneven = [World::new(0, 2, &address), World::new(1, 3, &address)];
+    for error in each(&uneven, |world| host.group(world).unwrap_err().to_string()) {
+        assert!(error.contains("rank 1 is `warptile"), "{error}");
+    }
+    // Strangers are not counted.
+    let address = format!("127.0.0.1:{}", free_port());
+    let worlds = [0, 1].map(|rank| World::new(rank, 2, &address));
+    thread::scope(|scope| {
+        let stranger = scope.spawn(|| {
+            loop {
+                if let Ok(mut stream) = TcpStream::connect(&address) {
+                    return stream.write_all(b"GET / HTTP/1.1\n").is_ok();
+                }
+            }
+        });
+        let first = scope.spawn(|| host.group(&worlds[0]).map(drop));
+        assert!(stranger.join().unwrap());
+        host.group(&worlds[1]).unwrap();
+        first.join().unwrap().unwrap();
+    });
+    host.assert_clean();
+}
+
+#[test]
+fn libraries_that_will_not_do_are_named() {
+    let host = Host::new(1);
+    host.nccl.set_version(21_704);
+    let error = host.nccl.load().unwrap_err();
+    assert!(matches!(error, LoadError::TooOld { .. }));
+    assert!(
+        error
+            .to_string()
+            .ends_with("is NCCL 2.17.4, but 2.18.1 or later is required")
+    );
+    let cpu = Group::nccl_with(&host.api, &World::new(0, 2, "127.0.0.1:1"), &Backend::cpu());
+    assert_eq!(
+        cpu.unwrap_err().to_string(),
+        "rank 0: NCCL is for GPUs, not for cpu"
+    );
+}
+
+/// A generator of schedules.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Faults of NCCL at any call of any rank, with ranks that come at different times. `WARPTILE_SCHEDULES` sets their number.
+#[test]
+fn no_schedule_hangs() {
+    const SYMBOLS: [&str; 6] = [
+        "ncclCommInitRankConfig",
+        "ncclSend",
+        "ncclRecv",
+        "ncclGroupEnd",
+        "ncclCommFinalize",
+        "ncclCommAbort",
+    ];
+    let schedules: u64 =
+        std::env::var("WARPTILE_SCHEDULES").map_or(120, |text| text.parse().unwrap());
+    let next = std::sync::atomic::AtomicU64::new(0);
+    let failed = std::sync::atomic::AtomicU64::new(0);
+    let run = || {
+        let host = Host::new(4);
+        let context = Context::new(&host.driver.device(0).unwrap()).unwrap();
+        let going_on = Arc::new(());
+        let going = Arc::downgrade(&going_on);
+        thread::scope(|scope| {
+            // The stand-in's GPUs work only while they are waited for. Ends with the other also if that panics.
+            scope.spawn(|| {
+                while going.strong_count() > 0 {
+                    context.synchronize().unwrap();
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let _going_on = going_on;
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= schedules {
+                    return;
+                }
+                let has_failed = schedule(&host, seed, &SYMBOLS);
+                failed.fetch_add(u64::from(has_failed), Ordering::Relaxed);
+            }
+        });
+        assert_eq!(host.cuda.violations(), Vec::<String>::new());
+    };
+    thread::scope(|scope| {
+        (0..8).for_each(|_| drop(scope.spawn(run)));
+    });
+    let failed = failed.into_inner();
+    assert!(
+        failed > schedules / 5,
+        "{failed} of {schedules} schedules failed"
+    );
+}
+
+/// Returns true if the ranks failed.
+fn schedule(host: &Host, seed: u64, symbols: &[&str]) -> bool {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let ranks = 2 + random.below(3) as usize;
+    let symbol = symbols[random.below(symbols.len() as u64) as usize];
+    let culprit = random.below(ranks as u64) as usize;
+    let nth = 1 + random.below(if symbol.starts_with("ncclComm") { 1 } else { 6 });
+    let fault = match random.below(4) {
+        0 => Fault::Code([1, 2, 3, 6][random.below(4) as usize]),
+        1 if symbol.ends_with("End") || symbol.ends_with("Config") => Fault::Async(6),
+        2 if !["ncclSend", "ncclRecv", "ncclCommAbort"].contains(&symbol) => Fault::Stuck,
+        _ => Fault::Takes(random.below(60)),
+    };
+    host.nccl.fault(culprit, symbol, nth, fault);
+    let delays: Vec<Vec<u64>> = (0..ranks)
+        .map(|_| (0..4).map(|_| random.below(30)).collect())
+        .collect();
+    let begin = Instant::now();
+    let (met, any_failed) = (Barrier::new(ranks), AtomicBool::new(false));
+    let results = each(&worlds(ranks), |world| {
+        let pause = |at: usize| thread::sleep(Duration::from_millis(delays[world.rank()][at]));
+        pause(0);
+        let group = host.group(world);
+        let result = group.as_ref().map_err(Error::to_string).map(drop);
+        let result = result.and_then(|()| {
+            let group = group.as_ref().unwrap();
+            for call in 1..4 {
+                pause(call);
+                forward(group, 256).map_err(|error| error.to_string())?;
+            }
+            group.synchronize(SLACK).map_err(|error| error.to_string())
+        });
+        any_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        // Groups are not closed before all ranks have learned of a failure.
+        met.wait();
+        let again = group.and_then(|group| {
+            loop {
+                group.synchronize(SLACK)?;
+                if !any_failed.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+            }
+        });
+        result.and(again.map_err(|error| error.to_string()))
+    });
+    host.nccl.forget_faults();
+    let about =
+        format!("seed {seed}: {ranks} ranks, {symbol} {nth} of {culprit}: {fault:?}: {results:?}");
+    // The end of a communicator may take 10 s.
+    assert!(begin.elapsed() < TIMEOUT + SLACK + SLACK, "{about}");
+    assert_eq!(host.nccl.violations(), "", "{about}");
+    assert_eq!(host.nccl.live(), 0, "{about}");
+    let is_benign = matches!(fault, Fault::Takes(_));
+    let Some(error) = results.iter().find_map(|result| result.as_ref().err()) else {
+        return false;
+    };
+    assert!(!is_benign, "{about}");
+    // All say the same, and who it was, or, of a call that does not end, who saw it first.
+    assert!(
+        results
+            .iter()
+            .all(|result| result.as_ref().err() == Some(error)),
+        "{about}"
+    );
+    let blames = error.starts_with(&format!("rank {culprit} failed: "));
+    assert!(blames || fault == Fault::Stuck, "{about}");
+    true
+}
