@@ -11,6 +11,7 @@ try:
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as multiprocessing
+    from torch.distributed.device_mesh import init_device_mesh
     from warptile import ring_flash_attn
     from warptile.distributed import ContextParallel
 except ImportError:
@@ -85,10 +86,12 @@ class Ranks:
     def sequences(self):
         for sharding in ("zigzag", "contiguous"):
             cp = ContextParallel(sharding=sharding)
-            for length in (64, 75, 600, 1):
+            for length in (75, 64, 1, 600):
                 q, k, v = draw(1, 2, length, 4, 16), draw(2, 2, length, 2, 16), draw(3, 2, length, 2, 8)
                 own = cp.rows(length)
-                for options in ({}, {"causal": True}, {"window": (5, 3)}, {"causal": True, "window": (300, -1)}, {"softcap": 3.0}):
+                every = ({}, {"causal": True}, {"window": (5, 3)}, {"softcap": 3.0}, {"causal": True, "window": (300, -1)})
+                # Only the last has parts whose keys begin elsewhere.
+                for options in every if length < 100 else every[4:]:
 
                     def function(*local, options=options, length=length):
                         return cp.attention(*local, length=length, **options)
@@ -172,6 +175,26 @@ class Ranks:
         self.check(function, cp.rows(length), q, k, v, causal=True)
         assert torch.nn.functional.scaled_dot_product_attention is before
 
+    def decoding(self):
+        cp = ContextParallel(init_device_mesh("cpu", (self.ranks,), mesh_dim_names=("cp",))["cp"])
+        q, k, v, sinks = draw(1, 3, 1, 4, 16), draw(2, 3, 100, 2, 16), draw(3, 3, 100, 2, 16), draw(4, 4)
+        # The last rank has none.
+        own = slice(50 * self.rank, 50 * self.rank + 50)
+        for given in (None, sinks):
+            whole, whole_lse = warptile.attention(q, k, v, sinks=given, return_lse=True)
+            out, lse = cp.decode(q, k[:, own], v[:, own], sinks=given, return_lse=True)
+            self.close(out, whole, "decode")
+            self.close(lse, whole_lse, "lse of decode")
+            others = [None] * self.ranks
+            dist.all_gather_object(others, out)
+            assert all(torch.equal(out, other) for other in others)
+        # Pages of 4 rows, of which the ranks have every other one or every third.
+        pages = [x.reshape(75, 4, 2, 16) for x in (k, v)]
+        own = torch.arange(75).reshape(3, 25)[:, self.rank :: self.ranks].to(torch.int32)
+        used = torch.full((3,), 4 * own.shape[1], dtype=torch.int32)
+        found = cp.decode(q, *pages, block_table=own, seqused_k=used)
+        self.close(found, warptile.attention(q, k, v), "decode from pages")
+
     def errors(self):
         cp = ContextParallel()
         q = draw(1, 1, 8, 2, 8)
@@ -183,6 +206,7 @@ class Ranks:
             (lambda: cp.attention(q[0], q[0], q[0], cu_seqlens=[1, 8 * cp.ranks]), "cu_seqlens must rise from 0"),
             (lambda: cp.attention(q[0], q[0], q[0], cu_seqlens=[0, 8 * cp.ranks], window=(1, 1)), "window ends after the query"),
             (lambda: ring_flash_attn.ring_flash_attn_func(q, q, q, dropout_p=0.1), "dropout_p is 0.1"),
+            (lambda: cp.decode(q, q, q, causal=True), "causal needs a query's place"),
             # Otherwise the ranks would wait for each other.
             (lambda: cp.attention(*[q[:, : 8 - (cp.rank > 0)]] * 3), "length is "),
             (lambda: cp.attention(q, q, q, causal=cp.rank > 0), "causal is "),
@@ -204,6 +228,7 @@ def run(rank, ranks, file):
         checks.documents()
         checks.names_of_ring_flash_attn()
         checks.within_sdpa()
+        checks.decoding()
         checks.errors()
     finally:
         dist.destroy_process_group()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ._errors import InvalidInput, Unsupported
 from ._native import attention_backward, attention_without_gradient
+from .flash_attn import flash_attn_combine
 
 __all__ = ["ContextParallel"]
 
@@ -93,7 +94,7 @@ class ContextParallel:
                 those of other parameters.
             cu_seqlens: Row offsets of packed documents, counted over all ranks; on the host, or the call waits for the GPU.
             length: Rows on all ranks together; as many on each rank if not given.
-            return_lse: Whether to return `(out, lse)`. The lse is `[batch, heads, rows]`, of packed rows `[heads, rows]`, without a gradient.
+            return_lse: Whether to return `(out, lse)`. The lse is `[batch, heads, rows]`, packed `[heads, rows]`, and has no gradient.
 
         Returns:
             The output of this rank's rows.
@@ -125,6 +126,33 @@ class ContextParallel:
             }
         )
         return attend(q, k, v, sinks, plan, self.group, options, return_lse)
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None = None, return_lse: bool = False, **options: Any) -> Any:
+        """Attention of queries that all ranks have to keys of which each rank has some, such as the pages of its own cache.
+
+        Each rank attends to its keys, and the results are merged on every rank, in the order of ranks: the same bits on each. A rank may
+        have no keys. There is no gradient.
+
+        Args:
+            q: The queries, the same on all ranks.
+            k: This rank's keys, of sequences or in pages.
+            v: This rank's values.
+            sinks: As in `attention`; the same on all ranks.
+            return_lse: Whether to return `(out, lse)`.
+            options: Those of `warptile.attention` for this rank's keys, such as `block_table` and `seqused_k`. Options by which a query's
+                place among the keys counts are refused.
+        """
+        for name in ("causal", "window", "diagonal", "alibi_slopes"):
+            if options.get(name) not in (None, False):
+                raise Unsupported(f"{name} needs a query's place among all keys, of which a rank has some")
+        own_sinks = sinks if self.rank == 0 else None
+        with torch.no_grad():
+            parts = attention_without_gradient(q, k, v, sinks=own_sinks, return_lse=True, **options)
+            gathered = [x.new_empty(self.ranks, *x.shape) for x in parts]
+            for all_parts, x in zip(gathered, parts):
+                dist.all_gather_into_tensor(all_parts.flatten(0, 1), x.contiguous(), group=self.group)
+            out, lse = flash_attn_combine(gathered[0], gathered[1].transpose(-1, -2))
+        return (out, lse.transpose(-1, -2)) if return_lse else out
 
     @contextlib.contextmanager
     def sdpa(self) -> Iterator[None]:
