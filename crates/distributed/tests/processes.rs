@@ -1,0 +1,252 @@
+//! Ranks in processes of their own, which torchrun's variables describe. A test starts itself again for each rank.
+
+#![cfg(unix)]
+
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use warptile::driver::Driver;
+use warptile::half::bf16;
+use warptile::{Attention, Backend, Mask};
+use warptile_distributed::{Error, Failure, Group, Result, Sharding, World};
+use warptile_fake_cuda::FakeDriver;
+use warptile_fake_nccl::FakeNccl;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const SILENCE: Duration = Duration::from_secs(2);
+/// For what a rank may take beyond its bound, on a busy machine.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// The process that this is, if a test has started it.
+fn own_rank() -> Option<World> {
+    std::env::var_os("WARPTILE_TEST_RANK")?;
+    let world = World::from_env().unwrap();
+    Some(world.timeout(TIMEOUT).silence(SILENCE))
+}
+
+/// `word` is for the process to read.
+fn start(test: &str, rank: usize, port: u16, word: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
+        .env("WARPTILE_TEST_RANK", word)
+        .envs(["RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string())))
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", (port - 1).to_string())
+        .spawn()
+        .unwrap()
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn signal_to(process: u32, signal: &str) {
+    let mut kill = Command::new("kill");
+    let status = kill.args([signal, &process.to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+/// Is killed when dropped.
+struct Process(Child);
+
+impl Process {
+    fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            assert!(
+                begin.elapsed() < limit,
+                "a rank is still there after {limit:?}"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Stand-ins of two processes know nothing of each other: their ranks meet, and wait for each other's communicators.
+fn meet(world: &World, met: impl FnOnce(&FakeNccl) + Send) -> Result<Group> {
+    let cuda = FakeDriver::open();
+    cuda.set_device_count(2);
+    // SAFETY: the library is the stand-in, with the driver's signatures.
+    let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
+    let nccl = FakeNccl::open(&cuda);
+    let backend = Backend::cuda_with(&driver, world.local_rank() as u32).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| met(&nccl));
+        Group::nccl_with(&nccl.load().unwrap(), world, &backend)
+    })
+}
+
+#[test]
+fn a_killed_or_stopped_process_is_lost() {
+    if let Some(world) = own_rank() {
+        let _ = meet(&world, |_| ());
+        return;
+    }
+    for signal in ["-KILL", "-STOP"] {
+        let port = free_port();
+        let other = Process(start("a_killed_or_stopped_process_is_lost", 1, port, ""));
+        let world = World::new(0, 2, format!("127.0.0.1:{port}"));
+        let mut since = None;
+        let result = meet(&world.timeout(TIMEOUT).silence(SILENCE), |nccl| {
+            while nccl.live() == 0 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            signal_to(other.0.id(), signal);
+            since = Some(Instant::now());
+        });
+        assert!(since.unwrap().elapsed() < SILENCE + SLACK);
+        let failure = match result {
+            Err(Error::Failure(failure)) => failure,
+            other => panic!("{other:?}"),
+        };
+        assert!(
+            matches!(failure, Failure::Lost { rank: 1, .. }),
+            "{failure}"
+        );
+    }
+}
+
+/// Multicast over NVLink may be in use by others of a shared host.
+fn without_multicast() {
+    assert_eq!(
+        std::env::var("NCCL_NVLS_ENABLE").as_deref(),
+        Ok("0"),
+        "set NCCL_NVLS_ENABLE=0"
+    );
+}
+
+fn data(len: usize, seed: f32) -> Vec<bf16> {
+    (0..len)
+        .map(|i| bf16::from_f32(((i as f32 + seed) * 0.731).sin()))
+        .collect()
+}
+
+fn gpu_group(world: &World) -> Group {
+    let backend = Backend::cuda(world.local_rank() as u32).unwrap();
+    Group::nccl(world, &backend).unwrap()
+}
+
+/// The rows of a rank are those of one call, but for the rounding of another order of additions, and have the same bits again.
+fn equals_one_call(
+    group: &Group,
+    sharding: &Sharding,
+    mask: Mask,
+    [len, heads, kv_heads]: [usize; 3],
+) {
+    let (dim, attention) = (128, Attention::new().mask(mask));
+    let tensors = [(heads, 0.1), (kv_heads, 0.2), (kv_heads, 0.3)]
+        .map(|(heads, seed)| (data(len * heads * dim, seed), heads));
+    let backend = &group.backends()[0];
+    let [q, k, v] = [0, 1, 2].map(|at| {
+        let (data, heads) = &tensors[at];
+        backend.tensor(data, [1, len, *heads, dim]).unwrap()
+    });
+    let expected = attention
+        .forward(&q, (&k, &v))
+        .unwrap()
+        .out
+        .to_vec()
+        .unwrap();
+    let shards = group.shards(sharding, len).unwrap();
+    let [q, k, v] = [0, 1, 2].map(|at| {
+        let (data, heads) = &tensors[at];
+        shards.split(data, *heads, dim).unwrap()
+    });
+    let run = || {
+        let out = shards.forward(&attention, &q, (&k, &v)).unwrap();
+        group.synchronize(TIMEOUT).unwrap();
+        out[0].to_vec().unwrap()
+    };
+    let found = run();
+    let rows = shards.map().chunks(group.local_ranks().start);
+    let rows: Vec<_> = rows.iter().flat_map(|chunk| chunk.rows.clone()).collect();
+    assert_eq!(found.len(), rows.len() * heads * dim);
+    for (at, found) in found.iter().enumerate() {
+        let (head, row, of) = (at / dim / rows.len(), rows[at / dim % rows.len()], at % dim);
+        let expected = expected[(row * heads + head) * dim + of].to_f32();
+        assert!(
+            (found.to_f32() - expected).abs() <= 0.008 + 0.008 * expected.abs(),
+            "{len} rows, {sharding:?}, {mask:?}: row {row}, head {head} is {found}, not {expected}"
+        );
+    }
+    for _ in 0..5 {
+        assert!(
+            run() == found,
+            "{len} rows, {sharding:?}, {mask:?}: other bits"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs and NCCL"]
+fn two_gpus_over_nccl() {
+    without_multicast();
+    if let Some(world) = own_rank() {
+        let group = gpu_group(&world);
+        for sizes in [
+            [1280, 4, 2],
+            [1001, 8, 1],
+            [3, 2, 2],
+            [2500, 8, 2],
+            [16384, 8, 2],
+        ] {
+            for mask in [Mask::none(), Mask::causal(), Mask::window(200, 30)] {
+                for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+                    equals_one_call(&group, &sharding, mask, sizes);
+                }
+            }
+        }
+        return;
+    }
+    let port = free_port();
+    let ranks = [0, 1].map(|rank| Process(start("two_gpus_over_nccl", rank, port, "")));
+    for mut rank in ranks {
+        assert!(rank.wait(Duration::from_secs(300)).success());
+    }
+}
+
+/// A rank that is killed or stopped while both compute.
+#[test]
+#[ignore = "needs two NVIDIA GPUs and NCCL"]
+fn two_gpus_of_which_one_is_lost() {
+    without_multicast();
+    if let Some(world) = own_rank() {
+        let group = gpu_group(&world);
+        let shards = group.shards(&Sharding::Zigzag, 16384).unwrap();
+        let q = shards.split(&data(16384 * 8 * 128, 0.1), 8, 128).unwrap();
+        let attention = Attention::new().mask(Mask::causal());
+        let signal = std::env::var("WARPTILE_TEST_RANK").unwrap();
+        let error = (1..).find_map(|call| {
+            let submitted = shards.forward(&attention, &q, (&q, &q));
+            if world.rank() == 1 && call == 4 {
+                signal_to(std::process::id(), &signal);
+            }
+            submitted.and_then(|_| group.synchronize(TIMEOUT)).err()
+        });
+        let error = error.unwrap().to_string();
+        assert!(error.starts_with("rank 1 is lost: "), "{error}");
+        return;
+    }
+    for turn in 0..40 {
+        let (port, signal) = (free_port(), ["-KILL", "-STOP"][turn % 2]);
+        let [mut first, _second] = [0, 1].map(|rank| {
+            let test = "two_gpus_of_which_one_is_lost";
+            Process(start(test, rank, port, signal))
+        });
+        assert!(first.wait(Duration::from_secs(60)).success());
+    }
+}
