@@ -93,7 +93,7 @@ fn meet(world: &World, met: impl FnOnce(&FakeNccl) + Send) -> Result<Group> {
 #[test]
 fn a_killed_or_stopped_process_is_lost() {
     if let Some(world) = own_rank() {
-        let _ = meet(&world, |_| ());
+        println!("{:?}", meet(&world, |_| ()).map(drop));
         return;
     }
     for signal in ["-KILL", "-STOP"] {
@@ -249,4 +249,61 @@ fn two_gpus_of_which_one_is_lost() {
         });
         assert!(first.wait(Duration::from_secs(60)).success());
     }
+}
+
+/// Prints how long both GPUs take together, and each alone, for a causal sequence of 32 query heads and 8 key/value heads.
+#[test]
+#[ignore = "needs two NVIDIA GPUs and NCCL"]
+fn speed_of_two_gpus() {
+    without_multicast();
+    if let Some(world) = own_rank() {
+        let group = gpu_group(&world);
+        let (backend, attention) = (&group.backends()[0], Attention::new().mask(Mask::causal()));
+        for len in [1 << 14, 1 << 15, 1 << 16, 1 << 17] {
+            let shards = group.shards(&Sharding::Zigzag, len).unwrap();
+            let [q, k] = [32, 8].map(|heads| data(len * heads * 128, 0.1 * heads as f32));
+            let [tq, tk] = [(&q, 32), (&k, 8)]
+                .map(|(data, heads)| backend.tensor(data, [1, len, heads, 128]).unwrap());
+            let [sq, sk] =
+                [(&q, 32), (&k, 8)].map(|(data, heads)| shards.split(data, heads, 128).unwrap());
+            let one = microseconds(backend, || {
+                attention.forward(&tq, (&tk, &tk)).map(drop).unwrap()
+            });
+            let both = microseconds(backend, || {
+                shards
+                    .forward(&attention, &sq, (&sk, &sk))
+                    .map(drop)
+                    .unwrap();
+            });
+            group.synchronize(TIMEOUT).unwrap();
+            println!(
+                "engine nccl, rank {} of 2, {len} rows: {one:.0} us alone, {both:.0} us together, efficiency {:.3}",
+                world.rank(),
+                one / both / 2.0
+            );
+        }
+        return;
+    }
+    let port = free_port();
+    let ranks = [0, 1].map(|rank| Process(start("speed_of_two_gpus", rank, port, "")));
+    for mut rank in ranks {
+        assert!(rank.wait(Duration::from_secs(300)).success());
+    }
+}
+
+/// The median over groups of calls, one behind the other. The number of calls is the same on all ranks.
+fn microseconds(backend: &Backend, call: impl Fn()) -> f64 {
+    const CALLS: u32 = 5;
+    let mut times: Vec<_> = (0..12)
+        .map(|_| {
+            backend.synchronize().unwrap();
+            let begin = Instant::now();
+            (0..CALLS).for_each(|_| call());
+            backend.synchronize().unwrap();
+            (begin.elapsed() / CALLS).as_secs_f64() * 1e6
+        })
+        .skip(2)
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }

@@ -38,7 +38,7 @@ impl fmt::Display for Version {
 pub enum LoadError {
     /// No library could be opened.
     #[error(
-        "NCCL not found ({}). Install it, as `pip install nvidia-nccl-cu12` does, or set {LIBRARY_OVERRIDE} to the path of libnccl.so.2",
+        "NCCL not found ({}). Install it, or set {LIBRARY_OVERRIDE} to its path, such as that of pip, .../site-packages/nvidia/nccl/lib/libnccl.so.2",
         Attempt::by_reason(.tried)
     )]
     NotFound {
