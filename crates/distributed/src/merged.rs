@@ -8,6 +8,8 @@ use warptile::{Element, Lse, Output, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Group, Streams};
+use crate::nccl::Nccl;
+use crate::nccl::control::FIELD;
 
 impl Group {
     /// Copies a tensor to every rank, such as the queries of a step of decoding. On GPUs the call returns when the copies are submitted;
@@ -39,23 +41,22 @@ impl Group {
     }
 
     /// Merges what the ranks got for the same queries, each from keys of its own, on rank 0 and in the order of the ranks: the same parts
-    /// give the same bits. Sinks must be part of one of them only. Of keys that are dealt out by pages, row `i` of a sequence is with
+    /// give the same bits. Over several processes each of them gives its own part, and gets the result. Sinks must be part of one of them only. Of keys that are dealt out by pages, row `i` of a sequence is with
     /// rank `i / page_rows % ranks`; a rank without keys gives an output whose lse is `-inf`.
     ///
     /// # Errors
     /// [`Error::Argument`] for a part that is not on its rank or has no lse; [`Error::Rank`] as [`merge`], and with what a device reports.
     pub fn merge<T: Element>(&self, parts: &[Output<T>]) -> Result<(Tensor<T>, Lse)> {
-        self.one_process("merge")?;
         let home = &self.backends()[0];
         if parts.len() != self.backends().len() {
             return Err(Error::Argument {
-                rank: parts.len().min(self.backends().len()),
+                rank: self.local_ranks().start + parts.len().min(self.backends().len()),
                 rule: format!("{} parts for {} ranks", parts.len(), self.backends().len()),
             });
         }
         let mut fetched_parts = Vec::with_capacity(parts.len());
         for (rank, (Output { out, lse, .. }, backend)) in
-            { parts.iter() }.zip(self.backends()).enumerate()
+            { self.local_ranks() }.zip(parts.iter().zip(self.backends()))
         {
             let refused = |rule: String| Error::Argument { rank, rule };
             let Some(lse) = lse else {
@@ -68,6 +69,10 @@ impl Group {
                     "its output is on {}, not on {backend}",
                     out.backend()
                 )));
+            }
+            if let Some(nccl) = self.processes() {
+                fetched_parts = self.parts_of_all(nccl, out, lse)?;
+                break;
             }
             let memory = (self.streams(0), out.device_slice(), lse.device_slice());
             fetched_parts.push(match memory {
@@ -83,7 +88,37 @@ impl Group {
             });
         }
         let parts: Vec<_> = fetched_parts.iter().map(|(out, lse)| (out, lse)).collect();
-        merge(&parts, LseBase::Natural).of_rank(0)
+        merge(&parts, LseBase::Natural).of_rank(self.local_ranks().start)
+    }
+
+    /// The parts of all processes, on this one's device.
+    fn parts_of_all<T: Element>(
+        &self,
+        nccl: &Nccl,
+        out: &Tensor<T>,
+        lse: &Lse,
+    ) -> Result<Vec<(Tensor<T>, Lse)>> {
+        let (home, rank) = (&self.backends()[0], nccl.rank());
+        let memory = (self.streams(rank), out.device_slice(), lse.device_slice());
+        let (Some(streams), Some(out_slice), Some(lse_slice)) = memory else {
+            return Err(Error::OneProcess("the CPU"));
+        };
+        let call = [
+            format!("merge of {:?}", out.layout()),
+            format!("elements of {}", std::any::type_name::<T>()),
+        ];
+        let _agreed = nccl.agree(&call.join(&FIELD.to_string()), streams)?;
+        let outs = nccl.gather(streams, out_slice)?;
+        let parts = outs.into_iter().zip(nccl.gather(streams, lse_slice)?);
+        let part = |(of_out, of_lse)| match (of_out, of_lse) {
+            (Some(of_out), Some(of_lse)) => Ok((
+                Tensor::from_device(home, of_out, *out.layout())?,
+                Lse::from_device(home, of_lse, lse.shape())?,
+            )),
+            _ => Ok((out.clone(), lse.clone())),
+        };
+        let parts: warptile::Result<Vec<_>> = parts.map(part).collect();
+        parts.of_rank(rank)
     }
 }
 

@@ -160,6 +160,44 @@ fn what_needs_one_process_says_so() {
     host.assert_clean();
 }
 
+/// A step of decoding: each rank has keys of its own.
+fn decode(group: &Group, heads: usize) -> Result<()> {
+    let backend = &group.backends()[0];
+    let tensor = |rows: usize, heads: usize| {
+        let data = vec![f16::ONE; rows * heads * 64];
+        backend.tensor(&data, [1, rows, heads, 64]).unwrap()
+    };
+    let (q, kv) = (tensor(1, heads), tensor(300, 2));
+    let part = Attention::new().forward(&q, (&kv, &kv)).unwrap();
+    let (out, lse) = group.merge(&[part])?;
+    assert_eq!(
+        (out.shape(), lse.shape()),
+        ([1, 1, heads, 64], [1, heads, 1])
+    );
+    Ok(())
+}
+
+#[test]
+fn results_of_all_ranks_are_merged_on_each() {
+    let host = Host::new(3);
+    let failures = each(&worlds(3), |world| {
+        let group = host.group(world).unwrap();
+        for _ in 0..3 {
+            decode(&group, 8).unwrap();
+        }
+        group.synchronize(SLACK).unwrap();
+        failure(decode(&group, [8, 8, 4][world.rank()]))
+    });
+    for failure in failures {
+        let text = failure.to_string();
+        assert!(
+            text.contains("merge of ") && text.starts_with("rank 2 "),
+            "{text}"
+        );
+    }
+    host.assert_clean();
+}
+
 #[test]
 fn different_calls_are_an_error_on_all_ranks() {
     type Call = fn(&Group) -> Result<()>;
@@ -491,7 +529,7 @@ fn no_schedule_hangs() {
         "ncclCommAbort",
     ];
     let schedules: u64 =
-        std::env::var("WARPTILE_SCHEDULES").map_or(120, |text| text.parse().unwrap());
+        std::env::var("WARPTILE_SCHEDULES").map_or(80, |text| text.parse().unwrap());
     let next = std::sync::atomic::AtomicU64::new(0);
     let failed = std::sync::atomic::AtomicU64::new(0);
     let run = || {

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use warptile::driver::{DeviceBuffer, Rows, Stream};
+use warptile::bytemuck::Pod;
+use warptile::driver::{DeviceBuffer, DeviceSlice, Lent, LentBuffer, Rows, Stream};
 use warptile::{Backend, Element, Layout};
 use warptile_nccl_sys::NcclApi;
 
@@ -166,9 +167,53 @@ impl Nccl {
         heads: &Range<usize>,
         kv: [&'s [Source<'s, T>]; 2],
     ) -> Result<[Staged<'s, T>; 2]> {
-        let exchanged = self.try_exchange(shards, spans, heads, kv);
-        let exchanged = exchanged.and_then(|staged| self.check().map(|()| staged));
-        exchanged.map_err(|error| match error {
+        self.or_fail(self.try_exchange(shards, spans, heads, kv))
+    }
+
+    /// What each rank has, in memory of this one; none for its own. All ranks have as much.
+    pub(crate) fn gather<T: Pod>(
+        &self,
+        streams: &Streams,
+        own: DeviceSlice<'_, T>,
+    ) -> Result<Vec<Option<DeviceBuffer<T>>>> {
+        self.or_fail(self.try_gather(streams, own))
+    }
+
+    fn try_gather<T: Pod>(
+        &self,
+        streams: &Streams,
+        own: DeviceSlice<'_, T>,
+    ) -> Result<Vec<Option<DeviceBuffer<T>>>> {
+        let World { rank, ranks, .. } = self.world;
+        let peers = || (0..ranks).filter(|peer| *peer != rank);
+        let (len, own) = (own.len(), own.lend().of_rank(rank)?);
+        let message = |peer, address| Message {
+            peer,
+            address,
+            bytes: len * size_of::<T>(),
+        };
+        let sends: Vec<_> = peers().map(|peer| message(peer, own.pointer())).collect();
+        let buffers = { peers() }
+            .map(|_| DeviceBuffer::uninit(&streams.kernels, len)?.lend())
+            .collect::<Result<Vec<_>, _>>()
+            .of_rank(rank)?;
+        let receives: Vec<_> = { peers().zip(&buffers) }
+            .map(|(peer, buffer)| message(peer, buffer.pointer()))
+            .collect();
+        // SAFETY: each message is all of `own` or of a buffer.
+        let buffers = unsafe { self.submit(streams, &[&own], buffers, [&sends, &receives]) }?;
+        let mut buffers = buffers.into_iter();
+        let all = (0..ranks).map(|peer| match peer == rank {
+            true => Ok(None),
+            false => buffers.next().map(LentBuffer::into_buffer).transpose(),
+        });
+        all.collect::<Result<_, _>>().of_rank(rank)
+    }
+
+    /// A failure of this rank's own becomes that of all.
+    fn or_fail<R>(&self, result: Result<R>) -> Result<R> {
+        let result = result.and_then(|result| self.check().map(|()| result));
+        result.map_err(|error| match error {
             Error::Failure(_) => error,
             error => self.failed(error.to_string()),
         })
@@ -219,17 +264,41 @@ impl Nccl {
                     }
                 }
             }
-            warptile::Result::Ok((lent, buffer, layout, own))
+            warptile::Result::Ok((lent, buffer, (layout, own)))
         };
         let [k, v] = kv.map(&mut stage);
-        let [k, v] = [k.of_rank(rank)?, v.of_rank(rank)?];
+        let ((k, k_buffer, k_own), (v, v_buffer, v_own)) = (k.of_rank(rank)?, v.of_rank(rank)?);
+        let (buffers, messages) = ([k_buffer, v_buffer], [&sends[..], &receives]);
+        // SAFETY: `copies` has rows inside of the tensors that are lent and of the buffers.
+        let [k_buffer, v_buffer] = unsafe { self.submit(streams, &[k, v], buffers, messages) }?;
+        let staged = [(k_buffer, k_own), (v_buffer, v_own)];
+        Ok(staged.map(|(buffer, (layout, own))| Staged::Underway {
+            backend: group.backend(rank),
+            buffer,
+            layout,
+            near: &streams.near,
+            own,
+        }))
+    }
+
+    /// Has the stream for copies send from what is lent and receive into the buffers, all of which it returns.
+    ///
+    /// # Safety
+    /// The messages are inside of these.
+    unsafe fn submit<T: Pod, W: AsRef<[LentBuffer<T>]>>(
+        &self,
+        streams: &Streams,
+        reads: &[&Lent<'_, T>],
+        writes: W,
+        [sends, receives]: [&[Message]; 2],
+    ) -> Result<W> {
         let until = Instant::now() + self.world.timeout;
         let submit = || {
             if sends.is_empty() && receives.is_empty() {
                 return Ok(());
             }
-            // SAFETY: `copies` has rows inside of the tensors that are lent and of the buffers.
-            let begun = unsafe { self.work.comm.exchange(&streams.far, &sends, &receives) };
+            // SAFETY: the caller vouches for the messages.
+            let begun = unsafe { self.work.comm.exchange(&streams.far, sends, receives) };
             begun.and_then(|()| self.wait(until)).map_err(|why| {
                 let error = self.failed(why);
                 // Up to there NCCL may launch what uses the memory.
@@ -238,21 +307,18 @@ impl Nccl {
             *lock(&self.work.since) = Some(Instant::now());
             Ok(())
         };
+        let buffers: Vec<_> = writes.as_ref().iter().collect();
         // SAFETY: as above; all messages are in this stream.
-        let submitted = unsafe { streams.far.use_lent(&[k.0, v.0], &[&k.1, &v.1], submit) };
-        if let Err((error, has_ended)) = submitted.of_rank(rank)? {
-            if !has_ended {
-                std::mem::forget((k.1, v.1));
+        let submitted = unsafe { streams.far.use_lent(reads, &buffers, submit) };
+        match submitted.of_rank(self.world.rank)? {
+            Ok(()) => Ok(writes),
+            Err((error, has_ended)) => {
+                if !has_ended {
+                    std::mem::forget(writes);
+                }
+                Err(error)
             }
-            return Err(error);
         }
-        Ok([k, v].map(|(_, buffer, layout, own)| Staged::Underway {
-            backend: group.backend(rank),
-            buffer,
-            layout,
-            near: &streams.near,
-            own,
-        }))
     }
 }
 
@@ -323,11 +389,24 @@ mod tests {
         let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
         let nccl = FakeNccl::open(&cuda);
         let api = nccl.load().unwrap();
+        let gathers = |group: &Group| {
+            let (rank, nccl) = (group.local_ranks().start, group.processes().unwrap());
+            let own = group.backends()[0]
+                .tensor(&[rank as f32; 5], [1, 1, 1, 5])
+                .unwrap();
+            let streams = group.streams(rank).unwrap();
+            let all = nccl.gather(streams, own.device_slice().unwrap()).unwrap();
+            for (peer, of) in all.into_iter().enumerate() {
+                let of = of.map(|of| of.to_vec().unwrap());
+                assert_eq!(of, (peer != rank).then(|| vec![peer as f32; 5]));
+            }
+        };
         let value = |row: usize, head: usize, at: usize| (row * 100 + head * 20 + at) as f32;
         let run = |rank: usize, sharding: &Sharding| {
             let backend = Backend::cuda_with(&driver, rank as u32).unwrap();
             let world = World::new(rank, RANKS, &address);
             let group = Group::nccl_with(&api, &world, &backend).unwrap();
+            gathers(&group);
             let shards = group.shards(sharding, len).unwrap();
             let mask = Mask::window(300, 0);
             let spans: Vec<_> = (0..RANKS)
