@@ -409,10 +409,10 @@ impl From<Error> for Failure {
                 Failure::Input(why) => Failure::Input(format!("rank {rank}: {why}")),
                 other => other,
             },
-            Error::TimedOut { .. } | Error::NoPeerAccess { .. } | Error::NoThreads(_) => {
-                Failure::Device(error.to_string())
+            Error::Argument { .. } | Error::Sharding(_) | Error::MixedBackends { .. } => {
+                Failure::Input(error.to_string())
             }
-            _ => Failure::Input(error.to_string()),
+            _ => Failure::Device(error.to_string()),
         }
     }
 }

@@ -76,6 +76,7 @@ pub(super) fn check<T: Element>(
     };
     Ok(Checked::Ran(Ran {
         image: forced.or(plan.image()),
+        way: None,
         drew_tiles,
         gpu_reference: false,
         outcome,

@@ -139,8 +139,10 @@ pub(crate) enum Checked {
 
 /// A case that was computed.
 pub(crate) struct Ran {
-    /// `None` for the CPU path.
+    /// `None` for the CPU path, and for several devices.
     pub(crate) image: Option<&'static Image>,
+    /// How several devices computed it.
+    pub(crate) way: Option<String>,
     pub(crate) drew_tiles: bool,
     /// True if the reference was computed on the GPU.
     pub(crate) gpu_reference: bool,
@@ -397,6 +399,7 @@ pub(crate) fn check<T: Element>(
     let expected = |seconds: &mut Phases| problem.expected(place, case, seconds);
     Ok(Checked::Ran(Ran {
         image: plan.image(),
+        way: None,
         drew_tiles: draws_tiles(case, &plan)?,
         gpu_reference: place.has_gpu_reference(case),
         outcome: judge(case, expected, runs, prepare, seconds)?,

@@ -11,7 +11,7 @@ use warptile_kernels::Image;
 /// In how many computed problems something occurred. What can occur and did not has the count 0.
 #[derive(Debug, Serialize)]
 pub(super) struct Coverage {
-    /// `cpu`, or the family of the kernel.
+    /// `cpu`, the family of the kernel, or how several devices computed together.
     families: BTreeMap<String, u64>,
     elements: BTreeMap<String, u64>,
     features: BTreeMap<&'static str, u64>,
@@ -38,6 +38,7 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
         ("gaps", case.layout == LayoutKind::Gaps),
         ("interleaved", case.layout == LayoutKind::Interleaved),
         ("unaligned", case.unaligned),
+        ("padding", case.padding),
         ("backward", case.backward),
     ];
     let options = { Scoring::words() }
@@ -64,9 +65,10 @@ impl Default for Coverage {
 }
 
 impl Coverage {
-    /// Counts a computed problem; without an image the CPU computed it.
-    pub(super) fn add(&mut self, case: &Case, image: Option<&Image>) {
-        let family = image.map_or("cpu".to_owned(), |image| image.family.to_string());
+    /// Counts a problem that an image computed, several devices in some way, or else the CPU.
+    pub(super) fn add(&mut self, case: &Case, image: Option<&Image>, way: Option<String>) {
+        let family = image.map(|image| image.family.to_string()).or(way);
+        let family = family.unwrap_or_else(|| "cpu".to_owned());
         *self.families.entry(family).or_default() += 1;
         *self.elements.entry(case.element.to_string()).or_default() += 1;
         *self.head_dims.entry(case.heads.dim).or_default() += 1;
@@ -150,9 +152,10 @@ mod tests {
                 numbers.join(" ")
             ),
             "q1 d8/16 f16 pages=16 lengths=9,4 mask=causal diagonal=2".to_owned(),
+            "q3 d8 f16 keymask=padding".to_owned(),
         ];
         for problem in &each[..2] {
-            coverage.add(&problem.parse().unwrap(), None);
+            coverage.add(&problem.parse().unwrap(), None, None);
         }
         let [families, features, heads] = coverage.lines();
         assert_eq!(families, "families cpu 2; f16 1, f32 1");
@@ -169,7 +172,7 @@ mod tests {
         );
         assert_eq!(heads, "heads    1 of 64 head sizes: 8");
         for problem in &each[2..] {
-            coverage.add(&problem.parse().unwrap(), None);
+            coverage.add(&problem.parse().unwrap(), None, None);
         }
         assert!(
             !coverage.lines()[1].contains("never"),

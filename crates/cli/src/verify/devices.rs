@@ -60,6 +60,7 @@ pub(super) fn check<T: Element>(
     };
     Ok(Checked::Ran(Ran {
         image: None,
+        way: Some(format!("{}-{}", dealt.by, dealt.sharding())),
         drew_tiles: false,
         gpu_reference: false,
         outcome,

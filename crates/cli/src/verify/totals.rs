@@ -139,6 +139,7 @@ impl Totals {
         self.phases += seconds;
         let Checked::Ran(Ran {
             image,
+            way,
             drew_tiles,
             gpu_reference,
             outcome,
@@ -148,7 +149,7 @@ impl Totals {
             return;
         };
         self.count += 1;
-        self.coverage.add(case, image);
+        self.coverage.add(case, image, way);
         let passed = outcome.is_ok();
         self.few_multiprocessors += u64::from(case.multiprocessors.is_some());
         self.drew_tiles += u64::from(passed && drew_tiles);

@@ -90,6 +90,13 @@ fn random_problems_on_ranks_of_the_cpu_are_verified() {
         assert_eq!([&totals["failed"], &totals["not_applicable"]], [0, 0]);
         assert_eq!(totals["devices"], "cpu,cpu,cpu");
         assert!(printed.contains(" on devices cpu,cpu,cpu in "), "{printed}");
+        let ways = totals["coverage"]["families"].as_object().unwrap();
+        let expected = match more {
+            [] => 5,
+            ["--scheme", _] => 3,
+            _ => 1,
+        };
+        assert_eq!(ways.len(), expected, "{ways:?}");
     }
 }
 

@@ -184,3 +184,25 @@ fn bench_times_launches_and_calls() {
         );
     }
 }
+
+/// Ranks on one GPU: right, but no faster.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn two_ranks_on_a_gpu_are_verified_and_measured() {
+    let (stdout, _) = expect_code(
+        0,
+        warptile().args(["verify", "--devices", "0,0", "--count", "200"]),
+    );
+    assert!(stdout.contains(" on devices 0,0 in "), "{stdout}");
+    for scheme in ["gather", "heads"] {
+        let problem = "q8192 h8/2 d128 bf16 mask=causal";
+        let mut command = warptile();
+        command.args(["bench", "--devices", "0,0", "--scheme", scheme]);
+        command.args(["--json", "-", "--shape", problem]);
+        let rows: serde_json::Value =
+            serde_json::from_str(&expect_code(0, &mut command).0).unwrap();
+        assert_eq!(rows[0]["same_bits_again"], true, "{rows}");
+        let number = |name: &str| rows[0][name].as_f64().unwrap();
+        assert!(number("error") < 1.05 * number("one_error"), "{rows}");
+    }
+}
