@@ -140,7 +140,7 @@ fn gpu_group(world: &World) -> Group {
     Group::nccl(world, &backend).unwrap()
 }
 
-/// The rows of a rank are those of one call, but for the rounding of another order of additions, and have the same bits again.
+/// The rows of a rank are those of one call, except for the rounding of another order of additions, and have the same bits again.
 fn equals_one_call(
     group: &Group,
     sharding: &Sharding,

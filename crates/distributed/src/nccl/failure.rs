@@ -25,7 +25,7 @@ pub enum Failure {
         calls: [String; 2],
     },
     /// Some ranks have not made a call that others have made.
-    #[error("ranks {ranks:?} have not called within {waited:?} what others have")]
+    #[error("ranks {ranks:?} have not made the call of the others within {waited:?}")]
     Late {
         /// The ranks.
         ranks: Vec<usize>,

@@ -72,7 +72,7 @@ impl World {
             })?;
         let (rank, ranks, local_rank) = (number(rank)?, number(ranks)?, number(local_rank)?);
         if rank >= ranks {
-            return Err(Error::World(format!("there is no rank {rank} of {ranks}")));
+            return Err(Error::World(format!("rank {rank} is not among {ranks}")));
         }
         let address = match (variable(RENDEZVOUS), variable("MASTER_ADDR")) {
             (Some(address), _) => address,
@@ -175,7 +175,7 @@ mod tests {
             (&[("RANK", "x")], "RANK=x is not a number"),
             (
                 &[("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")],
-                "there is no rank 2 of 2",
+                "rank 2 is not among 2",
             ),
             (
                 &[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")],
