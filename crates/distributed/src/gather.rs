@@ -5,36 +5,26 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use warptile::spec::Operand;
-use warptile::{Attention, Diagonal, Element, Layout, Mask, Tensor};
+use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::Streams;
+use crate::lse::{Piece, ShardedLse};
 use crate::nccl::control::FIELD;
 use crate::need::{Part, parts, staged};
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
-use crate::shards::Shards;
+use crate::shards::{Gradients, Output, Shards};
 use crate::stage::{self, Source, Staged, position};
+use crate::sums;
 
 pub(crate) fn forward<T: Element>(
     shards: &Shards<'_>,
     attention: &Attention,
     q: &[Tensor<T>],
     kv: [&[Tensor<T>]; 2],
-) -> Result<Vec<Tensor<T>>> {
-    let mask = attention.mask_set();
-    let map = shards.map();
-    let all_needs =
-        { (0..map.ranks()).map(|rank| Needs::of(map, rank, mask)) }.collect::<Result<Vec<_>>>()?;
-    if attention.has(Operand::Slopes)
-        && let Some(rank) = all_needs.iter().position(|needs| needs.is_apart)
-    {
-        let rule = "ALiBi over parts of a sequence needs a causal mask, or a window up to the query's own key";
-        return Err(Error::Argument {
-            rank,
-            rule: rule.to_owned(),
-        });
-    }
+) -> Result<Output<T>> {
+    let all_needs = Needs::all(shards.map(), attention)?;
     // Lent before any kernel is submitted, and until all are: so copies wait for what computed the keys, but not for kernels of this call,
     // and no kernel of it waits for copies of other ranks.
     let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
@@ -73,10 +63,142 @@ pub(crate) fn forward<T: Element>(
         { rank_of.forward(attention, q, kv, groups.into_iter().zip(staged)) }.of_rank(rank)
     });
     drop(agreed);
-    let outputs = outputs.into_iter().collect();
+    let outputs = outputs.into_iter().collect::<Result<Vec<_>>>();
     Source::end_all(k)?;
     Source::end_all(v)?;
-    outputs
+    let (out, lse) = outputs?.into_iter().unzip();
+    Ok(Output::new(out, attention, lse))
+}
+
+/// Each rank computes the gradients of its queries, and in `f32` their share of the gradients of the keys that they see. The shares travel
+/// to the owners of the keys, those of one group of heads while the next is computed.
+pub(crate) fn backward<T: Element>(
+    shards: &Shards<'_>,
+    attention: &Attention,
+    d_out: &[Tensor<T>],
+    q: &[Tensor<T>],
+    kv: [&[Tensor<T>]; 2],
+    output: (&[Tensor<T>], &ShardedLse),
+) -> Result<Gradients<T>> {
+    let [_, _, kv_heads, dim] = kv[0][0].shape();
+    let dims = [dim, kv[1][0].shape()[3]];
+    let group = shards.group();
+    let groups = match attention.has_numbers() {
+        true => std::iter::once(0..kv_heads).collect(),
+        false => plan::groups_of_gradients(kv_heads),
+    };
+    let all_needs = Needs::all(shards.map(), attention)?;
+    let routes = sums::Routes::new(shards, all_needs.iter().map(Needs::seen));
+    let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
+    let lent = [&k[..], &v[..]];
+    let begun = group.each(|rank| -> warptile::Result<_> {
+        let local = shards.map().local_len(rank);
+        let staged = groups.iter().map(|heads| {
+            let stage =
+                |from| stage::rows_of_heads(shards, rank, &all_needs[rank].spans, heads, from);
+            Ok([stage(lent[0])?, stage(lent[1])?])
+        });
+        let mut staged = staged.collect::<warptile::Result<Vec<_>>>()?;
+        for tensor in staged.first_mut().into_iter().flatten() {
+            tensor.copy_own()?;
+        }
+        let zeros = |heads: usize, rows: usize, dim: usize| {
+            group.zeros::<f32>(rank, Layout::bhsd([1, heads, rows, dim]))
+        };
+        let sums = { groups.iter() }.map(|heads| {
+            let sums = |dim| zeros(heads.len(), routes.rows(rank), dim);
+            Ok([sums(dims[0])?, sums(dims[1])?])
+        });
+        let sums = sums.collect::<warptile::Result<Vec<_>>>()?;
+        let of_keys = |dim| {
+            let layout = Layout::bhsd([1, kv_heads, local, dim]);
+            match routes.leave_gaps(rank) {
+                true => group.zeros(rank, layout),
+                false => group.uninit(rank, layout),
+            }
+        };
+        let sinks = attention.has(Operand::Sinks);
+        let to = To {
+            dq: group.uninit(rank, *q[rank].layout())?,
+            dkv: [of_keys(dims[0])?, of_keys(dims[1])?],
+            d_sinks: { sinks.then(|| zeros(q[rank].shape()[2], 1, 1)) }.transpose()?,
+        };
+        Ok((staged, sums, to))
+    });
+    let begun = { begun.into_iter().enumerate() }.map(|(rank, begun)| begun.of_rank(rank));
+    let (mut to, mut staged, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+    for begun in begun.collect::<Result<Vec<_>>>()? {
+        to.push(begun.2);
+        staged.push(begun.0.into_iter());
+        sums.push(begun.1.into_iter());
+    }
+    let ranks: Vec<_> = { all_needs.iter().enumerate() }
+        .map(|(rank, needs)| Rank {
+            shards,
+            rank,
+            local: rank,
+            needs,
+        })
+        .collect();
+    let given = Given {
+        attention,
+        d_out,
+        q,
+        kv: lent,
+        output,
+    };
+    let documents = group.each_of(&mut to, |rank, to| ranks[rank].documents_to(&given, to));
+    documents.into_iter().collect::<Result<()>>()?;
+    let mut sums: Vec<Vec<[Tensor<f32>; 2]>> = { groups.iter() }
+        .map(|_| sums.iter_mut().filter_map(Iterator::next).collect())
+        .collect();
+    let mut before: Option<sums::Home<'_>> = None;
+    for (heads, sums) in groups.iter().zip(&mut sums) {
+        let items = { to.iter_mut().zip(&mut staged) }.zip(sums.iter_mut());
+        let computed = group.each_of(items, |rank, ((to, staged), sums)| {
+            let staged = staged.next();
+            staged.map_or(Ok(()), |kv| {
+                ranks[rank].gradients(&given, heads, kv, to, sums)
+            })
+        });
+        computed.into_iter().collect::<Result<()>>()?;
+        // Behind the kernels of this group, so that these wait for no copy of the sums.
+        if let Some(before) = before.take() {
+            before.add_up(&routes, to.iter_mut().map(|to| &mut to.dkv))?;
+        }
+        before = Some(sums::Home::fetch(shards, &routes, heads.clone(), sums)?);
+    }
+    if let Some(before) = before {
+        before.add_up(&routes, to.iter_mut().map(|to| &mut to.dkv))?;
+    }
+    Source::end_all(k)?;
+    Source::end_all(v)?;
+    let d_sinks = to.iter_mut().filter_map(|to| to.d_sinks.take()).collect();
+    let (dq, dkv) = { to.into_iter() }.map(|to| (to.dq, to.dkv.into())).unzip();
+    let (dk, dv) = { <Vec<(_, _)>>::into_iter(dkv) }.unzip();
+    Ok(Gradients {
+        dq,
+        dk,
+        dv,
+        d_sinks: sums::of_sinks(shards, d_sinks)?,
+    })
+}
+
+/// The arguments of a backward pass.
+struct Given<'a, T: Element> {
+    attention: &'a Attention,
+    d_out: &'a [Tensor<T>],
+    q: &'a [Tensor<T>],
+    kv: [&'a [Source<'a, T>]; 2],
+    output: (&'a [Tensor<T>], &'a ShardedLse),
+}
+
+/// The gradients of a rank's rows.
+struct To<T: Element> {
+    dq: Tensor<T>,
+    dkv: [Tensor<T>; 2],
+    /// From its queries.
+    d_sinks: Option<Tensor<f32>>,
 }
 
 /// A call as ranks compare it before they exchange rows.
@@ -120,6 +242,34 @@ struct Needs {
 }
 
 impl Needs {
+    /// The needs of all ranks.
+    fn all(map: &RowMap, attention: &Attention) -> Result<Vec<Needs>> {
+        let of = |rank| Needs::of(map, rank, attention.mask_set());
+        let all = (0..map.ranks()).map(of).collect::<Result<Vec<_>>>()?;
+        if attention.has(Operand::Slopes)
+            && let Some(rank) = all.iter().position(|needs| needs.is_apart)
+        {
+            let rule = "ALiBi over parts of a sequence needs a causal mask, or a window up to the query's own key";
+            return Err(Error::Argument {
+                rank,
+                rule: rule.to_owned(),
+            });
+        }
+        Ok(all)
+    }
+
+    /// All parts except whole documents that share a call, with their keys among the rank's rows if they need no others.
+    fn parts(&self) -> impl Iterator<Item = (&Part, Option<&Range<usize>>)> {
+        let own = self.own.iter().map(|(part, rows)| (part, Some(rows)));
+        own.chain(self.fetched.iter().map(|part| (part, None)))
+    }
+
+    /// The keys that these parts see.
+    fn seen(&self) -> Vec<Range<usize>> {
+        let parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
+        staged(&parts)
+    }
+
     fn of(map: &RowMap, rank: usize, mask: Mask) -> Result<Needs> {
         let documents = Documents::of(map.chunks(rank));
         let (mut own, mut fetched) = (Vec::new(), Vec::new());
@@ -161,7 +311,7 @@ impl Rank<'_> {
         q: &[Tensor<T>],
         kv: [&[Source<'_, T>]; 2],
         staged: impl Iterator<Item = (Range<usize>, [Staged<'s, T>; 2])>,
-    ) -> warptile::Result<Tensor<T>> {
+    ) -> warptile::Result<(Tensor<T>, Vec<Piece>)> {
         let mut staged: Vec<_> = staged.collect();
         let q = &q[self.local];
         let Needs { fetched, spans, .. } = self.needs;
@@ -169,26 +319,44 @@ impl Rank<'_> {
         let [_, _, kv_heads, value_dim] = kv[1][self.local].tensor.shape();
         let group = self.shards.group();
         let mut out = group.uninit(self.rank, Layout::bhsd([1, heads, rows, value_dim]))?;
+        let mut pieces = Vec::new();
+        let wants_lse = attention.wants_lse();
+        let lse_of = |q: &Tensor<T>| wants_lse.then(|| group.uninit_lse(self.rank, q.shape()));
         let shared_by = heads / kv_heads;
-        let compute =
+        let mut compute =
             |out: &mut Tensor<T>, call: &Call, heads: &Range<usize>, [k, v]: [&Tensor<T>; 2]| {
                 let of = heads.start * shared_by..heads.end * shared_by;
                 let q = q.rows(call.local.clone())?.heads(of.clone())?;
                 let attention = attention.clone().mask(call.mask);
-                out.with_part(call.local.clone(), of, |out| match self.streams() {
-                    Some(streams) if !call.ends.is_empty() => {
-                        let q = q.view_as(halves(q.layout()))?;
-                        let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
-                        let (k, v) = (k?, v?);
-                        let keys = warptile::Keys::new(&k, &v);
-                        let ends = self.shards.on_device(self.rank, streams, &call.ends)?;
-                        let keys = keys.lengths_on_device(ends.as_slice());
-                        out.with_layout(halves(out.layout()), |out| {
-                            attention.forward_into(&q, keys, out, None)
-                        })?
-                    }
-                    _ => attention.forward_into(&q, (k, v), out, None),
-                })??;
+                let lse =
+                    out.with_part(call.local.clone(), of.clone(), |out| match self.streams() {
+                        Some(streams) if !call.ends.is_empty() => {
+                            let q = q.view_as(halves(q.layout()))?;
+                            let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
+                            let (k, v) = (k?, v?);
+                            let keys = warptile::Keys::new(&k, &v);
+                            let ends = self.shards.on_device(self.rank, streams, &call.ends)?;
+                            let keys = keys.lengths_on_device(ends.as_slice());
+                            let mut lse = lse_of(&q).transpose()?;
+                            out.with_layout(halves(out.layout()), |out| {
+                                attention.forward_into(&q, keys, out, lse.as_mut())
+                            })??;
+                            warptile::Result::Ok(lse)
+                        }
+                        _ => {
+                            let mut lse = lse_of(&q).transpose()?;
+                            attention.forward_into(&q, (k, v), out, lse.as_mut())?;
+                            Ok(lse)
+                        }
+                    })??;
+                for (entry, rows) in call.rows.iter().enumerate() {
+                    let lse = lse.as_ref().map(|lse| lse.part(entry, 0..of.len()));
+                    pieces.extend(lse.transpose()?.map(|lse| Piece {
+                        chunks: vec![(rows.clone(), 0)],
+                        heads: of.clone(),
+                        lse,
+                    }));
+                }
                 warptile::Result::Ok(())
             };
         // Copies from others are submitted by now, so they are behind no kernel.
@@ -203,9 +371,13 @@ impl Rank<'_> {
             let [k, v] = kv.map(|from| from[self.local].tensor.rows(rows.clone()));
             compute(&mut out, &Call::of(part), &(0..kv_heads), [&k?, &v?])?;
         }
+        let mut documents_lse = None;
         if let Some(documents) = &self.needs.documents {
             let [k, v] = kv.map(|from| from[self.local].tensor);
-            documents.forward(attention, q, [k, v], &mut out)?;
+            let (queries, keys) = documents.of_call(q, [k, v]);
+            let mut lse = lse_of(q).transpose()?;
+            attention.forward_into(queries, keys, &mut out, lse.as_mut())?;
+            documents_lse = lse;
         }
         let calls = match fetched[..] {
             [ref first, ref second] if self.streams().is_some() => Call::of_two(first, second),
@@ -224,7 +396,95 @@ impl Rank<'_> {
                 compute(&mut out, call, &heads, [&k, &v])?;
             }
         }
-        Ok(out)
+        if let (Some(documents), Some(lse)) = (&self.needs.documents, documents_lse) {
+            pieces.push(Piece {
+                chunks: documents.chunks.clone(),
+                heads: 0..heads,
+                lse,
+            });
+        }
+        Ok((out, pieces))
+    }
+
+    /// Computes the gradients of documents that are its own as a whole.
+    fn documents_to<T: Element>(&self, given: &Given<'_, T>, to: &mut To<T>) -> Result<()> {
+        let Some(documents) = &self.needs.documents else {
+            return Ok(());
+        };
+        let rank = self.rank;
+        let q = &given.q[rank];
+        let heads = 0..q.shape()[2];
+        let lse = given.output.1.of_launch(rank, &documents.chunks, &heads)?;
+        let (queries, keys) = documents.of_call(q, given.kv.map(|from| from[rank].tensor));
+        let [dk, dv] = &mut to.dkv;
+        let mut into = GradientsInto::new().dq(&mut to.dq).dk(dk).dv(dv);
+        if let Some(d_sinks) = &mut to.d_sinks {
+            into = into.d_sinks(d_sinks);
+        }
+        let output = (&given.output.0[rank], &lse);
+        { given.attention }
+            .backward_into(&given.d_out[rank], queries, keys, output, into)
+            .of_rank(rank)?;
+        Ok(())
+    }
+
+    /// Computes the gradients of all other parts, of a group of heads, and adds those of keys to `sums`, which have the rows that the parts
+    /// see.
+    fn gradients<T: Element>(
+        &self,
+        given: &Given<'_, T>,
+        heads: &Range<usize>,
+        [k, v]: [Staged<'_, T>; 2],
+        to: &mut To<T>,
+        [dk, dv]: &mut [Tensor<f32>; 2],
+    ) -> Result<()> {
+        let rank = self.rank;
+        let (k, v) = (
+            k.into_tensor().of_rank(rank)?,
+            v.into_tensor().of_rank(rank)?,
+        );
+        let Needs { spans, .. } = self.needs;
+        let seen = self.needs.seen();
+        let q = &given.q[rank];
+        let shared_by = q.shape()[2] / given.kv[0][rank].tensor.shape()[2];
+        let of = heads.start * shared_by..heads.end * shared_by;
+        for (part, own) in self.needs.parts() {
+            let lse = { given.output.1 }.of_launch(rank, &[(part.rows.clone(), 0)], &of)?;
+            let rows = |of_rows: &Tensor<T>| of_rows.rows(part.local.clone())?.heads(of.clone());
+            let mut compute = || {
+                let [k, v] = match own {
+                    Some(own) => given.kv.map(|from| {
+                        let tensor = from[rank].tensor.rows(own.clone())?;
+                        tensor.heads(heads.clone())
+                    }),
+                    None => {
+                        let at = position(spans, part.keys.start);
+                        [&k, &v].map(|of| of.rows(at..at + part.keys.len()))
+                    }
+                };
+                let (k, v) = (k?, v?);
+                let out = rows(&given.output.0[rank])?;
+                let (q, d_out) = (rows(q)?, rows(&given.d_out[rank])?);
+                let attention = given.attention.clone().mask(part.mask);
+                let at = position(&seen, part.keys.start);
+                let (keys, all) = (at..at + part.keys.len(), 0..heads.len());
+                let To { dq, d_sinks, .. } = to;
+                dq.with_part(part.local.clone(), of.clone(), |dq| {
+                    dk.with_part(keys.clone(), all.clone(), |dk| {
+                        dv.with_part(keys, all, |dv| {
+                            let mut into = GradientsInto::new().dq(dq).key_sums(dk, dv);
+                            if let Some(d_sinks) = d_sinks {
+                                into = into.d_sinks(d_sinks);
+                            }
+                            attention.backward_into(&d_out, &q, (&k, &v), (&out, &lse), into)
+                        })
+                    })
+                })????;
+                warptile::Result::Ok(())
+            };
+            compute().of_rank(rank)?;
+        }
+        Ok(())
     }
 
     fn streams(&self) -> Option<&Streams> {
@@ -238,6 +498,8 @@ struct Documents {
     offsets: Vec<i32>,
     /// The rows of each chunk that is a document, 0 of the others.
     lengths: Vec<i32>,
+    /// The rows of these documents, and the first of them among the rank's rows.
+    chunks: Vec<(Range<usize>, usize)>,
 }
 
 impl Documents {
@@ -247,13 +509,22 @@ impl Documents {
         if chunks.iter().filter(|chunk| whole(chunk)).count() < 2 {
             return None;
         }
-        let (mut offsets, mut lengths) = (vec![0_i32], Vec::new());
+        let mut all = Documents {
+            offsets: vec![0],
+            lengths: Vec::new(),
+            chunks: Vec::new(),
+        };
+        let mut local = 0;
         for chunk in chunks {
+            if whole(chunk) {
+                all.chunks.push((chunk.rows.clone(), local));
+            }
             let rows = i32::try_from(chunk.rows.len()).ok()?;
-            offsets.push(offsets.last()?.checked_add(rows)?);
-            lengths.push(if whole(chunk) { rows } else { 0 });
+            local += chunk.rows.len();
+            all.offsets.push(i32::try_from(local).ok()?);
+            all.lengths.push(if whole(chunk) { rows } else { 0 });
         }
-        Some(Documents { offsets, lengths })
+        Some(all)
     }
 
     /// Returns true if a chunk is one of them.
@@ -261,25 +532,24 @@ impl Documents {
         self.lengths[chunk] > 0
     }
 
-    fn forward<T: Element>(
-        &self,
-        attention: &Attention,
-        q: &Tensor<T>,
-        [k, v]: [&Tensor<T>; 2],
-        out: &mut Tensor<T>,
-    ) -> warptile::Result<()> {
+    fn of_call<'a, T: Element>(
+        &'a self,
+        q: &'a Tensor<T>,
+        [k, v]: [&'a Tensor<T>; 2],
+    ) -> (warptile::Queries<'a, T>, warptile::Keys<'a, T>) {
         let queries = warptile::Queries::new(q).packed(&self.offsets);
         let keys = warptile::Keys::new(k, v).packed(&self.offsets);
-        let (queries, keys) = match self.lengths.contains(&0) {
+        match self.lengths.contains(&0) {
             true => (queries.lengths(&self.lengths), keys.lengths(&self.lengths)),
             false => (queries, keys),
-        };
-        attention.forward_into(queries, keys, out, None).map(drop)
+        }
     }
 }
 
 /// A launch: the keys and mask of one part, or of two.
 struct Call {
+    /// The queries of each part, counted over all documents.
+    rows: Vec<Range<usize>>,
     local: Range<usize>,
     keys: Range<usize>,
     mask: Mask,
@@ -290,6 +560,7 @@ struct Call {
 impl Call {
     fn of(part: &Part) -> Self {
         Call {
+            rows: vec![part.rows.clone()],
             local: part.local.clone(),
             keys: part.keys.clone(),
             mask: part.mask,
@@ -315,6 +586,7 @@ impl Call {
             .map(|keys| i32::try_from(keys.len()).ok())
             .collect();
         Some(Call {
+            rows: vec![first.rows.clone(), second.rows.clone()],
             local: first.local.start..second.local.end,
             keys: keys..end,
             mask: first.mask,

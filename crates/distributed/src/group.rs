@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile::Backend;
 use warptile::driver::{Context, Stream};
@@ -155,6 +156,17 @@ impl Group {
     pub(crate) fn each<R: Send>(&self, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
         let first = self.local_ranks().start;
         self.threads.broadcast(|thread| f(first + thread.index()))
+    }
+
+    /// As [`each`](Self::each), with an item for each rank.
+    pub(crate) fn each_of<S: Send, R: Send>(
+        &self,
+        items: impl IntoIterator<Item = S>,
+        f: impl Fn(usize, S) -> R + Sync,
+    ) -> Vec<R> {
+        let items: Vec<_> = items.into_iter().collect();
+        let all = || items.into_par_iter().enumerate().with_max_len(1);
+        (self.threads).install(|| all().map(|(rank, item)| f(rank, item)).collect())
     }
 
     /// Deals `len` rows to the ranks.

@@ -4,13 +4,15 @@
 use std::ops::Range;
 
 use warptile::driver::Rows;
+use warptile::ops::sum_into;
 use warptile::spec::Heads;
-use warptile::{Attention, Element, Keys, Layout, Queries, Tensor};
+use warptile::{Attention, Element, GradientsInto, Keys, Layout, Queries, Tensor};
 
 use crate::error::{Error, OfRank, Result};
+use crate::lse::{Piece, ShardedLse};
 use crate::shard::part;
-use crate::shards::Shards;
-use crate::stage::{Source, put_together, rows_of_heads};
+use crate::shards::{Gradients, Output, Shards};
+use crate::stage::{Copied, Source, put_together, rows_of_heads};
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,84 +61,261 @@ impl Share {
     }
 }
 
-pub(crate) fn forward<T: Element>(
+/// The heads of all ranks.
+fn shares<T: Element>(
     shards: &Shards<'_>,
     attention: &Attention,
     q: &[Tensor<T>],
-    [k, v]: [&[Tensor<T>]; 2],
-) -> Result<Vec<Tensor<T>>> {
+    k: &[Tensor<T>],
+) -> Result<Vec<Share>> {
     let ranks = shards.map().ranks();
-    let [_, _, heads, _] = q[0].shape();
-    let [_, _, kv_heads, value_dim] = v[0].shape();
-    let [_, _, _, dim] = k[0].shape();
-    let shares = Share::all(
-        ranks,
-        Heads::new(heads, dim)
-            .key_value(kv_heads)
-            .value_dim(value_dim),
-    )?;
+    let heads = Heads::new(q[0].shape()[2], k[0].shape()[3]).key_value(k[0].shape()[2]);
+    let shares = Share::all(ranks, heads)?;
     if attention.has_numbers() {
         return Err(Error::Argument {
             rank: 0,
             rule: "options with numbers for each head are for the scheme gather".to_owned(),
         });
     }
+    Ok(shares)
+}
+
+pub(crate) fn forward<T: Element>(
+    shards: &Shards<'_>,
+    attention: &Attention,
+    q: &[Tensor<T>],
+    [k, v]: [&[Tensor<T>]; 2],
+) -> Result<Output<T>> {
+    let shares = shares(shards, attention, q, k)?;
+    let value_dim = v[0].shape()[3];
     let [q, k, v] = [q, k, v].map(Source::lend_all);
     let (q, k, v) = (q?, k?, v?);
     let offsets = offsets(shards)?;
     let all_rows = 0..shards.map().len();
-    let spans = std::slice::from_ref(&all_rows);
     let group = shards.group();
-    // All rows of a rank's heads.
     let computed = group.each(|rank| {
         let Share { queries, keys } = &shares[rank];
-        let staged = |heads, from| rows_of_heads(shards, rank, spans, heads, from);
-        let mut staged = [staged(queries, &q)?, staged(keys, &k)?, staged(keys, &v)?];
-        staged.iter_mut().try_for_each(|tensor| tensor.copy_own())?;
-        let [q, k, v] = staged.map(|tensor| tensor.into_tensor());
+        let of = [(queries, &q[..]), (keys, &k[..]), (keys, &v[..])];
+        let [q, k, v] = all_rows_of(shards, rank, of);
         let (q, k, v) = (q?, k?, v?);
         let layout = Layout::bhsd([1, queries.len(), all_rows.len(), value_dim]);
         let mut out = group.uninit(rank, layout)?;
-        let (queries, keys) = (Queries::new(&q), Keys::new(&k, &v));
-        let (queries, keys) = match &offsets {
-            Some(offsets) => (queries.packed(offsets), keys.packed(offsets)),
-            None => (queries, keys),
-        };
-        attention.forward_into(queries, keys, &mut out, None)?;
-        warptile::Result::Ok(out)
+        let lse = attention.wants_lse();
+        let lse = lse.then(|| group.uninit_lse(rank, layout.shape));
+        let mut lse = lse.transpose()?;
+        let (queries_of, keys) = of_call(&offsets, &q, [&k, &v]);
+        attention.forward_into(queries_of, keys, &mut out, lse.as_mut())?;
+        let pieces = lse.into_iter().map(|lse| Piece {
+            chunks: vec![(all_rows.clone(), 0)],
+            heads: queries.clone(),
+            lse,
+        });
+        warptile::Result::Ok((out, pieces.collect()))
     });
     let computed = { computed.into_iter().enumerate() }.map(|(rank, out)| out.of_rank(rank));
     let computed = computed.collect::<Result<Vec<_>>>();
     [q, k, v].into_iter().try_for_each(Source::end_all)?;
-    let computed = computed?;
-    // The rows of a rank, of all heads.
-    let parts = Source::lend_all(&computed)?;
-    let outputs = group.each(|rank| {
-        let local_rows = shards.map().local_len(rank);
-        let copies = shares.iter().zip(&parts).flat_map(|(share, source)| {
-            let mut local = 0;
-            shards.map().chunks(rank).iter().map(move |chunk| {
-                let rows = Rows {
-                    count: share.queries.len(),
-                    len: chunk.rows.len() * value_dim,
-                    from: chunk.rows.start * value_dim,
-                    from_pitch: source.tensor.shape()[1] * value_dim,
-                    to: (share.queries.start * local_rows + local) * value_dim,
-                    to_pitch: local_rows * value_dim,
-                };
-                local += chunk.rows.len();
-                (source, rows)
-            })
-        });
-        let layout = Layout::bhsd([1, heads, local_rows, value_dim]);
-        let mut out = put_together(group, rank, layout, copies)?;
-        out.copy_own()?;
-        out.into_tensor()
+    let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed?.into_iter().unzip();
+    let out = given_back(shards, &computed, shares.iter().map(|share| &share.queries))?;
+    Ok(Output::new(out, attention, lse))
+}
+
+/// Each rank computes the gradients of its heads, and gives the rows back. Where ranks share a key/value head, its gradients are added.
+pub(crate) fn backward<T: Element>(
+    shards: &Shards<'_>,
+    attention: &Attention,
+    d_out: &[Tensor<T>],
+    q: &[Tensor<T>],
+    [k, v]: [&[Tensor<T>]; 2],
+    (out, lse): (&[Tensor<T>], &ShardedLse),
+) -> Result<Gradients<T>> {
+    let shares = shares(shards, attention, q, k)?;
+    let [_, _, kv_heads, dim] = k[0].shape();
+    let dims = [dim, v[0].shape()[3]];
+    let [q, k, v, out, d_out] = [q, k, v, out, d_out].map(Source::lend_all);
+    let (q, k, v, out, d_out) = (q?, k?, v?, out?, d_out?);
+    let offsets = offsets(shards)?;
+    let all_rows = 0..shards.map().len();
+    let group = shards.group();
+    let is_shared = kv_heads < shares.len();
+    let computed = group.each(|rank| {
+        let Share { queries, keys } = &shares[rank];
+        let lse = lse.of_launch(rank, &[(all_rows.clone(), 0)], queries)?;
+        let compute = || {
+            let of = [
+                (keys, &k[..]),
+                (keys, &v),
+                (queries, &q),
+                (queries, &out),
+                (queries, &d_out),
+            ];
+            let [k, v, q, out, d_out] = all_rows_of(shards, rank, of);
+            let (k, v, q, out, d_out) = (k?, v?, q?, out?, d_out?);
+            let layout =
+                |heads: &Range<usize>, dim| Layout::bhsd([1, heads.len(), all_rows.len(), dim]);
+            let mut dq = group.uninit(rank, layout(queries, dims[0]))?;
+            let (queries, given) = of_call(&offsets, &q, [&k, &v]);
+            let into = GradientsInto::new().dq(&mut dq);
+            let output = (&out, &lse);
+            let dkv = match is_shared {
+                true => {
+                    let mut dk = group.zeros(rank, layout(keys, dims[0]))?;
+                    let mut dv = group.zeros(rank, layout(keys, dims[1]))?;
+                    let into = into.key_sums(&mut dk, &mut dv);
+                    attention.backward_into(&d_out, queries, given, output, into)?;
+                    OfKeys::Sums([dk, dv])
+                }
+                false => {
+                    let mut dk = group.uninit(rank, layout(keys, dims[0]))?;
+                    let mut dv = group.uninit(rank, layout(keys, dims[1]))?;
+                    let into = into.dk(&mut dk).dv(&mut dv);
+                    attention.backward_into(&d_out, queries, given, output, into)?;
+                    OfKeys::Rounded([dk, dv])
+                }
+            };
+            warptile::Result::Ok((dq, dkv))
+        };
+        compute().of_rank(rank)
+    });
+    let computed = computed.into_iter().collect::<Result<Vec<_>>>();
+    [q, k, v, out, d_out]
+        .into_iter()
+        .try_for_each(Source::end_all)?;
+    let (mut dq, mut sums, mut rounded) = (Vec::new(), [vec![], vec![]], [vec![], vec![]]);
+    for (of_rank, of_keys) in computed? {
+        dq.push(of_rank);
+        match of_keys {
+            OfKeys::Sums(dkv) => { sums.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of)),
+            OfKeys::Rounded(dkv) => {
+                { rounded.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of));
+            }
+        }
+    }
+    let of_keys = |at: usize| match is_shared {
+        true => added(shards, &sums[at], &shares, kv_heads),
+        false => given_back(shards, &rounded[at], shares.iter().map(|share| &share.keys)),
+    };
+    Ok(Gradients {
+        dq: given_back(shards, &dq, shares.iter().map(|share| &share.queries))?,
+        dk: of_keys(0)?,
+        dv: of_keys(1)?,
+        d_sinks: None,
+    })
+}
+
+/// Gradients of a rank's keys and values.
+enum OfKeys<T: Element> {
+    Rounded([Tensor<T>; 2]),
+    /// Shares of one head.
+    Sums([Tensor<f32>; 2]),
+}
+
+/// All rows of the heads that each tensor comes with.
+fn all_rows_of<'s, T: Element, const N: usize>(
+    shards: &'s Shards<'_>,
+    rank: usize,
+    of: [(&Range<usize>, &'s [Source<'s, T>]); N],
+) -> [warptile::Result<Tensor<T>>; N] {
+    let span = 0..shards.map().len();
+    let spans = std::slice::from_ref(&span);
+    let staged = of.map(|(heads, from)| rows_of_heads(shards, rank, spans, heads, from));
+    staged.map(|staged| staged?.into_tensor())
+}
+
+fn of_call<'a, T: Element>(
+    offsets: &'a Option<Vec<i32>>,
+    q: &'a Tensor<T>,
+    [k, v]: [&'a Tensor<T>; 2],
+) -> (Queries<'a, T>, Keys<'a, T>) {
+    let (queries, keys) = (Queries::new(q), Keys::new(k, v));
+    match offsets {
+        Some(offsets) => (queries.packed(offsets), keys.packed(offsets)),
+        None => (queries, keys),
+    }
+}
+
+/// The rows of each rank, of all heads, from tensors that have all rows of some heads each.
+fn given_back<'s, T: Element>(
+    shards: &Shards<'_>,
+    computed: &[Tensor<T>],
+    heads: impl Iterator<Item = &'s Range<usize>>,
+) -> Result<Vec<Tensor<T>>> {
+    let heads: Vec<_> = heads.cloned().collect();
+    let all_heads = heads.iter().map(|heads| heads.end).max().unwrap_or(0);
+    let parts = Source::lend_all(computed)?;
+    let outputs = shards.group().each(|rank| {
+        let parts = heads.iter().map(|heads| heads.start).zip(&parts);
+        rows_of_rank(shards, rank, all_heads, parts)?.into_tensor()
     });
     let outputs = { outputs.into_iter().enumerate() }.map(|(rank, out)| out.of_rank(rank));
     let outputs = outputs.collect();
     Source::end_all(parts)?;
     outputs
+}
+
+/// As [`given_back`], of key/value heads that several ranks have a share of: added in the order of the ranks.
+fn added<T: Element>(
+    shards: &Shards<'_>,
+    computed: &[Tensor<f32>],
+    shares: &[Share],
+    kv_heads: usize,
+) -> Result<Vec<Tensor<T>>> {
+    let parts = Source::lend_all(computed)?;
+    let group = shards.group();
+    let outputs = group.each(|rank| {
+        let local = 0..shards.map().local_len(rank);
+        let dim = computed[rank].shape()[3];
+        let mut out = group.uninit(rank, Layout::bhsd([1, kv_heads, local.len(), dim]))?;
+        let copied = parts.iter().map(|part| {
+            let part = std::iter::once((0, part));
+            rows_of_rank(shards, rank, 1, part)
+        });
+        let copied = copied.collect::<warptile::Result<Vec<_>>>()?;
+        let copied = copied.into_iter().map(Copied::into_tensor);
+        let copied = copied.collect::<warptile::Result<Vec<_>>>()?;
+        for head in 0..kv_heads {
+            let of_head = { copied.iter().zip(shares) }
+                .filter(|(_, share)| share.keys.start == head)
+                .map(|(copied, _)| copied);
+            let of_head: Vec<_> = of_head.collect();
+            out.with_part(local.clone(), head..head + 1, |out| sum_into(&of_head, out))??;
+        }
+        warptile::Result::Ok(out)
+    });
+    let outputs = { outputs.into_iter().enumerate() }.map(|(rank, out)| out.of_rank(rank));
+    let outputs = outputs.collect();
+    Source::end_all(parts)?;
+    outputs
+}
+
+/// The rows of a rank, of `heads` heads, from tensors that have all rows of some heads each: from the number with it on.
+fn rows_of_rank<'s, T: Element>(
+    shards: &'s Shards<'_>,
+    rank: usize,
+    heads: usize,
+    parts: impl Iterator<Item = (usize, &'s Source<'s, T>)>,
+) -> warptile::Result<Copied<T>> {
+    let (local_rows, mut dim) = (shards.map().local_len(rank), 0);
+    let mut copies = Vec::new();
+    for (head, source) in parts {
+        let [_, rows, count, of_head] = source.tensor.shape();
+        dim = of_head;
+        let mut local = 0;
+        for chunk in shards.map().chunks(rank) {
+            let rows = Rows {
+                count,
+                len: chunk.rows.len() * dim,
+                from: chunk.rows.start * dim,
+                from_pitch: rows * dim,
+                to: (head * local_rows + local) * dim,
+                to_pitch: local_rows * dim,
+            };
+            local += chunk.rows.len();
+            copies.push((source, rows));
+        }
+    }
+    let layout = Layout::bhsd([1, heads, local_rows, dim]);
+    put_together(shards.group(), rank, layout, copies.into_iter())?.copied()
 }
 
 /// Where the documents begin and end, if there are several.

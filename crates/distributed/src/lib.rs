@@ -1,13 +1,14 @@
 //! Attention over several devices, of one process or of several.
 //!
 //! [`Group::local`] takes the devices of one process, [`Group::nccl`] one of each process. [`Group::shards`] deals rows to them, and
-//! [`Shards::forward`] computes; [`Group::broadcast`] and [`Group::merge`] are for keys that stay where they are. `docs/several-gpus.md` has
-//! examples.
+//! [`Shards::forward`] and [`Shards::backward`] compute; [`Group::broadcast`] and [`Group::merge`] are for keys that stay where they are.
+//! `docs/several-gpus.md` has examples.
 
 mod error;
 mod gather;
 mod group;
 mod heads;
+mod lse;
 mod merged;
 mod nccl;
 pub mod need;
@@ -15,14 +16,16 @@ mod plan;
 pub mod shard;
 mod shards;
 mod stage;
+mod sums;
 
 pub use error::{Error, Result};
 pub use group::Group;
+pub use lse::ShardedLse;
 pub use nccl::failure::Failure;
 pub use nccl::world::World;
 pub use plan::{Expected, Scheme};
 pub use shard::{RowMap, Sharding};
-pub use shards::Shards;
+pub use shards::{Gradients, Output, Shards};
 /// NCCL's functions, for [`Group::nccl_with`].
 pub use warptile_nccl_sys as nccl_sys;
 

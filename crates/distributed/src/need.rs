@@ -10,6 +10,8 @@ use crate::shard::{Chunk, RowMap};
 /// One chunk of queries as a call of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
+    /// The queries, counted over all documents.
+    pub rows: Range<usize>,
     /// The queries among the rank's rows.
     pub local: Range<usize>,
     /// The keys, counted over all documents: one span that has every key that a query of the chunk sees, and at least one key.
@@ -31,6 +33,7 @@ pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
     for chunk in map.chunks(rank) {
         let keys = seen(chunk, mask);
         parts.push(Part {
+            rows: chunk.rows.clone(),
             local: local..local + chunk.rows.len(),
             mask: moved(chunk, &keys, mask)?,
             keys,

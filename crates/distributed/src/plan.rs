@@ -42,6 +42,15 @@ pub(crate) fn groups(kv_heads: usize) -> Vec<Range<usize>> {
         .collect()
 }
 
+/// As [`groups`], of a backward pass: the last is short as well, because its gradients travel when nothing is left to compute.
+pub(crate) fn groups_of_gradients(kv_heads: usize) -> Vec<Range<usize>> {
+    let [short, all] = [kv_heads.div_ceil(FIRST_PART), kv_heads];
+    let last = all.saturating_sub(short).max(short.min(all));
+    { [0..short, short..last, last..all].into_iter() }
+        .filter(|heads| !heads.is_empty())
+        .collect()
+}
+
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

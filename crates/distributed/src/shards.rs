@@ -10,6 +10,7 @@ use crate::error::{Error, OfRank, Result};
 use crate::gather;
 use crate::group::{Group, Streams};
 use crate::heads;
+use crate::lse::{Piece, ShardedLse};
 use crate::plan::Scheme;
 use crate::shard::RowMap;
 
@@ -24,6 +25,37 @@ pub struct Shards<'a> {
     scheme: Scheme,
     /// Lists that ranks on GPUs gave their kernels.
     lists: Mutex<Lists>,
+}
+
+/// The result of [`Shards::forward`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Output<T: Element> {
+    /// The output of each rank's rows.
+    pub out: Vec<Tensor<T>>,
+    /// The log-sum-exp of all rows, unless turned off.
+    pub lse: Option<ShardedLse>,
+}
+
+impl<T: Element> Output<T> {
+    pub(crate) fn new(out: Vec<Tensor<T>>, attention: &Attention, lse: Vec<Vec<Piece>>) -> Self {
+        let lse = attention.wants_lse().then_some(ShardedLse(lse));
+        Output { out, lse }
+    }
+}
+
+/// The result of [`Shards::backward`]: gradients of each rank's rows.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Gradients<T: Element> {
+    /// Gradients of the queries.
+    pub dq: Vec<Tensor<T>>,
+    /// Gradients of the keys.
+    pub dk: Vec<Tensor<T>>,
+    /// Gradients of the values.
+    pub dv: Vec<Tensor<T>>,
+    /// Gradients of the sinks, `[1, 1, heads, 1]` on rank 0, if there are sinks.
+    pub d_sinks: Option<Tensor<f32>>,
 }
 
 /// By rank and contents.
@@ -125,6 +157,15 @@ impl<'a> Shards<'a> {
         Ok(data)
     }
 
+    /// Joins the log-sum-exp of all rows on the host, as `[length, heads]`. Waits for what computes it.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] with what a device reports.
+    pub fn join_lse(&self, lse: &ShardedLse) -> Result<Vec<f32>> {
+        self.group.one_process("join_lse")?;
+        lse.join(self.map.len())
+    }
+
     /// Attention of all rows to all rows of their document. Each output row is computed by one launch on its owner's device; on GPUs the
     /// call returns when the work is submitted. Options with numbers for each head take one group of heads, and not [`Scheme::Heads`].
     ///
@@ -136,7 +177,47 @@ impl<'a> Shards<'a> {
         attention: &Attention,
         q: &[Tensor<T>],
         (k, v): (&[Tensor<T>], &[Tensor<T>]),
-    ) -> Result<Vec<Tensor<T>>> {
+    ) -> Result<Output<T>> {
+        self.check_call(q, [k, v])?;
+        match self.scheme {
+            Scheme::Gather => gather::forward(self, attention, q, [k, v]),
+            Scheme::Heads => {
+                self.group.one_process("Scheme::Heads")?;
+                heads::forward(self, attention, q, [k, v])
+            }
+        }
+    }
+
+    /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
+    /// [`forward`](Self::forward), which gave `output` with its lse. Shares of several ranks are added in `f32`, in the order of the ranks,
+    /// and rounded once: equal arguments give the same bits each time.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), and as [`Attention::backward`]; with more than 32 ranks.
+    pub fn backward<T: Element>(
+        &self,
+        attention: &Attention,
+        d_out: &[Tensor<T>],
+        q: &[Tensor<T>],
+        (k, v): (&[Tensor<T>], &[Tensor<T>]),
+        output: &Output<T>,
+    ) -> Result<Gradients<T>> {
+        self.group.one_process("backward")?;
+        self.check_call(q, [k, v])?;
+        self.check("d_out", d_out)?;
+        self.check("out", &output.out)?;
+        let Some(lse) = &output.lse else {
+            let rule = "the output has no lse: it must not be turned off".to_owned();
+            return Err(Error::Argument { rank: 0, rule });
+        };
+        let output = (&output.out[..], lse);
+        match self.scheme {
+            Scheme::Gather => gather::backward(self, attention, d_out, q, [k, v], output),
+            Scheme::Heads => heads::backward(self, attention, d_out, q, [k, v], output),
+        }
+    }
+
+    fn check_call<T: Element>(&self, q: &[Tensor<T>], [k, v]: [&[Tensor<T>]; 2]) -> Result<()> {
         let [_, _, heads, _] = self.check("q", q)?;
         let [_, _, kv_heads, _] = self.check("k", k)?;
         let [_, _, v_heads, _] = self.check("v", v)?;
@@ -148,13 +229,7 @@ impl<'a> Shards<'a> {
                 ),
             });
         }
-        match self.scheme {
-            Scheme::Gather => gather::forward(self, attention, q, [k, v]),
-            Scheme::Heads => {
-                self.group.one_process("Scheme::Heads")?;
-                heads::forward(self, attention, q, [k, v])
-            }
-        }
+        Ok(())
     }
 
     /// Checks a sharded tensor. Returns the shape on rank 0.

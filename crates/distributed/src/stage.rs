@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use warptile::driver::{DeviceBuffer, Lent, LentBuffer, Rows, Stream};
 use warptile::spec::Invalid;
-use warptile::{Backend, Element, Layout, Tensor};
+use warptile::{Backend, Element, Layout, Lse, Tensor};
 
 use crate::error::{OfRank, Result};
 use crate::group::Group;
@@ -13,19 +13,23 @@ use crate::shards::Shards;
 
 /// A rank's tensor, which all ranks read.
 pub(crate) struct Source<'a, T: Element> {
+    rank: usize,
     pub(crate) tensor: &'a Tensor<T>,
     /// On a GPU.
     lent: Option<Lent<'a, T>>,
 }
 
 impl<'a, T: Element> Source<'a, T> {
-    /// Lends the tensors of all ranks, so that copies wait for what has been submitted up to here.
+    /// Lends a rank's tensor, so that copies wait for what has been submitted up to here.
+    pub(crate) fn lend(rank: usize, tensor: &'a Tensor<T>) -> Result<Self> {
+        let lent = tensor.device_slice().map(|slice| slice.lend());
+        let lent = lent.transpose().of_rank(rank)?;
+        Ok(Source { rank, tensor, lent })
+    }
+
+    /// Lends the tensors of all ranks.
     pub(crate) fn lend_all(tensors: &'a [Tensor<T>]) -> Result<Vec<Self>> {
-        let lend = |(rank, tensor): (usize, &'a Tensor<T>)| {
-            let lent = tensor.device_slice().map(|slice| slice.lend());
-            let lent = lent.transpose().of_rank(rank)?;
-            Ok(Source { tensor, lent })
-        };
+        let lend = |(rank, tensor)| Self::lend(rank, tensor);
         tensors.iter().enumerate().map(lend).collect()
     }
 
@@ -35,50 +39,77 @@ impl<'a, T: Element> Source<'a, T> {
     }
 
     /// What is submitted from here on waits for the copies.
+    pub(crate) fn end(self) -> Result<()> {
+        self.lent.map_or(Ok(()), Lent::end).of_rank(self.rank)
+    }
+
+    /// Ends all loans.
     pub(crate) fn end_all(all: Vec<Self>) -> Result<()> {
-        for (rank, Source { lent, .. }) in all.into_iter().enumerate() {
-            lent.map_or(Ok(()), Lent::end).of_rank(rank)?;
-        }
-        Ok(())
+        all.into_iter().try_for_each(Self::end)
     }
 }
 
 /// A tensor of rows from several ranks.
-pub(crate) enum Staged<'a, T: Element> {
-    Here(Tensor<T>),
-    /// Copies into them are submitted; kernels don't wait for these yet.
-    Underway {
-        backend: &'a Backend,
-        buffer: LentBuffer<T>,
-        layout: Layout,
-        near: &'a Stream,
-        /// Copies within the GPU that are not submitted yet.
-        own: Vec<(&'a Lent<'a, T>, Rows)>,
-    },
+pub(crate) struct Staged<'a, T: Element> {
+    tensor: Copied<T>,
+    /// Copies within the GPU that are not submitted yet, and their stream.
+    own: Option<(&'a Stream, Copies<'a, T>)>,
 }
 
-impl<T: Element> Staged<'_, T> {
+/// From where, and which rows.
+pub(crate) type Copies<'a, T> = Vec<(&'a Lent<'a, T>, Rows)>;
+
+/// A tensor whose copies are submitted.
+pub(crate) enum Copied<T: Element> {
+    Here(Tensor<T>),
+    /// Kernels don't wait for the copies yet.
+    Underway(Backend, LentBuffer<T>, Layout),
+}
+
+impl<'a, T: Element> Staged<'a, T> {
+    /// Copies into `buffer` are submitted, except those within the GPU.
+    pub(crate) fn underway(
+        backend: &Backend,
+        buffer: LentBuffer<T>,
+        layout: Layout,
+        own: (&'a Stream, Copies<'a, T>),
+    ) -> Self {
+        Staged {
+            tensor: Copied::Underway(backend.clone(), buffer, layout),
+            own: Some(own),
+        }
+    }
+
     /// Submits the copies within the GPU, once.
     pub(crate) fn copy_own(&mut self) -> warptile::Result<()> {
-        if let Staged::Underway {
-            buffer, near, own, ..
-        } = self
+        if let (Copied::Underway(_, buffer, _), Some((near, own))) =
+            (&mut self.tensor, self.own.take())
         {
-            buffer.copy_rows(near, &std::mem::take(own))?;
+            buffer.copy_rows(near, &own)?;
         }
         Ok(())
     }
 
+    /// The tensor when all copies are submitted.
+    pub(crate) fn copied(mut self) -> warptile::Result<Copied<T>> {
+        self.copy_own()?;
+        Ok(self.tensor)
+    }
+
+    /// Submits what is left, and gives the tensor, whose kernels from now on wait for the copies.
+    pub(crate) fn into_tensor(self) -> warptile::Result<Tensor<T>> {
+        self.copied()?.into_tensor()
+    }
+}
+
+impl<T: Element> Copied<T> {
     /// The tensor, whose kernels from now on wait for the copies.
     pub(crate) fn into_tensor(self) -> warptile::Result<Tensor<T>> {
         match self {
-            Staged::Here(tensor) => Ok(tensor),
-            Staged::Underway {
-                backend,
-                buffer,
-                layout,
-                ..
-            } => Tensor::from_device(backend, buffer.into_buffer()?, layout),
+            Copied::Here(tensor) => Ok(tensor),
+            Copied::Underway(backend, buffer, layout) => {
+                Tensor::from_device(&backend, buffer.into_buffer()?, layout)
+            }
         }
     }
 }
@@ -146,7 +177,8 @@ pub(crate) fn put_together<'s, T: Element>(
                 data[to..to + rows.len].copy_from_slice(&source[from..from + rows.len]);
             }
         }
-        return Ok(Staged::Here(Tensor::from_vec(backend, data, layout)?));
+        let tensor = Copied::Here(Tensor::from_vec(backend, data, layout)?);
+        return Ok(Staged { tensor, own: None });
     };
     let copies = copies.map(|(source, rows)| Ok((source.lent()?, rows)));
     let copies = copies.collect::<warptile::Result<Vec<_>>>()?;
@@ -154,13 +186,12 @@ pub(crate) fn put_together<'s, T: Element>(
         .partition(|(lent, _)| lent.context().is_same(streams.kernels.context()));
     let mut buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?.lend()?;
     buffer.copy_rows(&streams.far, &others)?;
-    Ok(Staged::Underway {
+    Ok(Staged::underway(
         backend,
         buffer,
         layout,
-        near: &streams.near,
-        own,
-    })
+        (&streams.near, own),
+    ))
 }
 
 impl Group {
@@ -177,6 +208,34 @@ impl Group {
                 Tensor::from_device(backend, buffer, layout)
             }
             None => Tensor::from_vec(backend, vec![T::zeroed(); layout.reach()], layout),
+        }
+    }
+
+    /// Zeros in a rank's memory.
+    pub(crate) fn zeros<T: Element>(
+        &self,
+        rank: usize,
+        layout: Layout,
+    ) -> warptile::Result<Tensor<T>> {
+        match self.streams(rank) {
+            Some(streams) => {
+                let buffer = DeviceBuffer::zeroed(&streams.kernels, layout.reach())?;
+                Tensor::from_device(self.backend(rank), buffer, layout)
+            }
+            None => self.uninit(rank, layout),
+        }
+    }
+
+    /// An lse in a rank's memory, of queries of this shape; every number is about to be written.
+    pub(crate) fn uninit_lse(&self, rank: usize, shape: [usize; 4]) -> warptile::Result<Lse> {
+        let backend = self.backend(rank);
+        let [batch, length, heads, _] = shape;
+        match self.streams(rank) {
+            Some(streams) => {
+                let buffer = DeviceBuffer::uninit(&streams.kernels, batch * heads * length)?;
+                Lse::from_device(backend, buffer, [batch, heads, length])
+            }
+            None => Lse::zeros(backend, shape),
         }
     }
 }

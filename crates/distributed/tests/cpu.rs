@@ -42,7 +42,11 @@ fn bits_of_one_call(
         }
     };
     let group = Group::local(vec![cpu; ranks]).unwrap();
-    let expected = expected.unwrap().out.to_vec().unwrap();
+    let expected = expected.unwrap();
+    let lse = expected.lse.unwrap().to_vec().unwrap();
+    let lse_of = |at: usize| lse[at % heads * len + at / heads];
+    let lse: Vec<f32> = (0..len * heads).map(lse_of).collect();
+    let expected = expected.out.to_vec().unwrap();
     for &scheme in schemes
         .iter()
         .filter(|scheme| **scheme == Scheme::Gather || ranks <= heads)
@@ -53,7 +57,8 @@ fn bits_of_one_call(
         let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
         group.synchronize(Duration::from_secs(1)).unwrap();
         assert!(
-            shards.join(&out).unwrap() == expected,
+            shards.join(&out.out).unwrap() == expected
+                && shards.join_lse(&out.lse.unwrap()).unwrap() == lse,
             "{scheme:?}, {ranks} ranks, {len} rows, {sharding:?}, {attention:?}"
         );
     }

@@ -148,6 +148,88 @@ fn a_failing_call_of_the_driver_is_an_error_and_leaks_nothing() {
     }
 }
 
+/// Forward and backward; everything is dropped at the end, while copies may still be queued.
+fn train(
+    scheme: Scheme,
+    group: &Group,
+    sharding: &Sharding,
+    [len, heads, kv_heads]: [usize; 3],
+    sinks: bool,
+) -> warptile_distributed::Result<()> {
+    let shards = group.shards(sharding, len)?.scheme(scheme);
+    let tensors = |heads: usize| shards.split(&vec![f16::ONE; len * heads * 64], heads, 64);
+    let (q, k, v, d_out) = (
+        tensors(heads)?,
+        tensors(kv_heads)?,
+        tensors(kv_heads)?,
+        tensors(heads)?,
+    );
+    let mut attention = Attention::new().mask(Mask::causal());
+    if sinks {
+        attention = attention.sinks(&vec![0.5; heads]);
+    }
+    let output = shards.forward(&attention, &q, (&k, &v))?;
+    shards.backward(&attention, &d_out, &q, (&k, &v), &output)?;
+    Ok(())
+}
+
+#[test]
+fn gradients_are_ordered() {
+    let documents = Sharding::Documents(vec![0, 100, 300, 512, 2048, 2060]);
+    let cases = [
+        (Scheme::Gather, Sharding::Zigzag, [512, 8, 4], false),
+        (Scheme::Gather, Sharding::Zigzag, [512, 8, 4], true),
+        (Scheme::Gather, Sharding::Contiguous, [300, 4, 1], false),
+        (Scheme::Gather, documents.clone(), [2060, 8, 4], true),
+        (Scheme::Heads, Sharding::Zigzag, [512, 8, 4], false),
+        (Scheme::Heads, documents, [2060, 8, 2], false),
+    ];
+    for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
+        let (fake, group) = open(ranks);
+        for (scheme, sharding, sizes, sinks) in &cases {
+            for _ in 0..2 {
+                train(*scheme, &group, sharding, *sizes, *sinks).unwrap();
+            }
+        }
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        drop(group);
+        fake.assert_clean();
+    }
+}
+
+#[test]
+fn a_failure_amid_gradients_is_an_error_and_leaks_nothing() {
+    let symbols = [
+        ("cuMemAllocFromPoolAsync", 2, 5),
+        ("cuMemcpyBatchAsync", 1, 3),
+        ("cuLaunchKernelEx", 1, 5),
+        ("cuStreamWaitEvent", 1, 13),
+    ];
+    for (scheme, heads) in [(Scheme::Gather, [8, 4]), (Scheme::Heads, [2, 1])] {
+        for (symbol, code, step) in symbols {
+            for nth in (1..).step_by(step) {
+                let (fake, group) = open(&[0, 1]);
+                let train = || {
+                    let sizes = [256, heads[0], heads[1]];
+                    train(scheme, &group, &Sharding::Zigzag, sizes, false)
+                };
+                fake.fail(Some(symbol), nth, code);
+                let result = train();
+                if fake.fault().is_none() {
+                    assert!(nth > 1, "{symbol} is never called");
+                    break;
+                }
+                let error = result.unwrap_err().to_string();
+                assert!(error.starts_with("rank "), "{error}");
+                train().unwrap();
+                group.synchronize(Duration::from_secs(10)).unwrap();
+                drop(group);
+                fake.assert_clean();
+            }
+        }
+    }
+}
+
 /// A step of decoding: the queries go to all ranks, and results come back.
 fn decode(group: &Group) -> warptile_distributed::Result<()> {
     let backends = group.backends();

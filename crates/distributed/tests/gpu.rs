@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use warptile::half::bf16;
-use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
+use warptile::half::{bf16, f16};
+use warptile::{Attention, Backend, Diagonal, ElementType, Keys, Mask, Queries};
 use warptile_distributed::{Group, Scheme, Sharding};
+
+#[path = "common/gradients.rs"]
+mod gradients;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -56,7 +59,7 @@ fn equals_one_call(
         let run = || {
             let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
             group.synchronize(LIMIT).unwrap();
-            shards.join(&out).unwrap()
+            shards.join(&out.out).unwrap()
         };
         let out = run();
         let ranks = group.backends().len();
@@ -196,4 +199,21 @@ fn documents() {
             }
         }
     }
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn random_gradients_match_float64() {
+    fn check(problem: gradients::Problem) -> bool {
+        let group = group(problem.ranks);
+        match problem.element {
+            ElementType::F16 => problem.check::<f16>(&group),
+            ElementType::Bf16 => problem.check::<bf16>(&group),
+            _ => problem.check::<f32>(&group),
+        }
+        true
+    }
+    quickcheck::QuickCheck::new()
+        .tests(100)
+        .quickcheck(check as fn(gradients::Problem) -> bool);
 }

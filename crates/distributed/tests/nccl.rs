@@ -91,7 +91,7 @@ fn forward_of<T: Element>(
     let split = |heads: usize| shards.split(&vec![one; len * heads * 64], heads, 64);
     let (q, k, v) = (split(8)?, split(4)?, split(4)?);
     let out = shards.forward(attention, &q, (&k, &v))?;
-    assert_eq!(out.len(), 1);
+    assert_eq!(out.out.len(), 1);
     Ok(())
 }
 

@@ -169,7 +169,7 @@ fn equals_one_call(
     let run = || {
         let out = shards.forward(&attention, &q, (&k, &v)).unwrap();
         group.synchronize(TIMEOUT).unwrap();
-        out[0].to_vec().unwrap()
+        out.out[0].to_vec().unwrap()
     };
     let found = run();
     let rows = shards.map().chunks(group.local_ranks().start);

@@ -42,11 +42,6 @@ impl Attention {
         self.lse
     }
 
-    /// Returns true if a sink was given to each head.
-    pub fn has_sinks(&self) -> bool {
-        { self.numbers.iter() }.any(|(operand, _)| *operand == Operand::Sinks)
-    }
-
     /// Returns true if there are numbers of options, such as sinks, which have one number for each head.
     pub fn has_numbers(&self) -> bool {
         !self.numbers.is_empty()

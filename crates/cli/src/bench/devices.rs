@@ -231,7 +231,7 @@ impl<'a> OfDevices<'a> {
         let joined = || {
             let out = forward()?;
             self.group.synchronize(PATIENCE)?;
-            shards.join(&out)
+            shards.join(&out.out)
         };
         let (several, again) = (joined()?, joined()?);
         let bits = |out: &[T]| bytemuck::cast_slice::<T, u8>(out).to_vec();

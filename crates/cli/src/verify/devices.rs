@@ -36,7 +36,7 @@ pub(super) fn check<T: Element>(
     let compute = || {
         let out = shards.forward(&attention, &q, (&k, &v))?;
         group.synchronize(PATIENCE)?;
-        shards.join(&out)
+        shards.join(&out.out)
     };
     let mut out = timed(&mut seconds.computing, compute)?;
     let differs = !runs.once && {

@@ -272,12 +272,8 @@ impl Nccl {
         // SAFETY: `copies` has rows inside of the tensors that are lent and of the buffers.
         let [k_buffer, v_buffer] = unsafe { self.submit(streams, &[k, v], buffers, messages) }?;
         let staged = [(k_buffer, k_own), (v_buffer, v_own)];
-        Ok(staged.map(|(buffer, (layout, own))| Staged::Underway {
-            backend: group.backend(rank),
-            buffer,
-            layout,
-            near: &streams.near,
-            own,
+        Ok(staged.map(|(buffer, (layout, own))| {
+            Staged::underway(group.backend(rank), buffer, layout, (&streams.near, own))
         }))
     }
 

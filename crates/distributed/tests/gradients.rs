@@ -1,0 +1,59 @@
+//! Gradients over ranks on the CPU, against float64 and one call.
+
+use quickcheck::QuickCheck;
+use warptile::half::{bf16, f16};
+use warptile::{Attention, Backend, ElementType, Mask};
+use warptile_distributed::{Group, Scheme, Sharding};
+
+#[path = "common/gradients.rs"]
+mod gradients;
+
+use gradients::Problem;
+
+fn group(ranks: usize) -> Group {
+    Group::local(vec![Backend::cpu(); ranks]).unwrap()
+}
+
+#[test]
+fn random_problems_match_float64() {
+    fn check(problem: Problem) -> bool {
+        let group = group(problem.ranks);
+        match problem.element {
+            ElementType::F16 => problem.check::<f16>(&group),
+            ElementType::Bf16 => problem.check::<bf16>(&group),
+            _ => problem.check::<f32>(&group),
+        }
+        true
+    }
+    QuickCheck::new()
+        .tests(40)
+        .quickcheck(check as fn(Problem) -> bool);
+}
+
+#[test]
+fn an_output_of_something_else_is_refused() {
+    let group = group(2);
+    let shards = |scheme| group.shards(&Sharding::Zigzag, 9).unwrap().scheme(scheme);
+    let gather = shards(Scheme::Gather);
+    let q = gather.split(&[0.5_f32; 9 * 2 * 8], 2, 8).unwrap();
+    let attention = Attention::new().mask(Mask::causal());
+    let refused = |forward: &Attention, scheme| {
+        let output = gather.forward(forward, &q, (&q, &q)).unwrap();
+        let gradients = shards(scheme).backward(&attention, &q, &q, (&q, &q), &output);
+        gradients.map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&attention, Scheme::Heads),
+        "rank 0: the lse is that of another sharding, mask or scheme"
+    );
+    assert_eq!(
+        refused(&attention.clone().without_lse(), Scheme::Gather),
+        "rank 0: the output has no lse: it must not be turned off"
+    );
+    let output = gather.forward(&attention, &q, (&q, &q)).unwrap();
+    let short = group.shards(&Sharding::Zigzag, 8).unwrap();
+    let d_out = short.split(&[0.5_f32; 8 * 2 * 8], 2, 8).unwrap();
+    let error = gather.backward(&attention, &d_out, &q, (&q, &q), &output);
+    let error = error.map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0: d_out has shape"), "{error}");
+}
