@@ -32,7 +32,7 @@ impl Host {
         cuda.set_device_count(devices);
         // SAFETY: the library is the stand-in, with the driver's signatures.
         let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
-        let nccl = FakeNccl::open(&cuda);
+        let nccl = FakeNccl::open(cuda.path());
         let api = nccl.load().unwrap();
         Host {
             cuda,

@@ -82,7 +82,7 @@ fn meet(world: &World, met: impl FnOnce(&FakeNccl) + Send) -> Result<Group> {
     cuda.set_device_count(2);
     // SAFETY: the library is the stand-in, with the driver's signatures.
     let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
-    let nccl = FakeNccl::open(&cuda);
+    let nccl = FakeNccl::open(cuda.path());
     let backend = Backend::cuda_with(&driver, world.local_rank() as u32).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| met(&nccl));

@@ -42,6 +42,7 @@ mod handle;
 mod image;
 mod memory;
 mod module;
+mod private_copy;
 mod queue;
 mod state;
 mod stream;
@@ -57,4 +58,4 @@ pub const DEVICES: &str = "WARPTILE_FAKE_DEVICES";
 
 pub use control::*;
 pub use exports::*;
-pub use handle::{FakeDriver, PrivateCopy};
+pub use handle::FakeDriver;

@@ -4,8 +4,9 @@ use std::ffi::{CString, c_char};
 use std::path::Path;
 use std::sync::Arc;
 
-use warptile_fake_cuda::{FakeDriver, PrivateCopy};
 use warptile_nccl_sys::{LoadError, NcclApi, load_from};
+
+use crate::private_copy::PrivateCopy;
 
 /// A stand-in of one's own.
 pub struct FakeNccl(PrivateCopy);
@@ -44,13 +45,13 @@ impl Fault {
 }
 
 impl FakeNccl {
-    /// Opens a copy over the streams of a stand-in driver.
+    /// Opens a copy over the streams of the stand-in driver that has this path.
     ///
     /// # Panics
-    /// As [`PrivateCopy::open`].
-    pub fn open(driver: &FakeDriver) -> FakeNccl {
+    /// If the shared library is not next to the test executable, where Cargo puts it when this crate is a dependency.
+    pub fn open(driver: &Path) -> FakeNccl {
         let fake = FakeNccl(PrivateCopy::open("warptile_fake_nccl", &[]));
-        let path = text(&driver.path().to_string_lossy());
+        let path = text(&driver.to_string_lossy());
         // SAFETY: the functions of this name have this type, here and below.
         let set =
             unsafe { fake.control::<unsafe extern "C" fn(*const c_char)>("fake_nccl_set_driver") };

@@ -1,4 +1,4 @@
-//! An NCCL for ranks that are threads of one process, over the streams of [`warptile_fake_cuda`], for tests.
+//! An NCCL for ranks that are threads of one process, over the streams of warptile-fake-cuda, for tests.
 //!
 //! The crate builds a shared library with every export of [`warptile_nccl_sys`]'s table. Communicators are non-blocking, and slower than
 //! real ones where that is allowed: a group stays in progress until all ranks that it exchanges messages with have called theirs. Then each
@@ -9,6 +9,8 @@
 
 mod exports;
 mod handle;
+#[path = "../../fake-cuda/src/private_copy.rs"]
+mod private_copy;
 mod state;
 
 pub use exports::*;

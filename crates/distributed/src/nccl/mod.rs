@@ -383,7 +383,7 @@ mod tests {
         cuda.set_device_count(RANKS as u32);
         // SAFETY: the library is the stand-in, with the driver's signatures.
         let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
-        let nccl = FakeNccl::open(&cuda);
+        let nccl = FakeNccl::open(cuda.path());
         let api = nccl.load().unwrap();
         let gathers = |group: &Group| {
             let (rank, nccl) = (group.local_ranks().start, group.processes().unwrap());
