@@ -44,7 +44,7 @@ pub use backward::{Gradients, GradientsInto, OutputGiven, OutputGradient};
 pub struct Attention {
     scoring: Scoring,
     /// Numbers of options, each with its operand.
-    numbers: Vec<(Operand, Arc<[f32]>)>,
+    numbers: Vec<(Operand, Arc<[u32]>)>,
     splits: Splits,
     choice: Choice,
     lse: bool,

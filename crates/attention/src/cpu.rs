@@ -301,7 +301,7 @@ impl<T> SharedMut<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Layout, Scoring};
+    use crate::spec::{DropoutState, Layout, Numbers, Scoring};
 
     /// Output and lse with some instructions, of inputs that are the same each time.
     fn attend<T: Element>(
@@ -316,10 +316,12 @@ mod tests {
             Layout::bshd([1, queries, 4, depth]),
             Layout::bshd([1, keys, 2, depth]),
         );
-        let call = Call::builder(&q, &k, &k, T::TYPE)
-            .scoring(scoring)
-            .build()
-            .unwrap();
+        let state = DropoutState::new(3, 4).words();
+        let mut builder = Call::builder(&q, &k, &k, T::TYPE).scoring(scoring);
+        if scoring.dropout.is_some() {
+            builder = builder.numbers(Operand::DropoutState, Numbers::Host(&state));
+        }
+        let call = builder.build().unwrap();
         let tensor = |layout: &Layout, seed: usize| -> Vec<T> {
             let number = |i: usize| ((i + seed) * 7919 % 1009) as f32 / 252.0 - 2.0;
             (0..layout.reach())
@@ -347,7 +349,7 @@ mod tests {
             ([70, 333], 32),
             ([200, 201], 80),
         ] {
-            let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
+            let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=0.5"));
             for scoring in [
                 "",
                 "mask=causal scale=-0.2",

@@ -54,10 +54,11 @@ struct Parameters {
     int row_count, q_rows, heads, group, head_dim, value_dim, key_bound;
     float scale;
     float softcap;        // 0: none
-    int padding;
+    int dropped;          // dropout: a weight is dropped if its 16 random bits are below; 0: no dropout
     // Of keys and values that are multiplied by it: null: none. Numbers between those of neighbouring key/value heads.
     const float *k_scale, *v_scale;
     int k_scale_step, v_scale_step;
+    const unsigned* dropout_state;  // null: no dropout
 };
 
 constexpr int THREADS = 256;
@@ -143,6 +144,29 @@ __device__ Terms terms_of(const Parameters& p, const Row& row, int head, int key
         terms.hidden |= static_cast<const unsigned char*>(mask.data)[at] == 0;
     }
     return terms;
+}
+
+// Philox4x32 with 7 rounds.
+__device__ uint4 philox(uint4 counter, uint2 key) {
+    for (int round = 0; round < 7; round++) {
+        const unsigned x = counter.x, z = counter.z;
+        counter = {__umulhi(0xcd9e8d57u, z) ^ counter.y ^ key.x, 0xcd9e8d57u * z, __umulhi(0xd2511f53u, x) ^ counter.w ^ key.y,
+                   0xd2511f53u * x};
+        key = {key.x + 0x9e3779b9u, key.y + 0xbb67ae85u};
+    }
+    return counter;
+}
+
+// What dropout multiplies the weight of a key by: see `Dropout` in crates/spec/src/dropout.rs.
+__device__ double dropout(const Parameters& p, const Row& row, int head, int key_index) {
+    const unsigned* const s = p.dropout_state;
+    const unsigned query = s[6] + row.position, key = s[7] + key_index;
+    const uint4 of_offset = philox({s[2], s[3], 0, 0}, {s[0], s[1]});
+    const uint4 cell = {(query >> 4) << 3 | (query & 7), (key >> 5) << 3 | (key & 7), s[4] + row.batch, s[5] + head};
+    const uint4 random = philox(cell, {of_offset.x, of_offset.y});
+    const unsigned words[] = {random.x, random.y, random.z, random.w};
+    const unsigned bits = words[key >> 3 & 3] >> (16 * (query >> 3 & 1)) & 0xffff;
+    return bits < static_cast<unsigned>(p.dropped) ? 0.0 : static_cast<double>(65536.0f / static_cast<float>(65536 - p.dropped));
 }
 
 struct Largest {
@@ -273,6 +297,11 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
         weights[i] /= sum;
         narrows[i] = Element<T>::round(narrows[i] / static_cast<double>(sum_narrow));
         reach += weights[i] * (sizes[i] * sizes[i]);
+        if (p.dropout_state) {
+            const double factor = dropout(p, row, head, row.first_key + i);
+            weights[i] *= factor;
+            narrows[i] = Element<T>::round(narrows[i] * factor);
+        }
     }
     reach = sqrt(over_block<Sum>(reach));  // and every probability is written
     if (threadIdx.x == 0) {
@@ -310,9 +339,11 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
                 square += squares[other * width + column];
                 narrow = __fadd_rn(narrow, narrow_sums[other * width + column]);
             }
-            const double size = sqrt(square);
-            const double variance = square - out * out;
-            const double deviation = variance > 0.0 ? sqrt(variance) : 0.0;
+            // Weights are at most as large, and so is their sum.
+            const double largest = p.dropout_state ? static_cast<double>(65536.0f / static_cast<float>(65536 - p.dropped)) : 1.0;
+            const double size = sqrt(square * largest);
+            const double variance = square * largest - out * out;
+            const double deviation = (variance > 0.0 ? sqrt(variance) : 0.0) + (p.dropout_state ? fabs(out) : 0.0);
             const double score_error = fmin(p.units * (1.0 + reach), 1.0);
             const long long at = place * p.value_dim + d;
             p.out[at] = out;

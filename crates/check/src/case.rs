@@ -229,7 +229,11 @@ pub(crate) fn every_option() -> Scoring {
     let mut all = Scoring::new();
     Operand::of_scores().for_each(|operand| all = all.with(operand));
     for word in Scoring::words() {
-        let value = if word == "mask" { "causal" } else { "2" };
+        let value = match word {
+            "mask" => "causal",
+            "dropout" => "0.5",
+            _ => "2",
+        };
         let known = all.uses(word) || all.parse_word(&format!("{word}={value}")).is_some();
         assert!(known, "{word}");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
 use warptile::kernels::{Count, Kind, Operations};
-use warptile::spec::{Call, HostInputs, Operand, Slots, View};
+use warptile::spec::{Call, Dropout, HostInputs, Numbers, Operand, Slots, View};
 use warptile::{Element, ElementType, Layout};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
@@ -133,9 +133,10 @@ struct Parameters {
     head_dims: [i32; 2],
     key_bound: i32,
     factor_and_bound: [f32; 2],
-    padding: i32,
+    dropped: i32,
     scales: [u64; 2],
     scale_steps: [i32; 2],
+    dropout_state: u64,
 }
 
 impl Tensor {
@@ -223,6 +224,12 @@ impl ReferenceOnGpu {
                 given[operand] = Some(ferry.upload(stream, bytes)?);
             }
         }
+        if let Some(words) = call
+            .numbers(Operand::DropoutState)
+            .and_then(Numbers::on_host)
+        {
+            given[Operand::DropoutState] = Some(ferry.upload(stream, bytemuck::cast_slice(words))?);
+        }
         let pointer = |operand| given[operand].as_ref().map_or(0, DeviceBuffer::pointer);
         let tensor = |operand| match call.layout(operand) {
             Some(layout) => Tensor::new(pointer(operand), layout),
@@ -274,9 +281,10 @@ impl ReferenceOnGpu {
             head_dims: heads.dims().map(|size| size as i32),
             key_bound: key_bound as i32,
             factor_and_bound: call.scoring().numbers(heads.dim),
-            padding: 0,
+            dropped: call.scoring().dropout.map_or(0, Dropout::threshold) as i32,
             scales: each(scales(), pointer),
             scale_steps: each(scales(), |operand| i32::from(call.reach(operand) > 1)),
+            dropout_state: pointer(Operand::DropoutState),
         };
         if blocks > 0 {
             let kernel = match T::TYPE {

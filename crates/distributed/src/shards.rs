@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use warptile::driver::DeviceBuffer;
+use warptile::spec::Operand;
 use warptile::{Attention, Element, Layout, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -178,7 +179,7 @@ impl<'a> Shards<'a> {
         q: &[Tensor<T>],
         (k, v): (&[Tensor<T>], &[Tensor<T>]),
     ) -> Result<Output<T>> {
-        self.check_call(q, [k, v])?;
+        self.check_call(attention, q, [k, v])?;
         match self.scheme {
             Scheme::Gather => gather::forward(self, attention, q, [k, v]),
             Scheme::Heads => {
@@ -203,7 +204,7 @@ impl<'a> Shards<'a> {
         output: &Output<T>,
     ) -> Result<Gradients<T>> {
         self.group.one_process("backward")?;
-        self.check_call(q, [k, v])?;
+        self.check_call(attention, q, [k, v])?;
         self.check("d_out", d_out)?;
         self.check("out", &output.out)?;
         let Some(lse) = &output.lse else {
@@ -217,7 +218,19 @@ impl<'a> Shards<'a> {
         }
     }
 
-    fn check_call<T: Element>(&self, q: &[Tensor<T>], [k, v]: [&[Tensor<T>]; 2]) -> Result<()> {
+    fn check_call<T: Element>(
+        &self,
+        attention: &Attention,
+        q: &[Tensor<T>],
+        [k, v]: [&[Tensor<T>]; 2],
+    ) -> Result<()> {
+        if attention.has(Operand::DropoutState) {
+            return Err(Error::Argument {
+                rank: 0,
+                rule: "dropout is not for shards: each launch would count its keys from 0"
+                    .to_owned(),
+            });
+        }
         let [_, _, heads, _] = self.check("q", q)?;
         let [_, _, kv_heads, _] = self.check("k", k)?;
         let [_, _, v_heads, _] = self.check("v", v)?;

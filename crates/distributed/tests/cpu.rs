@@ -175,6 +175,12 @@ fn errors_name_the_rank() {
         .forward(&Attention::new().softcap(-1.0), &q, (&q, &q))
         .unwrap_err();
     assert!(error.to_string().starts_with("rank 0: "), "{error}");
+    let dropout = Attention::new().dropout(0.1, warptile::spec::DropoutState::new(1, 2));
+    let error = shards.forward(&dropout, &q, (&q, &q)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "rank 0: dropout is not for shards: each launch would count its keys from 0"
+    );
 }
 
 /// A part would take the distances from a wrong row.

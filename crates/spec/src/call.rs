@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use crate::abi::CHUNK_BYTES;
 use crate::{
-    Count, ElementType, Elements, Expected, Heads, Invalid, Kind, Layout, Mask, Numbers, Operand,
-    Pages, Result, Scoring, SideLengths, Slots, Splits, Types, check_factor, check_list,
-    expect_presence,
+    Count, Dropout, DropoutState, ElementType, Elements, Expected, Heads, Invalid, Kind, Layout,
+    Mask, Numbers, Operand, Pages, Result, Scoring, SideLengths, Slots, Splits, Types,
+    check_factor, check_list, expect_presence,
 };
 
 pub use builder::CallBuilder;
@@ -42,6 +42,7 @@ pub struct Call {
     queries: SideLengths,
     keys: SideLengths,
     pages: Option<Pages>,
+    dropout: Numbers<Arc<[i32]>>,
     /// The operands that it has, a bit each.
     given: u64,
     /// In a box, as it has three quarters of the bytes and calls are moved.
@@ -126,7 +127,7 @@ impl Call {
             Operand::Lse => self.terms.want_lse,
             Operand::KScale | Operand::VScale => self.terms.types.scaled().is_some(),
             _ => match operand.kind() {
-                Kind::List(Count::Offsets | Count::Sequences | Count::Table) => {
+                Kind::List(Count::Offsets | Count::Sequences | Count::Table | Count::State) => {
                     self.numbers(operand).is_some_and(Numbers::is_given)
                 }
                 Kind::List(_) => self.terms.scoring.has(operand),
@@ -148,7 +149,7 @@ impl Call {
         }
     }
 
-    /// The lengths, offsets or pages that an operand has; `None` of an operand that has none of these.
+    /// The lengths, offsets, pages or words that an operand has; `None` of an operand that has none of these.
     pub fn numbers(&self, operand: Operand) -> Option<&Numbers<Arc<[i32]>>> {
         match operand {
             Operand::QueryOffsets => Some(self.queries.offsets()),
@@ -156,6 +157,7 @@ impl Call {
             Operand::QueryLengths => Some(self.queries.used()),
             Operand::KeyLengths => Some(self.keys.used()),
             Operand::BlockTable => self.pages.as_ref().map(Pages::table),
+            Operand::DropoutState => Some(&self.dropout),
             _ => None,
         }
     }
@@ -178,6 +180,7 @@ impl Call {
             Count::Rows => self.lse_len(),
             Count::Sequences => self.batch,
             Count::Offsets => self.batch + 1,
+            Count::State => DropoutState::WORDS,
             Count::Table => self
                 .pages
                 .as_ref()
@@ -229,6 +232,18 @@ impl Call {
     /// The options.
     pub const fn scoring(&self) -> &Scoring {
         &self.terms.scoring
+    }
+
+    /// The weights that are kept; `None` without dropout, or if its state is on the device.
+    pub fn dropout(&self) -> Option<Dropout> {
+        let p = self.terms.scoring.dropout?;
+        let words = self.dropout.on_host()?.try_into().ok()?;
+        Some(Dropout::new(p, DropoutState::from_words(words)))
+    }
+
+    /// The factor of weights that are kept: 1 without dropout.
+    pub fn dropout_factor(&self) -> f32 {
+        self.terms.scoring.dropout.map_or(1.0, Dropout::factor)
     }
 
     /// Where keys are cut.

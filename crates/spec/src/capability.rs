@@ -318,10 +318,11 @@ fn is_of_backward((prefix, _, number): &(&str, &str, u32)) -> bool {
     *prefix == "ROLE_" && *number >= Role::Prepass.number()
 }
 
-/// The C++ constants of features, roles and schedules.
+/// The C++ constants of features, roles and schedules, except for those of kernels with a header of their own.
 pub(crate) fn cpp_constants() -> String {
     let mut text = String::from("// Bits of `features` in an image's record.\n");
-    for (feature, name, _) in Features::TABLE {
+    let others = |(feature, ..): &&(Features, _, _)| *feature != Features::DROPOUT;
+    for (feature, name, _) in Features::TABLE.iter().filter(others) {
         text += &format!(
             "constexpr unsigned FEATURE_{name} = 1u << {};\n",
             feature.0.trailing_zeros()

@@ -38,6 +38,8 @@ pub enum Count {
     Offsets,
     /// One for each new row.
     NewRows,
+    /// The words of a [`DropoutState`](crate::DropoutState).
+    State,
     /// Rows of page numbers, one row for each sequence.
     Table,
     /// Rows of angles, one row for each position.

@@ -20,7 +20,8 @@ pub enum AlibiShape {
 ///
 /// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
 /// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the bias, then the masks. With sinks, the denominator of the
-/// softmax has one more term, `exp(sink)` of the head; the lse of a query that sees no key is the sink.
+/// softmax has one more term, `exp(sink)` of the head; the lse of a query that sees no key is the sink. With dropout, weights that are not
+/// kept become 0 and the others are divided by `1 - p` after the softmax: the lse does not depend on it.
 ///
 /// The values of slopes, sinks, bias and key mask belong to a call; here stands only whether there are any. Prints and parses
 /// as words: `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`, nothing for an option that is not used.
@@ -46,6 +47,9 @@ pub struct Scoring {
     pub softcap: Option<f32>,
     /// Subtracts `slope * |i + key length - query length - j|`.
     pub alibi: Option<AlibiShape>,
+    /// Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Which weights are dropped,
+    /// [`DropoutState`](crate::DropoutState) says.
+    pub dropout: Option<f32>,
     /// The features of the operands that scores need besides slopes: [`Features::SINKS`] (one logit per query head joins the
     /// denominator: a key with that score and the value 0), [`Features::BIAS`] (a tensor `[batch, heads, queries, keys]` is added to the
     /// scores), [`Features::KEY_MASK`] (a boolean tensor of that shape hides keys where it is false).
@@ -67,7 +71,7 @@ impl Hash for Scoring {
 }
 
 /// Numbers by their bits, so that options can be compared and hashed.
-type Key = (Mask, Option<u32>, Option<u32>, Option<AlibiShape>, Features);
+type Key = (Mask, [Option<u32>; 3], Option<AlibiShape>, Features);
 
 impl Scoring {
     /// The largest factor of `q.k`, the smallest being its negative: 2^125. Kernels multiply it by log2(e) and bound scores by
@@ -97,10 +101,18 @@ impl Scoring {
         self
     }
 
-    /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says otherwise.
+    /// With this probability of dropping a weight.
+    pub fn dropout(mut self, p: f32) -> Self {
+        self.dropout = Some(p);
+        self
+    }
+
+    /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says
+    /// otherwise, and no weight is dropped unless [`dropout`](Self::dropout) says so.
     pub fn with(mut self, operand: Operand) -> Self {
         match operand {
             Operand::Slopes => self.alibi = self.alibi.or(Some(AlibiShape::PerHead)),
+            Operand::DropoutState => self.dropout = self.dropout.or(Some(0.0)),
             other => self.operands |= other.feature(),
         }
         self
@@ -110,6 +122,7 @@ impl Scoring {
     pub fn has(&self, operand: Operand) -> bool {
         match operand {
             Operand::Slopes => self.alibi.is_some(),
+            Operand::DropoutState => self.dropout.is_some(),
             other => !other.feature().is_empty() && self.operands.contains(other.feature()),
         }
     }
@@ -117,15 +130,14 @@ impl Scoring {
     fn key(&self) -> Key {
         (
             self.mask,
-            self.scale.map(f32::to_bits),
-            self.softcap.map(f32::to_bits),
+            [self.scale, self.softcap, self.dropout].map(|number| number.map(f32::to_bits)),
             self.alibi,
             self.operands,
         )
     }
 
     /// Checks the numbers: the scale is at most [`MAX_SCALE`](Self::MAX_SCALE), negative or not; a softcap is a normal number up
-    /// to the same limit, and not so small that the scale divided by it is.
+    /// to the same limit, and not so small that the scale divided by it is; a dropout is from 0 to below 1.
     ///
     /// # Errors
     /// [`Invalid::Number`].
@@ -134,6 +146,15 @@ impl Scoring {
             && !value.is_finite()
         {
             return Err(Invalid::number("scale", value, "a finite number"));
+        }
+        if let Some(p) = self.dropout
+            && !(0.0..1.0).contains(&p)
+        {
+            return Err(Invalid::number(
+                "dropout",
+                p,
+                "a probability from 0 to below 1",
+            ));
         }
         // Without a scale it is at most 1.
         let scale = self.scale.unwrap_or(1.0);
@@ -159,6 +180,7 @@ impl Scoring {
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
             (self.alibi.is_some(), Features::ALIBI),
+            (self.dropout.is_some(), Features::DROPOUT),
             (
                 self.scale.is_some_and(|scale| scale < 0.0),
                 Features::NEGATIVE_SCALE,
@@ -269,6 +291,7 @@ impl fmt::Display for Scoring {
         }
         words.extend(self.scale.map(|scale| format!("scale={scale}")));
         words.extend(self.softcap.map(|softcap| format!("softcap={softcap}")));
+        words.extend(self.dropout.map(|p| format!("dropout={p}")));
         words.extend(self.alibi.map(|alibi| {
             match alibi {
                 AlibiShape::PerHead => "alibi=head",
@@ -327,6 +350,7 @@ impl Scoring {
         match word {
             "scale" => Some(&mut self.scale),
             "softcap" => Some(&mut self.softcap),
+            "dropout" => Some(&mut self.dropout),
             _ => None,
         }
     }
@@ -342,12 +366,13 @@ fn flags() -> impl Iterator<Item = (Operand, &'static str)> {
 
 impl Scoring {
     /// The words of options that are numbers, and what they mean.
-    pub const NUMBERS: [(&'static str, &'static str); 2] = [
+    pub const NUMBERS: [(&'static str, &'static str); 3] = [
         (
             "scale",
             "multiply the scores by X instead of 1 / sqrt(head size)",
         ),
         ("softcap", "bound the scores: X * tanh(score / X)"),
+        ("dropout", "drop weights with probability X"),
     ];
 
     /// The names of all words that options have.
@@ -359,7 +384,11 @@ impl Scoring {
 
     /// The words of options that a kernel computes with, and the feature that an image needs for each.
     pub fn features() -> impl Iterator<Item = (&'static str, Features)> {
-        [("softcap", Features::SOFTCAP)].into_iter().chain(
+        let of_numbers = [
+            ("softcap", Features::SOFTCAP),
+            ("dropout", Features::DROPOUT),
+        ];
+        of_numbers.into_iter().chain(
             Operand::of_scores().filter_map(|operand| Some((operand.word()?, operand.feature()))),
         )
     }
@@ -434,6 +463,7 @@ mod tests {
                 }),
                 scale: scale.map(|x| f32::from(x) / 7.0 - 1000.0),
                 softcap: cap.map(|x| f32::from(x) / 3.0 + 0.1),
+                dropout: scale.zip(cap).map(|(x, y)| f32::from(x ^ y) / 65_536.0),
                 alibi: [None, Some(AlibiShape::PerHead), Some(AlibiShape::PerBatchHead)][usize::from(flags) % 3],
                 operands: super::flags()
                     .enumerate()

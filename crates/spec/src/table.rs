@@ -34,6 +34,8 @@ features! {
     E4M3 = 11, "keys and values in e4m3";
     /// Values of a different head size than that of keys. Every kernel takes them; images that were compiled before do not.
     VALUE_DIM = 12, "values of another head size";
+    /// Weights that are dropped at random.
+    DROPOUT = 13, "dropout";
 }
 
 operands! {
@@ -92,6 +94,9 @@ operands! {
         {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), help: "a random logit per head that joins the denominator", file: Some("sinks"), python: Some("sinks")};
     /// Receives the gradients of the sinks.
     DSinks = "d_sinks", Kind::List(Count::QueryHeads), F32 {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::Sinks), values: Values::Any};
+    /// The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
+    DropoutState = "dropout_state", Kind::List(Count::State), I32
+        {feature: Features::DROPOUT, file: Some("dropout_state")};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
         {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};

@@ -4,7 +4,7 @@ use warptile_kernels::{Features, Operand};
 
 use super::Attention;
 use crate::plan::Choice;
-use crate::spec::{Mask, Scoring, Splits};
+use crate::spec::{DropoutState, Mask, Scoring, Splits};
 
 impl Default for Attention {
     fn default() -> Self {
@@ -24,10 +24,11 @@ impl Attention {
         }
     }
 
-    /// The mask, the scale and the softcap at once. Options that have operands are those whose operands are given.
+    /// The mask, the scale and the softcap at once. Options that have operands, dropout among them, are those whose operands are given.
     pub fn scoring(mut self, mut scoring: Scoring) -> Self {
         scoring.alibi = None;
         scoring.operands = Features::empty();
+        scoring.dropout = self.scoring.dropout;
         self.scoring = scoring;
         self
     }
@@ -83,6 +84,33 @@ impl Attention {
         self.numbers(Operand::Sinks, sinks)
     }
 
+    /// Drops weights with probability `p`, from 0 to below 1 and rounded to a multiple of 2^-16, after the softmax, and divides the others
+    /// by `1 - p`; the lse does not depend on it. Gradients need the same state. With a `p` of 0 all weights are kept.
+    ///
+    /// ```
+    /// use warptile::spec::DropoutState;
+    /// use warptile::{Attention, Backend};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let q = backend.tensor(&[0.0_f32; 64], [1, 8, 1, 8])?;
+    /// let v = backend.tensor(&[1.0_f32; 64], [1, 8, 1, 8])?;
+    /// let output = Attention::new().dropout(0.5, DropoutState::new(42, 0)).forward(&q, (&q, &v))?;
+    /// // Each of eight equal weights is dropped, or counts twice.
+    /// assert!(output.out.to_vec()?.iter().all(|x| (4.0 * x).fract() == 0.0 && *x <= 2.0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dropout(mut self, p: f32, state: DropoutState) -> Self {
+        self.scoring.dropout = (p != 0.0).then_some(p);
+        self.set(Operand::DropoutState, bytemuck::cast_slice(&state.words()));
+        if p == 0.0 {
+            self.numbers
+                .retain(|(operand, _)| *operand != Operand::DropoutState);
+        }
+        self
+    }
+
     /// Where keys are cut into ranges that are computed apart: with [`Splits::EveryKeys`] a sequence's bits are the same in every
     /// batch.
     pub fn splits(mut self, splits: Splits) -> Self {
@@ -105,8 +133,12 @@ impl Attention {
 
     /// The numbers of an option by its operand, such as those of [`alibi_slopes`](Self::alibi_slopes).
     pub fn numbers(mut self, operand: Operand, numbers: &[f32]) -> Self {
-        self.numbers.retain(|(other, _)| *other != operand);
-        self.numbers.push((operand, numbers.into()));
+        self.set(operand, bytemuck::cast_slice(numbers));
         self
+    }
+
+    fn set(&mut self, operand: Operand, words: &[u32]) {
+        self.numbers.retain(|(other, _)| *other != operand);
+        self.numbers.push((operand, words.into()));
     }
 }

@@ -16,8 +16,8 @@ use crate::cpu::products::add_product;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{
-    Backward, Call, Element, ElementType, HostInputs, HostOutputs, Layout, Prepass, Sequence, View,
-    host,
+    Backward, Call, DropoutRow, Element, ElementType, HostInputs, HostOutputs, Layout, Prepass,
+    Sequence, View, host,
 };
 
 /// Queries of a block.
@@ -493,6 +493,7 @@ impl<T: Element> Pass<'_, T> {
             .get::<u8>(Operand::KeyMask)
             .zip(call.layout(Operand::KeyMask));
         let start = self.backward.prepass().start(sequence.batch, head);
+        let (dropout, factor) = (call.dropout(), call.dropout_factor());
         // The derivatives of scores by the scaled products.
         let mut slants = [1.0; BLOCK_N];
         for row in 0..BLOCK_M {
@@ -533,11 +534,22 @@ impl<T: Element> Pass<'_, T> {
                 p[column] = score * LOG2_E - scaled_lse;
             }
             self.isa.run(Exponentials(p));
-            for ((p, ds), slant) in p.iter().zip(ds).zip(slants) {
-                *ds = match *p == 0.0 {
-                    true => 0.0,
-                    false => p * (*ds - delta) * slant,
-                };
+            let row = { dropout }.map(|dropout| dropout.row(sequence.batch, head, query));
+            for (group, columns) in (0..BLOCK_N).step_by(DropoutRow::GROUP).enumerate() {
+                let group = first_key / DropoutRow::GROUP + group;
+                let kept = row.map_or(u32::MAX, |row| row.kept(group));
+                for column in columns..columns + DropoutRow::GROUP {
+                    let (weight, product) = (p[column], ds[column]);
+                    let [weight, product_kept] = match kept >> (column - columns) & 1 {
+                        0 => [0.0; 2],
+                        _ => [weight * factor, product * factor],
+                    };
+                    ds[column] = match p[column] == 0.0 {
+                        true => 0.0,
+                        false => p[column] * (product_kept - delta) * slants[column],
+                    };
+                    p[column] = weight;
+                }
             }
         }
         [p, ds]

@@ -20,7 +20,7 @@ use crate::cpu::stop::Stop;
 use crate::cpu::task::{Blocks, PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
-use crate::spec::{Call, Element, ElementType, Sequence, View, scale_of};
+use crate::spec::{Call, Dropout, DropoutRow, Element, ElementType, Sequence, View, scale_of};
 
 /// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
@@ -30,6 +30,9 @@ const FEW_STRIDE: usize = Blocks::BLOCK_N + KEYS_AT_ONCE;
 
 /// Scores are computed for groups of this many keys, at multiples of it: a multiple of the classes of keys, and what tile registers take.
 const GROUP: usize = 2 * CLASSES;
+
+// Weights are dropped by whole groups.
+const _: () = assert!(GROUP.is_multiple_of(DropoutRow::GROUP));
 
 /// Every number of a product that is below this in magnitude, and so are its partial sums, is far from the range of `f32`.
 const SAFE: f64 = 1e37;
@@ -493,6 +496,25 @@ impl<'a, T: Element> Block<'a, T> {
             sum: &mut state.sum[state_from..state_to],
             factors: &mut state.factors[state_from..state_to],
         });
+        if let Some(dropout) = self.call.dropout() {
+            let lane = |row: usize| row - panel.lanes.start;
+            let rows = panel.rows.clone();
+            let first = keys.start / GROUP * GROUP;
+            match source {
+                Source::Pairs(_) => {
+                    let words = pairs.weights(len / lanes);
+                    self.drop_weights(&dropout, rows, first, len / lanes, |row, key| {
+                        let word = &mut words[key / 2 * lanes + lane(row)];
+                        *word &= if key % 2 == 0 { 0xffff_0000 } else { 0xffff };
+                    });
+                }
+                Source::Numbers(..) => {
+                    self.drop_weights(&dropout, rows, first, len / lanes, |row, key| {
+                        scores[key * lanes + lane(row)] = 0.0;
+                    });
+                }
+            }
+        }
         let weights = &scores[before..after];
         let factors = &state.factors[state_from..state_to];
         let out = &mut state.out[state_from * value_depth..state_to * value_depth];
@@ -570,6 +592,11 @@ impl<'a, T: Element> Block<'a, T> {
             sum: &mut state.sum,
             factors: &mut state.factors,
         });
+        if let Some(dropout) = self.call.dropout() {
+            self.drop_weights(&dropout, 0..count, start + first, len, |row, key| {
+                scores[row * FEW_STRIDE + key] = 0.0;
+            });
+        }
         let ahead = next.map_or(&[][..], |next| &next.k);
         if const { matches!(T::TYPE, ElementType::Bf16) } && dots {
             halves.resize(scores.len());
@@ -600,6 +627,29 @@ impl<'a, T: Element> Block<'a, T> {
         });
     }
 
+    /// Calls `drop` for each weight that is not kept, of some rows of the block and of whole groups of keys from `first` on; it gets the
+    /// row and the key, counted from `first`.
+    fn drop_weights(
+        &self,
+        dropout: &Dropout,
+        rows: Range<usize>,
+        first: usize,
+        keys: usize,
+        mut drop: impl FnMut(usize, usize),
+    ) {
+        for row in rows {
+            let (head, position) = self.task.row(row);
+            let weights = dropout.row(self.task.sequence.batch, head, position);
+            for key in (0..keys).step_by(DropoutRow::GROUP) {
+                let mut dropped = !weights.kept((first + key) / DropoutRow::GROUP);
+                while dropped != 0 {
+                    drop(row, key + dropped.trailing_zeros() as usize);
+                    dropped &= dropped - 1;
+                }
+            }
+        }
+    }
+
     /// The sink of each row, if there are sinks.
     fn sinks(&self) -> Option<impl Iterator<Item = f32>> {
         let sinks: &[f32] = self.operands.get(Operand::Sinks)?;
@@ -616,7 +666,7 @@ impl<'a, T: Element> Block<'a, T> {
             *factor = if *sum == 0.0 {
                 0.0
             } else {
-                self.value_scale() / sum
+                self.value_scale() * self.call.dropout_factor() / sum
             };
         }
         if let Some(sinks) = self.sinks() {

@@ -113,6 +113,7 @@ fn gradients_are_those_of_finite_differences() {
         "b2 q6 k11 h4/1 d8/24 bias keymask sinks scale=-0.4",
         "packed=3x5,0x2,7x7,4x0 h4/2 d16 mask=causal softcap=1 sinks alibi=head",
         "b3 q6 k8 h2 d8 used=6x8,2x3,0x1 mask=causal",
+        "b2 q9 k40 h4/2 d8/16 mask=causal dropout=0.3 softcap=2 sinks",
     ] {
         for seed in 0..8 {
             let case: Case = format!("{words} f32 seed={seed}").parse().unwrap();

@@ -12,7 +12,7 @@ pub(crate) struct Any(pub(crate) Case);
 
 impl Arbitrary for Any {
     fn arbitrary(g: &mut Gen) -> Self {
-        Any(Case::random(u64::arbitrary(g), 4 * g.size()))
+        Any(Case::random(u64::arbitrary(g), 4 * g.size()).with_dropout())
     }
 
     fn shrink(&self) -> Box<dyn Iterator<Item = Self>> {

@@ -11,6 +11,7 @@ mod common;
 mod compositions;
 #[path = "../common/draw.rs"]
 mod draw;
+mod dropout;
 mod e4m3;
 mod features;
 mod few;

@@ -209,6 +209,15 @@ impl Case {
         self
     }
 
+    /// The case with dropout, as the seed has it: a third of them.
+    pub fn with_dropout(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0xd70);
+        if random.below(3) == 0 {
+            self.scoring.dropout = Some(random.pick(&[0.0, 0.1, 0.17, 0.5, 0.9]));
+        }
+        self
+    }
+
     /// The case with its keys and values in this type.
     pub fn with_quantized(mut self, element: ElementType) -> Self {
         self.quantized = Some(element);
@@ -272,7 +281,9 @@ mod tests {
 
     #[test]
     fn every_feature_is_drawn() {
-        let cases: Vec<Case> = (0..300).map(|seed| Case::random(seed, 300)).collect();
+        let cases: Vec<Case> = (0..300)
+            .map(|seed| Case::random(seed, 300).with_dropout())
+            .collect();
         let some = |property: fn(&Case) -> bool| assert!(cases.iter().any(property));
         some(|case| matches!(case.lengths, Lengths::Packed(_)));
         some(|case| case.scoring.mask.left.is_some());

@@ -1,7 +1,7 @@
 //! Offsets, lengths and pages of a case.
 
 use warptile::kernels::{Count, Kind};
-use warptile::spec::{Operand, Slots, TableLayout};
+use warptile::spec::{DropoutState, Operand, Slots, TableLayout};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -58,6 +58,9 @@ impl Case {
     pub fn lists(&self) -> Lists {
         let mut lists = Lists::default();
         let packed = matches!(self.lengths, Lengths::Packed(_));
+        if self.scoring.has(Operand::DropoutState) {
+            lists.numbers[Operand::DropoutState] = Some(self.dropout_state().words().into());
+        }
         if !packed && self.used == Used::All && self.pages.is_none() {
             return lists;
         }
@@ -83,6 +86,20 @@ impl Case {
             (lists.table, lists.pages) = (Some(layout), Some(pages));
         }
         lists
+    }
+
+    /// The random numbers of dropout.
+    fn dropout_state(&self) -> DropoutState {
+        let mut random = Random::new(self.seed ^ 0xd209);
+        let mut number = || random.below(1 << 20) as u32;
+        let align = DropoutState::ALIGNMENT;
+        DropoutState {
+            sequence: number(),
+            head: number(),
+            query: align * number(),
+            key: align * number(),
+            ..DropoutState::new(self.seed, number().into())
+        }
     }
 
     pub(super) fn table_layout(&self, page_rows: usize) -> TableLayout {

@@ -36,23 +36,28 @@ impl<T: Element> Computation<'_, T> {
     /// `out = sum(p v)` moves by `sum(p error(score) (v - out))`, which is at most the standard deviation of `v`
     /// under `p` times the error of the scores, about an ulp of `f32` at their [`reach`](Self::reach). The weights
     /// and the output itself are rounded to the element type: an ulp at the root mean square of `v`. What else joins
-    /// the denominator counts as a key of value 0.
+    /// the denominator counts as a key of value 0. With dropout, `weights` are those that are kept, times a factor: they are at most as
+    /// large as it, and so is their sum, and an error of what was dropped moves `out` by itself.
     #[inline(always)]
     pub(super) fn floors(
         &self,
-        probabilities: &[f64],
+        weights: &[f64],
         values: &[f64],
         reach: f64,
         out: &[f64],
         floors: &mut [f32],
     ) {
         let mut squares = vec![0.0; out.len()];
-        weighted_sum(probabilities, values, |v| v * v, &mut squares);
+        weighted_sum(weights, values, |v| v * v, &mut squares);
+        let factor = f64::from(self.call.dropout_factor());
         // Beyond that, the weights may be anything.
         let score_error = (self.units() * (1.0 + reach)).min(1.0);
         for ((floor, square), out) in floors.iter_mut().zip(squares).zip(out) {
-            let size = square.sqrt();
-            let deviation = (square - out * out).max(0.0).sqrt();
+            let size = (square * factor).sqrt();
+            let mut deviation = (square * factor - out * out).max(0.0).sqrt();
+            if self.call.scoring().dropout.is_some() {
+                deviation += out.abs();
+            }
             let error =
                 ulp(self.call.element(), size) + score_error * deviation + self.units() * size;
             *floor = error as f32;

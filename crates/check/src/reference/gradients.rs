@@ -162,6 +162,8 @@ struct Pass<'a, T> {
 
 /// The results of one row of scores.
 struct Scores {
+    /// Weights before dropout.
+    whole: Vec<f64>,
     p: Vec<f64>,
     ds: Vec<f64>,
 }
@@ -255,19 +257,28 @@ impl<T: Element> Pass<'_, T> {
         };
         let (keys, values) = (&computation.keys, &computation.values);
         let scale = f64::from(call.scale());
+        let row = { call.dropout() }.map(|dropout| dropout.row(sequence.batch, head, position));
+        let factor = f64::from(call.dropout_factor());
+        // The factor of the weight of a visible key.
+        let kept = |index: usize| match row {
+            Some(row) if !row.keeps(visible.start + index) => 0.0,
+            _ => factor,
+        };
         let scores = |s: Vec<f64>, dp: Vec<f64>, round: &dyn Fn(f64) -> f64| {
             let mut scores = Scores {
+                whole: Vec::with_capacity(s.len()),
                 p: Vec::with_capacity(s.len()),
                 ds: Vec::with_capacity(s.len()),
             };
-            for ((dot, dp), key) in s.into_iter().zip(dp).zip(&terms) {
+            for (index, ((dot, dp), key)) in s.into_iter().zip(dp).zip(&terms).enumerate() {
                 let (score, slant) = self.score(dot, key, round);
                 let p = round((score - lse).exp());
                 let ds = match p == 0.0 {
                     true => 0.0,
-                    false => round(p * (round(dp) - delta) * slant),
+                    false => round(p * (round(dp) * kept(index) - delta) * slant),
                 };
-                scores.p.push(p);
+                scores.whole.push(p);
+                scores.p.push(round(p * kept(index)));
                 scores.ds.push(ds);
             }
             scores
@@ -295,6 +306,7 @@ impl<T: Element> Pass<'_, T> {
             + sequence.k_start
             + visible.start;
         let mut spread = Scores {
+            whole: Vec::new(),
             p: Vec::with_capacity(terms.len()),
             ds: Vec::with_capacity(terms.len()),
         };
@@ -306,8 +318,10 @@ impl<T: Element> Pass<'_, T> {
                 continue;
             }
             let reach = key.size(scale.abs() * q_norm * computation.key_norms[first_norm + index]);
-            let of_p = eps * p * (1.0 + reach + lse.abs());
-            let of_ds = of_p * (d_norm * self.value_norms[first_norm + index] + delta_size);
+            let of_p = eps * right.whole[index] * (1.0 + reach + lse.abs());
+            let product = kept(index) * d_norm * self.value_norms[first_norm + index];
+            let of_ds = of_p * (product + delta_size);
+            let of_p = of_p * kept(index);
             let two_roundings = |x: f64| match T::TYPE {
                 ElementType::F32 => 0.0,
                 _ => ulp(T::TYPE, x).powi(2) / 6.0,

@@ -130,7 +130,21 @@ impl<T: Element> Computation<'_, T> {
         let scores = self.scores(products.iter().copied(), &terms, |x| x);
         let (probabilities, lse) = softmax(&scores, sink);
         let values_f64 = &self.values.exact[values.clone()];
-        weighted_sum(&probabilities, values_f64, |v| v, row.out);
+        let kept: Option<Vec<f64>> = call.dropout().map(|dropout| {
+            let row = dropout.row(sequence.batch, head, position);
+            let factor = f64::from(call.dropout_factor());
+            let factor = |key| if row.keeps(key) { factor } else { 0.0 };
+            visible.clone().map(factor).collect()
+        });
+        let weights: Vec<f64> = match &kept {
+            Some(kept) => probabilities
+                .iter()
+                .zip(kept)
+                .map(|(p, factor)| p * factor)
+                .collect(),
+            None => probabilities.clone(),
+        };
+        weighted_sum(&weights, values_f64, |v| v, row.out);
         row.rest.lse = lse;
         if !self.rounded {
             return;
@@ -140,7 +154,7 @@ impl<T: Element> Computation<'_, T> {
             (sequence.k_entry * heads.key_value + kv_head) * self.keys.rows + first_key;
         let norms = &self.key_norms[first_norm..first_norm + visible.len()];
         let reach = self.reach(query_f64, norms, &probabilities, &terms);
-        self.floors(&probabilities, values_f64, reach, row.out, row.out_floor);
+        self.floors(&weights, values_f64, reach, row.out, row.out_floor);
         row.rest.lse_floor = (self.units() * (1.0 + reach)) as f32;
 
         let products = keys.products(&self.queries.single[query], &self.keys.single);
@@ -156,10 +170,13 @@ impl<T: Element> Computation<'_, T> {
                 (scores, sum)
             }
         };
-        let probabilities: Vec<f32> = scores
+        let mut probabilities: Vec<f32> = scores
             .iter()
             .map(|score| round::<T>((score - max).exp() / f64::from(sum)) as f32)
             .collect();
+        for (p, factor) in probabilities.iter_mut().zip(kept.iter().flatten()) {
+            *p = round::<T>(f64::from(*p) * factor) as f32;
+        }
         let mut out = vec![0.0; size];
         weighted_sum(&probabilities, &self.values.single[values], |v| v, &mut out);
         for (to, x) in row.rounded_out.iter_mut().zip(out) {

@@ -24,6 +24,7 @@ fn dimensions(operand: Operand) -> Option<(&'static [usize], &'static str)> {
         Kind::List(Count::Scales) => (&[0, 1], "[], [1] or [key/value heads]"),
         Kind::List(Count::Offsets) => (&[1], "[batch + 1]"),
         Kind::List(Count::Sequences) => (&[1], "[batch]"),
+        Kind::List(Count::State) => (&[1], "[8]"),
         Kind::List(_) => (&[1], "[heads]"),
         _ => return None,
     })

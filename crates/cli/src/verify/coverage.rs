@@ -138,7 +138,7 @@ mod tests {
             these.for_each(|operand| scoring = scoring.with(operand));
             scoring.to_string()
         };
-        let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=2"));
+        let numbers = Scoring::NUMBERS.map(|(word, _)| format!("{word}=0.5"));
         let each = [
             "q1 d8 f16 mask=causal h4/2".to_owned(),
             "q1 d8 f32 mask=causal diagonal=top-left layout=gaps unaligned backward".to_owned(),

@@ -5,10 +5,10 @@ use crate::lengths::{KEYS, LengthsRequest, QUERIES};
 use crate::pages::{BLOCK_TABLE, TableRequest};
 use crate::slots::UNWANTED;
 use crate::{
-    AlibiShape, Call, DIMENSIONS, ElementType, Elements, Heads, Invalid, Kind, Layout, Layouts,
-    LengthElement, Numbers, Operand, Operations, PAGE_DIMENSIONS, Request, Result, SCALES, Scoring,
-    Splits, TableLayout, Types, check_alone, expect_countable, expect_presence, expect_same,
-    expect_scales,
+    AlibiShape, Call, DIMENSIONS, DropoutState, ElementType, Elements, Heads, Invalid, Kind,
+    Layout, Layouts, LengthElement, Numbers, Operand, Operations, PAGE_DIMENSIONS, Request, Result,
+    SCALES, Scoring, Splits, TableLayout, Types, check_alone, expect_countable, expect_presence,
+    expect_same, expect_scales,
 };
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -25,6 +25,7 @@ struct Requests<'a> {
     queries: LengthsRequest<'a>,
     keys: LengthsRequest<'a>,
     table: Option<TableRequest<'a>>,
+    dropout: Request<'a>,
 }
 
 impl Requests<'_> {
@@ -37,6 +38,7 @@ impl Requests<'_> {
                 Some(table) => Some(table.kept()?),
                 None => None,
             },
+            dropout: self.dropout.kept()?,
         })
     }
 }
@@ -113,13 +115,14 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// Row offsets, used lengths, or with [`table_layout`](Self::table_layout) the entries of a block table.
+    /// Row offsets, used lengths, the words of a [`DropoutState`], or with [`table_layout`](Self::table_layout) the entries of a block table.
     pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
         match operand {
             Operand::QueryOffsets => self.lengths.queries.offsets = numbers,
             Operand::KeyOffsets => self.lengths.keys.offsets = numbers,
             Operand::QueryLengths => self.lengths.queries.used = numbers,
             Operand::KeyLengths => self.lengths.keys.used = numbers,
+            Operand::DropoutState => self.lengths.dropout = numbers,
             Operand::BlockTable => {
                 let layout = self
                     .lengths
@@ -347,6 +350,16 @@ impl<'a> CallBuilder<'a> {
         expect_scales(scaled, self.terms.scale_counts, heads.key_value)?;
         self.terms.scoring.validate()?;
         self.terms.splits.validate()?;
+        let state = Operand::DropoutState;
+        let has_state = self.lengths.dropout.is_given();
+        expect_presence(state.name(), self.terms.scoring.has(state), has_state)?;
+        match self.lengths.dropout {
+            Numbers::Host(words) => drop(DropoutState::check(state.name(), words)?),
+            Numbers::Device(found) if found != DropoutState::WORDS => {
+                return Err(Invalid::count(state.name(), found, DropoutState::WORDS));
+            }
+            _ => {}
+        }
         let (queries, batch) = self.lengths.queries.check(QUERIES, entries, query_rows)?;
         expect_countable("q", "batch", batch)?;
         let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
@@ -395,6 +408,7 @@ impl<'a> CallBuilder<'a> {
             queries,
             keys,
             pages,
+            dropout: self.lengths.dropout.keep(),
             given: 0,
             expected: Box::new(UNWANTED),
         };
