@@ -341,6 +341,11 @@ typedef struct warptile_attention_desc {
    * With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
    */
   uint32_t v_scales;
+  /**
+   * Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Weights that are kept are divided by 1 - dropout;
+   * dropout_state says which are. On the CPU only: no kernel has dropout. 0: none.
+   */
+  double dropout;
 } warptile_attention_desc;
 
 /**
@@ -426,6 +431,11 @@ typedef struct warptile_attention_memory {
    * Scales by which values in e4m3 are multiplied: finite, above 0.
    */
   const float *v_scale;
+  /**
+   * Eight words: the seed and the offset of dropout's random numbers, each with the low half first, and the numbers of the first sequence,
+   * head, query and key. Those of query and key are multiples of 32.
+   */
+  const int32_t *dropout_state;
 } warptile_attention_memory;
 
 /**
@@ -1018,4 +1028,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 6edd7cb13a5463e24b2ea0a8bb1c0205d8f33b381c0c140560dfaf13078ac8eb */
+/* Seal of header.sh: 6a653297c8bace05ff818e09b5ea2b7d5127faf0bca3738d4f1143d9b39a2fe6 */

@@ -114,6 +114,9 @@ pub struct AttentionDesc {
     pub k_scales: u32,
     /// With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
     pub v_scales: u32,
+    /// Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Weights that are kept are divided by 1 - dropout;
+    /// dropout_state says which are. On the CPU only: no kernel has dropout. 0: none.
+    pub dropout: f64,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -166,6 +169,9 @@ pub struct AttentionMemory {
     pub k_scale: *const f32,
     /// Scales by which values in e4m3 are multiplied: finite, above 0.
     pub v_scale: *const f32,
+    /// Eight words: the seed and the offset of dropout's random numbers, each with the low half first, and the numbers of the first sequence,
+    /// head, query and key. Those of query and key are multiples of 32.
+    pub dropout_state: *const i32,
 }
 
 // SAFETY: as above.
@@ -190,6 +196,7 @@ memory!(AttentionMemory {
     KeyMask: key_mask,
     KScale: k_scale,
     VScale: v_scale,
+    DropoutState: dropout_state,
 });
 
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
@@ -262,6 +269,7 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
         (Operand::QueryLengths, query_lengths),
         (Operand::KeyLengths, key_lengths),
         (Operand::BlockTable, table.is_some()),
+        (Operand::DropoutState, desc.dropout != 0.0),
     ] {
         // SAFETY: the caller's promise.
         let numbers = unsafe { lists.get(operand, wanted) }?;
@@ -322,6 +330,7 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
     let mut scoring = Scoring::new().mask(mask.diagonal(diagonal));
     scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
     scoring.softcap = (desc.softcap != 0.0).then_some(desc.softcap);
+    scoring.dropout = (desc.dropout != 0.0).then_some(desc.dropout as f32);
     scoring.alibi = match desc.alibi {
         WARPTILE_ALIBI_NONE => None,
         WARPTILE_ALIBI_PER_HEAD => Some(AlibiShape::PerHead),

@@ -3,7 +3,7 @@
 use attention::ElementType;
 use attention::cpu::raw::{self, HostMemory};
 use attention::kernels::{Count, Elements, Kind};
-use attention::spec::{Numbers, Operand, Request, Slots};
+use attention::spec::{DropoutState, Numbers, Operand, Request, Slots};
 
 use crate::error::{Failure, Result};
 use crate::structs::{address, check_pointer};
@@ -82,6 +82,7 @@ impl<M: Memory> Lists<'_, M> {
         let len = match operand.kind() {
             Kind::List(Count::Offsets) => self.sequences.saturating_add(1),
             Kind::List(Count::Table) => self.entries,
+            Kind::List(Count::State) => DropoutState::WORDS,
             Kind::List(Count::NewRows) => self.new_rows,
             _ => self.sequences,
         };

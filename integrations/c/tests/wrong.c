@@ -83,6 +83,12 @@ static void descriptions(void) {
     INVALID(DESC(d.diagonal = 3), "diagonal is 3");
     INVALID(DESC(d.alibi = 3), "alibi is 3");
     INVALID(DESC(d.sinks = 2), "sinks is 2, but must be 0 or 1");
+    INVALID(DESC(d.dropout = 1), "dropout is 1, but must be a probability from 0 to below 1");
+    WORKS(DESC(d.dropout = 0.5));
+    INVALID(RUN(d.dropout = 0.5), "dropout_state is null");
+    INVALID(RUN(m.dropout_state = (int32_t[8]){0}), "dropout_state is given, but");
+    WORKS(RUN(d.dropout = 0.5; m.dropout_state = (int32_t[8]){1, 2, 3}));
+    INVALID(RUN(d.dropout = 0.5; m.dropout_state = (int32_t[8]){0, 0, 0, 0, 0, 0, 0, 8}), "dropout_state[7] is 8");
     INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");
     INVALID(DESC(d.v_scales = 1), "v_scales is given, but cache_element is not WARPTILE_E4M3");
     INVALID(DESC(d.cache_element = WARPTILE_E4M3; d.k_scales = 3), "k_scale has 3 numbers; it needs 1, or one for each of the 2");
