@@ -1,7 +1,6 @@
 //! The scheme `gather`: each rank fetches the keys that its queries see, one group of heads after the other, while the group before is
 //! computed. Only bytes travel; no sum is ever made across ranks.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use warptile::spec::Operand;
@@ -10,7 +9,6 @@ use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor
 use crate::error::{Error, OfRank, Result};
 use crate::group::Streams;
 use crate::lse::{Piece, ShardedLse};
-use crate::nccl::control::FIELD;
 use crate::need::{Part, parts, staged};
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
@@ -30,13 +28,8 @@ pub(crate) fn forward<T: Element>(
     let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
     let kv = [&k[..], &v[..]];
     let group = shards.group();
-    let agreed = {
-        group
-            .processes()
-            .zip(group.streams(group.local_ranks().start))
-    }
-    .map(|(nccl, streams)| nccl.agree(&describe(shards, attention, q, kv), streams))
-    .transpose()?;
+    let shapes = [q[0].shape(), k[0].tensor.shape(), v[0].tensor.shape()];
+    let agreed = shards.agree::<T>(attention, shapes)?;
     let spans: Vec<_> = all_needs.iter().map(|needs| &needs.spans[..]).collect();
     // What a rank's thread submits waits for nothing that another one submits later.
     let outputs = group.each(|rank| {
@@ -53,7 +46,11 @@ pub(crate) fn forward<T: Element>(
             false => plan::groups(kv_heads),
         };
         let stage = |heads| match group.processes() {
-            Some(nccl) => nccl.exchange(shards, &spans, heads, kv),
+            Some(nccl) => {
+                let of = |reader: usize| (spans[reader], heads);
+                let wanted = kv.map(|from| stage::wanted(shards.map(), rank, &from[0], of));
+                nccl.exchange(group, wanted)
+            }
             None => {
                 let stage = |from| stage::rows_of_heads(shards, rank, spans[rank], heads, from);
                 Ok([stage(kv[0]).of_rank(rank)?, stage(kv[1]).of_rank(rank)?])
@@ -199,31 +196,6 @@ struct To<T: Element> {
     dkv: [Tensor<T>; 2],
     /// From its queries.
     d_sinks: Option<Tensor<f32>>,
-}
-
-/// A call as ranks compare it before they exchange rows.
-fn describe<T: Element>(
-    shards: &Shards<'_>,
-    attention: &Attention,
-    q: &[Tensor<T>],
-    [k, v]: [&[Source<'_, T>]; 2],
-) -> String {
-    let mut sharding = DefaultHasher::new();
-    shards.map().hash(&mut sharding);
-    let [_, _, heads, head_dim] = q[0].shape();
-    let [_, _, kv_heads, value_dim] = v[0].tensor.shape();
-    [
-        format!("gather of {} rows", shards.map().len()),
-        format!("a sharding of digest {:x}", sharding.finish()),
-        format!("{heads} query heads for {kv_heads} of keys"),
-        format!(
-            "head sizes {head_dim}, {} and {value_dim}",
-            k[0].tensor.shape()[3]
-        ),
-        format!("elements of {}", std::any::type_name::<T>()),
-        format!("{attention:?}"),
-    ]
-    .join(&FIELD.to_string())
 }
 
 /// The keys that a rank's queries see, by where these are.

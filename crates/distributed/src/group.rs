@@ -83,7 +83,7 @@ impl Group {
     }
 
     /// A group of processes, each of which has one rank on a GPU of its own. Waits until all have called this, at most as long as
-    /// [`World::timeout`] says. Only [`Scheme::Gather`](crate::Scheme::Gather) has been written for it.
+    /// [`World::timeout`] says.
     ///
     /// # Errors
     /// [`Error::Nccl`], which says where NCCL was looked for; [`Error::TooFewRanks`]; [`Error::Rendezvous`]; [`Error::Failure`] with the

@@ -10,9 +10,9 @@ use warptile::{Attention, Element, GradientsInto, Keys, Layout, Queries, Tensor}
 
 use crate::error::{Error, OfRank, Result};
 use crate::lse::{Piece, ShardedLse};
-use crate::shard::part;
+use crate::shard::{RowMap, part};
 use crate::shards::{Gradients, Output, Shards};
-use crate::stage::{Copied, Source, put_together, rows_of_heads};
+use crate::stage::{Copied, Source, Wanted, put_together, rows_of_heads, wanted};
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,10 +93,15 @@ pub(crate) fn forward<T: Element>(
     let offsets = offsets(shards)?;
     let all_rows = 0..shards.map().len();
     let group = shards.group();
-    let computed = group.each(|rank| {
-        let Share { queries, keys } = &shares[rank];
-        let of = [(queries, &q[..]), (keys, &k[..]), (keys, &v[..])];
-        let [q, k, v] = all_rows_of(shards, rank, of);
+    let shapes = [
+        q[0].tensor.shape(),
+        k[0].tensor.shape(),
+        v[0].tensor.shape(),
+    ];
+    let agreed = shards.agree::<T>(attention, shapes)?;
+    let [q_heads, kv_heads] = heads_of(&shares);
+    let compute = |rank: usize, [q, k, v]: [warptile::Result<Tensor<T>>; 3]| {
+        let queries = &shares[rank].queries;
         let (q, k, v) = (q?, k?, v?);
         let layout = Layout::bhsd([1, queries.len(), all_rows.len(), value_dim]);
         let mut out = group.uninit(rank, layout)?;
@@ -111,12 +116,21 @@ pub(crate) fn forward<T: Element>(
             lse,
         });
         warptile::Result::Ok((out, pieces.collect()))
+    };
+    let computed = group.each(|rank| {
+        let of = [(&q_heads[..], &q[..]), (&kv_heads, &k), (&kv_heads, &v)];
+        compute(rank, all_rows_of(shards, rank, of)?).of_rank(rank)
     });
-    let computed = { computed.into_iter().enumerate() }.map(|(rank, out)| out.of_rank(rank));
-    let computed = computed.collect::<Result<Vec<_>>>();
+    let computed = computed.into_iter().collect::<Result<Vec<_>>>();
     [q, k, v].into_iter().try_for_each(Source::end_all)?;
+    // Other processes wait for this one's rows.
+    let computed = match group.processes() {
+        Some(nccl) => nccl.or_fail(computed),
+        None => computed,
+    };
     let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed?.into_iter().unzip();
-    let out = given_back(shards, &computed, shares.iter().map(|share| &share.queries))?;
+    let out = given_back(shards, &computed, &q_heads)?;
+    drop(agreed);
     Ok(Output::new(out, attention, lse))
 }
 
@@ -138,18 +152,19 @@ pub(crate) fn backward<T: Element>(
     let all_rows = 0..shards.map().len();
     let group = shards.group();
     let is_shared = kv_heads < shares.len();
+    let [q_heads, all_kv_heads] = heads_of(&shares);
     let computed = group.each(|rank| {
         let Share { queries, keys } = &shares[rank];
         let lse = lse.of_launch(rank, &[(all_rows.clone(), 0)], queries)?;
+        let of = [
+            (&all_kv_heads[..], &k[..]),
+            (&all_kv_heads, &v),
+            (&q_heads, &q),
+            (&q_heads, &out),
+            (&q_heads, &d_out),
+        ];
+        let [k, v, q, out, d_out] = all_rows_of(shards, rank, of)?;
         let compute = || {
-            let of = [
-                (keys, &k[..]),
-                (keys, &v),
-                (queries, &q),
-                (queries, &out),
-                (queries, &d_out),
-            ];
-            let [k, v, q, out, d_out] = all_rows_of(shards, rank, of);
             let (k, v, q, out, d_out) = (k?, v?, q?, out?, d_out?);
             let layout =
                 |heads: &Range<usize>, dim| Layout::bhsd([1, heads.len(), all_rows.len(), dim]);
@@ -193,10 +208,10 @@ pub(crate) fn backward<T: Element>(
     }
     let of_keys = |at: usize| match is_shared {
         true => added(shards, &sums[at], &shares, kv_heads),
-        false => given_back(shards, &rounded[at], shares.iter().map(|share| &share.keys)),
+        false => given_back(shards, &rounded[at], &all_kv_heads),
     };
     Ok(Gradients {
-        dq: given_back(shards, &dq, shares.iter().map(|share| &share.queries))?,
+        dq: given_back(shards, &dq, &q_heads)?,
         dk: of_keys(0)?,
         dv: of_keys(1)?,
         d_sinks: None,
@@ -210,16 +225,36 @@ enum OfKeys<T: Element> {
     Sums([Tensor<f32>; 2]),
 }
 
-/// All rows of the heads that each tensor comes with.
-fn all_rows_of<'s, T: Element, const N: usize>(
+/// The query heads of all ranks, and their key/value heads.
+fn heads_of(shares: &[Share]) -> [Vec<Range<usize>>; 2] {
+    let queries = shares.iter().map(|share| share.queries.clone());
+    let keys = shares.iter().map(|share| share.keys.clone());
+    [queries.collect(), keys.collect()]
+}
+
+/// The heads of all ranks, and a tensor that they are of.
+pub(crate) type OfHeads<'a, 's, T> = (&'a [Range<usize>], &'s [Source<'s, T>]);
+
+/// All rows of a rank's heads of each tensor.
+pub(crate) fn all_rows_of<'s, T: Element, const N: usize>(
     shards: &'s Shards<'_>,
     rank: usize,
-    of: [(&Range<usize>, &'s [Source<'s, T>]); N],
-) -> [warptile::Result<Tensor<T>>; N] {
+    of: [OfHeads<'_, 's, T>; N],
+) -> Result<[warptile::Result<Tensor<T>>; N]> {
     let span = 0..shards.map().len();
     let spans = std::slice::from_ref(&span);
-    let staged = of.map(|(heads, from)| rows_of_heads(shards, rank, spans, heads, from));
-    staged.map(|staged| staged?.into_tensor())
+    let staged = match shards.group().processes() {
+        Some(nccl) => {
+            let wanted = of.map(|(heads, from)| {
+                wanted(shards.map(), rank, &from[0], |reader| {
+                    (spans, &heads[reader])
+                })
+            });
+            nccl.exchange(shards.group(), wanted)?.map(Ok)
+        }
+        None => of.map(|(heads, from)| rows_of_heads(shards, rank, spans, &heads[rank], from)),
+    };
+    Ok(staged.map(|staged| staged?.into_tensor()))
 }
 
 fn of_call<'a, T: Element>(
@@ -235,20 +270,36 @@ fn of_call<'a, T: Element>(
 }
 
 /// The rows of each rank, of all heads, from tensors that have all rows of some heads each.
-fn given_back<'s, T: Element>(
+pub(crate) fn given_back<T: Element>(
     shards: &Shards<'_>,
     computed: &[Tensor<T>],
-    heads: impl Iterator<Item = &'s Range<usize>>,
+    heads: &[Range<usize>],
 ) -> Result<Vec<Tensor<T>>> {
-    let heads: Vec<_> = heads.cloned().collect();
     let all_heads = heads.iter().map(|heads| heads.end).max().unwrap_or(0);
     let parts = Source::lend_all(computed)?;
-    let outputs = shards.group().each(|rank| {
-        let parts = heads.iter().map(|heads| heads.start).zip(&parts);
-        rows_of_rank(shards, rank, all_heads, parts)?.into_tensor()
+    let (group, map) = (shards.group(), shards.map());
+    let outputs = group.each(|rank| {
+        let Some(nccl) = group.processes() else {
+            let parts = heads.iter().map(|heads| heads.start).zip(&parts);
+            let copied = rows_of_rank(shards, rank, all_heads, parts);
+            return copied.and_then(Copied::into_tensor).of_rank(rank);
+        };
+        let [.., dim] = parts[0].tensor.shape();
+        let copies = (0..map.ranks()).flat_map(|reader| {
+            { heads.iter().enumerate() }.flat_map(move |(owner, heads)| {
+                let rows = rows_back(map, reader, heads.clone(), dim).into_iter();
+                rows.map(move |rows| (reader, owner, rows))
+            })
+        });
+        let wanted = Wanted {
+            source: &parts[0],
+            layout: Layout::bhsd([1, all_heads, map.local_len(rank), dim]),
+            copies: copies.collect(),
+        };
+        let [out] = nccl.exchange(group, [wanted])?;
+        out.into_tensor().of_rank(rank)
     });
-    let outputs = { outputs.into_iter().enumerate() }.map(|(rank, out)| out.of_rank(rank));
-    let outputs = outputs.collect();
+    let outputs = outputs.into_iter().collect();
     Source::end_all(parts)?;
     outputs
 }
@@ -295,27 +346,34 @@ fn rows_of_rank<'s, T: Element>(
     heads: usize,
     parts: impl Iterator<Item = (usize, &'s Source<'s, T>)>,
 ) -> warptile::Result<Copied<T>> {
-    let (local_rows, mut dim) = (shards.map().local_len(rank), 0);
+    let (map, mut dim) = (shards.map(), 0);
     let mut copies = Vec::new();
     for (head, source) in parts {
-        let [_, rows, count, of_head] = source.tensor.shape();
+        let [_, _, count, of_head] = source.tensor.shape();
         dim = of_head;
-        let mut local = 0;
-        for chunk in shards.map().chunks(rank) {
-            let rows = Rows {
-                count,
-                len: chunk.rows.len() * dim,
-                from: chunk.rows.start * dim,
-                from_pitch: rows * dim,
-                to: (head * local_rows + local) * dim,
-                to_pitch: local_rows * dim,
-            };
-            local += chunk.rows.len();
-            copies.push((source, rows));
-        }
+        let rows = rows_back(map, rank, head..head + count, dim);
+        copies.extend(rows.into_iter().map(|rows| (source, rows)));
     }
-    let layout = Layout::bhsd([1, heads, local_rows, dim]);
+    let layout = Layout::bhsd([1, heads, map.local_len(rank), dim]);
     put_together(shards.group(), rank, layout, copies.into_iter())?.copied()
+}
+
+/// The rows of a rank in a tensor that has all rows of some heads, and in the rank's tensor of all heads.
+fn rows_back(map: &RowMap, rank: usize, heads: Range<usize>, dim: usize) -> Vec<Rows> {
+    let (local_rows, mut local) = (map.local_len(rank), 0);
+    let rows = map.chunks(rank).iter().map(|chunk| {
+        let to = heads.start * local_rows + local;
+        local += chunk.rows.len();
+        Rows {
+            count: heads.len(),
+            len: chunk.rows.len() * dim,
+            from: chunk.rows.start * dim,
+            from_pitch: map.len() * dim,
+            to: to * dim,
+            to_pitch: local_rows * dim,
+        }
+    });
+    rows.collect()
 }
 
 /// Where the documents begin and end, if there are several.

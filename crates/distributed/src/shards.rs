@@ -1,7 +1,8 @@
 //! Tensors of which each rank has its own rows.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile::driver::DeviceBuffer;
 use warptile::spec::Operand;
@@ -12,6 +13,7 @@ use crate::gather;
 use crate::group::{Group, Streams};
 use crate::heads;
 use crate::lse::{Piece, ShardedLse};
+use crate::nccl::control::FIELD;
 use crate::plan::Scheme;
 use crate::shard::RowMap;
 
@@ -182,11 +184,32 @@ impl<'a> Shards<'a> {
         self.check_call(attention, q, [k, v])?;
         match self.scheme {
             Scheme::Gather => gather::forward(self, attention, q, [k, v]),
-            Scheme::Heads => {
-                self.group.one_process("Scheme::Heads")?;
-                heads::forward(self, attention, q, [k, v])
-            }
+            Scheme::Heads => heads::forward(self, attention, q, [k, v]),
         }
+    }
+
+    /// Has the ranks of several processes compare a call before they exchange rows, which belong to it until the answer is dropped.
+    pub(crate) fn agree<T: Element>(
+        &self,
+        attention: &Attention,
+        [q, k, v]: [[usize; 4]; 3],
+    ) -> Result<Option<MutexGuard<'_, ()>>> {
+        let streams = self.group.streams(self.group.local_ranks().start);
+        let Some((nccl, streams)) = self.group.processes().zip(streams) else {
+            return Ok(None);
+        };
+        let mut sharding = DefaultHasher::new();
+        self.map.hash(&mut sharding);
+        let call = [
+            format!("{} of {} rows", self.scheme, self.map.len()),
+            format!("a sharding of digest {:x}", sharding.finish()),
+            format!("{} query heads for {} of keys", q[2], k[2]),
+            format!("head sizes {}, {} and {}", q[3], k[3], v[3]),
+            format!("elements of {}", std::any::type_name::<T>()),
+            format!("{attention:?}"),
+        ];
+        nccl.agree(&call.join(&FIELD.to_string()), streams)
+            .map(Some)
     }
 
     /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of

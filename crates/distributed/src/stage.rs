@@ -129,6 +129,36 @@ pub(crate) fn rows_of_heads<'s, T: Element>(
     put_together(shards.group(), rank, layout, copies)
 }
 
+/// A tensor of rows from ranks of several processes.
+pub(crate) struct Wanted<'s, T: Element> {
+    /// The rows of this rank.
+    pub(crate) source: &'s Source<'s, T>,
+    pub(crate) layout: Layout,
+    /// Each rank as a reader, the owner of what it reads, and the rows.
+    pub(crate) copies: Vec<(usize, usize, Rows)>,
+}
+
+/// As [`rows_of_heads`], by the spans and heads of each rank.
+pub(crate) fn wanted<'s, 'o, T: Element>(
+    map: &RowMap,
+    rank: usize,
+    source: &'s Source<'s, T>,
+    of: impl Fn(usize) -> (&'o [Range<usize>], &'o Range<usize>),
+) -> Wanted<'s, T> {
+    let [.., head_dim] = source.tensor.shape();
+    let copies = (0..map.ranks()).flat_map(|reader| {
+        let (spans, heads) = of(reader);
+        let copies = copies(map, spans, heads, head_dim).into_iter();
+        copies.map(move |(owner, rows)| (reader, owner, rows))
+    });
+    let (spans, heads) = of(rank);
+    Wanted {
+        source,
+        layout: Layout::bhsd([1, heads.len(), staged_rows(spans), head_dim]),
+        copies: copies.collect(),
+    }
+}
+
 /// How many rows `spans` have.
 pub(crate) fn staged_rows(spans: &[Range<usize>]) -> usize {
     spans.iter().map(Range::len).sum()

@@ -87,7 +87,17 @@ fn forward_of<T: Element>(
     attention: &Attention,
     one: T,
 ) -> Result<()> {
-    let shards = group.shards(sharding, len)?;
+    forward_by(Scheme::Gather, group, (sharding, len), attention, one)
+}
+
+fn forward_by<T: Element>(
+    scheme: Scheme,
+    group: &Group,
+    (sharding, len): (&Sharding, usize),
+    attention: &Attention,
+    one: T,
+) -> Result<()> {
+    let shards = group.shards(sharding, len)?.scheme(scheme);
     let split = |heads: usize| shards.split(&vec![one; len * heads * 64], heads, 64);
     let (q, k, v) = (split(8)?, split(4)?, split(4)?);
     let out = shards.forward(attention, &q, (&k, &v))?;
@@ -129,6 +139,8 @@ fn copies_and_kernels_are_ordered() {
                 for attention in &options {
                     forward_of(&group, sharding, *len, attention, f16::ONE).unwrap();
                 }
+                let rows = (sharding, *len);
+                forward_by(Scheme::Heads, &group, rows, &options[0], f16::ONE).unwrap();
             }
             // The group is dropped with work in its queues.
             if ranks != 3 {
@@ -147,12 +159,13 @@ fn what_needs_one_process_says_so() {
         let group = host.group(world).unwrap();
         assert_eq!(group.local_ranks(), world.rank()..world.rank() + 1);
         let shards = group.shards(&Sharding::Zigzag, 64).unwrap();
-        let shards = shards.scheme(Scheme::Heads);
         let q = shards.split(&[f16::ONE; 64 * 2 * 64], 2, 64).unwrap();
-        let error = shards.forward(&Attention::new(), &q, (&q, &q));
-        let error = error.unwrap_err().to_string();
+        let attention = Attention::new();
+        let out = shards.forward(&attention, &q, (&q, &q)).unwrap();
+        let error = { shards.backward(&attention, &q, &q, (&q, &q), &out) }.unwrap_err();
+        let error = error.to_string();
         assert!(
-            error.starts_with("Scheme::Heads needs all ranks in one process"),
+            error.starts_with("backward needs all ranks in one process"),
             "{error}"
         );
         assert!(shards.join(&q).is_err() && group.broadcast(&q[0]).is_err());
@@ -201,7 +214,14 @@ fn results_of_all_ranks_are_merged_on_each() {
 #[test]
 fn different_calls_are_an_error_on_all_ranks() {
     type Call = fn(&Group) -> Result<()>;
-    let calls: [(Call, &str); 5] = [
+    let calls: [(Call, &str); 6] = [
+        (
+            |group| {
+                let (rows, attention) = ((&Sharding::Zigzag, 512), Attention::new());
+                forward_by(Scheme::Heads, group, rows, &attention, f16::ONE)
+            },
+            "heads of 512 rows",
+        ),
         (|group| forward(group, 500), "500 rows"),
         (
             |group| {
@@ -595,7 +615,11 @@ fn schedule(host: &Host, seed: u64, symbols: &[&str]) -> bool {
             let group = group.as_ref().unwrap();
             for call in 1..4 {
                 pause(call);
-                forward(group, 256).map_err(|error| error.to_string())?;
+                let attention = Attention::new().mask(Mask::causal());
+                let scheme = [Scheme::Gather, Scheme::Heads][seed as usize % 2];
+                let rows = (&Sharding::Zigzag, 256);
+                forward_by(scheme, group, rows, &attention, f16::ONE)
+                    .map_err(|error| error.to_string())?;
             }
             group.synchronize(SLACK).map_err(|error| error.to_string())
         });

@@ -7,20 +7,19 @@ mod rendezvous;
 pub(crate) mod world;
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use warptile::bytemuck::Pod;
 use warptile::driver::{DeviceBuffer, DeviceSlice, Lent, LentBuffer, Rows, Stream};
-use warptile::{Backend, Element, Layout};
+use warptile::{Backend, Element};
 use warptile_nccl_sys::NcclApi;
 
 use crate::error::{Error, OfRank, Result};
+use crate::group::Group;
 use crate::group::Streams;
-use crate::shards::Shards;
-use crate::stage::{Source, Staged, copies, staged_rows};
+use crate::stage::{Staged, Wanted};
 use comm::{Comm, Message};
 use control::{Control, Watched};
 use failure::Failure;
@@ -158,16 +157,13 @@ impl Nccl {
         Ok(calls)
     }
 
-    /// The rows that this rank needs of some heads, of keys and values. Those of other ranks are under way, and so are this rank's to
-    /// others; `spans` are what each rank needs.
-    pub(crate) fn exchange<'s, T: Element>(
+    /// Tensors of rows from several ranks, whose messages are under way.
+    pub(crate) fn exchange<'s, T: Element, const N: usize>(
         &self,
-        shards: &'s Shards<'_>,
-        spans: &[&[Range<usize>]],
-        heads: &Range<usize>,
-        kv: [&'s [Source<'s, T>]; 2],
-    ) -> Result<[Staged<'s, T>; 2]> {
-        self.or_fail(self.try_exchange(shards, spans, heads, kv))
+        group: &'s Group,
+        wanted: [Wanted<'s, T>; N],
+    ) -> Result<[Staged<'s, T>; N]> {
+        self.or_fail(self.try_exchange(group, wanted))
     }
 
     /// What each rank has, in memory of this one; none for its own. All ranks have as much.
@@ -211,7 +207,7 @@ impl Nccl {
     }
 
     /// A failure of this rank's own becomes that of all.
-    fn or_fail<R>(&self, result: Result<R>) -> Result<R> {
+    pub(crate) fn or_fail<R>(&self, result: Result<R>) -> Result<R> {
         let result = result.and_then(|result| self.check().map(|()| result));
         result.map_err(|error| match error {
             Error::Failure(_) => error,
@@ -219,62 +215,55 @@ impl Nccl {
         })
     }
 
-    fn try_exchange<'s, T: Element>(
+    fn try_exchange<'s, T: Element, const N: usize>(
         &self,
-        shards: &'s Shards<'_>,
-        spans: &[&[Range<usize>]],
-        heads: &Range<usize>,
-        kv: [&'s [Source<'s, T>]; 2],
-    ) -> Result<[Staged<'s, T>; 2]> {
-        let (rank, map, group) = (self.world.rank, shards.map(), shards.group());
+        group: &'s Group,
+        wanted: [Wanted<'s, T>; N],
+    ) -> Result<[Staged<'s, T>; N]> {
+        let rank = self.world.rank;
         let streams = group.streams(rank).ok_or(Error::OneProcess("the CPU"))?;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
-        let mut stage = |from: &'s [Source<'s, T>]| {
-            let Source { tensor, .. } = from[0];
-            let lent = from[0].lent()?;
-            let [.., head_dim] = tensor.shape();
-            let layout = Layout::bhsd([1, heads.len(), staged_rows(spans[rank]), head_dim]);
-            let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?.lend()?;
+        let (mut reads, mut buffers, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        for Wanted {
+            source,
+            layout,
+            copies,
+        } in &wanted
+        {
+            let lent = source.lent().of_rank(rank)?;
+            let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach());
+            let buffer = buffer.and_then(DeviceBuffer::lend).of_rank(rank)?;
             let mut own = Vec::new();
-            for (reader, spans) in spans.iter().enumerate() {
-                for (owner, rows) in copies(map, spans, heads, head_dim) {
-                    let Rows { to, to_pitch, .. } = rows;
-                    let Rows {
-                        from, from_pitch, ..
-                    } = rows;
-                    match (owner == rank, reader == rank) {
-                        (true, true) => own.push((lent, rows)),
-                        (true, false) => {
-                            sends.extend(messages::<T>(
-                                reader,
-                                lent.pointer(),
-                                [from, from_pitch],
-                                rows,
-                            ));
-                        }
-                        (false, true) => {
-                            receives.extend(messages::<T>(
-                                owner,
-                                buffer.pointer(),
-                                [to, to_pitch],
-                                rows,
-                            ));
-                        }
-                        (false, false) => {}
+            for &(reader, owner, rows) in copies {
+                match (reader == rank, owner == rank) {
+                    (true, true) => own.push((lent, rows)),
+                    (false, true) => {
+                        let place = [rows.from, rows.from_pitch];
+                        sends.extend(messages::<T>(reader, lent.pointer(), place, rows));
                     }
+                    (true, false) => {
+                        let place = [rows.to, rows.to_pitch];
+                        receives.extend(messages::<T>(owner, buffer.pointer(), place, rows));
+                    }
+                    (false, false) => {}
                 }
             }
-            warptile::Result::Ok((lent, buffer, (layout, own)))
-        };
-        let [k, v] = kv.map(&mut stage);
-        let ((k, k_buffer, k_own), (v, v_buffer, v_own)) = (k.of_rank(rank)?, v.of_rank(rank)?);
-        let (buffers, messages) = ([k_buffer, v_buffer], [&sends[..], &receives]);
-        // SAFETY: `copies` has rows inside of the tensors that are lent and of the buffers.
-        let [k_buffer, v_buffer] = unsafe { self.submit(streams, &[k, v], buffers, messages) }?;
-        let staged = [(k_buffer, k_own), (v_buffer, v_own)];
-        Ok(staged.map(|(buffer, (layout, own))| {
-            Staged::underway(group.backend(rank), buffer, layout, (&streams.near, own))
-        }))
+            reads.push(lent);
+            buffers.push(buffer);
+            rest.push((layout, own));
+        }
+        // SAFETY: the copies are inside of the tensors that are lent and of the buffers.
+        let buffers = unsafe { self.submit(streams, &reads, buffers, [&sends, &receives]) }?;
+        let staged = buffers
+            .into_iter()
+            .zip(rest)
+            .map(|(buffer, (layout, own))| {
+                Staged::underway(group.backend(rank), buffer, *layout, (&streams.near, own))
+            });
+        match <[_; N]>::try_from(staged.collect::<Vec<_>>()) {
+            Ok(staged) => Ok(staged),
+            Err(_) => unreachable!("there is a buffer for each tensor"),
+        }
     }
 
     /// Has the stream for copies send from what is lent and receive into the buffers, all of which it returns.
@@ -367,9 +356,10 @@ mod tests {
     use warptile_fake_nccl::FakeNccl;
 
     use super::*;
+    use crate::Sharding;
+    use crate::heads::{all_rows_of, given_back};
     use crate::need::{parts, staged};
-    use crate::stage::position;
-    use crate::{Group, Sharding};
+    use crate::stage::{Source, position, staged_rows, wanted};
 
     /// Kernels of the stand-in compute nothing, so what they would read is looked at.
     #[test]
@@ -415,10 +405,28 @@ mod tests {
                     .collect();
                 shards.split(&data, heads, dim).unwrap()
             });
+            // There and back: all rows of some heads, then the rank's rows of all heads. Two ranks have none of the first tensor.
+            for (shares, own) in [([0..0, 0..3, 3..3], &k), ([0..1, 1..1, 1..3], &v)] {
+                let lent = Source::lend_all(own).unwrap();
+                let [all] = all_rows_of(&shards, rank, [(&shares[..], &lent[..])]).unwrap();
+                let all = [all.unwrap()];
+                for (at, found) in all[0].to_vec().unwrap().into_iter().enumerate() {
+                    let [.., dim] = own[0].shape();
+                    let head = shares[rank].start + at / dim / len;
+                    assert_eq!(found, value(at / dim % len, head, at % dim));
+                }
+                let back = given_back(&shards, &all, &shares).unwrap();
+                assert_eq!(back[0].to_vec().unwrap(), own[0].to_vec().unwrap());
+            }
             let (k, v) = (Source::lend_all(&k).unwrap(), Source::lend_all(&v).unwrap());
             for part in [0..1, 1..heads] {
                 let nccl = group.processes().unwrap();
-                let got = nccl.exchange(&shards, &spans, &part, [&k, &v]).unwrap();
+                let wanted = [&k, &v].map(|from| {
+                    wanted(shards.map(), rank, &from[0], |reader| {
+                        (spans[reader], &part)
+                    })
+                });
+                let got = nccl.exchange(&group, wanted).unwrap();
                 for (mut got, dim) in got.into_iter().zip(dims) {
                     got.copy_own().unwrap();
                     let got = got.into_tensor().unwrap().to_vec().unwrap();
