@@ -29,7 +29,7 @@ pub(crate) fn forward<T: Element>(
     let kv = [&k[..], &v[..]];
     let group = shards.group();
     let shapes = [q[0].shape(), k[0].tensor.shape(), v[0].tensor.shape()];
-    let agreed = shards.agree::<T>(attention, shapes)?;
+    let agreed = shards.agree::<T>("forward", attention, shapes)?;
     let spans: Vec<_> = all_needs.iter().map(|needs| &needs.spans[..]).collect();
     // What a rank's thread submits waits for nothing that another one submits later.
     let outputs = group.each(|rank| {
@@ -386,7 +386,10 @@ impl Rank<'_> {
         let rank = self.rank;
         let q = &given.q[rank];
         let heads = 0..q.shape()[2];
-        let lse = given.output.1.of_launch(rank, &documents.chunks, &heads)?;
+        let lse = given
+            .output
+            .1
+            .of_launch([rank; 2], &documents.chunks, &heads)?;
         let (queries, keys) = documents.of_call(q, given.kv.map(|from| from[rank].tensor));
         let [dk, dv] = &mut to.dkv;
         let mut into = GradientsInto::new().dq(&mut to.dq).dk(dk).dv(dv);
@@ -421,7 +424,7 @@ impl Rank<'_> {
         let shared_by = q.shape()[2] / given.kv[0][rank].tensor.shape()[2];
         let of = heads.start * shared_by..heads.end * shared_by;
         for (part, own) in self.needs.parts() {
-            let lse = { given.output.1 }.of_launch(rank, &[(part.rows.clone(), 0)], &of)?;
+            let lse = { given.output.1 }.of_launch([rank; 2], &[(part.rows.clone(), 0)], &of)?;
             let rows = |of_rows: &Tensor<T>| of_rows.rows(part.local.clone())?.heads(of.clone());
             let mut compute = || {
                 let [k, v] = match own {

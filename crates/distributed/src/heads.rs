@@ -9,10 +9,11 @@ use warptile::spec::Heads;
 use warptile::{Attention, Element, GradientsInto, Keys, Layout, Queries, Tensor};
 
 use crate::error::{Error, OfRank, Result};
+use crate::group::Group;
 use crate::lse::{Piece, ShardedLse};
 use crate::shard::{RowMap, part};
 use crate::shards::{Gradients, Output, Shards};
-use crate::stage::{Copied, Source, Wanted, put_together, rows_of_heads, wanted};
+use crate::stage::{Source, Staged, Wanted, put_together, rows_of_heads, wanted};
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +99,7 @@ pub(crate) fn forward<T: Element>(
         k[0].tensor.shape(),
         v[0].tensor.shape(),
     ];
-    let agreed = shards.agree::<T>(attention, shapes)?;
+    let agreed = shards.agree::<T>("forward", attention, shapes)?;
     let [q_heads, kv_heads] = heads_of(&shares);
     let compute = |rank: usize, [q, k, v]: [warptile::Result<Tensor<T>>; 3]| {
         let queries = &shares[rank].queries;
@@ -123,12 +124,8 @@ pub(crate) fn forward<T: Element>(
     });
     let computed = computed.into_iter().collect::<Result<Vec<_>>>();
     [q, k, v].into_iter().try_for_each(Source::end_all)?;
-    // Other processes wait for this one's rows.
-    let computed = match group.processes() {
-        Some(nccl) => nccl.or_fail(computed),
-        None => computed,
-    };
-    let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed?.into_iter().unzip();
+    let computed = all_or_none(group, computed)?;
+    let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed.into_iter().unzip();
     let out = given_back(shards, &computed, &q_heads)?;
     drop(agreed);
     Ok(Output::new(out, attention, lse))
@@ -153,9 +150,15 @@ pub(crate) fn backward<T: Element>(
     let group = shards.group();
     let is_shared = kv_heads < shares.len();
     let [q_heads, all_kv_heads] = heads_of(&shares);
+    let shapes = [
+        q[0].tensor.shape(),
+        k[0].tensor.shape(),
+        v[0].tensor.shape(),
+    ];
+    let agreed = shards.agree::<T>("backward", attention, shapes)?;
     let computed = group.each(|rank| {
         let Share { queries, keys } = &shares[rank];
-        let lse = lse.of_launch(rank, &[(all_rows.clone(), 0)], queries)?;
+        let lse = lse.of_launch([rank, group.place(rank)], &[(all_rows.clone(), 0)], queries)?;
         let of = [
             (&all_kv_heads[..], &k[..]),
             (&all_kv_heads, &v),
@@ -197,7 +200,7 @@ pub(crate) fn backward<T: Element>(
         .into_iter()
         .try_for_each(Source::end_all)?;
     let (mut dq, mut sums, mut rounded) = (Vec::new(), [vec![], vec![]], [vec![], vec![]]);
-    for (of_rank, of_keys) in computed? {
+    for (of_rank, of_keys) in all_or_none(group, computed)? {
         dq.push(of_rank);
         match of_keys {
             OfKeys::Sums(dkv) => { sums.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of)),
@@ -210,12 +213,22 @@ pub(crate) fn backward<T: Element>(
         true => added(shards, &sums[at], &shares, kv_heads),
         false => given_back(shards, &rounded[at], &all_kv_heads),
     };
-    Ok(Gradients {
+    let gradients = Gradients {
         dq: given_back(shards, &dq, &q_heads)?,
         dk: of_keys(0)?,
         dv: of_keys(1)?,
         d_sinks: None,
-    })
+    };
+    drop(agreed);
+    Ok(gradients)
+}
+
+/// Of several processes, the others wait for what one has computed: its failure is that of all.
+fn all_or_none<R>(group: &Group, computed: Result<R>) -> Result<R> {
+    match group.processes() {
+        Some(nccl) => nccl.or_fail(computed),
+        None => computed,
+    }
 }
 
 /// Gradients of a rank's keys and values.
@@ -278,26 +291,34 @@ pub(crate) fn given_back<T: Element>(
     let all_heads = heads.iter().map(|heads| heads.end).max().unwrap_or(0);
     let parts = Source::lend_all(computed)?;
     let (group, map) = (shards.group(), shards.map());
+    let [.., dim] = parts[0].tensor.shape();
+    let of = |reader: usize| {
+        { heads.iter().enumerate() }.flat_map(move |(owner, heads)| {
+            let rows = rows_back(map, reader, heads.clone(), dim).into_iter();
+            rows.map(move |rows| (owner, rows))
+        })
+    };
     let outputs = group.each(|rank| {
-        let Some(nccl) = group.processes() else {
-            let parts = heads.iter().map(|heads| heads.start).zip(&parts);
-            let copied = rows_of_rank(shards, rank, all_heads, parts);
-            return copied.and_then(Copied::into_tensor).of_rank(rank);
+        let layout = Layout::bhsd([1, all_heads, map.local_len(rank), dim]);
+        let staged = match group.processes() {
+            Some(nccl) => {
+                let readers = 0..map.ranks();
+                let copies = readers
+                    .flat_map(|reader| of(reader).map(move |(owner, rows)| (reader, owner, rows)));
+                let wanted = Wanted {
+                    source: &parts[0],
+                    layout,
+                    copies: copies.collect(),
+                };
+                nccl.exchange(group, [wanted])?.map(Ok)
+            }
+            None => {
+                let copies = of(rank).map(|(owner, rows)| (&parts[owner], rows));
+                [put_together(group, rank, layout, copies)]
+            }
         };
-        let [.., dim] = parts[0].tensor.shape();
-        let copies = (0..map.ranks()).flat_map(|reader| {
-            { heads.iter().enumerate() }.flat_map(move |(owner, heads)| {
-                let rows = rows_back(map, reader, heads.clone(), dim).into_iter();
-                rows.map(move |rows| (reader, owner, rows))
-            })
-        });
-        let wanted = Wanted {
-            source: &parts[0],
-            layout: Layout::bhsd([1, all_heads, map.local_len(rank), dim]),
-            copies: copies.collect(),
-        };
-        let [out] = nccl.exchange(group, [wanted])?;
-        out.into_tensor().of_rank(rank)
+        let [out] = staged.map(|staged| staged.and_then(Staged::into_tensor));
+        out.of_rank(rank)
     });
     let outputs = outputs.into_iter().collect();
     Source::end_all(parts)?;
@@ -311,51 +332,27 @@ fn added<T: Element>(
     shares: &[Share],
     kv_heads: usize,
 ) -> Result<Vec<Tensor<T>>> {
-    let parts = Source::lend_all(computed)?;
+    let one_each: Vec<_> = (0..shares.len()).map(|rank| rank..rank + 1).collect();
     let group = shards.group();
+    let all = given_back(shards, computed, &one_each)?;
     let outputs = group.each(|rank| {
-        let local = 0..shards.map().local_len(rank);
-        let dim = computed[rank].shape()[3];
-        let mut out = group.uninit(rank, Layout::bhsd([1, kv_heads, local.len(), dim]))?;
-        let copied = parts.iter().map(|part| {
-            let part = std::iter::once((0, part));
-            rows_of_rank(shards, rank, 1, part)
-        });
-        let copied = copied.collect::<warptile::Result<Vec<_>>>()?;
-        let copied = copied.into_iter().map(Copied::into_tensor);
-        let copied = copied.collect::<warptile::Result<Vec<_>>>()?;
-        for head in 0..kv_heads {
-            let of_head = { copied.iter().zip(shares) }
-                .filter(|(_, share)| share.keys.start == head)
-                .map(|(copied, _)| copied);
-            let of_head: Vec<_> = of_head.collect();
-            out.with_part(local.clone(), head..head + 1, |out| sum_into(&of_head, out))??;
-        }
-        warptile::Result::Ok(out)
+        let all = &all[group.place(rank)];
+        let [_, rows, _, dim] = all.shape();
+        let add = || {
+            let mut out = group.uninit(rank, Layout::bhsd([1, kv_heads, rows, dim]))?;
+            for head in 0..kv_heads {
+                let sharing = shares.iter().zip(&one_each);
+                let parts = { sharing.filter(|(share, _)| share.keys.start == head) }
+                    .map(|(_, of)| all.heads(of.clone()));
+                let parts = parts.collect::<warptile::Result<Vec<_>>>()?;
+                let parts: Vec<_> = parts.iter().collect();
+                out.with_part(0..rows, head..head + 1, |out| sum_into(&parts, out))??;
+            }
+            warptile::Result::Ok(out)
+        };
+        add().of_rank(rank)
     });
-    let outputs = { outputs.into_iter().enumerate() }.map(|(rank, out)| out.of_rank(rank));
-    let outputs = outputs.collect();
-    Source::end_all(parts)?;
-    outputs
-}
-
-/// The rows of a rank, of `heads` heads, from tensors that have all rows of some heads each: from the number with it on.
-fn rows_of_rank<'s, T: Element>(
-    shards: &'s Shards<'_>,
-    rank: usize,
-    heads: usize,
-    parts: impl Iterator<Item = (usize, &'s Source<'s, T>)>,
-) -> warptile::Result<Copied<T>> {
-    let (map, mut dim) = (shards.map(), 0);
-    let mut copies = Vec::new();
-    for (head, source) in parts {
-        let [_, _, count, of_head] = source.tensor.shape();
-        dim = of_head;
-        let rows = rows_back(map, rank, head..head + count, dim);
-        copies.extend(rows.into_iter().map(|rows| (source, rows)));
-    }
-    let layout = Layout::bhsd([1, heads, map.local_len(rank), dim]);
-    put_together(shards.group(), rank, layout, copies.into_iter())?.copied()
+    outputs.into_iter().collect()
 }
 
 /// The rows of a rank in a tensor that has all rows of some heads, and in the rank's tensor of all heads.

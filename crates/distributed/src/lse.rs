@@ -21,10 +21,10 @@ pub(crate) struct Piece {
 }
 
 impl ShardedLse {
-    /// The log-sum-exp of some heads, from the launch with these chunks.
+    /// The log-sum-exp of some heads, from the launch with these chunks, by the rank that has the given place in this process.
     pub(crate) fn of_launch(
         &self,
-        rank: usize,
+        [rank, place]: [usize; 2],
         chunks: &[(Range<usize>, usize)],
         heads: &Range<usize>,
     ) -> Result<Lse> {
@@ -32,7 +32,7 @@ impl ShardedLse {
             let all = &piece.heads;
             piece.chunks == chunks && all.start <= heads.start && heads.end <= all.end
         };
-        let pieces = self.0.get(rank).map_or(&[][..], |pieces| &pieces[..]);
+        let pieces = self.0.get(place).map_or(&[][..], |pieces| &pieces[..]);
         let Some(piece) = pieces.iter().find(has) else {
             return Err(Error::Argument {
                 rank,

@@ -191,6 +191,7 @@ impl<'a> Shards<'a> {
     /// Has the ranks of several processes compare a call before they exchange rows, which belong to it until the answer is dropped.
     pub(crate) fn agree<T: Element>(
         &self,
+        call: &str,
         attention: &Attention,
         [q, k, v]: [[usize; 4]; 3],
     ) -> Result<Option<MutexGuard<'_, ()>>> {
@@ -201,7 +202,7 @@ impl<'a> Shards<'a> {
         let mut sharding = DefaultHasher::new();
         self.map.hash(&mut sharding);
         let call = [
-            format!("{} of {} rows", self.scheme, self.map.len()),
+            format!("{call} by {} of {} rows", self.scheme, self.map.len()),
             format!("a sharding of digest {:x}", sharding.finish()),
             format!("{} query heads for {} of keys", q[2], k[2]),
             format!("head sizes {}, {} and {}", q[3], k[3], v[3]),
@@ -226,7 +227,6 @@ impl<'a> Shards<'a> {
         (k, v): (&[Tensor<T>], &[Tensor<T>]),
         output: &Output<T>,
     ) -> Result<Gradients<T>> {
-        self.group.one_process("backward")?;
         self.check_call(attention, q, [k, v])?;
         self.check("d_out", d_out)?;
         self.check("out", &output.out)?;
@@ -236,7 +236,10 @@ impl<'a> Shards<'a> {
         };
         let output = (&output.out[..], lse);
         match self.scheme {
-            Scheme::Gather => gather::backward(self, attention, d_out, q, [k, v], output),
+            Scheme::Gather => {
+                self.group.one_process("backward by Scheme::Gather")?;
+                gather::backward(self, attention, d_out, q, [k, v], output)
+            }
             Scheme::Heads => heads::backward(self, attention, d_out, q, [k, v], output),
         }
     }

@@ -99,9 +99,15 @@ fn forward_by<T: Element>(
 ) -> Result<()> {
     let shards = group.shards(sharding, len)?.scheme(scheme);
     let split = |heads: usize| shards.split(&vec![one; len * heads * 64], heads, 64);
-    let (q, k, v) = (split(8)?, split(4)?, split(4)?);
-    let out = shards.forward(attention, &q, (&k, &v))?;
-    assert_eq!(out.out.len(), 1);
+    // By heads, some ranks share one of keys.
+    let kv_heads = if scheme == Scheme::Heads { 2 } else { 4 };
+    let (q, k, v) = (split(8)?, split(kv_heads)?, split(kv_heads)?);
+    let output = shards.forward(attention, &q, (&k, &v))?;
+    assert_eq!(output.out.len(), 1);
+    if scheme == Scheme::Heads {
+        let gradients = shards.backward(attention, &output.out, &q, (&k, &v), &output)?;
+        assert_eq!(gradients.dk[0].shape(), k[0].shape());
+    }
     Ok(())
 }
 
@@ -165,7 +171,7 @@ fn what_needs_one_process_says_so() {
         let error = { shards.backward(&attention, &q, &q, (&q, &q), &out) }.unwrap_err();
         let error = error.to_string();
         assert!(
-            error.starts_with("backward needs all ranks in one process"),
+            error.starts_with("backward by Scheme::Gather needs all ranks in one process"),
             "{error}"
         );
         assert!(shards.join(&q).is_err() && group.broadcast(&q[0]).is_err());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use warptile::driver::Driver;
 use warptile::half::bf16;
 use warptile::{Attention, Backend, Mask};
-use warptile_distributed::{Error, Failure, Group, Result, Sharding, World};
+use warptile_distributed::{Error, Failure, Group, Result, Scheme, Sharding, World};
 use warptile_fake_cuda::FakeDriver;
 use warptile_fake_nccl::FakeNccl;
 
@@ -161,33 +161,35 @@ fn equals_one_call(
         .out
         .to_vec()
         .unwrap();
-    let shards = group.shards(sharding, len).unwrap();
-    let [q, k, v] = [0, 1, 2].map(|at| {
-        let (data, heads) = &tensors[at];
-        shards.split(data, *heads, dim).unwrap()
-    });
-    let run = || {
-        let out = shards.forward(&attention, &q, (&k, &v)).unwrap();
-        group.synchronize(TIMEOUT).unwrap();
-        out.out[0].to_vec().unwrap()
-    };
-    let found = run();
-    let rows = shards.map().chunks(group.local_ranks().start);
-    let rows: Vec<_> = rows.iter().flat_map(|chunk| chunk.rows.clone()).collect();
-    assert_eq!(found.len(), rows.len() * heads * dim);
-    for (at, found) in found.iter().enumerate() {
-        let (head, row, of) = (at / dim / rows.len(), rows[at / dim % rows.len()], at % dim);
-        let expected = expected[(row * heads + head) * dim + of].to_f32();
-        assert!(
-            (found.to_f32() - expected).abs() <= 0.008 + 0.008 * expected.abs(),
-            "{len} rows, {sharding:?}, {mask:?}: row {row}, head {head} is {found}, not {expected}"
-        );
-    }
-    for _ in 0..5 {
-        assert!(
-            run() == found,
-            "{len} rows, {sharding:?}, {mask:?}: other bits"
-        );
+    for scheme in [Scheme::Gather, Scheme::Heads] {
+        let shards = group.shards(sharding, len).unwrap().scheme(scheme);
+        let [q, k, v] = [0, 1, 2].map(|at| {
+            let (data, heads) = &tensors[at];
+            shards.split(data, *heads, dim).unwrap()
+        });
+        let run = || {
+            let out = shards.forward(&attention, &q, (&k, &v)).unwrap();
+            group.synchronize(TIMEOUT).unwrap();
+            out.out[0].to_vec().unwrap()
+        };
+        let found = run();
+        let rows = shards.map().chunks(group.local_ranks().start);
+        let rows: Vec<_> = rows.iter().flat_map(|chunk| chunk.rows.clone()).collect();
+        assert_eq!(found.len(), rows.len() * heads * dim);
+        for (at, found) in found.iter().enumerate() {
+            let (head, row, of) = (at / dim / rows.len(), rows[at / dim % rows.len()], at % dim);
+            let expected = expected[(row * heads + head) * dim + of].to_f32();
+            assert!(
+                (found.to_f32() - expected).abs() <= 0.008 + 0.008 * expected.abs(),
+                "{scheme:?}, {len} rows, {sharding:?}, {mask:?}: row {row}, head {head} is {found}, not {expected}"
+            );
+        }
+        for _ in 0..5 {
+            assert!(
+                run() == found,
+                "{scheme:?}, {len} rows, {sharding:?}, {mask:?}: other bits"
+            );
+        }
     }
 }
 
