@@ -1,9 +1,11 @@
 //! Attention over several devices, of one process or of several.
 //!
 //! [`Group::local`] takes the devices of one process, [`Group::nccl`] one of each process. [`Group::shards`] deals rows to them, and
-//! [`Shards::forward`] and [`Shards::backward`] compute; [`Group::broadcast`] and [`Group::merge`] are for keys that stay where they are.
+//! [`Shards::forward`] and [`Shards::backward`] compute; [`Group::cache`] deals the pages of a cache, and [`Group::broadcast`] and
+//! [`Group::merge`] are for other keys that stay where they are.
 //! `docs/several-gpus.md` has examples.
 
+mod cache;
 mod error;
 mod gather;
 mod group;
@@ -18,6 +20,7 @@ mod shards;
 mod stage;
 mod sums;
 
+pub use cache::ShardedCache;
 pub use error::{Error, Result};
 pub use group::Group;
 pub use lse::ShardedLse;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use warptile::driver::Driver;
-use warptile::{Attention, Backend, Mask, half::f16};
-use warptile_distributed::{Group, Scheme, Sharding};
+use warptile::{Attention, Backend, KvCache, Layout, Mask, half::f16};
+use warptile_distributed::{Error, Group, Scheme, ShardedCache, Sharding};
 use warptile_fake_cuda::FakeDriver;
 
 fn open(ranks: &[u32]) -> (FakeDriver, Group) {
@@ -274,6 +274,71 @@ fn queries_go_to_all_ranks_and_results_come_back() {
         group.synchronize(Duration::from_secs(10)).unwrap();
         drop((q, group));
         fake.assert_clean();
+    }
+}
+
+/// Prompts, then tokens, into a cache whose pages are dealt.
+fn generate(group: &Group) -> warptile_distributed::Result<()> {
+    let home = &group.backends()[0];
+    let tensor = |rows: usize, heads: usize| {
+        let data = vec![f16::ONE; rows * heads * 64];
+        let tensor = home.tensor(&data, [1, rows, heads, 64]);
+        tensor.map_err(|source| Error::Rank { rank: 0, source })
+    };
+    let builder = KvCache::builder(2, 64).pages(32).page_rows(16).sequences(2);
+    let mut cache = group.cache(&builder)?;
+    let sequences = [cache.allocate(), cache.allocate()];
+    for rows in [[100, 3], [1, 1], [1, 1]] {
+        let pages = |cache: &ShardedCache<'_, f16>| -> Vec<_> {
+            cache.caches().iter().map(KvCache::free_pages).collect()
+        };
+        let before = (pages(&cache), sequences.map(|sequence| cache.len(sequence)));
+        let steps = [(sequences[0], rows[0]), (sequences[1], rows[1])];
+        if let Err(error) = cache.step(&steps) {
+            let after = (pages(&cache), sequences.map(|sequence| cache.len(sequence)));
+            assert_eq!(after, before);
+            cache.step(&steps).unwrap();
+            return Err(error);
+        }
+        let kv = tensor(rows[0] + rows[1], 2)?;
+        cache.append(0, &kv, &kv)?;
+        if rows == [1, 1] {
+            let q = tensor(2, 8)?;
+            let q = q.view_as(Layout::bshd([2, 1, 8, 64])).unwrap();
+            cache.attend(0, &Attention::new(), &q)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_dealt_cache_is_written_and_read_in_order() {
+    for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
+        let (fake, group) = open(ranks);
+        generate(&group).unwrap();
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        drop(group);
+        fake.assert_clean();
+    }
+    for (symbol, code, step) in [
+        ("cuMemAllocFromPoolAsync", 2, 5),
+        ("cuMemcpyHtoDAsync_v2", 1, 1),
+    ] {
+        for nth in (1..).step_by(step) {
+            let (fake, group) = open(&[0, 1]);
+            fake.fail(Some(symbol), nth, code);
+            let result = generate(&group);
+            if fake.fault().is_none() {
+                assert!(nth > 1, "{symbol} is never called");
+                break;
+            }
+            let error = result.unwrap_err().to_string();
+            assert!(error.starts_with("rank "), "{error}");
+            generate(&group).unwrap();
+            group.synchronize(Duration::from_secs(10)).unwrap();
+            drop(group);
+            fake.assert_clean();
+        }
     }
 }
 

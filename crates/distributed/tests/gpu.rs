@@ -6,6 +6,8 @@ use warptile::half::{bf16, f16};
 use warptile::{Attention, Backend, Diagonal, ElementType, Keys, Mask, Queries};
 use warptile_distributed::{Group, Scheme, Sharding};
 
+#[path = "common/dealt.rs"]
+mod dealt;
 #[path = "common/gradients.rs"]
 mod gradients;
 
@@ -216,4 +218,12 @@ fn random_gradients_match_float64() {
     quickcheck::QuickCheck::new()
         .tests(100)
         .quickcheck(check as fn(gradients::Problem) -> bool);
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn dealt_cache() {
+    for ranks in [2, 3, 4] {
+        dealt::a_dealt_cache_is_one_cache(&group(ranks));
+    }
 }

@@ -1,97 +1,49 @@
-//! Decoding from a cache whose pages are dealt to ranks on the CPU, against attention to all keys.
+//! Results of keys that stay with ranks on the CPU.
 
-use warptile::{Attention, Backend, KvCache, Tensor};
+use warptile::{Attention, Backend};
 use warptile_distributed::Group;
 
-const PAGE_ROWS: usize = 4;
-const HEADS: [usize; 2] = [4, 2];
-const DIM: usize = 8;
+#[path = "common/dealt.rs"]
+mod dealt;
 
-fn data(len: usize, seed: f32) -> Vec<f32> {
-    (0..len)
-        .map(|i| ((i as f32 + seed) * 0.731).sin())
-        .collect()
-}
+use dealt::{builder, data};
 
-/// What a rank has of the keys and values: its pages of each sequence.
-fn cache(
-    backend: &Backend,
-    [rank, ranks]: [usize; 2],
-    sequences: &[[Vec<f32>; 2]],
-) -> KvCache<f32> {
-    let row = HEADS[1] * DIM;
-    let mut cache = KvCache::builder(HEADS[1], DIM)
-        .pages(64)
-        .page_rows(PAGE_ROWS)
-        .sequences(sequences.len())
-        .build(backend)
-        .unwrap();
-    let (mut steps, mut rows) = (Vec::new(), [Vec::new(), Vec::new()]);
-    for sequence in sequences {
-        let is_mine = |at: &usize| at / PAGE_ROWS % ranks == rank;
-        let mine: Vec<usize> = (0..sequence[0].len() / row).filter(is_mine).collect();
-        for (rows, data) in rows.iter_mut().zip(sequence) {
-            rows.extend(mine.iter().flat_map(|at| &data[at * row..][..row]));
-        }
-        steps.push((cache.allocate(), mine.len()));
+#[test]
+fn a_dealt_cache_is_one_cache() {
+    for ranks in [2, 3, 5] {
+        let group = Group::local(vec![Backend::cpu(); ranks]).unwrap();
+        dealt::a_dealt_cache_is_one_cache(&group);
     }
-    cache.step(&steps).unwrap();
-    let total = rows[0].len() / row;
-    let [k, v] = rows.map(|rows| backend.tensor(&rows, [1, total, HEADS[1], DIM]).unwrap());
-    cache.append(0, &k, &v).unwrap().run().unwrap();
-    cache
 }
 
 #[test]
-fn pages_of_all_ranks_are_one_cache() {
+fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
     let backend = Backend::cpu();
-    for ranks in [2, 3, 5] {
-        // Of the second some ranks have no row.
-        let lengths = [37, 3, 20];
-        let sequences: Vec<[Vec<f32>; 2]> = { lengths.iter() }
-            .map(|len| [0.1, 0.2].map(|seed| data(len * HEADS[1] * DIM, seed + *len as f32)))
-            .collect();
-        let q = data(lengths.len() * HEADS[0] * DIM, 0.3);
-        let q = backend
-            .tensor(&q, [lengths.len(), 1, HEADS[0], DIM])
-            .unwrap();
-        let group = Group::local(vec![backend.clone(); ranks]).unwrap();
-        let caches: Vec<_> = (0..ranks)
-            .map(|rank| cache(&backend, [rank, ranks], &sequences))
-            .collect();
-        let attention = Attention::new().scale(0.4);
-        let run = || {
-            let parts = group.broadcast(&q).unwrap();
-            let parts = parts.iter().zip(&caches);
-            let parts: Vec<_> = { parts }
-                .map(|(q, cache)| attention.forward(q, cache.keys(0).unwrap()).unwrap())
-                .collect();
-            let (out, lse) = group.merge(&parts).unwrap();
-            (out.to_vec().unwrap(), lse.to_vec().unwrap())
-        };
-        let (out, lse) = run();
-        assert_eq!(run(), (out.clone(), lse.clone()), "other bits");
-        for (at, (data, len)) in sequences.iter().zip(lengths).enumerate() {
-            let tensor = |data| backend.tensor(data, [1, len, HEADS[1], DIM]).unwrap();
-            let (k, v): (Tensor<f32>, Tensor<f32>) = (tensor(&data[0]), tensor(&data[1]));
-            let q = q.entries(at..at + 1).unwrap();
-            let all = attention.forward(&q, (&k, &v)).unwrap();
-            let (of_out, of_lse) = (HEADS[0] * DIM, HEADS[0]);
-            let expected = [
-                all.out.to_vec().unwrap(),
-                all.lse.unwrap().to_vec().unwrap(),
-            ];
-            let found = [&out[at * of_out..][..of_out], &lse[at * of_lse..][..of_lse]];
-            for (found, expected) in found.iter().zip(&expected) {
-                for (found, expected) in found.iter().zip(expected) {
-                    assert!(
-                        (found - expected).abs() <= 1e-6 * (1.0 + expected.abs()),
-                        "{ranks} ranks, sequence {at}: {found}, not {expected}"
-                    );
-                }
-            }
-        }
-    }
+    let group = Group::local([backend.clone(), backend.clone()]).unwrap();
+    let mut cache = group.cache(&builder().pages(2)).unwrap();
+    let sequence = cache.allocate();
+    cache.step(&[(sequence, 5)]).unwrap();
+    // Rank 0 would need a third page.
+    let error = cache.step(&[(sequence, 12)]).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0: "), "{error}");
+    assert_eq!(cache.len(sequence), Some(5));
+    let other = cache.allocate();
+    cache.step(&[(sequence, 11)]).unwrap();
+    assert_eq!(cache.len(sequence), Some(16));
+    let unknown = group.cache(&builder()).unwrap().allocate();
+    assert!(cache.step(&[(unknown, 1)]).is_err());
+    let x = backend.tensor(&data(16, 0.0), [1, 1, 2, 8]).unwrap();
+    let error = cache.append(0, &x, &x).unwrap_err().to_string();
+    assert!(
+        error.starts_with("rank 0: k must be dense, with"),
+        "{error}"
+    );
+    cache.step(&[(other, 0)]).unwrap();
+    let refused = |attention: Attention| {
+        let error = cache.attend(0, &attention, &x).unwrap_err();
+        error.to_string()
+    };
+    assert!(refused(Attention::new()).contains("one new row"));
 }
 
 #[test]

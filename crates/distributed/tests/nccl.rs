@@ -199,12 +199,15 @@ fn decode(group: &Group, heads: usize) -> Result<()> {
 #[test]
 fn results_of_all_ranks_are_merged_on_each() {
     let host = Host::new(3);
+    let all_done = std::sync::Barrier::new(3);
     let failures = each(&worlds(3), |world| {
         let group = host.group(world).unwrap();
         for _ in 0..3 {
             decode(&group, 8).unwrap();
         }
         group.synchronize(SLACK).unwrap();
+        // A failure ends the calls of all ranks.
+        all_done.wait();
         failure(decode(&group, [8, 8, 4][world.rank()]))
     });
     for failure in failures {

@@ -1,0 +1,246 @@
+//! A cache whose pages are dealt to the ranks.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use warptile::cache::{KvCacheBuilder, SequenceId};
+use warptile::driver::Rows;
+use warptile::{Attention, Element, KvCache, Layout, Lse, Mask, Tensor};
+
+use crate::error::{Error, OfRank, Result};
+use crate::group::Group;
+use crate::stage::{Source, put_together};
+
+/// A [`KvCache`] over the ranks of a group: page `p` of a sequence is with rank `p % ranks`, so each has its share of every long sequence.
+///
+/// Keys are stored as they are given: rotate them before, by their places in their sequences.
+#[derive(Debug)]
+pub struct ShardedCache<'a, T: Element> {
+    group: &'a Group,
+    caches: Vec<KvCache<T>>,
+    sequences: HashMap<SequenceId, Sequence>,
+    step: Step,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    /// Its parts, by rank.
+    parts: Vec<SequenceId>,
+    len: usize,
+}
+
+/// The new rows of a step.
+#[derive(Debug, Default)]
+struct Step {
+    /// The runs of each rank among the rows of all sequences.
+    runs: Vec<Vec<Range<usize>>>,
+    rows: usize,
+    /// The number of sequences, if each has one new row.
+    single: Option<usize>,
+}
+
+impl Group {
+    /// A cache whose pages are dealt to the ranks; `builder` describes the share of each.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] with the rank whose share cannot be made.
+    pub fn cache<T: Element>(&self, builder: &KvCacheBuilder<T>) -> Result<ShardedCache<'_, T>> {
+        self.one_process("a cache")?;
+        let caches = self.backends().iter().enumerate();
+        let caches = caches.map(|(rank, backend)| builder.clone().build(backend).of_rank(rank));
+        Ok(ShardedCache {
+            group: self,
+            caches: caches.collect::<Result<_>>()?,
+            sequences: HashMap::new(),
+            step: Step::default(),
+        })
+    }
+}
+
+impl<T: Element> ShardedCache<'_, T> {
+    /// A new sequence without rows.
+    pub fn allocate(&mut self) -> SequenceId {
+        let parts: Vec<_> = self.caches.iter_mut().map(KvCache::allocate).collect();
+        let id = parts[0];
+        self.sequences.insert(id, Sequence { parts, len: 0 });
+        id
+    }
+
+    /// Gives a sequence's pages back.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] if it is not a sequence of this cache, or was freed.
+    pub fn free(&mut self, sequence: SequenceId) -> Result<()> {
+        let parts = self.sequences.remove(&sequence).map(|of| of.parts);
+        // An unknown one is rank 0's error.
+        let parts = parts.unwrap_or_else(|| vec![sequence]);
+        { self.caches.iter_mut().zip(parts).enumerate() }
+            .try_for_each(|(rank, (cache, part))| cache.free(part).of_rank(rank))
+    }
+
+    /// Rows of a sequence; `None` if it is not one of this cache.
+    pub fn len(&self, sequence: SequenceId) -> Option<usize> {
+        self.sequences.get(&sequence).map(|of| of.len)
+    }
+
+    /// The share of each rank.
+    pub fn caches(&self) -> &[KvCache<T>] {
+        &self.caches
+    }
+
+    /// Begins a step, in which each of these sequences gets the given number of new rows.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] as [`KvCache::step`]; no sequence has grown then.
+    pub fn step(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
+        let (page, ranks) = (self.caches[0].page_rows(), self.caches.len());
+        let mut steps = vec![Vec::with_capacity(rows.len()); ranks];
+        let mut step = Step {
+            runs: vec![Vec::new(); ranks],
+            rows: 0,
+            single: rows
+                .iter()
+                .all(|(_, more)| *more == 1)
+                .then_some(rows.len()),
+        };
+        for &(sequence, more) in rows {
+            let Some(Sequence { parts, len }) = self.sequences.get(&sequence) else {
+                // Rank 0 names it.
+                steps[0].push((sequence, more));
+                continue;
+            };
+            let (first, mut counts, mut row) = (*len, vec![0; ranks], *len);
+            let end = len.saturating_add(more);
+            while row < end {
+                let (owner, to) = (row / page % ranks, end.min(row - row % page + page));
+                let at = step.rows + row - first;
+                step.runs[owner].push(at..at + to - row);
+                counts[owner] += to - row;
+                row = to;
+            }
+            step.rows += more;
+            for ((steps, part), count) in steps.iter_mut().zip(parts).zip(counts) {
+                steps.push((*part, count));
+            }
+        }
+        self.step = Step::default();
+        for rank in 0..ranks {
+            if let Err(error) = self.caches[rank].step(&steps[rank]).of_rank(rank) {
+                self.take_back(&steps[..rank]);
+                return Err(error);
+            }
+        }
+        for (sequence, more) in rows {
+            if let Some(sequence) = self.sequences.get_mut(sequence) {
+                sequence.len += more;
+            }
+        }
+        self.step = step;
+        Ok(())
+    }
+
+    /// Undoes the steps of the first ranks.
+    fn take_back(&mut self, steps: &[Vec<(SequenceId, usize)>]) {
+        for (cache, step) in self.caches.iter_mut().zip(steps) {
+            for &(part, more) in step {
+                // It is there, so this does not fail.
+                let before = cache.len(part).map(|len| len.saturating_sub(more));
+                drop(before.and_then(|before| cache.truncate(part, before)));
+            }
+        }
+    }
+
+    /// Writes the keys and values of the step into a layer, each row into its owner's share. They are dense, on rank 0, and
+    /// `[1, rows of all sequences, heads, head size]`, or `[sequences, rows, heads, head size]` where all have as many.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for tensors that are not the step's; [`Error::Rank`] as [`KvCache::append`].
+    pub fn append(&mut self, layer: usize, k: &Tensor<T>, v: &Tensor<T>) -> Result<()> {
+        for (name, tensor) in [("k", k), ("v", v)] {
+            let shape = tensor.shape();
+            let is_dense = *tensor.layout() == Layout::bshd(shape);
+            if !is_dense || shape[0] * shape[1] != self.step.rows {
+                return self.refused(format!(
+                    "{name} must be dense, with {} rows",
+                    self.step.rows
+                ));
+            }
+            if !tensor.backend().is_same(&self.group.backends()[0]) {
+                return self.refused(format!("{name} must be on rank 0"));
+            }
+        }
+        let (group, runs) = (self.group, &self.step.runs);
+        let lent = [Source::lend(0, k)?, Source::lend(0, v)?];
+        let written = group.each_of(&mut self.caches, |rank, cache| {
+            let own = |source| {
+                let [_, _, heads, dim] = { source as &Source<'_, T> }.tensor.shape();
+                let (row, mut to) = (heads * dim, 0);
+                let copies = runs[rank].iter().map(|run| {
+                    let rows = Rows {
+                        count: 1,
+                        len: run.len() * row,
+                        from: run.start * row,
+                        from_pitch: run.len() * row,
+                        to: to * row,
+                        to_pitch: run.len() * row,
+                    };
+                    to += run.len();
+                    (source, rows)
+                });
+                let copies: Vec<_> = copies.collect();
+                let layout = Layout::bshd([1, to, heads, dim]);
+                put_together(group, rank, layout, copies.into_iter())?.into_tensor()
+            };
+            let [k, v] = lent.each_ref().map(own);
+            let (k, v) = (k?, v?);
+            cache.append(layer, &k, &v)?.run()
+        });
+        let written =
+            { written.into_iter().enumerate() }.map(|(rank, written)| written.of_rank(rank));
+        let written = written.collect();
+        lent.into_iter().try_for_each(Source::end)?;
+        written
+    }
+
+    /// Attention of a step with one new row for each sequence, `[sequences, 1, heads, head size]`, to all keys of its sequence, the new one
+    /// included: each rank attends to its keys, and the results are merged on rank 0 in the order of the ranks.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for another step, for masks that hide keys, and for options with numbers for each head, which would count
+    /// on every rank; [`Error::Rank`] as [`Attention::forward`].
+    pub fn attend(
+        &self,
+        layer: usize,
+        attention: &Attention,
+        q: &Tensor<T>,
+    ) -> Result<(Tensor<T>, Lse)> {
+        let [batch, rows, _, _] = q.shape();
+        if self.step.single != Some(batch) || rows != 1 {
+            return self.refused(
+                "each sequence of the step must have one new row, and q that one".to_owned(),
+            );
+        }
+        let mask = attention.mask_set();
+        if !(mask.hides_nothing() || mask == Mask::causal()) {
+            return self.refused(format!(
+                "{mask:?} hides keys by their places, which a rank does not have"
+            ));
+        }
+        if attention.has_numbers() {
+            return self.refused(
+                "options with numbers for each head are not for a dealt cache".to_owned(),
+            );
+        }
+        let attention = attention.clone().mask(Mask::none());
+        let queries = self.group.broadcast(q)?;
+        let parts = { queries.iter().zip(&self.caches).enumerate() }.map(|(rank, (q, cache))| {
+            let keys = cache.keys(layer).of_rank(rank)?;
+            attention.forward(q, keys).of_rank(rank)
+        });
+        self.group.merge(&parts.collect::<Result<Vec<_>>>()?)
+    }
+
+    fn refused<R>(&self, rule: String) -> Result<R> {
+        Err(Error::Argument { rank: 0, rule })
+    }
+}
