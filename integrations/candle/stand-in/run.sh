@@ -36,6 +36,7 @@ build --bins --features "$features"
 for example in attention packed; do
     LD_LIBRARY_PATH=$on_cpu "$built/examples/$example"
 done
+LD_LIBRARY_PATH=$on_cpu "$built/examples/train" 3
 # Both cudarc and warptile find the driver by its name.
 LD_LIBRARY_PATH=$libraries/1:$libraries "$built/warptile-candle-stand-in"
 build --no-default-features --features warptile-candle-stand-in/candle-cuda

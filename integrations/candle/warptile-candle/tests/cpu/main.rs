@@ -4,6 +4,9 @@
 mod common;
 mod errors;
 mod gradients;
+#[path = "../../examples/train/model.rs"]
+mod model;
 mod random;
 mod signatures;
+mod training;
 mod writes;
