@@ -89,17 +89,50 @@ impl Expected {
         one_us: f64,
     ) -> Result<Self> {
         match scheme {
-            Scheme::Gather => Self::gather(map, mask, heads, size, one_us),
+            Scheme::Gather => Self::gather(map, mask, heads, [size, 0], one_us),
             Scheme::Heads => Self::heads(map, heads, size, one_us),
         }
     }
 
-    fn gather(map: &RowMap, mask: Mask, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
+    /// Predicts the gradients of a call, as [`new`](Self::new) the call, from one device's time for all of them.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn gradients(
+        scheme: Scheme,
+        map: &RowMap,
+        mask: Mask,
+        heads: Heads,
+        size: usize,
+        one_us: f64,
+    ) -> Result<Self> {
+        match scheme {
+            Scheme::Gather => Self::gather(map, mask, heads, [size, size_of::<f32>()], one_us),
+            Scheme::Heads => Self::gradients_by_heads(map, heads, size, one_us),
+        }
+    }
+
+    /// An element of keys has the first size, and one of their gradients' shares the second: 0 if there are none.
+    fn gather(
+        map: &RowMap,
+        mask: Mask,
+        heads: Heads,
+        [size, of_shares]: [usize; 2],
+        one_us: f64,
+    ) -> Result<Self> {
         let kv_heads = heads.key_value;
-        let row_bytes = kv_heads * heads.key_value_elements() * size;
-        let groups = groups(kv_heads);
+        let row = kv_heads * heads.key_value_elements();
+        let (groups, last_part) = match of_shares {
+            0 => (groups(kv_heads), 0),
+            _ => {
+                let groups = groups_of_gradients(kv_heads);
+                let last = groups.last().map_or(0, Range::len);
+                (groups, last)
+            }
+        };
         let mut pairs = Vec::new();
-        let mut fetched = Vec::new();
+        // The bytes of keys, and of shares of their gradients, into each rank.
+        let mut bytes = vec![[0; 2]; map.ranks()];
         for rank in 0..map.ranks() {
             let parts = parts(map, rank, mask)?;
             let seen = { parts.iter() }
@@ -107,29 +140,62 @@ impl Expected {
             pairs.push(seen.sum::<u128>());
             let spans = staged(&parts);
             let pieces = spans.iter().flat_map(|span| map.pieces(span.clone()));
-            let rows = pieces
-                .filter(|piece| piece.rank != rank)
-                .map(|piece| piece.rows.len());
-            fetched.push((rows.sum::<usize>() * row_bytes) as u64);
+            for piece in pieces.filter(|piece| piece.rank != rank) {
+                bytes[rank][0] += piece.rows.len() * row * size;
+                bytes[piece.rank][1] += piece.rows.len() * row * of_shares;
+            }
         }
         let all = pairs.iter().sum::<u128>().max(1) as f64;
-        let time = |(pairs, fetched): (&u128, &u64)| {
-            let (compute, link) = (one_us * *pairs as f64 / all, *fetched as f64 / LINK * 1e6);
+        let time = |(pairs, bytes): (&u128, &[usize; 2])| {
+            let compute = one_us * *pairs as f64 / all;
+            let [keys, shares] = bytes.map(|bytes| bytes as f64 / LINK * 1e6);
             let first_part = groups.first().map_or(0, Range::len);
-            let first = link * first_part as f64 / kv_heads.max(1) as f64;
-            ORDERING_US + first + compute.max(link - first)
+            let of_all = |part: usize| part as f64 / kv_heads.max(1) as f64;
+            let waited_for = keys * of_all(first_part) + shares * of_all(last_part);
+            ORDERING_US + waited_for + compute.max(keys + shares - waited_for)
         };
         Ok(Expected {
             scheme: Scheme::Gather,
             groups: groups.len(),
             one_us,
-            us: pairs.iter().zip(&fetched).map(time).fold(0.0, f64::max),
-            fetched_bytes: fetched.iter().copied().max().unwrap_or(0),
+            us: pairs.iter().zip(&bytes).map(time).fold(0.0, f64::max),
+            fetched_bytes: bytes.iter().map(|all| all[0] + all[1]).max().unwrap_or(0) as u64,
         })
     }
 
-    /// All copies are waited for: before the computation, and after it for the output's rows.
+    /// The output's rows come back.
     fn heads(map: &RowMap, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
+        Self::by_heads(map, heads, one_us, |share| {
+            let row =
+                share.queries.len() * heads.dim + share.keys.len() * heads.key_value_elements();
+            let back = (heads.query - share.queries.len()) * heads.value_dim;
+            [row * size, back * size]
+        })
+    }
+
+    /// The output and its gradient travel as well, and the gradients of queries, keys and values come back: where ranks share a key/value
+    /// head, from each in `f32`.
+    fn gradients_by_heads(map: &RowMap, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
+        let of_key = heads.key_value_elements();
+        Self::by_heads(map, heads, one_us, |share| {
+            let (queries, keys) = (share.queries.len(), share.keys.len());
+            let row = queries * (heads.dim + 2 * heads.value_dim) + keys * of_key;
+            let back = (heads.query - queries) * heads.dim * size;
+            let back_of_keys = match heads.key_value < map.ranks() {
+                true => (map.ranks() - 1) * of_key * size_of::<f32>(),
+                false => (heads.key_value - keys) * of_key * size,
+            };
+            [row * size, back + back_of_keys]
+        })
+    }
+
+    /// All copies are waited for: `row_bytes` are those of each row of others before the computation, and of each of the rank's own after it.
+    fn by_heads(
+        map: &RowMap,
+        heads: Heads,
+        one_us: f64,
+        row_bytes: impl Fn(&Share) -> [usize; 2],
+    ) -> Result<Self> {
         let mut expected = Expected {
             scheme: Scheme::Heads,
             groups: 1,
@@ -139,9 +205,8 @@ impl Expected {
         };
         for (rank, share) in { Share::all(map.ranks(), heads)?.into_iter() }.enumerate() {
             let (own, queries) = (map.local_len(rank), share.queries.len());
-            let row = queries * heads.dim + share.keys.len() * heads.key_value_elements();
-            let output = (heads.query - queries) * heads.value_dim;
-            let bytes = ((map.len() - own) * row + own * output) * size;
+            let [before, after] = row_bytes(&share);
+            let bytes = (map.len() - own) * before + own * after;
             let compute = one_us * queries as f64 / heads.query as f64;
             let us = 2.0 * ORDERING_US + bytes as f64 / LINK * 1e6 + compute;
             expected.us = expected.us.max(us);

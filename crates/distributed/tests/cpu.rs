@@ -219,6 +219,20 @@ fn small_problems_are_warned_of() {
     let [gather, heads] = expect(1 << 16, 44_000.0);
     assert!(gather.gain() > 1.95 && heads.gain() > 1.7 && heads.us > gather.us);
     assert!(expect(512, 10.0).iter().all(|all| all.warning().is_some()));
+    let shards = group.shards(&Sharding::Zigzag, 1 << 16).unwrap();
+    let of = |scheme, heads| {
+        Expected::gradients(scheme, shards.map(), Mask::causal(), heads, 2, 160e3).unwrap()
+    };
+    let [gather, heads] = BOTH.map(|scheme| of(scheme, Heads::new(32, 128).key_value(8)));
+    assert!(gather.gain() > 1.97 && heads.gain() > 1.9 && heads.us > gather.us);
+    // Rank 1 fetches a quarter of the keys, and gets shares for its half of them: 4096 bytes a row and 8192.
+    assert_eq!(gather.fetched_bytes, (1 << 14) * 4096 + (1 << 15) * 8192);
+    // Both ranks have the one key/value head, and give each other shares in f32.
+    let shared = of(Scheme::Heads, Heads::new(2, 128).key_value(1));
+    assert_eq!(
+        shared.fetched_bytes,
+        (1 << 15) * (128 * 10 + 128 * 2 + 256 * 4)
+    );
     let shards = group.shards(&Sharding::Zigzag, 512).unwrap();
     let one_head = Heads::new(1, 128);
     let expected = Expected::new(Scheme::Heads, shards.map(), Mask::none(), one_head, 2, 9.0);
