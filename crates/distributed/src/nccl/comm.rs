@@ -17,6 +17,8 @@ pub(crate) struct Message {
     pub(crate) bytes: usize,
 }
 
+const ABORTED: &str = "the communicator has been aborted";
+
 #[derive(Debug)]
 pub(crate) struct Comm {
     api: Arc<NcclApi>,
@@ -69,27 +71,24 @@ impl Comm {
         f: impl FnOnce(&NcclApi, NcclComm) -> NcclResult,
     ) -> Result<(), String> {
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = handle.ok_or("the communicator has been aborted")?;
+        let handle = handle.ok_or(ABORTED)?;
         done(&self.api, symbol, f(&self.api, handle))
     }
 
-    /// Returns true if no call is in progress any more, or the communicator has ended.
-    pub(crate) fn is_done(&self) -> Result<bool, String> {
+    /// Returns true if no call is in progress any more; none of a communicator whose end has begun.
+    pub(crate) fn is_done(&self) -> Result<Option<bool>, String> {
         let mut state = NcclResult::SUCCESS;
-        if { self.handle.lock() }
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_none()
-        {
-            return Ok(true);
-        }
-        self.call("ncclCommGetAsyncError", |api, comm| {
-            // SAFETY: the communicator is alive, and `state` outlives the call.
-            match unsafe { (api.comm_get_async_error)(comm, &mut state) } {
-                NcclResult::SUCCESS => state,
-                code => code,
-            }
-        })?;
-        Ok(state == NcclResult::SUCCESS)
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(comm) = *handle else {
+            return Ok(None);
+        };
+        // SAFETY: the communicator is alive, and `state` outlives the call.
+        let code = match unsafe { (self.api.comm_get_async_error)(comm, &mut state) } {
+            NcclResult::SUCCESS => state,
+            code => code,
+        };
+        done(&self.api, "ncclCommGetAsyncError", code)?;
+        Ok(Some(code == NcclResult::SUCCESS))
     }
 
     /// Waits until no call is in progress, at most until `until` and as long as `go_on` says so.
@@ -99,7 +98,8 @@ impl Comm {
         go_on: impl Fn() -> Result<(), String>,
     ) -> Result<(), String> {
         let mut pause = Duration::from_micros(1);
-        while !self.is_done()? {
+        // Up to its end a communicator may use memory, whoever has begun it.
+        while !self.is_done()?.ok_or(ABORTED)? {
             go_on()?;
             if Instant::now() > until {
                 return Err("NCCL's call is still in progress".to_owned());
