@@ -21,8 +21,7 @@ use crate::text;
 pub(crate) struct SeveralArgs {
     /// Compute each problem on several devices together: GPUs of this machine, such as 0,1, or cpu,cpu (a thread each)
     ///
-    /// The problem is forward attention of a sequence, or of several, to itself: bN qN or packed=, with as many keys as queries. A GPU
-    /// may be there several times. GPUs copy from each other's memory; without access to it the command fails.
+    /// The problem is attention of a sequence, or of several, to itself: bN qN or packed=, with as many keys as queries. A GPU may be there several times. GPUs copy from each other's memory; without access to it the command fails.
     #[arg(long, value_name = "DEVICE,DEVICE,...")]
     pub(crate) devices: Option<Devices>,
 
@@ -299,7 +298,7 @@ impl SeveralArgs {
             let rows = queries.saturating_mul(keys).isqrt();
             (rows, rows)
         };
-        let mut scoring = case.scoring;
+        let mut scoring = case.scoring.without("dropout");
         let tensors = Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores);
         for word in tensors.filter_map(Operand::word) {
             scoring = scoring.without(word);
@@ -337,6 +336,7 @@ impl SeveralArgs {
             element: case.element,
             scoring,
             splits: case.splits,
+            backward: case.backward,
             seed: case.seed,
             ..Case::new(0, 0, case.heads)
         }
@@ -378,10 +378,10 @@ fn for_one_device(case: &Case) -> Option<&'static str> {
     let tensor = { Operand::of_scores() }
         .find(|operand| operand.kind() == Kind::Scores && case.scoring.has(*operand));
     [
-        (case.backward, "backward"),
         (case.pages.is_some(), "pages"),
         (case.used != Used::All, "lengths"),
         (case.quantized.is_some(), "cache"),
+        (case.scoring.dropout.is_some(), "dropout"),
         (case.layout != LayoutKind::Bshd, "layout"),
         (case.unaligned, "unaligned"),
         (case.device_lengths, "device-lengths"),
@@ -471,7 +471,7 @@ mod tests {
         let args = SeveralArgs::default();
         for (problem, rule) in [
             ("q9 pages=16", "`pages` is for one device"),
-            ("q9 backward", "`backward` is for one device"),
+            ("q9 dropout=0.5", "`dropout` is for one device"),
             ("q9 keymask", "`keymask` is for one device"),
             ("q9 alibi=batch", "`alibi=batch` is for one device"),
             ("q9 lengths=ragged", "`lengths` is for one device"),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile::Backend;
+use warptile::cpu::Stop;
 use warptile::driver::{Context, Stream};
 use warptile_nccl_sys::NcclApi;
 
@@ -152,10 +153,13 @@ impl Group {
         }
     }
 
-    /// Calls `f` for each rank of this process, on a thread of the rank's own.
+    /// Calls `f` for each rank of this process, on a thread of the rank's own, within the caller's [`Stop`].
     pub(crate) fn each<R: Send>(&self, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
         let first = self.local_ranks().start;
-        self.threads.broadcast(|thread| f(first + thread.index()))
+        let stop = Stop::current();
+        let call = |rank| stop.during(|| f(rank));
+        self.threads
+            .broadcast(|thread| call(first + thread.index()))
     }
 
     /// As [`each`](Self::each), with an item for each rank.
@@ -165,8 +169,10 @@ impl Group {
         f: impl Fn(usize, S) -> R + Sync,
     ) -> Vec<R> {
         let items: Vec<_> = items.into_iter().collect();
+        let stop = Stop::current();
         let all = || items.into_par_iter().enumerate().with_max_len(1);
-        (self.threads).install(|| all().map(|(rank, item)| f(rank, item)).collect())
+        let call = |(rank, item)| stop.during(|| f(rank, item));
+        (self.threads).install(|| all().map(call).collect())
     }
 
     /// Deals `len` rows to the ranks.

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use warptile::cpu::Stop;
 use warptile::spec::Heads;
 use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
-use warptile_distributed::{Expected, Group, Scheme, Sharding};
+use warptile_distributed::{Error, Expected, Group, Scheme, Sharding};
 
 fn data(len: usize, seed: f32) -> Vec<f32> {
     (0..len)
@@ -138,6 +139,25 @@ fn documents() {
                 check(&BOTH[..1], &of_sinks);
             }
         }
+    }
+}
+
+/// The ranks compute on threads of their own.
+#[test]
+fn a_stop_of_the_caller_ends_all_ranks() {
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    let q = data(64 * 2 * 8, 0.0);
+    for scheme in BOTH {
+        let shards = group.shards(&Sharding::Zigzag, 64).unwrap().scheme(scheme);
+        let q = shards.split(&q, 2, 8).unwrap();
+        let forward = || shards.forward(&Attention::new(), &q, (&q, &q)).map(drop);
+        let stop = Stop::default();
+        assert!(stop.during(forward).is_ok());
+        stop.request();
+        let error = stop.during(forward).unwrap_err();
+        let stopped = |error: &Error| matches!(error, Error::Rank { source, .. } if matches!(source, warptile::Error::Stopped));
+        assert!(stopped(&error), "{error}");
     }
 }
 

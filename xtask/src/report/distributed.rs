@@ -11,7 +11,8 @@ pub(super) struct Row {
     direction: String,
     one_us: f64,
     median_us: f64,
-    expected_us: f64,
+    /// Of gradients there is none.
+    expected_us: Option<f64>,
     same_bits_again: bool,
     one_error: f64,
     error: f64,
@@ -39,7 +40,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             row.key_len.to_string(),
             format!("{:.0}", row.one_us),
             format!("{:.0}", row.median_us),
-            format!("{:.0}", row.expected_us),
+            { row.expected_us }.map_or("-".to_owned(), |us| format!("{us:.0}")),
             format!("{:.2}", row.efficiency()),
             format!("{:.2e}", row.one_error),
             format!("{:.2e}", row.error),
@@ -75,14 +76,14 @@ mod tests {
             direction: "forward".to_owned(),
             one_us: 100.0,
             median_us,
-            expected_us: 50.0,
+            expected_us: (ranks == 2).then_some(50.0),
             same_bits_again: ranks == 2,
             one_error: 0.0,
             error: 0.0,
         };
         let text = table(&[row(2, 60.0), row(4, 50.0)]);
         let lines: Vec<_> = text.lines().skip(2).collect();
-        assert!(lines[0].starts_with("| 4 |") && lines[0].contains("| 0.50 |"));
+        assert!(lines[0].starts_with("| 4 |") && lines[0].contains("| - | 0.50 |"));
         assert!(lines[0].ends_with("| no |"), "{text}");
         assert!(lines[1].contains("| 0.83 |") && lines[1].ends_with("| yes |"));
         assert_eq!(table(&[]), "Nothing is measured yet.\n");

@@ -68,7 +68,7 @@ impl<T: Pod> Repeated<T> {
     }
 
     /// Puts the elements together in host memory.
-    fn to_vec(&self) -> Vec<T> {
+    pub(super) fn to_vec(&self) -> Vec<T> {
         let mut elements = Vec::with_capacity(self.len);
         { self.parts() }
             .take_while(|_| !interrupt::requested())

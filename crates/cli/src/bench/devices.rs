@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::ops::Range;
 use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use warptile::spec::{Call, Heads, HostInputs, Slots, Types};
+use warptile::spec::{Backward, Call, Heads, HostInputs, Operand, Slots, Types};
 use warptile::{Backend, Diagonal, Element, Layout, Tensor};
-use warptile_check::{Case, reference, with_element};
+use warptile_check::{Case, GradientExpectation, reference, with_element};
 use warptile_distributed::Group;
 use warptile_driver::Event;
 
@@ -54,12 +55,12 @@ pub(crate) struct Row {
     p90_us: f64,
     /// One device's time over that of all ranks times their number.
     pub(crate) efficiency: f64,
-    /// As predicted from `one_us`; on GPUs.
+    /// As predicted from `one_us`; of outputs on GPUs.
     expected_us: Option<f64>,
     same_bits_again: bool,
     values_unlike_one_gpu: usize,
     largest_difference: f32,
-    /// Root mean squares of the errors of some rows, over that of the float64 values.
+    /// Root mean squares of the errors of some rows of the output, or of the gradient of the queries, over that of the float64 values.
     one_error: f64,
     error: f64,
     #[serde(flatten)]
@@ -205,49 +206,89 @@ impl<'a> OfDevices<'a> {
             ));
         };
 
+        let mut d_out = Vec::new();
+        if case.backward {
+            d_out = data.d_out(&call).to_vec();
+            d_out.truncate(dealt.len * heads.query * heads.value_dim);
+        }
         let mut one = Vec::new();
         let mut each_us = Vec::new();
         for backend in distinct(self.group.backends()) {
             let tensors = data.tensors(backend, &call)?;
-            let forward = tensors.forward(&settings, &data.numbers).without_lse();
-            let alone = std::slice::from_ref(backend);
-            let samples = self.samples(alone, || Ok(forward.run().map(drop)?))?;
+            let forward = tensors.forward(&settings, &data.numbers);
+            let samples = match case.backward {
+                false => {
+                    let forward = forward.without_lse();
+                    one = vec![forward.run()?.out];
+                    self.samples(std::slice::from_ref(backend), || {
+                        Ok(forward.run().map(drop)?)
+                    })?
+                }
+                true => {
+                    let output = forward.run()?;
+                    let d_out = data.d_out(&call).tensor(backend, *call.out())?;
+                    let found = forward.gradients(&d_out, &output)?;
+                    one = vec![found.dq, found.dk, found.dv];
+                    self.samples(std::slice::from_ref(backend), || {
+                        Ok(forward.gradients(&d_out, &output).map(drop)?)
+                    })?
+                }
+            };
             each_us.push(samples.median());
-            if one.is_empty() {
-                one = forward.run()?.out.to_vec()?;
-                one.truncate(dealt.len * heads.query * heads.value_dim);
-            }
         }
         let one_us = each_us.iter().sum::<f64>() / each_us.len().max(1) as f64;
+        let one = { one.iter() }.map(|tensor| {
+            let mut values = tensor.to_vec()?;
+            // Without the rows behind the last packed sequence.
+            values.truncate(dealt.len * tensor.shape()[2] * tensor.shape()[3]);
+            Ok::<_, Failure>(values)
+        });
+        let one = one.collect::<Result<Vec<_>, _>>()?.concat();
 
-        let attention = settings.attention(&data.numbers).without_lse();
+        let mut attention = settings.attention(&data.numbers);
         let shards = dealt.shards(self.group)?;
         let [sq, sk, sv]: [Vec<Tensor<T>>; 3] = [
             shards.split(q, heads.query, heads.dim)?,
             shards.split(k, heads.key_value, heads.dim)?,
             shards.split(v, heads.key_value, heads.value_dim)?,
         ];
-        let forward = || shards.forward(&attention, &sq, (&sk, &sv));
+        let mut before = None;
+        if case.backward {
+            let output = shards.forward(&attention, &sq, (&sk, &sv))?;
+            before = Some((shards.split(&d_out, heads.query, heads.value_dim)?, output));
+        } else {
+            attention = attention.without_lse();
+        }
+        let compute = || match &before {
+            None => Ok::<_, Failure>(vec![shards.forward(&attention, &sq, (&sk, &sv))?.out]),
+            Some((d_out, output)) => {
+                let found = shards.backward(&attention, d_out, &sq, (&sk, &sv), output)?;
+                Ok(vec![found.dq, found.dk, found.dv])
+            }
+        };
         let joined = || {
-            let out = forward()?;
+            let results = compute()?;
             self.group.synchronize(PATIENCE)?;
-            shards.join(&out.out)
+            let each = results.iter().map(|result| shards.join(result));
+            Ok::<_, Failure>(each.collect::<Result<Vec<_>, _>>()?.concat())
         };
         let (several, again) = (joined()?, joined()?);
         let bits = |out: &[T]| bytemuck::cast_slice::<T, u8>(out).to_vec();
-        let samples = self.samples(self.group.backends(), || Ok(forward().map(drop)?))?;
+        let samples = self.samples(self.group.backends(), || compute().map(drop))?;
         self.group.synchronize(PATIENCE)?;
 
         let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
         let sampled = Sampled {
             case,
             floats: &data.numbers.floats,
+            inputs: [q, k, v, &d_out],
         };
-        let error = |out: &[T]| sampled.error(out, [q, k, v]);
+        let error = |out: &[T]| sampled.error(out);
         let ranks = self.group.backends().len();
         let median_us = samples.median();
         let on_gpus = self.group.backends()[0].is_gpu();
-        let expected = on_gpus.then(|| devices::expected(dealt.by, case, shards.map(), one_us));
+        let expected = (on_gpus && !case.backward)
+            .then(|| devices::expected(dealt.by, case, shards.map(), one_us));
         Ok(Row {
             backend: "warptile",
             engine: self.devices.engine(),
@@ -256,7 +297,7 @@ impl<'a> OfDevices<'a> {
             scheme: dealt.by.to_string(),
             sharding: dealt.sharding(),
             key_len: dealt.len,
-            direction: "forward",
+            direction: if case.backward { "backward" } else { "forward" },
             one_us,
             each_us,
             samples: samples.len(),
@@ -318,17 +359,20 @@ fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
     (0..backends.len()).filter(is_first).map(|at| &backends[at])
 }
 
-/// Some rows of an output, whose errors are measured.
-struct Sampled<'a> {
+/// Some rows of an output or of the gradient of the queries, whose errors are measured.
+struct Sampled<'a, T> {
     case: &'a Case,
     /// Options that have a number for each head.
     floats: &'a Slots<Option<Vec<f32>>>,
+    /// q, k, v and the gradient of the output, which is empty for outputs: `[rows, heads, head size]`.
+    inputs: [&'a [T]; 4],
 }
 
-impl Sampled<'_> {
+impl<T: Element> Sampled<'_, T> {
     /// The root mean square of the error, over that of the float64 values; 0 without rows.
-    fn error<T: Element>(&self, out: &[T], [q, k, v]: [&[T]; 3]) -> Result<f64, Failure> {
+    fn error(&self, found: &[T]) -> Result<f64, Failure> {
         const ROWS: usize = 16;
+        let heads = self.case.heads;
         let lengths = self.case.used_lengths();
         let len: usize = lengths.iter().map(|rows| rows.0).sum();
         let count = ROWS.min(len);
@@ -343,11 +387,10 @@ impl Sampled<'_> {
                     break;
                 }
             }
-            let heads = self.case.heads;
             for head in [0, heads.query - 1] {
-                let expected = self.expected([q, k, v], [start, rows], row - start, head)?;
-                let dim = heads.value_dim;
-                let found = &out[(row * heads.query + head) * dim..][..dim];
+                let expected = self.expected([start, rows], row - start, head)?;
+                let dim = expected.len();
+                let found = &found[(row * heads.query + head) * dim..][..dim];
                 for (found, expected) in found.iter().zip(expected) {
                     wrong += (found.to_f64() - expected).powi(2);
                     right += expected.powi(2);
@@ -361,10 +404,9 @@ impl Sampled<'_> {
         })
     }
 
-    /// A row of a head, of a sequence of `rows` rows from row `start` on.
-    fn expected<T: Element>(
+    /// A row of a head, of a sequence of `rows` rows from row `start` on: a call of one query.
+    fn expected(
         &self,
-        [q, k, v]: [&[T]; 3],
         [start, rows]: [usize; 2],
         row: usize,
         head: usize,
@@ -378,28 +420,23 @@ impl Sampled<'_> {
         } = self.case.heads;
         let mut scoring = self.case.scoring;
         let diagonal = scoring.mask.diagonal.offset(rows, rows) + row as i128;
-        // Distances of ALiBi are from the last key: a call of one query ends at its own.
-        let keys = if diagonal == row as i128 && scoring.mask.right == Some(0) {
-            row + 1
-        } else {
-            rows
-        };
+        // Distances of ALiBi are from the last key: it is the query's own.
+        let is_last = diagonal == row as i128 && scoring.mask.right == Some(0);
+        let keys = if is_last { row + 1 } else { rows };
         let diagonal = i32::try_from(diagonal)
             .map_err(|_| Failure::Input("the mask's diagonal is too far away".into()))?;
         scoring.mask = scoring.mask.diagonal(Diagonal::At(diagonal));
         let kv_head = head * key_value / query;
-        let of = |data: &[T], heads: usize, dim: usize, row: usize, head: usize| {
-            data[(row * heads + head) * dim..][..dim].to_vec()
+        let of = |data: &[T], heads: usize, dim: usize, rows: Range<usize>, head: usize| {
+            let row = |row: usize| &data[(row * heads + head) * dim..][..dim];
+            rows.flat_map(row).copied().collect::<Vec<T>>()
         };
-        let q = of(q, query, dim, start + row, head);
-        let k: Vec<T> = (start..start + keys)
-            .flat_map(|key| of(k, key_value, dim, key, kv_head))
-            .collect();
-        let v: Vec<T> = (start..start + keys)
-            .flat_map(|key| of(v, key_value, value_dim, key, kv_head))
-            .collect();
-        let [lq, lk, lv] =
-            [[1, 1, 1, dim], [1, keys, 1, dim], [1, keys, 1, value_dim]].map(Layout::bshd);
+        let ([q, k, v, d_out], at) = (self.inputs, start + row);
+        let q = of(q, query, dim, at..at + 1, head);
+        let k = of(k, key_value, dim, start..start + keys, kv_head);
+        let v = of(v, key_value, value_dim, start..start + keys, kv_head);
+        let [lq, lk, lv] = [[1, dim], [keys, dim], [keys, value_dim]]
+            .map(|[rows, dim]| Layout::bshd([1, rows, 1, dim]));
         let scoring = scoring.scale(self.case.scoring.scale_of(dim));
         let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);
         let mut inputs = HostInputs::new(&q, &k, &v);
@@ -407,6 +444,22 @@ impl Sampled<'_> {
             builder = builder.count(operand, 1);
             inputs.set(operand, &numbers[head..=head]);
         }
-        Ok(reference(&builder.build()?, &inputs)?.out)
+        let call = builder.build()?;
+        let forward = reference(&call, &inputs)?;
+        if d_out.is_empty() {
+            return Ok(forward.out);
+        }
+        let out: Vec<T> = forward.out.iter().map(|&x| T::from_f64(x)).collect();
+        let lse: Vec<f32> = forward.lse.iter().map(|&x| x as f32).collect();
+        let d_out = of(d_out, query, value_dim, at..at + 1, head);
+        inputs.set(Operand::Out, &out);
+        inputs.set(Operand::Lse, &lse);
+        inputs.set(Operand::DOut, &d_out);
+        let builder = Operand::GRADIENTS.into_iter();
+        let builder = builder.fold(Backward::builder(call), |builder, gradient| {
+            builder.want(gradient, gradient == Operand::DQ)
+        });
+        let expected = GradientExpectation::new(&builder.build()?, &inputs)?;
+        Ok(expected.gradient(Operand::DQ).to_vec())
     }
 }

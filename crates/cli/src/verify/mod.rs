@@ -47,7 +47,7 @@ use crate::progress;
 /// problems and of every 17th large one. The GPU, which is faster, computes the others. A failing problem is made as small as possible and
 /// printed as a command that repeats it.
 ///
-/// With --devices, each problem is computed by several devices together. The outputs are compared with float64 as those of one device are.
+/// With --devices, each problem is computed by several devices together. Results are compared with float64 as those of one device are.
 ///
 /// Ctrl-C ends the verification and keeps its totals. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ pub(crate) struct VerifyArgs {
     paged: bool,
 
     /// Gradients of random problems instead of their outputs
-    #[arg(long, conflicts_with_all = ["case", "paged", "tile", "settings", "devices"])]
+    #[arg(long, conflicts_with_all = ["case", "paged", "tile", "settings"])]
     backward: bool,
 
     /// Kernels to verify: a family such as scalar, or the name of a kernel or an image; best: the planner's choice
@@ -311,8 +311,9 @@ impl Verify<'_> {
         let checked = match self.group {
             Some(group) => {
                 let dealt = self.args.several.draw(case)?;
-                with_element!(case.element, T => {
-                    devices::check::<T>(case, &dealt, group, runs, &mut seconds)
+                with_element!(case.element, T => match case.backward {
+                    true => devices::check_gradients::<T>(case, &dealt, group, runs, &mut seconds),
+                    false => devices::check::<T>(case, &dealt, group, runs, &mut seconds),
                 })
             }
             None => with_element!(case.element, T => match case.backward {

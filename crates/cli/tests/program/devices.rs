@@ -275,6 +275,54 @@ fn errors_name_the_argument() {
     );
 }
 
+#[test]
+fn gradients_are_measured_and_verified() {
+    let mut command = on_cpu(&["bench", "--devices", "cpu,cpu", "--samples", "2"]);
+    for problem in [
+        "q300 h4/2 d16 f32 mask=causal backward",
+        "packed=70x70,9x9,600x600 h4/2 d16/8 bf16 mask=causal sinks backward",
+    ] {
+        command.args(["--shape", problem]);
+    }
+    let (rows, _) = json_of(&mut command);
+    for row in rows.as_array().unwrap() {
+        assert_eq!(row["direction"], "backward");
+        assert_eq!(row["same_bits_again"], true);
+        let [one, all] = ["one_error", "error"].map(|name| row[name].as_f64().unwrap());
+        assert!((1e-8..0.02).contains(&one) && all < 1.1 * one, "{row}");
+        assert!(row["largest_difference"].as_f64().unwrap() < 0.1, "{row}");
+    }
+    for scheme in [&[][..], &["--scheme", "heads"]] {
+        let mut command = on_cpu(&["verify", "--backward", "--devices", "cpu,cpu,cpu"]);
+        command.args(["--count", "30", "--max-len", "200"]);
+        let (totals, _) = json_of(command.args(scheme));
+        assert_eq!([&totals["failed"], &totals["not_applicable"]], [0, 0]);
+        assert_eq!(totals["coverage"]["features"]["backward"], 30);
+    }
+    let fake = FakeDriver::open();
+    let problem = "q512 h4/2 d64 f16 mask=causal backward";
+    let arguments = [
+        "bench",
+        "--devices",
+        "0,1",
+        "--samples",
+        "1",
+        "--shape",
+        problem,
+    ];
+    let (rows, printed) = json_of(&mut on_two(&fake, &arguments));
+    assert!(rows[0]["expected_us"].is_null() && !printed.contains("predicted"));
+    let arguments = ["verify", "--backward", "--devices", "0,1", "--count", "2"];
+    let (_, error) = expect_code(1, &mut on_two(&fake, &arguments));
+    assert!(
+        error.contains("warptile verify --devices 0,1 --case "),
+        "{error}"
+    );
+    let plan = ["plan", "--devices", "0,1", problem];
+    let (_, error) = expect_code(2, &mut on_two(&fake, &plan));
+    assert!(error.contains("--devices: `backward`: "), "{error}");
+}
+
 /// Rows are written as they come.
 #[test]
 fn rows_are_written_to_a_file() {

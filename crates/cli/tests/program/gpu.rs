@@ -194,6 +194,8 @@ fn two_ranks_on_a_gpu_are_verified_and_measured() {
         warptile().args(["verify", "--devices", "0,0", "--count", "200"]),
     );
     assert!(stdout.contains(" on devices 0,0 in "), "{stdout}");
+    let gradients = ["verify", "--backward", "--devices", "0,0", "--count", "100"];
+    expect_code(0, warptile().args(gradients));
     for scheme in ["gather", "heads"] {
         let problem = "q8192 h8/2 d128 bf16 mask=causal";
         let mut command = warptile();

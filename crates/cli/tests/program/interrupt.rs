@@ -183,6 +183,16 @@ fn every_command_on_the_cpu_ends_within_a_second() {
             ],
             watched,
         ),
+        (
+            &[
+                "bench",
+                "--devices",
+                "cpu,cpu",
+                "--shape",
+                "q30000 h8 d64 f16",
+            ],
+            watched,
+        ),
         // The reference, then the inputs.
         (
             &["verify", "--case", "b1 q15000 k15000 h8 d64 f16"],
@@ -202,7 +212,7 @@ fn every_command_on_the_cpu_ends_within_a_second() {
         let mut command = warptile();
         // As slow on a large machine.
         command.args(arguments).env("RAYON_NUM_THREADS", "2");
-        if arguments[0] != "gen" {
+        if arguments[0] != "gen" && arguments[1] != "--devices" {
             command.args(["--device", "cpu"]);
         }
         ends_within_a_second(&mut command, says);
