@@ -9,12 +9,14 @@
 #pragma once
 
 #include "backward/place.cuh"
+#include "base/abi_backward_dropout.cuh"
 #include "base/record.cuh"
 #include "memory/chunk.cuh"
 #include "memory/copy.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/words.cuh"
+#include "rule/dropout.cuh"
 #include "rule/mask.cuh"
 #include "rule/score.cuh"
 #include "rule/tensors.cuh"
@@ -279,6 +281,37 @@ template <class Traits> class PairWarp {
                 }
     }
 
+    // Calls `use(tile, i, j, kept)` with each weight of a chunk. `row` and `column` are multiples of 16.
+    template <class Use> __device__ void each_kept(int row, int column, int head, Use use) const
+    {
+        const DropoutMask mask(dropout_of<BackwardDropout>(params), place.batch);
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++) {
+                const int r = row + 16 * tile + lane / 4;
+                if constexpr (Traits::OF_KEYS) {
+                    const bool upper = (row + 16 * tile) & 16;
+#pragma unroll
+                    for (int i = 0; i < CHUNK_TILES; i += 2) {
+                        const DropoutCell cell = mask.cell(head, column + 8 * i + lane % 4 * 2 + e, r);
+#pragma unroll
+                        for (int at = 0; at < 4; at++)
+                            use(tile, i + at % 2, at / 2 * 2 + e, upper ? cell.keeps(at % 2, 2 + at / 2) : cell.keeps(at % 2, at / 2));
+                    }
+                } else {
+                    const DropoutCell cell = mask.cell(head, r, column + lane % 4 * 2 + e);
+                    const bool upper = column & 16;
+#pragma unroll
+                    for (int at = 0; at < 2 * CHUNK_TILES; at++) {
+                        const int i = at / 2, half = at % 2;
+                        use(tile, i, 2 * half + e, CHUNK_TILES == 2 && upper ? cell.keeps(half, 2 + i) : cell.keeps(half, i));
+                    }
+                }
+            }
+    }
+
     // Weights of a chunk's scores and gradients of these, in 16 bits. The chunk is at `from` of the block, the block at `first_column`.
     __device__ void weigh(unsigned moving, int head, int first_column, int from, Words& weights, Words& slopes)
     {
@@ -294,6 +327,10 @@ template <class Traits> class PairWarp {
                                            : mask.hides_part_of(row, Traits::WARP_ROWS, column, Traits::CHUNK);
         const float slope = scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + head] : 0.0f;
         const ScoreRule rule(scoring, slope, place.q.len, place.k.len, LOG2_E);
+        if constexpr (drops<Traits>()) {
+            const float factor = dropout_of<BackwardDropout>(params).factor;
+            each_kept(row, column, head, [&](int tile, int i, int j, bool kept) { g[tile][i][j] = kept ? g[tile][i][j] * factor : 0; });
+        }
         const unsigned numbers = Traits::OF_KEYS ? moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float)
                                                  : shared + Traits::NUMBERS_AT + (first_row() + lane / 4) * 2 * (unsigned)sizeof(float);
         if (rule.has_softcap() || rule.has_alibi() || scoring.bias || scoring.key_mask || hides) {
@@ -315,6 +352,10 @@ template <class Traits> class PairWarp {
                 score = exp2_approximate(fmaf(score, rule.scale, -lse));
                 gradient = score * (gradient - delta);
             });
+        }
+        if constexpr (drops<Traits>() && Traits::OF_KEYS) {
+            const float factor = dropout_of<BackwardDropout>(params).factor;
+            each_kept(row, column, head, [&](int tile, int i, int j, bool kept) { s[tile][i][j] = kept ? s[tile][i][j] * factor : 0; });
         }
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)

@@ -29,10 +29,11 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 };
 
 // The weight of a score, which takes the product's place, and the gradient of the product without the scale, that of the weight's.
-template <class Element>
+template <class Traits>
 __device__ inline void weigh_one(const Backward& params, const GradientPlace& place, const Mask& mask, const ScoreRule& rule, int head, int query,
                                  int key, float& score, float& gradient)
 {
+    using Element = typename Traits::Element;
     const Scoring& scoring = params.scoring;
     bool sees = query < place.q.len && mask.sees(query, key);
     if (sees && scoring.key_mask) sees = mask_row(scoring, place.batch, head, query)[key * scoring.mask_key];
@@ -50,7 +51,14 @@ __device__ inline void weigh_one(const Backward& params, const GradientPlace& pl
     if (scoring.bias) exponent = fmaf(widen(bias_row<Element>(scoring, place.batch, head, query)[key * scoring.bias_key]), LOG2_E, exponent);
     const long long number = place.numbers_of(params, head) + query;
     score = exp2_approximate(exponent - params.rows.scaled_lse[number]);
+    float factor = 1;
+    if constexpr (drops<Traits>()) {
+        const Dropout& dropout = dropout_of<BackwardDropout>(params);
+        factor = DropoutMask(dropout, place.batch).keeps(head, query, key) ? dropout.factor : 0;
+        gradient = factor == 0 ? 0 : gradient * factor;
+    }
     gradient = score * (gradient - params.rows.delta[number]) * slope;
+    if constexpr (drops<Traits>()) score *= factor;
 }
 
 template <int COUNT> __device__ inline float dot(const float* x, const float* y)
@@ -110,7 +118,7 @@ template <class Traits> __device__ void scalar_gradients(const Backward& params)
                 float score = dot<Traits::HEAD_DIM>(own + r * STRIDE, others + c * STRIDE);
                 float gradient = dot<Traits::HEAD_DIM>(own + (Traits::ROWS + r) * STRIDE, others + (Traits::COLUMNS + c) * STRIDE);
                 const int own_row = place.first + r, other = first_other + c;
-                weigh_one<float>(params, place, mask, rule, head, Traits::OF_KEYS ? other : own_row, Traits::OF_KEYS ? own_row : other, score,
+                weigh_one<Traits>(params, place, mask, rule, head, Traits::OF_KEYS ? other : own_row, Traits::OF_KEYS ? own_row : other, score,
                                  gradient);
                 weights[r * WEIGHT_STRIDE + c] = score;
                 gradients[r * WEIGHT_STRIDE + c] = gradient;

@@ -59,21 +59,30 @@ static void run(void (*kernel)(const Block&), const void* params, unsigned grid,
     }
 }
 
+template <class Traits> void dropping_gradients(const BackwardDropout& params) { gradients<Dropping<Traits>>(params.backward); }
+
 template <class Element, bool OF_KEYS> static bool run_pair(const std::string& tiling, const void* params, unsigned grid, unsigned threads)
 {
 #define PAIR(D, M, N, W, S)                                                                                                                        \
     if (tiling == "d" #D "_" #M "x" #N "_w" #W "_s" #S)                                                                                            \
         return run<true>(gradients<typename GradientTraits<Element, D, M, N, W, S, OF_KEYS>::Type>, params, grid, threads), true;
+#define DROPPING(D, M, N, W, S)                                                                                                                    \
+    if (tiling == "d" #D "_" #M "x" #N "_w" #W "_s" #S "_dropout")                                                                                 \
+        return run<true>(dropping_gradients<typename GradientTraits<Element, D, M, N, W, S, OF_KEYS>::Type>, params, grid, threads), true;
     if constexpr (sizeof(Element) == 4) {
         PAIR(64, 32, 32, 4, 1) PAIR(128, 32, 32, 4, 1) PAIR(256, 16, 16, 4, 1)
+        DROPPING(64, 32, 32, 4, 1) DROPPING(128, 32, 32, 4, 1) DROPPING(256, 16, 16, 4, 1)
     } else if constexpr (OF_KEYS) {
         PAIR(64, 64, 64, 4, 2) PAIR(64, 64, 128, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 64, 128, 8, 2) PAIR(128, 64, 64, 4, 1)
         PAIR(128, 64, 128, 8, 2) PAIR(192, 32, 64, 8, 1) PAIR(192, 64, 64, 8, 2) PAIR(256, 32, 32, 4, 1) PAIR(256, 64, 64, 8, 2)
+        DROPPING(64, 64, 64, 4, 2) DROPPING(128, 64, 64, 4, 1) DROPPING(256, 32, 32, 4, 1)
     } else {
         PAIR(64, 64, 64, 4, 2) PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 128, 64, 4, 1) PAIR(128, 64, 64, 4, 1)
         PAIR(128, 128, 64, 4, 1) PAIR(192, 64, 32, 4, 1) PAIR(256, 64, 16, 4, 1) PAIR(256, 64, 32, 4, 1)
+        DROPPING(64, 64, 64, 4, 2) DROPPING(128, 64, 64, 4, 1) DROPPING(256, 64, 32, 4, 1)
     }
 #undef PAIR
+#undef DROPPING
     return false;
 }
 
@@ -101,10 +110,16 @@ template <class Element> static bool run(const std::string& kernel, const void* 
 // Runs the kernel with this entry; false if there is none.
 extern "C" bool run_kernel(const char* entry, const void* params, unsigned grid, unsigned threads)
 {
-    const std::string name = entry, prefix = "warptile_";
+    // Of a variant: kernel, element, variant.
+    std::string name = entry, variant;
+    const std::string prefix = "warptile_", dropout = "_dropout";
+    if (name.size() > dropout.size() && name.compare(name.size() - dropout.size(), dropout.size(), dropout) == 0) {
+        name.resize(name.size() - dropout.size());
+        variant = dropout;
+    }
     const size_t end = name.rfind('_');
     if (name.rfind(prefix, 0) != 0 || end < prefix.size()) return false;
-    const std::string kernel = name.substr(prefix.size(), end - prefix.size()), element = name.substr(end + 1);
+    const std::string kernel = name.substr(prefix.size(), end - prefix.size()) + variant, element = name.substr(end + 1);
     if (element == "f16") return run<__half>(kernel, params, grid, threads);
     if (element == "bf16") return run<__nv_bfloat16>(kernel, params, grid, threads);
     if (element == "f32") return run<float>(kernel, params, grid, threads);

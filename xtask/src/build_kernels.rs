@@ -81,7 +81,7 @@ impl Layout {
     }
 
     /// The parameter blocks in C++, with the files they belong in.
-    fn headers(&self) -> [(PathBuf, String); 4] {
+    fn headers(&self) -> [(PathBuf, String); 6] {
         [
             (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
             (
@@ -95,6 +95,14 @@ impl Layout {
             (
                 self.kernels.join("base/abi_backward_tma.cuh"),
                 abi::cpp_header_of_backward_tma(),
+            ),
+            (
+                self.kernels.join("base/abi_dropout.cuh"),
+                abi::cpp_header_of_dropout(),
+            ),
+            (
+                self.kernels.join("base/abi_backward_dropout.cuh"),
+                abi::cpp_header_of_backward_dropout(),
             ),
         ]
     }
@@ -575,6 +583,14 @@ mod tests {
         assert_eq!(
             include_str!("../../kernels/base/abi_backward_tma.cuh"),
             warptile_spec::abi::cpp_header_of_backward_tma()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_dropout.cuh"),
+            warptile_spec::abi::cpp_header_of_dropout()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_backward_dropout.cuh"),
+            warptile_spec::abi::cpp_header_of_backward_dropout()
         );
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
-    Append, AppendE4m3, Backward, BackwardTma, Forward, ForwardE4m3, ForwardTma, Merge, Prepass,
-    SinkGradient,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
+    ForwardE4m3, ForwardTma, Merge, Prepass, SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -241,10 +241,14 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::AllGradients, _) => record.takes::<BackwardTma>(),
             (Role::SinkGradients, _) => record.takes::<SinkGradient>(),
             (Role::KeyGradients | Role::QueryGradients | Role::QuerySums, _) => {
-                record.takes::<Backward>()
+                record.takes::<Backward>() || record.takes::<BackwardDropout>()
             }
             (_, true) => record.takes::<ForwardE4m3>(),
-            _ => record.takes::<Forward>() || record.takes::<ForwardTma>(),
+            _ => {
+                record.takes::<Forward>()
+                    || record.takes::<ForwardTma>()
+                    || record.takes::<ForwardDropout>()
+            }
         };
         assert!(takes_its_block, "{name}");
     }

@@ -24,7 +24,8 @@ use crate::operand::Slots;
 use crate::table::Operand;
 
 pub use cpp::{
-    cpp_header, cpp_header_of_backward, cpp_header_of_backward_tma, cpp_header_of_operations,
+    cpp_header, cpp_header_of_backward, cpp_header_of_backward_dropout, cpp_header_of_backward_tma,
+    cpp_header_of_dropout, cpp_header_of_operations,
 };
 pub use declared::{Block, Declared, Leaf, Member};
 
@@ -673,6 +674,40 @@ declare! {
     }
 }
 
+declare! {
+    fn cpp_dropout;
+
+    /// Which weights are dropped.
+    struct Dropout {
+        /// The words of a [`DropoutState`](crate::DropoutState). They are not validated: kernels clear the low bits of the last two.
+        state: u64 = "const unsigned*",
+        /// A weight is dropped if its 16 random bits are below.
+        dropped: u32,
+        /// Factor of weights that are kept.
+        factor: f32,
+    }
+
+    /// Block of the kernels with dropout that read through addresses.
+    struct ForwardDropout {
+        /// Everything else.
+        forward: Forward,
+        /// Dropout.
+        dropout: Dropout,
+    }
+}
+
+declare! {
+    fn cpp_backward_dropout;
+
+    /// Block of the kernels of the backward pass with dropout that read through addresses.
+    struct BackwardDropout {
+        /// Everything else.
+        backward: Backward,
+        /// Dropout.
+        dropout: Dropout,
+    }
+}
+
 /// Bit of `gradients`: they are written as `f32`, else in the tensors' element type.
 pub const GRADIENTS_F32: i32 = 1;
 
@@ -774,7 +809,9 @@ blocks!(
     Prepass,
     Backward,
     BackwardTma,
-    SinkGradient
+    SinkGradient,
+    ForwardDropout,
+    BackwardDropout
 );
 
 /// The hashes of the blocks of the backward pass's kernels.
@@ -783,10 +820,16 @@ pub const BACKWARD_BLOCKS: &[u64] = &[
     Backward::HASH,
     BackwardTma::HASH,
     SinkGradient::HASH,
+    BackwardDropout::HASH,
 ];
 
 /// The hashes of the blocks of attention's kernels.
-pub const FORWARD_BLOCKS: &[u64] = &[Forward::HASH, ForwardE4m3::HASH, ForwardTma::HASH];
+pub const FORWARD_BLOCKS: &[u64] = &[
+    Forward::HASH,
+    ForwardE4m3::HASH,
+    ForwardTma::HASH,
+    ForwardDropout::HASH,
+];
 
 #[cfg(test)]
 mod tests {

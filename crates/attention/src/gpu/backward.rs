@@ -4,7 +4,7 @@ use warptile_kernels::abi;
 use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::Result;
-use crate::gpu::block::{backward_tma, heads, scoring, sequences, tensor};
+use crate::gpu::block::{backward_tma, dropout, heads, scoring, sequences, tensor};
 use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
 use crate::gpu::prepass::block as prepass_block;
 use crate::gpu::{Gpu, Prepared};
@@ -108,8 +108,18 @@ impl Operation for Backward {
                 let block = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
                 kernel.give(&block, taker)
             }
-            Role::KeyGradients => kernel.give(&block(self, shape, rows, at, Operand::DK), taker),
-            _ => kernel.give(&block(self, shape, rows, at, Operand::DQ), taker),
+            role => {
+                let of = match role {
+                    Role::KeyGradients => Operand::DK,
+                    _ => Operand::DQ,
+                };
+                let backward = block(self, shape, rows, at, of);
+                if !kernel.takes::<abi::BackwardDropout>() {
+                    return kernel.give(&backward, taker);
+                }
+                let dropout = dropout(self.call(), at);
+                kernel.give(&abi::BackwardDropout { backward, dropout }, taker)
+            }
         }
     }
 }

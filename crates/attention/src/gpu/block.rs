@@ -6,7 +6,7 @@ use warptile_kernels::{Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
-use crate::spec::{Call, Diagonal, ElementType, Heads, Layout};
+use crate::spec::{Call, Diagonal, Dropout, ElementType, Heads, Layout};
 
 /// The block of kernels that read through addresses.
 ///
@@ -101,6 +101,15 @@ pub(super) fn scales(at: &Slots<u64>, count: impl Fn(Operand) -> usize) -> abi::
         v: at[Operand::VScale],
         k_step: step(Operand::KScale),
         v_step: step(Operand::VScale),
+    }
+}
+
+/// The numbers of dropout.
+pub(super) fn dropout(call: &Call, at: &Slots<u64>) -> abi::Dropout {
+    abi::Dropout {
+        state: at[Operand::DropoutState],
+        dropped: call.scoring().dropout.map_or(0, Dropout::threshold),
+        factor: call.dropout_factor(),
     }
 }
 

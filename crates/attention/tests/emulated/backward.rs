@@ -87,6 +87,33 @@ fn gradients_equal_float64() {
         .quickcheck(one as fn(u64) -> TestResult);
 }
 
+/// Gradients with dropout, of the mask that the CPU has.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_with_dropout_equal_float64() {
+    for lengths in [
+        "b2 q70 k130",
+        "b1 q1 k1",
+        "packed=70x130,1x1,0x3,64x40",
+        "b1 q40 k200",
+    ] {
+        for heads in [
+            "h2/1 d64 f16 mask=causal",
+            "h2 d128 bf16",
+            "h1 d256 f16",
+            "h4/2 d24 f32 sinks",
+            "h1 d136/72 bf16 softcap=2 mask=window,20,5",
+            "h1 d200 f32",
+        ] {
+            for p in [0.1, 0.5] {
+                let case = format!("{lengths} {heads} dropout={p} seed=3");
+                let failed = verdict(&case.parse().unwrap(), &Choice::Best);
+                assert!(!failed.is_failure(), "{failed:?}");
+            }
+        }
+    }
+}
+
 /// Gradients in f32, added to what is there, are those in 16 bits before rounding; also if only those of keys are.
 #[test]
 #[ignore = "needs g++"]

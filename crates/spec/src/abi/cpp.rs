@@ -2,12 +2,12 @@
 
 use super::declared::{Block, Declared, Member};
 use super::{
-    Append, AppendE4m3, Backward, BackwardTma, Forward, ForwardE4m3, ForwardTma, GRADIENTS_ADD,
-    GRADIENTS_F32, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC,
-    SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_tma, cpp_numbers, cpp_operations,
-    cpp_structs,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
+    ForwardE4m3, ForwardTma, GRADIENTS_ADD, GRADIENTS_F32, Merge, PREPASS_ROWS, Prepass, RAGGED,
+    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward,
+    cpp_backward_dropout, cpp_backward_tma, cpp_dropout, cpp_numbers, cpp_operations, cpp_structs,
 };
-use crate::capability;
+use crate::capability::{self, Features};
 
 pub(super) fn cpp_number(name: &str, value: i64, docs: &[&str]) -> String {
     format!("    {name} = {value}, //{}\n", docs.join(""))
@@ -125,6 +125,34 @@ pub fn cpp_header_of_backward_tma() -> String {
         "\n",
         &cpp_hash::<BackwardTma>(),
         "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_dropout.cuh`. Hashes are for images with dropout alone, since they would be data in others.
+pub fn cpp_header_of_dropout() -> String {
+    let feature = Features::DROPOUT.bits();
+    [
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
+        &format!("enum : unsigned {{ FEATURE_DROPOUT = {feature} }};\n\n"),
+        &cpp_dropout(),
+        "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
+        &cpp_hash::<ForwardDropout>(),
+        "#endif\n\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_backward_dropout.cuh`.
+pub fn cpp_header_of_backward_dropout() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi_backward.cuh\"\n#include \"base/abi_dropout.cuh\"\n\nnamespace warptile {\n\n",
+        &cpp_backward_dropout(),
+        "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
+        &cpp_hash::<BackwardDropout>(),
+        "#endif\n\n} // namespace warptile\n",
     ]
     .concat()
 }

@@ -1,0 +1,29 @@
+// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.
+#pragma once
+
+#include "base/abi.cuh"
+
+namespace warptile {
+
+enum : unsigned { FEATURE_DROPOUT = 8192 };
+
+// Which weights are dropped.
+struct Dropout {
+    const unsigned* state; // The words of a [`DropoutState`](crate::DropoutState). They are not validated: kernels clear the low bits of the last two.
+    unsigned dropped; // A weight is dropped if its 16 random bits are below.
+    float factor; // Factor of weights that are kept.
+};
+static_assert(sizeof(Dropout) == 16);
+
+// Block of the kernels with dropout that read through addresses.
+struct ForwardDropout {
+    Forward forward; // Everything else.
+    Dropout dropout; // Dropout.
+};
+static_assert(sizeof(ForwardDropout) == 448);
+
+#ifdef WARPTILE_VARIANT_DROPOUT
+template <> constexpr unsigned long long BLOCK_HASH<ForwardDropout> = 0x3f52d5d63f77153d;
+#endif
+
+} // namespace warptile
