@@ -146,6 +146,8 @@ impl Planner<'_> {
                     work(image),
                     Reverse(image.tiling.block_m * image.tiling.block_n),
                     Reverse(preference(image.target)),
+                    // Features that the call does not need cost time.
+                    image.features.iter().count(),
                 )
             });
             match best {
