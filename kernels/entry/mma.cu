@@ -1,30 +1,20 @@
 // One image of the mma family; the build names the element type, the tiling, the entry and, for a variant, its name.
 #include "forward/mma_tile.cuh"
 
-#if defined(WARPTILE_VARIANT_TENSORS) || defined(WARPTILE_VARIANT_DROPOUT)
+#if defined(WARPTILE_VARIANT_TENSORS)
 #define WARPTILE_TRAITS TensorTileTraits
 #else
 #define WARPTILE_TRAITS TileTraits
 #endif
 
-using Plain =
-    warptile::WARPTILE_TRAITS<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
-#ifdef WARPTILE_VARIANT_DROPOUT
-using Params = warptile::ForwardDropout;
-using Instance = warptile::Dropping<Plain>;
-#else
 using Params = warptile::Forward;
-using Instance = Plain;
-#endif
+using Instance =
+    warptile::WARPTILE_TRAITS<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-#ifdef WARPTILE_VARIANT_DROPOUT
-    warptile::tile_attention<Instance>(params.forward);
-#else
     warptile::tile_attention<Instance>(params);
-#endif
 }

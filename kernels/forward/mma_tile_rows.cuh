@@ -6,7 +6,6 @@
 #pragma once
 
 #include "forward/mma_tile_layout.cuh"
-#include "rule/dropout.cuh"
 #include "rule/mask.cuh"
 #include "rule/partial.cuh"
 #include "rule/tensors.cuh"
@@ -19,14 +18,7 @@ template <> struct TensorRows<true> {
     int first_careful;
 };
 
-// Additional state of rows with dropout: for each row of the lane the weights of its keys that are kept, a bit each.
-template <bool DROPS> struct DroppingRows {};
-template <> struct DroppingRows<true> {
-    unsigned kept_bits[4];
-};
-
-template <class Traits>
-class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK))>, DroppingRows<drops<Traits>()> {
+template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK))> {
   public:
     using Element = typename Traits::Element;
     __device__ static constexpr bool has_tensors() { return Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK); }
@@ -79,7 +71,6 @@ class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_
     // read: one place for all warps, as it has a barrier.
     template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        if constexpr (drops<Traits>()) find_kept(block);
         if constexpr (Traits::WEIGHS_FIRST)
             add_weighed_first(block, keys, wait_for_values);
         else
@@ -355,34 +346,6 @@ class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_
         }
     }
 
-    // Which weights of a block are kept. The tile's first key is a multiple of 32.
-    __device__ void find_kept(int block)
-    {
-        const DropoutMask mask(dropout_of<ForwardDropout>(params), tile.batch);
-        const int lane = anew(threadIdx.x) % 32, first_key = tile.first_key + block * Traits::BLOCK_N + lane % 4 * 2;
-#pragma unroll
-        for (int one = 0; one < ROWS; one++) {
-            const Row row(tile, group, row_of_tile(one, lane));
-            unsigned bits = 0;
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; i += 4)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const DropoutCell cell = mask.cell(row.head, row.query, first_key + 8 * i + e);
-#pragma unroll
-                    for (int number = 0; number < 4; number++)
-                        if (cell.keeps(row.query >> 3 & 1, number)) bits |= 1u << (2 * (i + number) + e);
-                }
-            this->kept_bits[one] = bits;
-        }
-    }
-    // A weight of this lane's row `one` and key i of a block; 0 if it is dropped.
-    __device__ float kept_weight(float weight, int one, int i) const
-    {
-        if constexpr (drops<Traits>()) return this->kept_bits[one] & 1u << i ? weight : 0;
-        return weight;
-    }
-
     // A pair of weights of 16 keys, and with them the sums of this lane's.
     __device__ void weigh(const Scores& scores, int step, int pair, Weights& weights, float (&sums)[ROWS]) const
     {
@@ -391,7 +354,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_
 #pragma unroll
         for (int j = 0; j < 2; j++) two[j] = exp2_approximate(scores[tile][i][2 * half + j] * scale - max_[row]);
         sums[row] = pair % 4 < 2 ? two[0] + two[1] : sums[row] + (two[0] + two[1]);
-        weights[tile][pair % 4] = narrow2<Element>(kept_weight(two[0], row, 2 * i), kept_weight(two[1], row, 2 * i + 1));
+        weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
     }
 
     // Returns true if the sums of weights of all lanes are below the limit under which weights are exact enough and fit f16. NaN is not.
@@ -578,8 +541,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_
         __syncwarp(); // ptxas asks for words no earlier, which would take registers
         multiply_all_values(values, [&](int step, int pair) {
             const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
-            const int row = 2 * (pair / 4) + pair % 2, i = 2 * step + pair % 4 / 2;
-            return narrow2<Element>(kept_weight(two[pair % 2 * 2], row, 2 * i), kept_weight(two[pair % 2 * 2 + 1], row, 2 * i + 1));
+            return narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
         });
     }
 

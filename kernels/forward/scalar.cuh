@@ -9,7 +9,6 @@
 
 #include "base/record.cuh"
 #include "memory/copy.cuh"
-#include "rule/dropout.cuh"
 #include "rule/mask.cuh"
 #include "rule/score.cuh"
 #include "work/item.cuh"
@@ -487,13 +486,6 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
             apply_tensors<Traits>(scores, p + warp_row * Traits::P_STRIDE + place.column, params.scoring, work,
                                   work.first_query + place.row, first_key + place.key);
         state.update(scores);
-        if constexpr (drops<Traits>()) {
-            const Dropout& dropout = dropout_of<ForwardDropout>(params);
-            const DropoutMask kept(dropout, work.batch);
-            for_each_score<Traits>(scores, work.first_query + place.row, first_key + place.key, [&](float& weight, int query, int key) {
-                weight = kept.keeps(work.head, query, key) ? weight * dropout.factor : 0;
-            });
-        }
 
 #pragma unroll
         for (int i = 0; i < Traits::ROWS; ++i)

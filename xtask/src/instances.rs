@@ -135,6 +135,8 @@ pub struct TilingRow {
     /// Besides the plain image, one for each of these.
     #[serde(default)]
     variants: Vec<String>,
+    /// Targets of the variants, if not all of the row's.
+    variant_targets: Option<Vec<Target>>,
     /// Element type of keys and values, if it is not that of the other tensors.
     cache: Option<String>,
 }
@@ -432,7 +434,14 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
             );
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
-                    let variants = tiling.variants.iter().cloned().map(Some);
+                    let of_variants = tiling.variant_targets.as_ref();
+                    let has_variants = of_variants.is_none_or(|targets| targets.contains(&target));
+                    let variants = tiling
+                        .variants
+                        .iter()
+                        .filter(|_| has_variants)
+                        .cloned()
+                        .map(Some);
                     instances.extend(iter::once(None).chain(variants).map(|variant| {
                         let (tiling, flags) = (tiling.clone(), &tiling.flags);
                         family.instance(tiling, element, variant, target, None, flags)
@@ -522,6 +531,21 @@ mod tests {
                 .to_string()
                 .contains("needs all of")
         );
+    }
+
+    #[test]
+    fn variants_may_have_targets_of_their_own() {
+        let row = "stages = 2, variants = [\"dropout\"], variant_targets = [\"sm_90a\"] }";
+        let images = |text: &str| -> BTreeSet<String> {
+            parse(text).unwrap().iter().map(Instance::image).collect()
+        };
+        let (plain, with) = (images(FAMILY), images(&FAMILY.replace("stages = 2 }", row)));
+        assert!(plain.is_subset(&with));
+        assert!(
+            with.difference(&plain)
+                .all(|name| name.ends_with("_dropout_sm_90a"))
+        );
+        assert!(with.len() > plain.len());
     }
 
     #[test]

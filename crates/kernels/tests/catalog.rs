@@ -276,11 +276,14 @@ fn ptx_and_cubins_of_a_kernel_agree() {
                         image.name, other.name
                     );
                 }
-                assert_eq!(
-                    image.param_bytes, other.param_bytes,
-                    "{} and {}",
-                    image.name, other.name
-                );
+                let drops = [image, other].map(|one| one.features.contains(Features::DROPOUT));
+                if drops[0] == drops[1] {
+                    assert_eq!(
+                        image.param_bytes, other.param_bytes,
+                        "{} and {}",
+                        image.name, other.name
+                    );
+                }
             }
         }
     }

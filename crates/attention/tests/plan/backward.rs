@@ -1,7 +1,7 @@
 //! The kernels of backward passes.
 
-use warptile::kernels::Family;
-use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner, Standing};
+use warptile::kernels::{Family, Features};
+use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner, Standing, Step};
 use warptile::spec::{Backward, Operand};
 use warptile_check::Case;
 
@@ -173,5 +173,33 @@ fn the_expected_times_of_gradients_are_near_the_measured_ones() {
             );
             assert_eq!(plan.basis().unwrap().standing, standing);
         }
+    }
+}
+
+/// With dropout the pair runs on images that have it, on 9.0; other GPUs have none. Without it, on images without it.
+#[test]
+fn images_with_dropout_are_for_dropout_alone() {
+    let drops = |step: &Step| step.image.features.contains(Features::DROPOUT);
+    for words in [
+        "b1 q100 k100 h2 d64 bf16",
+        "b4 q4096 k4096 h8/2 d128 f16 mask=causal",
+        "b4 q4096 k4096 h8/2 d72/136 bf16 softcap=30",
+        "b2 q512 k512 h8 d200 f32",
+    ] {
+        let h200 = DeviceProfile::h200();
+        assert!(!plan(&h200, words).steps().iter().any(drops), "{words}");
+        let words = format!("{words} dropout=0.1");
+        assert!(
+            plan(&h200, &words).steps()[1..3].iter().all(drops),
+            "{words}"
+        );
+        let case: Case = words.parse().unwrap();
+        let backward = Backward::builder(case.call()).build().unwrap();
+        let mut older = h200;
+        (older.major, older.minor) = (8, 0);
+        let error = Planner::new(&older)
+            .plan_backward(BackwardProblem::of(&backward), &Choice::Best)
+            .unwrap_err();
+        assert!(error.to_string().contains("dropout"), "{error}");
     }
 }
