@@ -1,6 +1,6 @@
 //! `kernels/instances.toml`: the one list of what gets compiled, expanded into images.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::iter;
 use std::path::Path;
@@ -135,8 +135,9 @@ pub struct TilingRow {
     /// Besides the plain image, one for each of these.
     #[serde(default)]
     variants: Vec<String>,
-    /// Targets of the variants, if not all of the row's.
-    variant_targets: Option<Vec<Target>>,
+    /// Targets of a variant, if not all of the row's.
+    #[serde(default)]
+    variant_targets: BTreeMap<String, Vec<Target>>,
     /// Element type of keys and values, if it is not that of the other tensors.
     cache: Option<String>,
 }
@@ -434,14 +435,11 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
             );
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
-                    let of_variants = tiling.variant_targets.as_ref();
-                    let has_variants = of_variants.is_none_or(|targets| targets.contains(&target));
-                    let variants = tiling
-                        .variants
-                        .iter()
-                        .filter(|_| has_variants)
-                        .cloned()
-                        .map(Some);
+                    let has = |variant: &&String| {
+                        let targets = tiling.variant_targets.get(*variant);
+                        targets.is_none_or(|targets| targets.contains(&target))
+                    };
+                    let variants = tiling.variants.iter().filter(has).cloned().map(Some);
                     instances.extend(iter::once(None).chain(variants).map(|variant| {
                         let (tiling, flags) = (tiling.clone(), &tiling.flags);
                         family.instance(tiling, element, variant, target, None, flags)
@@ -535,7 +533,8 @@ mod tests {
 
     #[test]
     fn variants_may_have_targets_of_their_own() {
-        let row = "stages = 2, variants = [\"dropout\"], variant_targets = [\"sm_90a\"] }";
+        let row =
+            "stages = 2, variants = [\"dropout\"], variant_targets = { dropout = [\"sm_90a\"] } }";
         let images = |text: &str| -> BTreeSet<String> {
             parse(text).unwrap().iter().map(Instance::image).collect()
         };
