@@ -260,7 +260,8 @@ fn head_sizes_above_256_have_kernels_for_few_queries_and_for_many() {
 fn where_no_image_has_dropout_an_error_names_it() {
     for device in [device(8, 0, 166_912), DeviceProfile::h200()] {
         for words in ["d64 bf16", "d128 f16 mask=causal", "d256 f32"] {
-            let error = best(&format!("b1 h2 q100 k100 {words} dropout=0.1"), &device).unwrap_err();
+            let case = case(&format!("b1 h2 q100 k100 {words} dropout=0.1"));
+            let error = Plan::gpu(case.call().problem(), &device, &Choice::Best).unwrap_err();
             assert!(error.to_string().contains("dropout"), "{error}");
         }
     }
