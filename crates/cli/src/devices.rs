@@ -369,8 +369,11 @@ pub(crate) fn expected(
     one_us: f64,
 ) -> Result<Expected, Failure> {
     let (mask, size) = (case.scoring.mask, case.element.size());
-    let expected = Expected::new(by.scheme(), map, mask, case.heads, size, one_us);
-    Ok(expected?)
+    let predict = match case.backward {
+        true => Expected::gradients,
+        false => Expected::new,
+    };
+    Ok(predict(by.scheme(), map, mask, case.heads, size, one_us)?)
 }
 
 /// The word of a problem that several devices do not take, if there is one.

@@ -70,12 +70,6 @@ pub(crate) struct PlanArgs {
 pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failure> {
     if args.several.devices.is_some() {
         args.several.deal(&args.case)?;
-        if args.case.backward {
-            return Err(Failure::Input(
-                "--devices: `backward`: times of several devices are predicted for outputs only"
-                    .to_owned(),
-            ));
-        }
     }
     let asked = operation::asked(&args.case, args.case.call_on_gpu()?)?;
     for_both!(asked, operation => of(args, &operation, console))

@@ -287,8 +287,7 @@ impl<'a> OfDevices<'a> {
         let ranks = self.group.backends().len();
         let median_us = samples.median();
         let on_gpus = self.group.backends()[0].is_gpu();
-        let expected = (on_gpus && !case.backward)
-            .then(|| devices::expected(dealt.by, case, shards.map(), one_us));
+        let expected = on_gpus.then(|| devices::expected(dealt.by, case, shards.map(), one_us));
         Ok(Row {
             backend: "warptile",
             engine: self.devices.engine(),
