@@ -154,7 +154,7 @@ fn gen_leaves_no_part_of_a_file() {
 
 /// Whatever it is doing then: making inputs, computing, or waiting for the reference.
 #[test]
-fn every_command_on_the_cpu_ends_within_a_second() {
+fn every_command_on_the_cpu_ends_soon() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (input, output) = (path("qkv.safetensors"), path("out.npz"));
@@ -215,12 +215,12 @@ fn every_command_on_the_cpu_ends_within_a_second() {
         if arguments[0] != "gen" && arguments[1] != "--devices" {
             command.args(["--device", "cpu"]);
         }
-        ends_within_a_second(&mut command, says);
+        ends_soon(&mut command, says);
     }
 }
 
-/// Sends SIGINT after two seconds, whatever the command is doing then, and expects the end within a second and `says` on standard error.
-pub(crate) fn ends_within_a_second(command: &mut Command, says: &str) {
+/// Sends SIGINT after two seconds, whatever the command is doing then, and expects the end soon and `says` on standard error.
+pub(crate) fn ends_soon(command: &mut Command, says: &str) {
     let mut child = { command.stdout(Stdio::null()) }
         .stderr(Stdio::piped())
         .spawn()
@@ -235,7 +235,8 @@ pub(crate) fn ends_within_a_second(command: &mut Command, says: &str) {
     let output = child.wait_with_output().unwrap();
     let (took, stderr) = (asked.elapsed(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(130), "{command:?}: {stderr}");
-    assert!(took < Duration::from_millis(1500), "{command:?}: {took:?}");
+    // A second, and what a loaded machine makes of it. Without the signal each takes minutes.
+    assert!(took < Duration::from_secs(6), "{command:?}: {took:?}");
     assert!(stderr.contains(says), "{command:?}: {stderr}");
 }
 
@@ -262,7 +263,7 @@ fn a_second_signal_ends_at_once() {
     let asked = Instant::now();
     signal(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
-    assert!(asked.elapsed() < Duration::from_millis(500));
+    assert!(asked.elapsed() < Duration::from_secs(3));
 }
 
 pub(crate) fn signal(child: &Child) {

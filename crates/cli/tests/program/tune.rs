@@ -378,7 +378,7 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
 
 #[test]
 #[cfg(unix)]
-fn a_search_ends_within_a_second() {
+fn a_search_ends_soon() {
     let machine = Machine::new();
     let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
     // One takes a second or two.
@@ -387,7 +387,7 @@ fn a_search_ends_within_a_second() {
     let shapes = { problems.iter() }.flat_map(|problem| ["--shape", problem]);
     let arguments: Vec<_> = ["tune", "--dry-run"].into_iter().chain(shapes).collect();
     let mut command = machine.command(&times, &arguments);
-    crate::interrupt::ends_within_a_second(&mut command, "Ctrl-C again ends at once");
+    crate::interrupt::ends_soon(&mut command, "Ctrl-C again ends at once");
 }
 
 /// One search waits until its record is read, which is before it writes rates; meanwhile another begins and ends.
