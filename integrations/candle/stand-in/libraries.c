@@ -44,3 +44,5 @@ Result curandSetStream(void *handle, void *stream) { return SUCCESS; }
 Result curandSetPseudoRandomGeneratorSeed(void *handle, unsigned long long seed) { return SUCCESS; }
 Result curandGenerateNormal(void) { return NOT_SUPPORTED; }
 Result curandGenerateNormalDouble(void) { return NOT_SUPPORTED; }
+Result curandGenerateUniform(void) { return NOT_SUPPORTED; }
+Result curandGenerateUniformDouble(void) { return NOT_SUPPORTED; }
