@@ -1,5 +1,5 @@
-//! Trains a small language model of bytes on this package's README, on the first GPU or on the CPU, and lets it go on with a text. The same
-//! model learns once more with attention by candle's own operations: both have the same loss, but for rounding.
+//! Trains a small language model of bytes on this package's README, on the first GPU or on the CPU, and lets it go on with a text. The
+//! same model then learns with attention by candle's own operations: the losses are equal within rounding.
 //!
 //! `cargo run --release --example train [STEPS]`, 200 unless it is given; without CUDA add `--no-default-features`.
 
