@@ -7,7 +7,7 @@ use warptile::spec::Operand;
 use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
-use crate::group::Streams;
+use crate::group::{Streams, all_or_none};
 use crate::lse::{Piece, ShardedLse};
 use crate::need::{Part, parts, staged};
 use crate::plan;
@@ -30,7 +30,6 @@ pub(crate) fn forward<T: Element>(
     let group = shards.group();
     let shapes = [q[0].shape(), k[0].tensor.shape(), v[0].tensor.shape()];
     let agreed = shards.agree::<T>("forward", attention, shapes)?;
-    let spans: Vec<_> = all_needs.iter().map(|needs| &needs.spans[..]).collect();
     // What a rank's thread submits waits for nothing that another one submits later.
     let outputs = group.each(|rank| {
         let rank_of = Rank {
@@ -40,23 +39,15 @@ pub(crate) fn forward<T: Element>(
             needs: &all_needs[rank],
         };
         let kv_heads = k[0].tensor.shape()[2];
-        let is_alone = group.processes().is_none() && spans[rank].is_empty();
+        let is_alone = group.processes().is_none() && all_needs[rank].spans.is_empty();
         let groups = match attention.has_numbers() || is_alone {
             true => std::iter::once(0..kv_heads).collect(),
             false => plan::groups(kv_heads),
         };
-        let stage = |heads| match group.processes() {
-            Some(nccl) => {
-                let of = |reader: usize| (spans[reader], heads);
-                let wanted = kv.map(|from| stage::wanted(shards.map(), rank, &from[0], of));
-                nccl.exchange(group, wanted)
-            }
-            None => {
-                let stage = |from| stage::rows_of_heads(shards, rank, spans[rank], heads, from);
-                Ok([stage(kv[0]).of_rank(rank)?, stage(kv[1]).of_rank(rank)?])
-            }
-        };
-        let staged = groups.iter().map(stage).collect::<Result<Vec<_>>>()?;
+        let staged = groups
+            .iter()
+            .map(|heads| staged_keys(shards, rank, &all_needs, heads, kv));
+        let staged = staged.collect::<Result<Vec<_>>>()?;
         { rank_of.forward(attention, q, kv, groups.into_iter().zip(staged)) }.of_rank(rank)
     });
     drop(agreed);
@@ -65,6 +56,19 @@ pub(crate) fn forward<T: Element>(
     Source::end_all(v)?;
     let (out, lse) = outputs?.into_iter().unzip();
     Ok(Output::new(out, attention, lse))
+}
+
+/// The keys and values that a rank fetches, of some heads.
+fn staged_keys<'s, T: Element>(
+    shards: &'s Shards<'_>,
+    rank: usize,
+    all_needs: &[Needs],
+    heads: &Range<usize>,
+    kv: [&'s [Source<'s, T>]; 2],
+) -> Result<[Staged<'s, T>; 2]> {
+    stage::rows_of_heads(shards, rank, kv, |_, reader| {
+        (&all_needs[reader].spans, heads)
+    })
 }
 
 /// Each rank computes the gradients of its queries, and in `f32` their share of the gradients of the keys that they see. The shares travel
@@ -88,14 +92,10 @@ pub(crate) fn backward<T: Element>(
     let routes = sums::Routes::new(shards, all_needs.iter().map(Needs::seen));
     let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
     let lent = [&k[..], &v[..]];
-    let begun = group.each(|rank| -> warptile::Result<_> {
+    let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
+    let agreed = shards.agree::<T>("backward", attention, shapes)?;
+    let begin = |rank: usize, staged: &mut [[Staged<'_, T>; 2]]| -> warptile::Result<_> {
         let local = shards.map().local_len(rank);
-        let staged = groups.iter().map(|heads| {
-            let stage =
-                |from| stage::rows_of_heads(shards, rank, &all_needs[rank].spans, heads, from);
-            Ok([stage(lent[0])?, stage(lent[1])?])
-        });
-        let mut staged = staged.collect::<warptile::Result<Vec<_>>>()?;
         for tensor in staged.first_mut().into_iter().flatten() {
             tensor.copy_own()?;
         }
@@ -115,28 +115,34 @@ pub(crate) fn backward<T: Element>(
             }
         };
         let sinks = attention.has(Operand::Sinks);
+        let q = &q[group.place(rank)];
         let to = To {
-            dq: group.uninit(rank, *q[rank].layout())?,
+            dq: group.uninit(rank, *q.layout())?,
             dkv: [of_keys(dims[0])?, of_keys(dims[1])?],
-            d_sinks: { sinks.then(|| zeros(q[rank].shape()[2], 1, 1)) }.transpose()?,
+            d_sinks: { sinks.then(|| zeros(q.shape()[2], 1, 1)) }.transpose()?,
         };
+        Ok((sums, to))
+    };
+    let begun = group.each(|rank| {
+        let staged = groups
+            .iter()
+            .map(|heads| staged_keys(shards, rank, &all_needs, heads, lent));
+        let mut staged = staged.collect::<Result<Vec<_>>>()?;
+        let (sums, to) = begin(rank, &mut staged).of_rank(rank)?;
         Ok((staged, sums, to))
     });
-    let begun = { begun.into_iter().enumerate() }.map(|(rank, begun)| begun.of_rank(rank));
     let (mut to, mut staged, mut sums) = (Vec::new(), Vec::new(), Vec::new());
-    for begun in begun.collect::<Result<Vec<_>>>()? {
-        to.push(begun.2);
+    for begun in all_or_none(group, begun)? {
         staged.push(begun.0.into_iter());
         sums.push(begun.1.into_iter());
+        to.push(begun.2);
     }
-    let ranks: Vec<_> = { all_needs.iter().enumerate() }
-        .map(|(rank, needs)| Rank {
-            shards,
-            rank,
-            local: rank,
-            needs,
-        })
-        .collect();
+    let rank_of = |rank| Rank {
+        shards,
+        rank,
+        local: group.place(rank),
+        needs: &all_needs[rank],
+    };
     let given = Given {
         attention,
         d_out,
@@ -144,21 +150,21 @@ pub(crate) fn backward<T: Element>(
         kv: lent,
         output,
     };
-    let documents = group.each_of(&mut to, |rank, to| ranks[rank].documents_to(&given, to));
-    documents.into_iter().collect::<Result<()>>()?;
+    let documents = group.each_of(&mut to, |rank, to| rank_of(rank).documents_to(&given, to));
+    all_or_none(group, documents)?;
     let mut sums: Vec<Vec<[Tensor<f32>; 2]>> = { groups.iter() }
         .map(|_| sums.iter_mut().filter_map(Iterator::next).collect())
         .collect();
-    let mut before: Option<sums::Home<'_>> = None;
+    let mut before: Option<sums::Home<'_, 2>> = None;
     for (heads, sums) in groups.iter().zip(&mut sums) {
         let items = { to.iter_mut().zip(&mut staged) }.zip(sums.iter_mut());
         let computed = group.each_of(items, |rank, ((to, staged), sums)| {
             let staged = staged.next();
             staged.map_or(Ok(()), |kv| {
-                ranks[rank].gradients(&given, heads, kv, to, sums)
+                rank_of(rank).gradients(&given, heads, kv, to, sums)
             })
         });
-        computed.into_iter().collect::<Result<()>>()?;
+        all_or_none(group, computed)?;
         // Behind the kernels of this group, so that these wait for no copy of the sums.
         if let Some(before) = before.take() {
             before.add_up(&routes, to.iter_mut().map(|to| &mut to.dkv))?;
@@ -173,11 +179,13 @@ pub(crate) fn backward<T: Element>(
     let d_sinks = to.iter_mut().filter_map(|to| to.d_sinks.take()).collect();
     let (dq, dkv) = { to.into_iter() }.map(|to| (to.dq, to.dkv.into())).unzip();
     let (dk, dv) = { <Vec<(_, _)>>::into_iter(dkv) }.unzip();
+    let d_sinks = sums::of_sinks(shards, d_sinks)?;
+    drop(agreed);
     Ok(Gradients {
         dq,
         dk,
         dv,
-        d_sinks: sums::of_sinks(shards, d_sinks)?,
+        d_sinks,
     })
 }
 
@@ -383,22 +391,22 @@ impl Rank<'_> {
         let Some(documents) = &self.needs.documents else {
             return Ok(());
         };
-        let rank = self.rank;
-        let q = &given.q[rank];
+        let (rank, local) = (self.rank, self.local);
+        let q = &given.q[local];
         let heads = 0..q.shape()[2];
         let lse = given
             .output
             .1
-            .of_launch([rank; 2], &documents.chunks, &heads)?;
-        let (queries, keys) = documents.of_call(q, given.kv.map(|from| from[rank].tensor));
+            .of_launch([rank, local], &documents.chunks, &heads)?;
+        let (queries, keys) = documents.of_call(q, given.kv.map(|from| from[local].tensor));
         let [dk, dv] = &mut to.dkv;
         let mut into = GradientsInto::new().dq(&mut to.dq).dk(dk).dv(dv);
         if let Some(d_sinks) = &mut to.d_sinks {
             into = into.d_sinks(d_sinks);
         }
-        let output = (&given.output.0[rank], &lse);
+        let output = (&given.output.0[local], &lse);
         { given.attention }
-            .backward_into(&given.d_out[rank], queries, keys, output, into)
+            .backward_into(&given.d_out[local], queries, keys, output, into)
             .of_rank(rank)?;
         Ok(())
     }
@@ -413,23 +421,24 @@ impl Rank<'_> {
         to: &mut To<T>,
         [dk, dv]: &mut [Tensor<f32>; 2],
     ) -> Result<()> {
-        let rank = self.rank;
+        let (rank, local) = (self.rank, self.local);
         let (k, v) = (
             k.into_tensor().of_rank(rank)?,
             v.into_tensor().of_rank(rank)?,
         );
         let Needs { spans, .. } = self.needs;
         let seen = self.needs.seen();
-        let q = &given.q[rank];
-        let shared_by = q.shape()[2] / given.kv[0][rank].tensor.shape()[2];
+        let q = &given.q[local];
+        let shared_by = q.shape()[2] / given.kv[0][local].tensor.shape()[2];
         let of = heads.start * shared_by..heads.end * shared_by;
         for (part, own) in self.needs.parts() {
-            let lse = { given.output.1 }.of_launch([rank; 2], &[(part.rows.clone(), 0)], &of)?;
+            let lse =
+                { given.output.1 }.of_launch([rank, local], &[(part.rows.clone(), 0)], &of)?;
             let rows = |of_rows: &Tensor<T>| of_rows.rows(part.local.clone())?.heads(of.clone());
             let mut compute = || {
                 let [k, v] = match own {
                     Some(own) => given.kv.map(|from| {
-                        let tensor = from[rank].tensor.rows(own.clone())?;
+                        let tensor = from[local].tensor.rows(own.clone())?;
                         tensor.heads(heads.clone())
                     }),
                     None => {
@@ -438,8 +447,8 @@ impl Rank<'_> {
                     }
                 };
                 let (k, v) = (k?, v?);
-                let out = rows(&given.output.0[rank])?;
-                let (q, d_out) = (rows(q)?, rows(&given.d_out[rank])?);
+                let out = rows(&given.output.0[local])?;
+                let (q, d_out) = (rows(q)?, rows(&given.d_out[local])?);
                 let attention = given.attention.clone().mask(part.mask);
                 let at = position(&seen, part.keys.start);
                 let (keys, all) = (at..at + part.keys.len(), 0..heads.len());

@@ -171,7 +171,8 @@ impl Group {
         let items: Vec<_> = items.into_iter().collect();
         let stop = Stop::current();
         let all = || items.into_par_iter().enumerate().with_max_len(1);
-        let call = |(rank, item)| stop.during(|| f(rank, item));
+        let first = self.local_ranks().start;
+        let call = |(place, item)| stop.during(|| f(first + place, item));
         (self.threads).install(|| all().map(call).collect())
     }
 
@@ -206,6 +207,15 @@ impl Group {
             }
         }
         check()
+    }
+}
+
+/// The results of this process's ranks. Of several processes, the others wait for what one has computed: its failure is that of all.
+pub(crate) fn all_or_none<R>(group: &Group, computed: Vec<Result<R>>) -> Result<Vec<R>> {
+    let computed = computed.into_iter().collect();
+    match group.processes() {
+        Some(nccl) => nccl.or_fail(computed),
+        None => computed,
     }
 }
 

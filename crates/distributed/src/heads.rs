@@ -9,11 +9,11 @@ use warptile::spec::Heads;
 use warptile::{Attention, Element, GradientsInto, Keys, Layout, Queries, Tensor};
 
 use crate::error::{Error, OfRank, Result};
-use crate::group::Group;
+use crate::group::all_or_none;
 use crate::lse::{Piece, ShardedLse};
 use crate::shard::{RowMap, part};
 use crate::shards::{Gradients, Output, Shards};
-use crate::stage::{Source, Staged, Wanted, put_together, rows_of_heads, wanted};
+use crate::stage::{Source, Staged, fetched, rows_of_heads};
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,7 +122,6 @@ pub(crate) fn forward<T: Element>(
         let of = [(&q_heads[..], &q[..]), (&kv_heads, &k), (&kv_heads, &v)];
         compute(rank, all_rows_of(shards, rank, of)?).of_rank(rank)
     });
-    let computed = computed.into_iter().collect::<Result<Vec<_>>>();
     [q, k, v].into_iter().try_for_each(Source::end_all)?;
     let computed = all_or_none(group, computed)?;
     let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed.into_iter().unzip();
@@ -195,7 +194,6 @@ pub(crate) fn backward<T: Element>(
         };
         compute().of_rank(rank)
     });
-    let computed = computed.into_iter().collect::<Result<Vec<_>>>();
     [q, k, v, out, d_out]
         .into_iter()
         .try_for_each(Source::end_all)?;
@@ -223,14 +221,6 @@ pub(crate) fn backward<T: Element>(
     Ok(gradients)
 }
 
-/// Of several processes, the others wait for what one has computed: its failure is that of all.
-fn all_or_none<R>(group: &Group, computed: Result<R>) -> Result<R> {
-    match group.processes() {
-        Some(nccl) => nccl.or_fail(computed),
-        None => computed,
-    }
-}
-
 /// Gradients of a rank's keys and values.
 enum OfKeys<T: Element> {
     Rounded([Tensor<T>; 2]),
@@ -256,18 +246,10 @@ pub(crate) fn all_rows_of<'s, T: Element, const N: usize>(
 ) -> Result<[warptile::Result<Tensor<T>>; N]> {
     let span = 0..shards.map().len();
     let spans = std::slice::from_ref(&span);
-    let staged = match shards.group().processes() {
-        Some(nccl) => {
-            let wanted = of.map(|(heads, from)| {
-                wanted(shards.map(), rank, &from[0], |reader| {
-                    (spans, &heads[reader])
-                })
-            });
-            nccl.exchange(shards.group(), wanted)?.map(Ok)
-        }
-        None => of.map(|(heads, from)| rows_of_heads(shards, rank, spans, &heads[rank], from)),
-    };
-    Ok(staged.map(|staged| staged?.into_tensor()))
+    let heads = of.map(|(heads, _)| heads);
+    let from = of.map(|(_, from)| from);
+    let staged = rows_of_heads(shards, rank, from, |at, reader| (spans, &heads[at][reader]))?;
+    Ok(staged.map(Staged::into_tensor))
 }
 
 fn of_call<'a, T: Element>(
@@ -293,32 +275,16 @@ pub(crate) fn given_back<T: Element>(
     let (group, map) = (shards.group(), shards.map());
     let [.., dim] = parts[0].tensor.shape();
     let of = |reader: usize| {
-        { heads.iter().enumerate() }.flat_map(move |(owner, heads)| {
+        let rows = heads.iter().enumerate().flat_map(|(owner, heads)| {
             let rows = rows_back(map, reader, heads.clone(), dim).into_iter();
             rows.map(move |rows| (owner, rows))
-        })
+        });
+        rows.collect()
     };
     let outputs = group.each(|rank| {
         let layout = Layout::bhsd([1, all_heads, map.local_len(rank), dim]);
-        let staged = match group.processes() {
-            Some(nccl) => {
-                let readers = 0..map.ranks();
-                let copies = readers
-                    .flat_map(|reader| of(reader).map(move |(owner, rows)| (reader, owner, rows)));
-                let wanted = Wanted {
-                    source: &parts[0],
-                    layout,
-                    copies: copies.collect(),
-                };
-                nccl.exchange(group, [wanted])?.map(Ok)
-            }
-            None => {
-                let copies = of(rank).map(|(owner, rows)| (&parts[owner], rows));
-                [put_together(group, rank, layout, copies)]
-            }
-        };
-        let [out] = staged.map(|staged| staged.and_then(Staged::into_tensor));
-        out.of_rank(rank)
+        let [out] = fetched(group, rank, [&parts[..]], [layout], |_, reader| of(reader))?;
+        out.into_tensor().of_rank(rank)
     });
     let outputs = outputs.into_iter().collect();
     Source::end_all(parts)?;

@@ -236,10 +236,7 @@ impl<'a> Shards<'a> {
         };
         let output = (&output.out[..], lse);
         match self.scheme {
-            Scheme::Gather => {
-                self.group.one_process("backward by Scheme::Gather")?;
-                gather::backward(self, attention, d_out, q, [k, v], output)
-            }
+            Scheme::Gather => gather::backward(self, attention, d_out, q, [k, v], output),
             Scheme::Heads => heads::backward(self, attention, d_out, q, [k, v], output),
         }
     }

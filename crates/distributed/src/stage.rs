@@ -51,7 +51,7 @@ impl<'a, T: Element> Source<'a, T> {
 
 /// A tensor of rows from several ranks.
 pub(crate) struct Staged<'a, T: Element> {
-    tensor: Copied<T>,
+    pub(crate) tensor: Copied<T>,
     /// Copies within the GPU that are not submitted yet, and their stream.
     own: Option<(&'a Stream, Copies<'a, T>)>,
 }
@@ -90,15 +90,10 @@ impl<'a, T: Element> Staged<'a, T> {
         Ok(())
     }
 
-    /// The tensor when all copies are submitted.
-    pub(crate) fn copied(mut self) -> warptile::Result<Copied<T>> {
-        self.copy_own()?;
-        Ok(self.tensor)
-    }
-
     /// Submits what is left, and gives the tensor, whose kernels from now on wait for the copies.
-    pub(crate) fn into_tensor(self) -> warptile::Result<Tensor<T>> {
-        self.copied()?.into_tensor()
+    pub(crate) fn into_tensor(mut self) -> warptile::Result<Tensor<T>> {
+        self.copy_own()?;
+        self.tensor.into_tensor()
     }
 }
 
@@ -114,19 +109,61 @@ impl<T: Element> Copied<T> {
     }
 }
 
-/// The rows of `spans` of some heads, from every rank that has some.
-pub(crate) fn rows_of_heads<'s, T: Element>(
+/// The rows of some spans and heads of each tensor, from every rank that has some; `of` are those of a tensor and a reader.
+pub(crate) fn rows_of_heads<'s, 'o, T: Element, const N: usize>(
     shards: &'s Shards<'_>,
     rank: usize,
-    spans: &[Range<usize>],
-    heads: &Range<usize>,
-    from: &'s [Source<'s, T>],
-) -> warptile::Result<Staged<'s, T>> {
-    let [.., head_dim] = from[rank].tensor.shape();
-    let copies = { copies(shards.map(), spans, heads, head_dim).into_iter() }
-        .map(|(owner, rows)| (&from[owner], rows));
-    let layout = Layout::bhsd([1, heads.len(), staged_rows(spans), head_dim]);
-    put_together(shards.group(), rank, layout, copies)
+    from: [&'s [Source<'s, T>]; N],
+    of: impl Fn(usize, usize) -> (&'o [Range<usize>], &'o Range<usize>),
+) -> Result<[Staged<'s, T>; N]> {
+    let dims = from.map(|from| from[0].tensor.shape()[3]);
+    let layouts = std::array::from_fn(|at| {
+        let (spans, heads) = of(at, rank);
+        Layout::bhsd([1, heads.len(), staged_rows(spans), dims[at]])
+    });
+    fetched(shards.group(), rank, from, layouts, |at, reader| {
+        let (spans, heads) = of(at, reader);
+        copies(shards.map(), spans, heads, dims[at])
+    })
+}
+
+/// Tensors of rows from several ranks; `copies` are the owners and rows of a tensor and a reader.
+pub(crate) fn fetched<'s, T: Element, const N: usize>(
+    group: &'s Group,
+    rank: usize,
+    from: [&'s [Source<'s, T>]; N],
+    layouts: [Layout; N],
+    copies: impl Fn(usize, usize) -> Vec<(usize, Rows)>,
+) -> Result<[Staged<'s, T>; N]> {
+    let all = from.into_iter().zip(layouts).enumerate();
+    let fetched = match group.processes() {
+        Some(nccl) => {
+            let wanted = all.map(|(at, (from, layout))| {
+                let of = |reader| {
+                    let copies = copies(at, reader).into_iter();
+                    copies.map(move |(owner, rows)| (reader, owner, rows))
+                };
+                Wanted {
+                    source: &from[0],
+                    layout,
+                    copies: (0..group.ranks()).flat_map(of).collect(),
+                }
+            });
+            nccl.exchange(group, &wanted.collect::<Vec<_>>())?
+        }
+        None => {
+            let put = all.map(|(at, (from, layout))| {
+                let copies = copies(at, rank).into_iter();
+                let copies = copies.map(|(owner, rows)| (&from[owner], rows));
+                put_together(group, rank, layout, copies).of_rank(rank)
+            });
+            put.collect::<Result<Vec<_>>>()?
+        }
+    };
+    match <[_; N]>::try_from(fetched) {
+        Ok(fetched) => Ok(fetched),
+        Err(_) => unreachable!("there is one for each source"),
+    }
 }
 
 /// A tensor of rows from ranks of several processes.
@@ -136,27 +173,6 @@ pub(crate) struct Wanted<'s, T: Element> {
     pub(crate) layout: Layout,
     /// Each rank as a reader, the owner of what it reads, and the rows.
     pub(crate) copies: Vec<(usize, usize, Rows)>,
-}
-
-/// As [`rows_of_heads`], by the spans and heads of each rank.
-pub(crate) fn wanted<'s, 'o, T: Element>(
-    map: &RowMap,
-    rank: usize,
-    source: &'s Source<'s, T>,
-    of: impl Fn(usize) -> (&'o [Range<usize>], &'o Range<usize>),
-) -> Wanted<'s, T> {
-    let [.., head_dim] = source.tensor.shape();
-    let copies = (0..map.ranks()).flat_map(|reader| {
-        let (spans, heads) = of(reader);
-        let copies = copies(map, spans, heads, head_dim).into_iter();
-        copies.map(move |(owner, rows)| (reader, owner, rows))
-    });
-    let (spans, heads) = of(rank);
-    Wanted {
-        source,
-        layout: Layout::bhsd([1, heads.len(), staged_rows(spans), head_dim]),
-        copies: copies.collect(),
-    }
 }
 
 /// How many rows `spans` have.

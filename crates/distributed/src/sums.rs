@@ -8,8 +8,9 @@ use warptile::ops::sum_into;
 use warptile::{Element, Layout, Tensor};
 
 use crate::error::{OfRank, Result};
+use crate::group::all_or_none;
 use crate::shards::Shards;
-use crate::stage::{Copied, Source, position, put_together};
+use crate::stage::{Copied, Source, Staged, fetched, position, staged_rows};
 
 /// The ranks that add to the gradients of each row.
 pub(crate) struct Routes {
@@ -63,9 +64,24 @@ impl Routes {
         Routes { seen, segments }
     }
 
+    /// The gradients of sinks, which all ranks add to and rank 0 gets.
+    fn of_sinks(ranks: usize) -> Self {
+        let row = Range { start: 0, end: 1 };
+        let mut segments: Vec<_> = (0..ranks).map(|_| Vec::new()).collect();
+        segments[0].push(Segment {
+            rows: row.clone(),
+            local: 0,
+            from: (0..ranks).collect(),
+        });
+        Routes {
+            seen: (0..ranks).map(|_| vec![row.clone()]).collect(),
+            segments,
+        }
+    }
+
     /// How many rows a rank adds to.
     pub(crate) fn rows(&self, rank: usize) -> usize {
-        self.seen[rank].iter().map(Range::len).sum()
+        staged_rows(&self.seen[rank])
     }
 
     /// Returns true if no rank adds to some rows of an owner.
@@ -73,57 +89,92 @@ impl Routes {
         { self.segments[owner].iter() }.any(|segment| segment.from.is_empty())
     }
 
-    /// The rows of an owner that a rank adds to, in order.
-    fn between(&self, owner: usize, from: usize) -> Vec<Range<usize>> {
-        { self.segments[owner].iter() }
-            .filter(|segment| segment.from.contains(&from))
-            .map(|segment| segment.rows.clone())
-            .collect()
+    /// The rows of an owner that each other rank adds to, by rank, and where the first of them arrives among all of these.
+    pub(crate) fn arriving(&self, owner: usize) -> (Vec<Arriving>, usize) {
+        let mut all = 0;
+        let from = (0..self.seen.len()).map(|from| {
+            let segments = self.segments[owner].iter();
+            let added = segments.filter(|segment| from != owner && segment.from.contains(&from));
+            let spans: Vec<_> = added.map(|segment| segment.rows.clone()).collect();
+            let first = all;
+            all += staged_rows(&spans);
+            (spans, first)
+        });
+        (from.collect(), all)
+    }
+
+    /// The copies that bring an owner the rows of all other ranks.
+    fn copies(&self, owner: usize, heads: usize, dim: usize) -> Vec<(usize, Rows)> {
+        let (from, all) = self.arriving(owner);
+        let copies = from
+            .into_iter()
+            .enumerate()
+            .flat_map(|(from, (spans, first))| {
+                let seen = &self.seen[from];
+                let copy = |span: &Range<usize>| Rows {
+                    count: heads,
+                    len: span.len() * dim,
+                    from: position(seen, span.start) * dim,
+                    from_pitch: staged_rows(seen) * dim,
+                    to: (first + position(&spans, span.start)) * dim,
+                    to_pitch: all * dim,
+                };
+                let copies: Vec<_> = spans.iter().map(|span| (from, copy(span))).collect();
+                copies
+            });
+        copies.collect()
     }
 }
 
-/// Sums of keys and values of a group of heads, on their way to the owners.
-pub(crate) struct Home<'a> {
+/// The rows that a rank adds to, and where the first of them arrives.
+type Arriving = (Vec<Range<usize>>, usize);
+
+/// Sums of a group of heads, on their way to the owners: of keys and of values, or of sinks.
+pub(crate) struct Home<'a, const N: usize> {
     shards: &'a Shards<'a>,
     heads: Range<usize>,
-    /// The sums of each rank, where it computed them.
-    sums: &'a [[Tensor<f32>; 2]],
-    lent: Vec<[Source<'a, f32>; 2]>,
-    /// Copies for each owner from each rank; an owner needs none of its own.
-    copied: Vec<Vec<Option<[Copied<f32>; 2]>>>,
+    /// The sums of each rank of this process, where it computed them.
+    sums: &'a [[Tensor<f32>; N]],
+    lent: [Vec<Source<'a, f32>>; N],
+    /// The rows that arrive at each owner of this process.
+    pub(crate) copied: Vec<[Copied<f32>; N]>,
 }
 
-impl<'a> Home<'a> {
+impl<'a, const N: usize> Home<'a, N> {
     /// Submits the copies; kernels that are submitted from now on wait for none.
     pub(crate) fn fetch(
         shards: &'a Shards<'a>,
         routes: &Routes,
         heads: Range<usize>,
-        sums: &'a [[Tensor<f32>; 2]],
+        sums: &'a [[Tensor<f32>; N]],
     ) -> Result<Self> {
-        let lend = |(rank, [dk, dv]): (usize, &'a [Tensor<f32>; 2])| {
-            Ok([Source::lend(rank, dk)?, Source::lend(rank, dv)?])
-        };
-        let lent: Vec<_> = { sums.iter().enumerate() }
-            .map(lend)
-            .collect::<Result<_>>()?;
-        let copied = shards.group().each(|owner| {
-            let copied = (0..sums.len()).map(|from| {
-                let spans = routes.between(owner, from);
-                if from == owner || spans.is_empty() {
-                    return Ok(None);
-                }
-                let [dk, dv] = &lent[from];
-                let fetch = |source| fetched(shards, owner, &routes.seen[from], &spans, source);
-                Ok(Some([fetch(dk)?, fetch(dv)?]))
-            });
-            copied.collect::<warptile::Result<Vec<_>>>().of_rank(owner)
+        let group = shards.group();
+        let mut lent = [(); N].map(|()| Vec::new());
+        for (rank, sums) in group.local_ranks().zip(sums) {
+            for (lent, sums) in lent.iter_mut().zip(sums) {
+                lent.push(Source::lend(rank, sums)?);
+            }
+        }
+        let copied = group.each(|owner| {
+            let shapes = sums[0].each_ref().map(Tensor::shape);
+            let (_, rows) = routes.arriving(owner);
+            let layouts = shapes.map(|[_, _, heads, dim]| Layout::bhsd([1, heads, rows, dim]));
+            let copies = |of: usize, owner| {
+                let [_, _, heads, dim] = shapes[of];
+                routes.copies(owner, heads, dim)
+            };
+            let from = lent.each_ref().map(|lent| &lent[..]);
+            let mut fetched = fetched(group, owner, from, layouts, copies)?;
+            { fetched.iter_mut() }
+                .try_for_each(Staged::copy_own)
+                .of_rank(owner)?;
+            Ok(fetched.map(|staged| staged.tensor))
         });
         Ok(Home {
             shards,
             heads,
             sums,
-            copied: copied.into_iter().collect::<Result<_>>()?,
+            copied: all_or_none(group, copied)?,
             lent,
         })
     }
@@ -132,69 +183,45 @@ impl<'a> Home<'a> {
     pub(crate) fn add_up<'t, T: Element>(
         self,
         routes: &Routes,
-        to: impl Iterator<Item = &'t mut [Tensor<T>; 2]>,
+        to: impl Iterator<Item = &'t mut [Tensor<T>; N]>,
     ) -> Result<()> {
-        let (sums, heads) = (self.sums, &self.heads);
-        let items = self.copied.into_iter().zip(to);
-        let added = self.shards.group().each_of(items, |owner, (copied, to)| {
-            let mut parts = Vec::new();
-            for (from, copied) in copied.into_iter().enumerate() {
-                parts.push(match copied {
-                    Some([dk, dv]) => {
-                        let spans = routes.between(owner, from);
-                        Some(([dk.into_tensor()?, dv.into_tensor()?], spans))
-                    }
-                    None if from == owner => Some((sums[from].clone(), routes.seen[from].clone())),
-                    None => None,
-                });
-            }
-            for segment in &routes.segments[owner] {
-                let local = segment.local..segment.local + segment.rows.len();
-                for (of, to) in to.iter_mut().enumerate() {
-                    let parts = { segment.from.iter() }.filter_map(|from| parts[*from].as_ref());
-                    let parts = parts.map(|(tensors, spans)| {
-                        let at = position(spans, segment.rows.start);
-                        tensors[of].rows(at..at + segment.rows.len())
-                    });
-                    let parts = parts.collect::<warptile::Result<Vec<_>>>()?;
-                    if !parts.is_empty() {
-                        let parts: Vec<_> = parts.iter().collect();
-                        to.with_part(local.clone(), heads.clone(), |to| sum_into(&parts, to))??;
+        let (group, heads) = (self.shards.group(), &self.heads);
+        let items = { self.copied.into_iter().zip(self.sums) }.zip(to);
+        let added = group.each_of(items, |owner, ((copied, own), to)| {
+            let add = || {
+                let (from, _) = routes.arriving(owner);
+                for ((copied, own), to) in copied.into_iter().zip(own).zip(to) {
+                    let copied = copied.into_tensor()?;
+                    for segment in &routes.segments[owner] {
+                        let rows = segment.rows.len();
+                        let part = |from_rank: &usize| match *from_rank == owner {
+                            true => {
+                                let at = position(&routes.seen[owner], segment.rows.start);
+                                own.rows(at..at + rows)
+                            }
+                            false => {
+                                let (spans, first) = &from[*from_rank];
+                                let at = first + position(spans, segment.rows.start);
+                                copied.rows(at..at + rows)
+                            }
+                        };
+                        let parts = segment.from.iter().map(part);
+                        let parts = parts.collect::<warptile::Result<Vec<_>>>()?;
+                        if !parts.is_empty() {
+                            let parts: Vec<_> = parts.iter().collect();
+                            let local = segment.local..segment.local + rows;
+                            to.with_part(local, heads.clone(), |to| sum_into(&parts, to))??;
+                        }
                     }
                 }
-            }
-            warptile::Result::Ok(())
+                warptile::Result::Ok(())
+            };
+            add().of_rank(owner)
         });
-        let added = { added.into_iter().enumerate() }.map(|(rank, added)| added.of_rank(rank));
-        let added = added.collect::<Result<()>>();
-        self.lent.into_iter().flatten().try_for_each(Source::end)?;
-        added
+        let added = all_or_none(group, added);
+        self.lent.into_iter().try_for_each(Source::end_all)?;
+        added.map(drop)
     }
-}
-
-/// The rows `spans` of sums that have the rows `seen`.
-fn fetched(
-    shards: &Shards<'_>,
-    owner: usize,
-    seen: &[Range<usize>],
-    spans: &[Range<usize>],
-    source: &Source<'_, f32>,
-) -> warptile::Result<Copied<f32>> {
-    let [_, all, heads, dim] = source.tensor.shape();
-    let rows: usize = spans.iter().map(Range::len).sum();
-    let copies = spans.iter().map(|span| {
-        let rows = Rows {
-            count: heads,
-            len: span.len() * dim,
-            from: position(seen, span.start) * dim,
-            from_pitch: all * dim,
-            to: position(spans, span.start) * dim,
-            to_pitch: rows * dim,
-        };
-        (source, rows)
-    });
-    let layout = Layout::bhsd([1, heads, rows, dim]);
-    put_together(shards.group(), owner, layout, copies)?.copied()
 }
 
 /// The gradients of sinks from all ranks, added on rank 0.
@@ -205,27 +232,17 @@ pub(crate) fn of_sinks(
     let Some(first) = d_sinks.first() else {
         return Ok(None);
     };
-    let layout = *first.layout();
-    let lent = Source::lend_all(&d_sinks)?;
-    let whole = Range { start: 0, end: 1 };
-    let add = || {
-        let parts = { lent.iter().enumerate() }.map(|(rank, source)| match rank {
-            0 => Ok(source.tensor.clone()),
-            _ => fetched(
-                shards,
-                0,
-                std::slice::from_ref(&whole),
-                std::slice::from_ref(&whole),
-                source,
-            )?
-            .into_tensor(),
-        });
-        let parts = parts.collect::<warptile::Result<Vec<_>>>()?;
-        let mut sums = shards.group().uninit(0, layout)?;
-        sum_into(&parts.iter().collect::<Vec<_>>(), &mut sums)?;
-        warptile::Result::Ok(sums)
-    };
-    let sums = add().of_rank(0);
-    Source::end_all(lent)?;
-    sums.map(Some)
+    let (group, layout) = (shards.group(), *first.layout());
+    let d_sinks: Vec<_> = d_sinks.into_iter().map(|d_sinks| [d_sinks]).collect();
+    let routes = Routes::of_sinks(group.ranks());
+    let home = Home::fetch(shards, &routes, 0..layout.shape[2], &d_sinks)?;
+    let sums =
+        { group.local_ranks() }.map(|rank| Ok([group.uninit(rank, layout).of_rank(rank)?]));
+    let mut sums = sums.collect::<Result<Vec<_>>>()?;
+    home.add_up(&routes, sums.iter_mut())?;
+    let first = sums
+        .into_iter()
+        .next()
+        .filter(|_| group.local_ranks().start == 0);
+    Ok(first.map(|[d_sinks]| d_sinks))
 }

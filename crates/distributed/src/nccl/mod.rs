@@ -158,11 +158,11 @@ impl Nccl {
     }
 
     /// Tensors of rows from several ranks, whose messages are under way.
-    pub(crate) fn exchange<'s, T: Element, const N: usize>(
+    pub(crate) fn exchange<'s, T: Element>(
         &self,
         group: &'s Group,
-        wanted: [Wanted<'s, T>; N],
-    ) -> Result<[Staged<'s, T>; N]> {
+        wanted: &[Wanted<'s, T>],
+    ) -> Result<Vec<Staged<'s, T>>> {
         self.or_fail(self.try_exchange(group, wanted))
     }
 
@@ -215,11 +215,11 @@ impl Nccl {
         })
     }
 
-    fn try_exchange<'s, T: Element, const N: usize>(
+    fn try_exchange<'s, T: Element>(
         &self,
         group: &'s Group,
-        wanted: [Wanted<'s, T>; N],
-    ) -> Result<[Staged<'s, T>; N]> {
+        wanted: &[Wanted<'s, T>],
+    ) -> Result<Vec<Staged<'s, T>>> {
         let rank = self.world.rank;
         let streams = group.streams(rank).ok_or(Error::OneProcess("the CPU"))?;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -228,7 +228,7 @@ impl Nccl {
             source,
             layout,
             copies,
-        } in &wanted
+        } in wanted
         {
             let lent = source.lent().of_rank(rank)?;
             let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach());
@@ -254,16 +254,11 @@ impl Nccl {
         }
         // SAFETY: the copies are inside of the tensors that are lent and of the buffers.
         let buffers = unsafe { self.submit(streams, &reads, buffers, [&sends, &receives]) }?;
-        let staged = buffers
-            .into_iter()
-            .zip(rest)
-            .map(|(buffer, (layout, own))| {
-                Staged::underway(group.backend(rank), buffer, *layout, (&streams.near, own))
-            });
-        match <[_; N]>::try_from(staged.collect::<Vec<_>>()) {
-            Ok(staged) => Ok(staged),
-            Err(_) => unreachable!("there is a buffer for each tensor"),
-        }
+        let staged = buffers.into_iter().zip(rest);
+        let staged = staged.map(|(buffer, (layout, own))| {
+            Staged::underway(group.backend(rank), buffer, *layout, (&streams.near, own))
+        });
+        Ok(staged.collect())
     }
 
     /// Has the stream for copies send from what is lent and receive into the buffers, all of which it returns.
@@ -351,7 +346,7 @@ mod tests {
     use std::thread;
 
     use warptile::driver::Driver;
-    use warptile::{Backend, Mask};
+    use warptile::{Backend, Layout, Mask, Tensor};
     use warptile_fake_cuda::FakeDriver;
     use warptile_fake_nccl::FakeNccl;
 
@@ -359,7 +354,8 @@ mod tests {
     use crate::Sharding;
     use crate::heads::{all_rows_of, given_back};
     use crate::need::{parts, staged};
-    use crate::stage::{Source, position, staged_rows, wanted};
+    use crate::stage::{Source, position, rows_of_heads, staged_rows};
+    use crate::sums::{Home, Routes};
 
     /// Kernels of the stand-in compute nothing, so what they would read is looked at.
     #[test]
@@ -420,13 +416,8 @@ mod tests {
             }
             let (k, v) = (Source::lend_all(&k).unwrap(), Source::lend_all(&v).unwrap());
             for part in [0..1, 1..heads] {
-                let nccl = group.processes().unwrap();
-                let wanted = [&k, &v].map(|from| {
-                    wanted(shards.map(), rank, &from[0], |reader| {
-                        (spans[reader], &part)
-                    })
-                });
-                let got = nccl.exchange(&group, wanted).unwrap();
+                let of = |_, reader: usize| (spans[reader], &part);
+                let got = rows_of_heads(&shards, rank, [&k[..], &v[..]], of).unwrap();
                 for (mut got, dim) in got.into_iter().zip(dims) {
                     got.copy_own().unwrap();
                     let got = got.into_tensor().unwrap().to_vec().unwrap();
@@ -439,6 +430,51 @@ mod tests {
                             assert_eq!(got[at * dim..][..dim], expected, "row {row}, head {head}");
                         }
                     }
+                }
+            }
+            // Rank 1 adds to some of its own rows and to some of all others, rank 2 to nothing.
+            let seen = [vec![0..50, 100..600], vec![10..20, 150..700], vec![]];
+            let routes = Routes::new(&shards, seen.iter().cloned());
+            let of = |rank: usize, row, head, at| value(row, head, at) + rank as f32 / 4.0;
+            let own = dims.map(|dim| {
+                let rows: Vec<_> = seen[rank].iter().cloned().flatten().collect();
+                let data = (0..heads * rows.len() * dim).map(|i| {
+                    let (head, row) = (i / dim / rows.len(), rows[i / dim % rows.len()]);
+                    of(rank, row, head, i % dim)
+                });
+                let layout = Layout::bhsd([1, heads, rows.len(), dim]);
+                Tensor::from_vec(&backend, data.collect(), layout).unwrap()
+            });
+            let sums = [own];
+            let mut home = Home::fetch(&shards, &routes, 0..heads, &sums).unwrap();
+            let (arriving, rows) = routes.arriving(rank);
+            let arrived: Vec<_> = { arriving.iter().enumerate() }
+                .flat_map(|(from, (spans, _))| {
+                    { spans.iter().cloned().flatten() }.map(move |row| (from, row))
+                })
+                .collect();
+            let expected: Vec<_> = (0..RANKS)
+                .filter(|from| *from != rank)
+                .flat_map(|from| {
+                    seen[from]
+                        .iter()
+                        .cloned()
+                        .flatten()
+                        .map(move |row| (from, row))
+                })
+                .filter(|(_, row)| shards.map().rows(rank).any(|own| own == *row))
+                .collect();
+            assert_eq!((&arrived, rows), (&expected, expected.len()));
+            let copied = home.copied.remove(0);
+            for (copied, dim) in copied.into_iter().zip(dims) {
+                let copied = copied.into_tensor().unwrap().to_vec().unwrap();
+                for (i, found) in copied.into_iter().enumerate() {
+                    let ((from, row), head) = (arrived[i / dim % rows], i / dim / rows);
+                    assert_eq!(
+                        found,
+                        of(from, row, head, i % dim),
+                        "row {row} from rank {from}"
+                    );
                 }
             }
         };
