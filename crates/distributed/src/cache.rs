@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use warptile::cache::{KvCacheBuilder, SequenceId};
 use warptile::driver::Rows;
+use warptile::spec::Operand;
 use warptile::{Attention, Element, KvCache, Layout, Lse, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -226,9 +227,10 @@ impl<T: Element> ShardedCache<'_, T> {
                 "{mask:?} hides keys by their places, which a rank does not have"
             ));
         }
-        if attention.has_numbers() {
+        if attention.has_numbers() || attention.has(Operand::DropoutState) {
             return self.refused(
-                "options with numbers for each head are not for a dealt cache".to_owned(),
+                "dropout and options with numbers for each head are not for a dealt cache"
+                    .to_owned(),
             );
         }
         let attention = attention.clone().mask(Mask::none());

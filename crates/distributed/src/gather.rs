@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use warptile::spec::Operand;
+use warptile::spec::{DropoutState, Operand};
 use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -224,8 +224,22 @@ struct Needs {
 impl Needs {
     /// The needs of all ranks.
     fn all(map: &RowMap, attention: &Attention) -> Result<Vec<Needs>> {
-        let of = |rank| Needs::of(map, rank, attention.mask_set());
+        let of = |rank| Needs::of(map, rank, attention);
         let all = (0..map.ranks()).map(of).collect::<Result<Vec<_>>>()?;
+        let aligned = |first: &usize| first.is_multiple_of(DropoutState::ALIGNMENT as usize);
+        if attention.has(Operand::DropoutState)
+            && let Some(rank) = { all.iter() }.position(|needs| {
+                !needs
+                    .parts()
+                    .all(|(part, _)| part.first[1..].iter().all(aligned))
+            })
+        {
+            let rule = format!(
+                "with dropout its chunks must begin at multiples of {} in their document, or use Scheme::Heads",
+                DropoutState::ALIGNMENT
+            );
+            return Err(Error::Argument { rank, rule });
+        }
         if attention.has(Operand::Slopes)
             && let Some(rank) = all.iter().position(|needs| needs.is_apart)
         {
@@ -250,10 +264,12 @@ impl Needs {
         staged(&parts)
     }
 
-    fn of(map: &RowMap, rank: usize, mask: Mask) -> Result<Needs> {
-        let documents = Documents::of(map.chunks(rank));
+    fn of(map: &RowMap, rank: usize, attention: &Attention) -> Result<Needs> {
+        // Those of a rank don't have the numbers of neighbours, which dropout would count.
+        let has_dropout = attention.has(Operand::DropoutState);
+        let documents = { (!has_dropout).then(|| Documents::of(map.chunks(rank))) }.flatten();
         let (mut own, mut fetched) = (Vec::new(), Vec::new());
-        let parts = parts(map, rank, mask)?;
+        let parts = parts(map, rank, attention.mask_set())?;
         let mut chunks = map.chunks(rank).iter().zip(&parts);
         let is_apart = chunks.any(|(chunk, part)| chunk.rows.end != part.keys.end);
         for (at, part) in parts.into_iter().enumerate() {
@@ -307,7 +323,7 @@ impl Rank<'_> {
             |out: &mut Tensor<T>, call: &Call, heads: &Range<usize>, [k, v]: [&Tensor<T>; 2]| {
                 let of = heads.start * shared_by..heads.end * shared_by;
                 let q = q.rows(call.local.clone())?.heads(of.clone())?;
-                let attention = attention.clone().mask(call.mask);
+                let attention = of_part(attention, call.mask, (call.first, of.start));
                 let lse =
                     out.with_part(call.local.clone(), of.clone(), |out| match self.streams() {
                         Some(streams) if !call.ends.is_empty() => {
@@ -359,8 +375,11 @@ impl Rank<'_> {
             attention.forward_into(queries, keys, &mut out, lse.as_mut())?;
             documents_lse = lse;
         }
+        let has_dropout = attention.has(Operand::DropoutState);
         let calls = match fetched[..] {
-            [ref first, ref second] if self.streams().is_some() => Call::of_two(first, second),
+            [ref first, ref second] if self.streams().is_some() && !has_dropout => {
+                Call::of_two(first, second)
+            }
             _ => None,
         };
         let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
@@ -449,7 +468,7 @@ impl Rank<'_> {
                 let (k, v) = (k?, v?);
                 let out = rows(&given.output.0[local])?;
                 let (q, d_out) = (rows(q)?, rows(&given.d_out[local])?);
-                let attention = given.attention.clone().mask(part.mask);
+                let attention = of_part(given.attention, part.mask, (part.first, of.start));
                 let at = position(&seen, part.keys.start);
                 let (keys, all) = (at..at + part.keys.len(), 0..heads.len());
                 let To { dq, d_sinks, .. } = to;
@@ -537,6 +556,8 @@ struct Call {
     local: Range<usize>,
     keys: Range<usize>,
     mask: Mask,
+    /// The number of the first part's document, and those of its first query and key there.
+    first: [usize; 3],
     /// How many of the keys each half of the queries sees, if not all see all.
     ends: Vec<i32>,
 }
@@ -548,6 +569,7 @@ impl Call {
             local: part.local.clone(),
             keys: part.keys.clone(),
             mask: part.mask,
+            first: part.first,
             ends: Vec::new(),
         }
     }
@@ -574,9 +596,17 @@ impl Call {
             local: first.local.start..second.local.end,
             keys: keys..end,
             mask: first.mask,
+            first: first.first,
             ends: ends?,
         })
     }
+}
+
+/// The options of a part, by the numbers of its document, first query and key, and by its first query head.
+fn of_part(attention: &Attention, mask: Mask, (first, head): ([usize; 3], usize)) -> Attention {
+    let [document, query, key] = first.map(|number| number as u32);
+    let attention = attention.clone().mask(mask);
+    attention.of_part([document, head as u32, query, key])
 }
 
 /// The rows of a tensor as two batch entries.

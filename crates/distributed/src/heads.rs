@@ -1,6 +1,7 @@
 //! The scheme `heads`: each rank gets all rows of some heads, computes one call, and gives the output's rows back to their owners. Each
 //! value is one that a single device would compute.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use warptile::driver::Rows;
@@ -110,6 +111,7 @@ pub(crate) fn forward<T: Element>(
         let lse = lse.then(|| group.uninit_lse(rank, layout.shape));
         let mut lse = lse.transpose()?;
         let (queries_of, keys) = of_call(&offsets, &q, [&k, &v]);
+        let attention = of_heads(attention, queries);
         attention.forward_into(queries_of, keys, &mut out, lse.as_mut())?;
         let pieces = lse.into_iter().map(|lse| Piece {
             chunks: vec![(all_rows.clone(), 0)],
@@ -174,6 +176,7 @@ pub(crate) fn backward<T: Element>(
             let (queries, given) = of_call(&offsets, &q, [&k, &v]);
             let into = GradientsInto::new().dq(&mut dq);
             let output = (&out, &lse);
+            let attention = of_heads(attention, &shares[rank].queries);
             let dkv = match is_shared {
                 true => {
                     let mut dk = group.zeros(rank, layout(keys, dims[0]))?;
@@ -250,6 +253,11 @@ pub(crate) fn all_rows_of<'s, T: Element, const N: usize>(
     let from = of.map(|(_, from)| from);
     let staged = rows_of_heads(shards, rank, from, |at, reader| (spans, &heads[at][reader]))?;
     Ok(staged.map(Staged::into_tensor))
+}
+
+/// The options of a call of some query heads.
+fn of_heads(attention: &Attention, heads: &Range<usize>) -> Attention {
+    attention.clone().of_part([0, heads.start as u32, 0, 0])
 }
 
 fn of_call<'a, T: Element>(
@@ -339,21 +347,22 @@ fn rows_back(map: &RowMap, rank: usize, heads: Range<usize>, dim: usize) -> Vec<
     rows.collect()
 }
 
-/// Where the documents begin and end, if there are several.
+/// Where the documents begin and end, unless there is only the first.
 fn offsets(shards: &Shards<'_>) -> Result<Option<Vec<i32>>> {
     let map = shards.map();
     let chunks = (0..map.ranks()).flat_map(|rank| map.chunks(rank));
-    let mut ends: Vec<_> = chunks.map(|chunk| chunk.document.end).collect();
-    ends.sort_unstable();
-    ends.dedup();
-    if ends.len() < 2 {
+    let ends: BTreeMap<_, _> = { chunks.map(|chunk| (chunk.number, chunk.document.end)) }.collect();
+    let last = ends.last_key_value().map_or(0, |(number, _)| *number);
+    if last == 0 {
         return Ok(None);
     }
-    let offsets = [0]
-        .into_iter()
-        .chain(ends)
-        .map(i32::try_from)
-        .collect::<Result<_, _>>();
+    let mut end = 0;
+    let offsets = (0..=last).map(|number| {
+        // A document without rows ends where it begins.
+        end = *ends.get(&number).unwrap_or(&end);
+        i32::try_from(end)
+    });
+    let offsets = { [Ok(0)].into_iter().chain(offsets) }.collect::<Result<_, _>>();
     offsets
         .map(Some)
         .map_err(|_| Error::Sharding("documents have more rows than 31 bits count".to_owned()))

@@ -18,6 +18,8 @@ pub struct Part {
     pub keys: Range<usize>,
     /// The mask of the call of these queries and keys.
     pub mask: Mask,
+    /// The number of the document, and those of the first query and key in it.
+    pub first: [usize; 3],
 }
 
 /// Keys of the largest block that a kernel adds up at once.
@@ -32,10 +34,16 @@ pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     for chunk in map.chunks(rank) {
         let keys = seen(chunk, mask);
+        let of_document = |row: usize| row - chunk.document.start;
         parts.push(Part {
             rows: chunk.rows.clone(),
             local: local..local + chunk.rows.len(),
             mask: moved(chunk, &keys, mask)?,
+            first: [
+                chunk.number,
+                of_document(chunk.rows.start),
+                of_document(keys.start),
+            ],
             keys,
         });
         local += chunk.rows.len();

@@ -25,6 +25,8 @@ pub struct Chunk {
     pub rows: Range<usize>,
     /// All rows of their document.
     pub document: Range<usize>,
+    /// The document's number.
+    pub number: usize,
 }
 
 /// Rows of a span that lie next to each other on one rank.
@@ -64,10 +66,10 @@ impl RowMap {
         match sharding {
             Sharding::Contiguous => {
                 for rank in 0..ranks {
-                    map.give(rank, part(len, rank, ranks), 0..len);
+                    map.give(rank, part(len, rank, ranks), 0..len, 0);
                 }
             }
-            Sharding::Zigzag => map.zigzag(0..len),
+            Sharding::Zigzag => map.zigzag(0..len, 0),
             Sharding::Documents(offsets) => map.documents(offsets)?,
         }
         for chunks in &mut map.chunks {
@@ -76,18 +78,22 @@ impl RowMap {
         Ok(map)
     }
 
-    fn give(&mut self, rank: usize, rows: Range<usize>, document: Range<usize>) {
+    fn give(&mut self, rank: usize, rows: Range<usize>, document: Range<usize>, number: usize) {
         if !rows.is_empty() {
-            self.chunks[rank].push(Chunk { rows, document });
+            self.chunks[rank].push(Chunk {
+                rows,
+                document,
+                number,
+            });
         }
     }
 
-    fn zigzag(&mut self, document: Range<usize>) {
+    fn zigzag(&mut self, document: Range<usize>, number: usize) {
         let parts = 2 * self.ranks();
         for index in 0..parts {
             let rows = part(document.len(), index, parts);
             let rows = document.start + rows.start..document.start + rows.end;
-            self.give(index.min(parts - 1 - index), rows, document.clone());
+            self.give(index.min(parts - 1 - index), rows, document.clone(), number);
         }
     }
 
@@ -101,20 +107,20 @@ impl RowMap {
         }
         let cut_from = 2 * SHORTEST_CHUNK * self.ranks();
         let mut short = Vec::new();
-        for pair in offsets.windows(2) {
+        for (number, pair) in offsets.windows(2).enumerate() {
             match pair[1] - pair[0] >= cut_from {
-                true => self.zigzag(pair[0]..pair[1]),
-                false => short.push(pair[0]..pair[1]),
+                true => self.zigzag(pair[0]..pair[1], number),
+                false => short.push((pair[0]..pair[1], number)),
             }
         }
-        short.sort_by_key(|document| std::cmp::Reverse(document.len()));
+        short.sort_by_key(|(document, _)| std::cmp::Reverse(document.len()));
         let mut loads = vec![0_u128; self.ranks()];
-        for document in short {
+        for (document, number) in short {
             let least = (0..loads.len())
                 .min_by_key(|&rank| loads[rank])
                 .unwrap_or(0);
             loads[least] += (document.len() as u128).pow(2);
-            self.give(least, document.clone(), document);
+            self.give(least, document.clone(), document, number);
         }
         Ok(())
     }

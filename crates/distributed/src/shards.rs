@@ -5,7 +5,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile::driver::DeviceBuffer;
-use warptile::spec::Operand;
 use warptile::{Attention, Element, Layout, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -181,7 +180,7 @@ impl<'a> Shards<'a> {
         q: &[Tensor<T>],
         (k, v): (&[Tensor<T>], &[Tensor<T>]),
     ) -> Result<Output<T>> {
-        self.check_call(attention, q, [k, v])?;
+        self.check_call(q, [k, v])?;
         match self.scheme {
             Scheme::Gather => gather::forward(self, attention, q, [k, v]),
             Scheme::Heads => heads::forward(self, attention, q, [k, v]),
@@ -227,7 +226,7 @@ impl<'a> Shards<'a> {
         (k, v): (&[Tensor<T>], &[Tensor<T>]),
         output: &Output<T>,
     ) -> Result<Gradients<T>> {
-        self.check_call(attention, q, [k, v])?;
+        self.check_call(q, [k, v])?;
         self.check("d_out", d_out)?;
         self.check("out", &output.out)?;
         let Some(lse) = &output.lse else {
@@ -241,19 +240,7 @@ impl<'a> Shards<'a> {
         }
     }
 
-    fn check_call<T: Element>(
-        &self,
-        attention: &Attention,
-        q: &[Tensor<T>],
-        [k, v]: [&[Tensor<T>]; 2],
-    ) -> Result<()> {
-        if attention.has(Operand::DropoutState) {
-            return Err(Error::Argument {
-                rank: 0,
-                rule: "dropout is not for shards: each launch would count its keys from 0"
-                    .to_owned(),
-            });
-        }
+    fn check_call<T: Element>(&self, q: &[Tensor<T>], [k, v]: [&[Tensor<T>]; 2]) -> Result<()> {
         let [_, _, heads, _] = self.check("q", q)?;
         let [_, _, kv_heads, _] = self.check("k", k)?;
         let [_, _, v_heads, _] = self.check("v", v)?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use warptile::cpu::Stop;
+use warptile::spec::DropoutState;
 use warptile::spec::Heads;
 use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
 use warptile_distributed::{Error, Expected, Group, Scheme, Sharding};
@@ -142,6 +143,44 @@ fn documents() {
     }
 }
 
+/// Every part draws the mask of one call.
+#[test]
+fn dropout() {
+    let state = DropoutState {
+        sequence: 5,
+        head: 3,
+        query: 96,
+        key: 32,
+        ..DropoutState::new(1 << 40, 9)
+    };
+    for mask in [Mask::none(), Mask::causal()] {
+        let attention = Attention::new().mask(mask).dropout(0.3, state);
+        for (ranks, len) in [(2, 256), (3, 576), (2, 2048)] {
+            for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+                bits_of_one_call(&BOTH, ranks, len, None, &sharding, &attention);
+            }
+        }
+        // By heads chunks may begin anywhere.
+        bits_of_one_call(
+            &[Scheme::Heads],
+            3,
+            101,
+            None,
+            &Sharding::Zigzag,
+            &attention,
+        );
+        let offsets = vec![0, 40, 40, 1320, 1340, 1380, 1380];
+        let sharding = Sharding::Documents(offsets.clone());
+        for ranks in [2, 4] {
+            bits_of_one_call(&BOTH, ranks, 1380, Some(&offsets), &sharding, &attention);
+        }
+        // Only the second document has rows.
+        let offsets = vec![0, 0, 64];
+        let sharding = Sharding::Documents(offsets.clone());
+        bits_of_one_call(&BOTH, 2, 64, Some(&offsets), &sharding, &attention);
+    }
+}
+
 /// The ranks compute on threads of their own.
 #[test]
 fn a_stop_of_the_caller_ends_all_ranks() {
@@ -195,11 +234,11 @@ fn errors_name_the_rank() {
         .forward(&Attention::new().softcap(-1.0), &q, (&q, &q))
         .unwrap_err();
     assert!(error.to_string().starts_with("rank 0: "), "{error}");
-    let dropout = Attention::new().dropout(0.1, warptile::spec::DropoutState::new(1, 2));
+    let dropout = Attention::new().dropout(0.1, DropoutState::new(1, 2));
     let error = shards.forward(&dropout, &q, (&q, &q)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "rank 0: dropout is not for shards: each launch would count its keys from 0"
+        "rank 0: with dropout its chunks must begin at multiples of 32 in their document, or use Scheme::Heads"
     );
 }
 

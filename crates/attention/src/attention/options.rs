@@ -45,7 +45,7 @@ impl Attention {
 
     /// Returns true if there are numbers of options, such as sinks, which have one number for each head.
     pub fn has_numbers(&self) -> bool {
-        !self.numbers.is_empty()
+        { self.numbers.iter() }.any(|(given, _)| *given != Operand::DropoutState)
     }
 
     /// Returns true if numbers of this option were given.
@@ -107,6 +107,21 @@ impl Attention {
         if p == 0.0 {
             self.numbers
                 .retain(|(operand, _)| *operand != Operand::DropoutState);
+        }
+        self
+    }
+
+    /// The options of a part of a call, whose first sequence, query head, query and key have these numbers in the whole: dropout draws the
+    /// whole's mask. Queries and keys begin at multiples of [`DropoutState::ALIGNMENT`].
+    pub fn of_part(mut self, first: [u32; 4]) -> Self {
+        let state = { self.numbers.iter_mut() }.find(|(given, _)| *given == Operand::DropoutState);
+        if let Some((_, words)) = state {
+            let (random, numbers) = words.split_at(DropoutState::WORDS - first.len());
+            let moved = numbers
+                .iter()
+                .zip(first)
+                .map(|(number, first)| number.wrapping_add(first));
+            *words = random.iter().copied().chain(moved).collect();
         }
         self
     }

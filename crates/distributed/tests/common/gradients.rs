@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use quickcheck::{Arbitrary, Gen};
-use warptile::spec::{Backward, Call, HostInputs, Operand, Scoring};
+use warptile::spec::{Backward, Call, DropoutState, HostInputs, Numbers, Operand, Scoring};
 use warptile::{Attention, Diagonal, Element, ElementType, Keys, Layout, Mask, Queries};
 use warptile_check::GradientExpectation;
 use warptile_distributed::{Group, Scheme, Sharding};
@@ -21,6 +21,7 @@ pub(crate) struct Problem {
     pub(crate) scheme: Scheme,
     pub(crate) softcap: bool,
     pub(crate) sinks: bool,
+    pub(crate) dropout: bool,
 }
 
 impl Arbitrary for Problem {
@@ -55,6 +56,13 @@ impl Arbitrary for Problem {
             1 if heads >= ranks => Scheme::Heads,
             _ => Scheme::Gather,
         };
+        let dropout = pick(&[0, 0, 1]) == 1;
+        let len = match sharding {
+            Sharding::Contiguous | Sharding::Zigzag if dropout && scheme == Scheme::Gather => {
+                len.next_multiple_of(64 * ranks)
+            }
+            _ => len,
+        };
         Problem {
             ranks,
             element: [ElementType::F16, ElementType::Bf16, ElementType::F32][pick(&[0, 1, 2])],
@@ -65,9 +73,19 @@ impl Arbitrary for Problem {
             softcap: pick(&[0, 0, 0, 1]) == 1,
             sinks: scheme == Scheme::Gather && pick(&[0, 1]) == 1,
             scheme,
+            dropout,
         }
     }
 }
+
+/// Numbers that are not those of a call's own first sequence and head.
+const STATE: DropoutState = DropoutState {
+    sequence: 3,
+    head: 1,
+    query: 64,
+    key: 32,
+    ..DropoutState::new(42, 7)
+};
 
 /// `[length, heads, head size]`.
 fn data<T: Element>(len: usize, seed: u64) -> Vec<T> {
@@ -84,6 +102,9 @@ impl Problem {
         let mut attention = Attention::new().mask(self.mask);
         if self.softcap {
             attention = attention.softcap(3.0);
+        }
+        if self.dropout {
+            attention = attention.dropout(0.3, STATE);
         }
         let sinks: Vec<f32> = (0..self.sizes[0]).map(|i| i as f32 / 2.0 - 1.0).collect();
         match self.sinks {
@@ -142,7 +163,12 @@ impl Problem {
         let [lq, lk, lv, _] = shapes.map(Layout::bshd);
         let mut scoring = Scoring::new().mask(mask);
         scoring.softcap = self.softcap.then_some(3.0);
+        scoring.dropout = self.dropout.then_some(0.3);
+        let words = STATE.words();
         let mut call = Call::builder(&lq, &lk, &lv, T::TYPE).scoring(scoring);
+        if self.dropout {
+            call = call.numbers(Operand::DropoutState, Numbers::Host(&words));
+        }
         if let Some(offsets) = &offsets {
             call = call.packed(offsets, offsets);
         }
@@ -186,6 +212,10 @@ impl Problem {
         let one = attention.backward(&d_out, queries, keys, &output).unwrap();
         let cuts_blocks = mask.left.is_some() && self.scheme == Scheme::Gather;
         if !cuts_blocks {
+            assert!(
+                output.out.to_vec().unwrap() == out,
+                "{self:?}: other bits of the output"
+            );
             assert!(
                 one.dq.to_vec().unwrap() == found.0,
                 "{self:?}: other bits of dq"
