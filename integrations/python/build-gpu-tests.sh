@@ -17,7 +17,7 @@ if readelf --dynamic --wide "$directory/warptile/_native.abi3.so" | grep -q 'NEE
     echo "error: the module is linked to this machine's libpython" >&2
     exit 1
 fi
-cp tests/gpu_check.py "$directory"
+cp tests/gpu_check.py tests/reference.py "$directory"
 cat >"$directory/run.sh" <<'RUN'
 #!/usr/bin/env bash
 set -euo pipefail

@@ -96,7 +96,7 @@ operands! {
     DSinks = "d_sinks", Kind::List(Count::QueryHeads), F32 {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::Sinks), values: Values::Any};
     /// The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
     DropoutState = "dropout_state", Kind::List(Count::State), I32
-        {feature: Features::DROPOUT, file: Some("dropout_state")};
+        {feature: Features::DROPOUT, file: Some("dropout_state"), python: Some("dropout_state")};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
         {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};

@@ -8,7 +8,7 @@ use warptile::kernels::{Count, Elements, Kind, Operations};
 use warptile::spec::{Operand, Scoring, Slots};
 use warptile::{Diagonal, Mask};
 
-use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of};
+use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of, library_of};
 use crate::cpu;
 use crate::errors::{Failure, Names, Result, python_name};
 use crate::given::{Argument, Given, Values};
@@ -71,6 +71,9 @@ scale: float | None
     Factor of the scores; `1 / sqrt(head size)` if not given.
 softcap: float | None
     Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
+dropout_p: float | None
+    Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
+    `dropout_state`, torch's generator of the device is drawn from.
 layout: Literal["bshd", "bhsd"] | None
     Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
 max_seqlen_q: int | None
@@ -98,6 +101,8 @@ pub(crate) struct Options<'py> {
     diagonal: Option<Bound<'py, PyAny>>,
     scale: Option<f32>,
     softcap: Option<f32>,
+    /// None for 0.
+    dropout: Option<f32>,
     pub(crate) layout: Option<String>,
     pub(crate) max_seqlen_q: Option<usize>,
     pub(crate) max_seqlen_k: Option<usize>,
@@ -120,6 +125,7 @@ impl<'py> Options<'py> {
             None => None,
         };
         let mut options = Options::new(names.unwrap_or(Names::ATTENTION));
+        let mut has_dropout = false;
         let objects = objects(function, Operations::FORWARD, keywords, |name, object| {
             match name {
                 "return_lse" => {
@@ -132,6 +138,10 @@ impl<'py> Options<'py> {
                 "diagonal" => options.diagonal = value(name, object)?,
                 "scale" => options.scale = value(options.names.of("scale"), object)?,
                 "softcap" => options.softcap = value(name, object)?,
+                "dropout_p" => {
+                    options.dropout = value::<Option<f32>>(name, object)?.filter(|&p| p != 0.0);
+                    has_dropout = true;
+                }
                 "layout" => options.layout = value(name, object)?,
                 "max_seqlen_q" => options.max_seqlen_q = value(name, object)?,
                 "max_seqlen_k" => options.max_seqlen_k = value(name, object)?,
@@ -143,6 +153,9 @@ impl<'py> Options<'py> {
             Ok(true)
         })?;
         options.operands = objects;
+        if has_dropout && options.dropout.is_none() {
+            options.operands[Operand::DropoutState] = None;
+        }
         for (operand, tensor) in [(Operand::Q, q), (Operand::K, k), (Operand::V, v)] {
             options.operands[operand] = Some(tensor.clone());
         }
@@ -180,6 +193,7 @@ impl<'py> Options<'py> {
             diagonal: None,
             scale: None,
             softcap: None,
+            dropout: None,
             layout: None,
             max_seqlen_q: None,
             max_seqlen_k: None,
@@ -197,7 +211,21 @@ impl<'py> Options<'py> {
         let mut scoring = Scoring::new().mask(self.mask()?);
         scoring.scale = self.scale;
         scoring.softcap = self.softcap.filter(|&softcap| softcap != 0.0);
+        scoring.dropout = self.dropout;
         Ok(scoring)
+    }
+
+    /// True if the state of dropout is to be drawn by the library of the queries, which is torch.
+    pub(crate) fn draws(&self) -> Result<bool> {
+        let (state, q) = (&self.operands[Operand::DropoutState], Operand::Q);
+        if self.dropout.is_none() || state.is_some() {
+            return Ok(false);
+        }
+        { self.scoring()?.validate() }.map_err(|error| self.names.fail(error.into()))?;
+        let library = { self.operands[q].as_ref() }
+            .map(|q| library_of(q))
+            .transpose()?;
+        Ok(library == Some(Library::Torch))
     }
 
     /// Which keys a query sees, by `causal`, `window` and `diagonal`.
@@ -420,6 +448,7 @@ impl Reader {
                 is.shape().len().clamp(1, 2),
                 "it must have one dimension [heads], or for slopes two [batch, heads]",
             )?,
+            Some(Count::State) => is.list(1, "it must have one dimension, of 8 words")?,
             Some(_) => is.list(1, "it must have the one dimension [sequences]")?,
         };
         // SAFETY: the library says that the elements are there, and it is asked to change none during a call.

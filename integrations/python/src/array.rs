@@ -14,10 +14,9 @@ use crate::dlpack;
 use crate::errors::{Failure, Result};
 use crate::torch::Torch;
 use interfaces::{array_interface, cuda_array_interface, data_of, of_buffer};
-use library::library_of;
 
 pub(crate) use described::{Described, Device, Dtype, MAX_RANK, Order};
-pub(crate) use library::Library;
+pub(crate) use library::{Library, library_of};
 
 /// The owner that keeps the elements of an array in memory, besides the object itself.
 #[expect(dead_code, reason = "held only to be dropped after the call")]

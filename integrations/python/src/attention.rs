@@ -5,7 +5,7 @@ use warptile::Layout;
 use warptile::cpu::raw;
 use warptile::kernels::{Count, Elements, Kind};
 use warptile::plan::{Choice, DeviceProfile, Plan};
-use warptile::spec::{Call, Operand};
+use warptile::spec::{Call, DropoutState, Numbers, Operand};
 
 use crate::arguments::{Options, Reader};
 use crate::array::{Array, Device, Gradients, Library, Order};
@@ -63,9 +63,9 @@ impl<'py> Request<'py> {
             given.has(Operand::KeyOffsets),
         );
 
-        let empty = Layout::new([0; 4], [0; 4]);
+        let (empty, scoring) = (Layout::new([0; 4], [0; 4]), options.scoring()?);
         let mut builder = Call::builder(&empty, &empty, &empty, types)
-            .scoring(options.scoring()?)
+            .scoring(scoring)
             .want_lse(options.return_lse || given.has(Operand::Lse));
         for (operand, argument) in given.iter() {
             let layout = match operand.kind() {
@@ -91,6 +91,10 @@ impl<'py> Request<'py> {
             };
             builder.set_layout(operand, layout);
             aligned &= !operand.moves_rows() || argument.array()?.is.address.is_multiple_of(16);
+        }
+        // A plan does without.
+        if scoring.dropout.is_some() && !given.has(Operand::DropoutState) {
+            builder = builder.numbers(Operand::DropoutState, Numbers::Device(DropoutState::WORDS));
         }
         // The host sees the lengths of lists that it has.
         if reader.device() != Device::Cpu {
@@ -192,6 +196,7 @@ impl<'py> Request<'py> {
         py: Python<'py>,
         before: Option<impl FnOnce() -> Result<()>>,
     ) -> Result<Results<'py>> {
+        self.given.expect_state(&self.call)?;
         let into_jax = self.make_outputs()?;
         let Request {
             call,

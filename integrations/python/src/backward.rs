@@ -168,6 +168,7 @@ fn compute<'py>(
         builder = builder.layout(operand, also.tensor(operand, order, packed(operand))?);
     }
     let backward = builder.build()?;
+    request.given.expect_state(&call)?;
     if also.has(Operand::DLse) {
         also.get(Operand::DLse)?.check_lse(&call)?;
     }

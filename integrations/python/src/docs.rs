@@ -147,6 +147,7 @@ fn extents(operand: Operand) -> String {
             "`[sequences + 1]`; the tensor's is `[rows, heads, head size]`"
         }
         Kind::List(Count::Sequences) => "`[sequences]`",
+        Kind::List(Count::State) => "`[8]`",
         Kind::List(Count::Table) => {
             "`[sequences, pages]`; that of k and v is `[pages, rows of a page, heads, head size]`"
         }

@@ -147,13 +147,20 @@ const FUNCTIONS: [(&str, Renamed); 7] = [
 ];
 
 /// The names that all of them have.
-const OF_ALL: Renamed = &[("scale", "softmax_scale"), ("window", "window_size")];
+const OF_ALL: Renamed = &[
+    ("scale", "softmax_scale"),
+    ("window", "window_size"),
+    OF_ATTENTION[0],
+];
+
+/// The names of `warptile.attention` that differ from those in Rust.
+const OF_ATTENTION: Renamed = &[("dropout", "dropout_p")];
 
 impl Names {
     /// Those of `warptile.attention`.
     pub(crate) const ATTENTION: Names = Names {
         operations: Operations::FORWARD,
-        others: [&[], &[]],
+        others: [&[], OF_ATTENTION],
     };
     /// Those of a cache write.
     pub(crate) const WRITE: Names = Names {
@@ -189,7 +196,7 @@ impl Names {
                     let named = |operand: &Operand| operand.name() == name;
                     match Operand::of(self.operations).find(named) {
                         Some(operand) => Some(self.operand(operand)),
-                        None => ["scale", "window"]
+                        None => ["scale", "window", "dropout"]
                             .into_iter()
                             .find(|known| *known == name)
                             .map(|name| self.of(name)),

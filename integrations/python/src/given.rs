@@ -231,6 +231,19 @@ impl<'py> Given<'py> {
             .try_for_each(|is| is.expect_scales(sequences, kv_heads))
     }
 
+    /// Checks that dropout has random numbers.
+    pub(crate) fn expect_state(&self, call: &Call) -> Result<()> {
+        let state = Operand::DropoutState;
+        match call.has(state) && !self.has(state) {
+            false => Ok(()),
+            true => Err(Failure::Invalid(format!(
+                "{} is given, but no {state}; one is drawn for tensors of torch alone",
+                self.names.of("dropout"),
+                state = state.name(),
+            ))),
+        }
+    }
+
     /// Checks everything that a call says of lists of floats.
     pub(crate) fn check(&self, call: &Call) -> Result<()> {
         self.expect_scales(call.batch(), call.heads().key_value)?;

@@ -12,7 +12,10 @@ use warptile::driver::sys::{
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, Gpu, Prepared};
 use warptile::plan::{BackwardProblem, Choice, Plan};
-use warptile::spec::{Append, Backward, Call, Merge, Problem, Slots};
+use warptile::spec::{
+    Append, Backward, Call, DropoutState, Merge, Numbers, Operand, Problem, Scoring, Slots, Types,
+};
+use warptile::{ElementType, Error, Layout};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -123,6 +126,26 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
 /// The plan for a problem on a GPU that is there.
 pub(crate) fn plan(ordinal: u32, problem: Problem, choice: &Choice) -> Result<Plan> {
     Ok(open(ordinal)?.gpu.plan(problem, choice)?)
+}
+
+/// True if a GPU has kernels with dropout, for outputs and for all of their gradients, up to the largest head size that has any.
+pub(crate) fn has_dropout(ordinal: u32, element: ElementType) -> Result<bool> {
+    let rows = Layout::bshd([1, 1, 1, Backward::MAX_HEAD_DIM]);
+    let state = Operand::DropoutState;
+    let call = Call::builder(&rows, &rows, &rows, Types::of(element))
+        .scoring(Scoring::new().dropout(0.5))
+        .numbers(state, Numbers::Device(DropoutState::WORDS))
+        .want_lse(true)
+        .build()?;
+    let (problem, backward) = (call.problem(), Backward::builder(call).build()?);
+    let (gpu, best) = (&open(ordinal)?.gpu, &Choice::Best);
+    let planned = { gpu.plan(problem, best) }
+        .and_then(|_| gpu.plan_of::<Backward>(BackwardProblem::of(&backward), best));
+    match planned {
+        Ok(_) => Ok(true),
+        Err(Error::NoKernel { .. } | Error::NoImages { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The address of a copy of these numbers, the same one each time.

@@ -24,6 +24,7 @@ use pyo3::prelude::*;
 mod native {
     use pyo3::prelude::*;
     use pyo3::types::{PyDict, PyTuple};
+    use warptile::ElementType;
     use warptile::spec::LseBase;
 
     use crate::append;
@@ -33,6 +34,7 @@ mod native {
     use crate::backward;
     use crate::docs;
     use crate::errors::Failure;
+    use crate::gpu;
     use crate::merge::{Pair, Request as MergeRequest};
 
     /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
@@ -68,6 +70,10 @@ mod native {
     ) -> PyResult<Bound<'py, PyAny>> {
         let keywords = options.as_ref();
         let options = Options::of("attention", [&q, &k, &v], keywords)?;
+        if options.draws()? {
+            return { py.import("warptile._operators")?.getattr("with_dropout")? }
+                .call((q, k, v), keywords);
+        }
         match Request::new(&options, Gradients::Refused) {
             // Autograd needs the operator.
             Err(Failure::Gradient(_)) => { py.import("warptile._operators")? }
@@ -314,6 +320,16 @@ mod native {
     #[pyfunction]
     fn gradient_names() -> Vec<(&'static str, &'static str)> {
         backward::names().collect()
+    }
+
+    /// Whether a GPU has kernels with dropout for `float16` and `bfloat16`, or else `float32`: for outputs and gradients.
+    #[pyfunction]
+    fn has_dropout(py: Python<'_>, ordinal: u32, half: bool) -> PyResult<bool> {
+        let element = match half {
+            true => ElementType::F16,
+            false => ElementType::F32,
+        };
+        Ok(py.detach(|| gpu::has_dropout(ordinal, element))?)
     }
 
     #[pymodule_init]

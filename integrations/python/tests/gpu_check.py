@@ -16,8 +16,10 @@ import threading
 import time
 import traceback
 
+import reference
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 import warptile
 import warptile.torch as wt
 from warptile.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -41,8 +43,10 @@ def draw(*shapes, dtype=torch.bfloat16, seed=0):
     return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype) for shape in shapes]
 
 
-def naive(q, k, v, *, causal=False, window=None, diagonal=None, scale=None, softcap=None, slopes=None, sinks=None, bias=None, mask=None):
-    """In float64; tensors `[batch, length, heads, head size]`, lse `[batch, heads, length]`."""
+def naive(
+    q, k, v, *, causal=False, window=None, diagonal=None, scale=None, softcap=None, slopes=None, sinks=None, bias=None, mask=None, dropout=1
+):
+    """In float64; tensors `[batch, length, heads, head size]`, lse `[batch, heads, length]`. Weights are multiplied with `dropout`."""
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -71,6 +75,7 @@ def naive(q, k, v, *, causal=False, window=None, diagonal=None, scale=None, soft
         v = torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
     lse = torch.logsumexp(scores, 3)
     weights = torch.softmax(scores, 3).nan_to_num(0.0)
+    weights[..., : len(j[0])] *= dropout
     return (weights @ v).transpose(1, 2), lse
 
 
@@ -510,7 +515,8 @@ def errors():
         (ValueError, "requires a gradient", lambda: warptile.merge([(q.clone().requires_grad_(), torch.zeros(0, device="cuda"))])),
         (Exception, "", lambda: warptile.attention(q.to_sparse(), k, v)),
         (ValueError, "cu_seqlens_q is on the CPU", lambda: warptile.attention(q[0], k[0], v[0], cu_seqlens_q=[0, 64], cu_seqlens_k=[0, 64])),
-        (warptile.Unsupported, "dropout_p is not supported", lambda: flash_attn_func(q, k, v, dropout_p=0.5)),
+        (ValueError, "dropout_p is 1", lambda: flash_attn_func(q, k, v, dropout_p=1.0)),
+        (ValueError, "dropout_state is on the CPU", lambda: warptile.attention(q, k, v, dropout_p=0.5, dropout_state=[0] * 8)),
         (ValueError, "unknown kernel", lambda: warptile.attention(q, k, v, kernel="nonsense")),
     ]
     for classes, text, call in cases:
@@ -676,6 +682,84 @@ def gradients_of_everything():
     return ", ".join(f"{str(dtype)[6:]} {found:.1e}" for dtype, found in worst.items())
 
 
+def factors(seed, p, *shape):
+    """What weights are multiplied with by a call that is the first to draw after `torch.manual_seed(seed)`."""
+    torch.manual_seed(seed)
+    state = wt._operators.drawn_state(torch.empty(0, device="cuda"))
+    with torch.device("cuda"):
+        return reference.dropout(p, state.tolist(), *shape, of=torch)
+
+
+def seeded(function, seed=7):
+    def call(*tensors):
+        torch.manual_seed(seed)
+        return function(*tensors)
+
+    return call
+
+
+@check
+def dropout():
+    """By the mask that the reference computes, and as on the CPU; checkpoints replay it, and graphs draw another each time."""
+    worst = {dtype: 0.0 for dtype in (*HALVES, torch.float32)}
+    allowed = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
+    functions = [
+        lambda *x: flash_attn_func(*x, 0.3),
+        lambda *x: warptile.attention(*x, dropout_p=0.3),
+        lambda *x: wt.scaled_dot_product_attention(*(y.transpose(1, 2) for y in x), dropout_p=0.3, enable_gqa=True).transpose(1, 2),
+    ]
+    drop = factors(7, 0.3, 2, 4, 130, 190)
+    refused = [dtype for dtype in worst if not wt._has_dropout(0, dtype in HALVES)]
+    for dtype in refused:
+        q, k, v = draw((2, 130, 4, 64), (2, 190, 2, 64), (2, 190, 2, 64), dtype=dtype)
+        for function in functions[:2]:
+            raises(warptile.NoKernel, "dropout", lambda: gradients(function, (q, k, v)))
+        # Torch's own.
+        found = gradients(seeded(functions[2]), (q, k, v))
+        theirs = lambda *x: F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in x), dropout_p=0.3, enable_gqa=True).transpose(1, 2)
+        close(found, gradients(seeded(theirs), (q, k, v)), 2e-2)
+        del worst[dtype]
+    for dtype, size in itertools.product(worst, (64, 128, 40, 256)):
+        q, k, v = draw((2, 130, 4, size), (2, 190, 2, size), (2, 190, 2, size), dtype=dtype)
+        expected = gradients(lambda *x: naive(*x, dropout=drop)[0].to(dtype), (q, k, v))
+        for function in functions:
+            found = gradients(seeded(function), (q, k, v))
+            worst[dtype] = max(worst[dtype], close(found, expected, allowed[dtype]))
+            checkpointed = lambda *x: torch.utils.checkpoint.checkpoint(function, *x, use_reentrant=False)
+            for again in (seeded(function), seeded(checkpointed)):
+                assert all(torch.equal(*pair) for pair in zip(found, gradients(again, (q, k, v)))), "other bits with the same seed"
+        state = wt._operators.drawn_state(q)
+        on_cpu = warptile.attention(*(x.cpu() for x in (q, k, v)), dropout_p=0.5, dropout_state=state.cpu())
+        close([warptile.attention(q, k, v, dropout_p=0.5, dropout_state=state).cpu()], [on_cpu], allowed[dtype])
+    if torch.bfloat16 in worst:
+        tensors = draw(*[(2, 256, 4, 64)] * 3)
+        static = [x.clone().requires_grad_() for x in tensors]
+        weights, stream = draw(tensors[0].shape, seed=5)[0], torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.autograd.grad(flash_attn_func(*static, 0.3), static, weights)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                out = flash_attn_func(*static, 0.3)
+                captured = [out, *torch.autograd.grad(out, static, weights)]
+            replays = []
+            for _ in range(2):
+                graph.replay()
+                replays.append([x.detach().clone() for x in captured])
+            torch.manual_seed(7)
+            graph.replay()
+        torch.cuda.synchronize()
+        assert not torch.equal(replays[0][0], replays[1][0]), "each replay draws the same mask"
+        assert all(torch.equal(*pair) for pair in zip(captured, gradients(seeded(lambda *x: flash_attn_func(*x, 0.3)), tensors)))
+        with Active() as active, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            heads = [x.transpose(1, 2) for x in tensors]
+            found = gradients(seeded(lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.3)), heads)
+            assert active.calls == 1, active.calls
+        close(found, gradients(seeded(lambda *x: wt.scaled_dot_product_attention(*x, dropout_p=0.3)), heads), 1e-2)
+    texts = [f"{str(dtype)[6:]} {found:.1e}" for dtype, found in worst.items()]
+    return ", ".join(texts + [f"no kernels for {str(dtype)[6:]}: refused, or torch's" for dtype in refused])
+
+
 @check
 def sdpa():
     worst, count = 0.0, 0
@@ -692,8 +776,7 @@ def sdpa():
             count += 1
         grouped = wt.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
         error(grouped, F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True), dtype)
-        # Left to torch: dropout, another size of the values, three dimensions.
-        wt.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        # Left to torch: another size of the values, three dimensions.
         wt.scaled_dot_product_attention(q, k, v[..., :40])
         wt.scaled_dot_product_attention(q[0], k[0], v[0])
     for dtype in HALVES:
@@ -791,9 +874,7 @@ def activated():
             worst = max(worst, close(found, expected, 2e-2))
             assert found[0].stride() == expected[0].stride()
         with Active() as active:
-            # Dropout is torch's own; q, k and v in one tensor are ours.
-            F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-            assert active.calls == 0
+            # q, k and v in one tensor are ours.
             whole = draw((2, 190, 3, 8, 64))[0]
             parts = [x.transpose(1, 2) for x in whole.unbind(2)]
             found = F.scaled_dot_product_attention(*parts, is_causal=True)

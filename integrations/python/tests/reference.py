@@ -23,8 +23,8 @@ def visible(causal, window, diagonal, queries, keys):
     return seen
 
 
-def head(q, k, v, *, scale=None, softcap=None, seen=None, slope=None, sink=None, bias=None):
-    """One head of one sequence: `[rows, head size]` each. Gives the output and the log-sum-exp."""
+def head(q, k, v, *, scale=None, softcap=None, seen=None, slope=None, sink=None, bias=None, factors=1.0):
+    """One head of one sequence: `[rows, head size]` each; `factors` of its weights. Gives the output and the log-sum-exp."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     scores = q @ k.T * (q.shape[1] ** -0.5 if scale is None else scale)
     if softcap:
@@ -46,10 +46,13 @@ def head(q, k, v, *, scale=None, softcap=None, seen=None, slope=None, sink=None,
     total = weights.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + np.where(np.isinf(top), 0, top))[:, 0]
+    weights[:, : weights.shape[1] - (sink is not None)] *= factors
     return weights @ v / np.where(total == 0, 1, total), lse
 
 
-def attention(q, k, v, *, causal=False, window=None, diagonal=None, slopes=None, sinks=None, bias=None, mask=None, **options):
+def attention(
+    q, k, v, *, causal=False, window=None, diagonal=None, slopes=None, sinks=None, bias=None, mask=None, dropout=None, **options
+):
     """Dense tensors `[batch, length, heads, head size]`. Gives the output, and the log-sum-exp as `[batch, heads, length]`."""
     batch, queries, heads, _ = q.shape
     group = heads // k.shape[2]
@@ -70,9 +73,40 @@ def attention(q, k, v, *, causal=False, window=None, diagonal=None, slopes=None,
                 slope=None if slopes is None else slopes[b, h],
                 sink=None if sinks is None else sinks[h],
                 bias=None if bias is None else bias[b, h],
+                factors=1.0 if dropout is None else dropout[b, h],
                 **options,
             )
     return out, lse
+
+
+WORD = 0xFFFFFFFF
+
+
+def philox(counter, key):
+    """Philox4x32 with 7 rounds, of words in arrays of 64 bits."""
+    (a, b, c, d), (first, second) = counter, key
+    for _ in range(7):
+        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (y >> 32 & WORD) ^ b ^ first, y & WORD, (x >> 32 & WORD) ^ d ^ second, x & WORD
+        first, second = first + 0x9E3779B9 & WORD, second + 0xBB67AE85 & WORD
+    return a, b, c, d
+
+def dropout(p, state, batch, heads, queries, keys, of=np):
+    """What dropout multiplies weights with, `[batch, heads, queries, keys]`, by the library `of`; `state` has eight numbers."""
+    low, high, *offset, sequence, head, query, key = (int(word) & WORD for word in state)
+    first, second, *_ = philox((*offset, 0, 0), (low, high))
+    # Eight weights have the four words of a cell: queries q and q + 8 with keys k, k + 8, k + 16 and k + 24.
+    counter = (
+        (query // 2 + of.arange(-(-queries // 16) * 8))[:, None],
+        (key // 4 + of.arange(-(-keys // 32) * 8))[None, :],
+        (sequence + of.arange(batch))[:, None, None, None],
+        (head + of.arange(heads))[None, :, None, None],
+    )
+    words = of.stack(philox([number & WORD for number in counter], (first, second)), -1)
+    q, k = of.arange(queries)[:, None], of.arange(keys)[None, :]
+    numbers = words[:, :, q >> 4 << 3 | q & 7, k >> 5 << 3 | k & 7, k >> 3 & 3] >> 16 * (q >> 3 & 1) & 0xFFFF
+    threshold = min(int(p * 65536 + 0.5), 65535)
+    return (numbers >= threshold) * (65536 / (65536 - threshold))
 
 
 def check(test, found, expected, dtype):

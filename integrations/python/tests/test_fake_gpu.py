@@ -102,6 +102,20 @@ class FakeGpu(unittest.TestCase):
         tensors.attention(causal=True, softcap=3.0)
         self.assertEqual(self.launches(), 2)
 
+    def test_dropout(self):
+        tensors, state = GpuTensors(), self.numbers(8)
+        with self.assertRaisesRegex(warptile.InvalidInput, "dropout_state is on the CPU, but q is on cuda:0"):
+            tensors.attention(dropout_p=0.5, dropout_state=[0] * 8)
+        with self.assertRaisesRegex(warptile.InvalidInput, "dropout_state has 7 values; 8 are needed"):
+            tensors.attention(dropout_p=0.5, dropout_state=self.numbers(7))
+        if warptile._native.has_dropout(0, True):
+            tensors.attention(dropout_p=0.5, dropout_state=state)
+            self.assertGreater(self.launches(), 0)
+        else:
+            with self.assertRaisesRegex(warptile.NoKernel, "does not support dropout"):
+                tensors.attention(dropout_p=0.5, dropout_state=state)
+        tensors.attention(dropout_p=0.0, dropout_state=state)
+
     def test_a_known_problem_makes_few_driver_calls(self):
         tensors = GpuTensors((2, 4096, 8, 64))
         tensors.attention()

@@ -32,6 +32,8 @@ def attention(
             last key, `"top-left"` the first query with the first key. A number is the key on the diagonal of the first query.
         scale: Factor of the scores; `1 / sqrt(head size)` if not given.
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
+        dropout_p: Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
+            `dropout_state`, torch's generator of the device is drawn from.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
         max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
         max_seqlen_k: On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
@@ -60,6 +62,8 @@ def attention(
             Shape: `[heads]` or `[batch, heads]`. Elements: `float32`.
         sinks: Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
             Shape: `[heads]`. Elements: `float32`.
+        dropout_state: The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
+            Shape: `[8]`. Elements: `int32` on a GPU, any integers on the CPU.
         k_descale: Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
             Shape: none (a number), `[key/value heads]`, or one of these expanded to `[sequences, key/value heads]`. Elements: `float32`.
             Those of k and v: `float8_e4m3fn` (of torch or ml_dtypes, or DLPack's), or the same bits as `uint8`.
@@ -100,6 +104,8 @@ def attention(
             last key, `"top-left"` the first query with the first key. A number is the key on the diagonal of the first query.
         scale: Factor of the scores; `1 / sqrt(head size)` if not given.
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
+        dropout_p: Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
+            `dropout_state`, torch's generator of the device is drawn from.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
         max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
         max_seqlen_k: On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
@@ -128,6 +134,8 @@ def attention(
             Shape: `[heads]` or `[batch, heads]`. Elements: `float32`.
         sinks: Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
             Shape: `[heads]`. Elements: `float32`.
+        dropout_state: The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
+            Shape: `[8]`. Elements: `int32` on a GPU, any integers on the CPU.
         k_descale: Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
             Shape: none (a number), `[key/value heads]`, or one of these expanded to `[sequences, key/value heads]`. Elements: `float32`.
             Those of k and v: `float8_e4m3fn` (of torch or ml_dtypes, or DLPack's), or the same bits as `uint8`.
@@ -230,6 +238,7 @@ def merge(
         warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
         warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     """
+def has_dropout(ordinal: int, half: bool) -> bool: ...
 def gradient_names() -> list[tuple[str, str]]: ...
 def options_stub() -> str: ...
 def write_cache(**arguments: Any) -> Any: ...

@@ -5,6 +5,7 @@ import ast
 import torch
 
 from ._errors import Unsupported
+from ._native import attention as _attention
 from ._native import attention_backward, attention_without_gradient, gradient_names, options_stub
 
 # What an operator cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
@@ -39,6 +40,16 @@ _library.define(
     "attention_backward(Tensor d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool[] needs, "
     f"{_optional}) -> ({', '.join('Tensor' for _ in _GRADIENTS)})"
 )
+
+
+def drawn_state(like):
+    """Random numbers for dropout from torch's generator of the device of `like`. Compilers, checkpoints and captures know how to treat them."""
+    return torch.nn.functional.pad(torch.randint(1 << 31, (4,), dtype=torch.int32, device=like.device), (0, 4))
+
+
+def with_dropout(q, k, v, **options):
+    """`warptile.attention` without random numbers."""
+    return _attention(q, k, v, **{**options, "dropout_state": drawn_state(q)})
 
 
 def row_contiguous(tensor):
@@ -185,6 +196,8 @@ def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=N
         if given is not None and not isinstance(given, torch.Tensor):
             listed = list(given) if isinstance(given, (list, tuple)) else [given]
             options[name] = torch.tensor(listed, dtype=dtype, device=q.device)
+    if options.get("dropout_p") and options.get("dropout_state") is None:
+        options["dropout_state"] = drawn_state(q)
     if window is not None:
         options["left"], options["right"] = window
     if diagonal is not None:

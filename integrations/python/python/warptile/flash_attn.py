@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._arrays import converted, counted, empty, filled, integers, known, parts, sequence_of, whole_numbers, widened, wider
-from ._errors import InvalidInput, Unsupported
+from ._errors import InvalidInput
 from ._kvcache import Cache
 from ._native import attention, attention_after_write, merge, write_cache
 from ._types import Array
@@ -47,7 +47,8 @@ def flash_attn_func(
         q: Queries, `[batch, length, heads, head size]`.
         k: Keys, `[batch, length, heads, head size]`, with as many heads as q or fewer, if they divide q's.
         v: Values, of the shape of k.
-        dropout_p: Must be 0.
+        dropout_p: Probability of dropping a weight, from 0 to below 1. Torch's generator of the device decides which, so the tensors are
+            torch's then.
         softmax_scale: Factor of the scores; `1 / sqrt(head size)` if not given.
         causal: Whether a query sees no key after itself; the last query is aligned with the last key.
         window_size: `(left, right)`: how many keys before and after the diagonal a query sees; -1 is no limit.
@@ -79,7 +80,7 @@ def flash_attn_qkvpacked_func(
 
     Args:
         qkv: Queries, keys and values, one after the other in the third dimension.
-        dropout_p: Must be 0.
+        dropout_p: As in `flash_attn_func`.
         softmax_scale: As in `flash_attn_func`.
         causal: As in `flash_attn_func`.
         window_size: As in `flash_attn_func`.
@@ -112,7 +113,7 @@ def flash_attn_kvpacked_func(
     Args:
         q: Queries, `[batch, length, heads, head size]`.
         kv: Keys and values, one after the other in the third dimension.
-        dropout_p: Must be 0.
+        dropout_p: As in `flash_attn_func`.
         softmax_scale: As in `flash_attn_func`.
         causal: As in `flash_attn_func`.
         window_size: As in `flash_attn_func`.
@@ -156,7 +157,7 @@ def flash_attn_varlen_func(
         cu_seqlens_k: `int32`, `[sequences + 1]`: where each sequence's keys begin. With a `block_table` only its differences count: how many keys each sequence has.
         max_seqlen_q: The longest sequence of queries.
         max_seqlen_k: The longest sequence of keys.
-        dropout_p: Must be 0.
+        dropout_p: As in `flash_attn_func`.
         softmax_scale: As in `flash_attn_func`.
         causal: As in `flash_attn_func`.
         window_size: As in `flash_attn_func`.
@@ -193,7 +194,7 @@ def flash_attn_varlen_qkvpacked_func(
         qkv: Queries, keys and values, one after the other in the second dimension.
         cu_seqlens: `int32`, `[sequences + 1]`: where each sequence begins.
         max_seqlen: The longest sequence.
-        dropout_p: Must be 0.
+        dropout_p: As in `flash_attn_func`.
         softmax_scale: As in `flash_attn_func`.
         causal: As in `flash_attn_func`.
         window_size: As in `flash_attn_func`.
@@ -235,7 +236,7 @@ def flash_attn_varlen_kvpacked_func(
         cu_seqlens_k: `int32`, `[sequences + 1]`: where each sequence's keys begin.
         max_seqlen_q: The longest sequence of queries.
         max_seqlen_k: The longest sequence of keys.
-        dropout_p: Must be 0.
+        dropout_p: As in `flash_attn_func`.
         softmax_scale: As in `flash_attn_func`.
         causal: As in `flash_attn_func`.
         window_size: As in `flash_attn_func`.
@@ -400,15 +401,16 @@ def flash_attn_with_kvcache(
 
 def _dense(caller, tensors, dropout_p, *rest):
     """Output, and what else is asked for, of dense sequences. Errors have the names of the function `caller`."""
-    _refuse("dropout_p", dropout_p, 0.0)
     *scores, _deterministic, return_attn_probs = rest
-    out, lse = _forward(*tensors, _scores(caller, *scores), return_attn_probs)
+    options = _scores(caller, *scores)
+    if dropout_p:
+        options["dropout_p"] = dropout_p
+    out, lse = _forward(*tensors, options, return_attn_probs)
     return (out, lse, None) if return_attn_probs else out
 
 
 def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
     """As `_dense`, of sequences that lie one after the other."""
-    _refuse("dropout_p", dropout_p, 0.0)
     *scores, _deterministic, return_attn_probs = rest
     (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) = tensors, lengths
     options = {
@@ -417,6 +419,8 @@ def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
         "max_seqlen_q": _whole(max_seqlen_q),
         "max_seqlen_k": _whole(max_seqlen_k),
     }
+    if dropout_p:
+        options["dropout_p"] = dropout_p
     if block_table is None:
         options["cu_seqlens_k"] = cu_seqlens_k
     else:
@@ -425,12 +429,6 @@ def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
         options["seqused_k"] = _differences(cu_seqlens_k)
     out, lse = _forward(q, k, v, options, return_attn_probs)
     return (out, lse, None) if return_attn_probs else out
-
-
-def _refuse(name, value, only):
-    """Fails unless `value` is the only one that is supported, or None."""
-    if value is not None and (only is None or value != only):
-        raise Unsupported(f"{name} is not supported by warptile; it must be {only}")
 
 
 def _scores(caller, softmax_scale, causal, window_size, softcap, alibi_slopes):

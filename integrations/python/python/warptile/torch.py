@@ -4,7 +4,7 @@
 kernels, by torch's registry of implementations: models need no change, and gradients, `torch.compile` and CUDA graphs work as before. `torch.compile` takes `warptile.attention` and what calls it into its graphs, `fullgraph=True` included.
 `register_with_transformers()` adds the attention implementation ``"warptile"``.
 
-What warptile does not do, dropout for one, is left to torch, with its gradients. Those of what warptile computes are warptile's: the same
+What warptile does not do is left to torch, with its gradients. Those of what warptile computes are warptile's: the same
 bits each time. A mask that is added to the scores has none here: where it requires one, torch computes.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import _operators
 from ._errors import NoKernel, Unsupported
-from ._native import attention_backward, attention_of_torch, attention_without_gradient
+from ._native import attention_backward, attention_of_torch, attention_without_gradient, has_dropout
 from ._operators import LARGEST, row_contiguous
 
 __all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_product_attention"]
@@ -46,7 +46,8 @@ def scaled_dot_product_attention(
         value: Of the shape of key.
         attn_mask: `bool`, False hides a key; or of the query's type, to be added to the scores. Broadcasts to
             `[batch, heads, queries, keys]`.
-        dropout_p: If it is not 0, torch computes.
+        dropout_p: Probability of dropping a weight; torch's generator of the device decides which. Torch computes on GPUs for which warptile
+            has no kernels with dropout.
         is_causal: Whether a query sees no key after itself; the first query is aligned with the first key.
         scale: Factor of the scores; `1 / sqrt(head size)` if not given.
         enable_gqa: Whether the key may have fewer heads.
@@ -65,20 +66,21 @@ def scaled_dot_product_attention(
         if found is not None:
             return found[0]
     taken = (
-        dropout_p == 0.0
-        and not (masked and is_causal)
+        not (masked and is_causal)
         and _takes(query, key, value, enable_gqa)
         and (not masked or _takes_mask(query, key, attn_mask))
         and not (masked and needs_gradient and attn_mask.requires_grad)
+        and (dropout_p == 0.0 or _drops(query, dropout_p))
     )
     if not taken:
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if enable_gqa:
             options["enable_gqa"] = True
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+    dropout = _dropout(query, dropout_p)
     if not below_autograd:
-        return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)[0]
-    return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False)[0]
+        return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale, **dropout)[0]
+    return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False, **dropout)[0]
 
 
 def _autocast(query, *others):
@@ -129,6 +131,24 @@ def _takes_mask(query, key, mask):
     )
 
 
+def _drops(query, dropout_p):
+    """Whether warptile has this dropout for such queries, and gradients with it."""
+    return 0.0 < dropout_p < 1.0 and (query.is_cpu or _has_dropout(query.device.index, query.dtype in _HALVES))
+
+
+_planned_dropout = functools.cache(has_dropout)
+
+
+@torch.compiler.assume_constant_result
+def _has_dropout(ordinal, half):
+    return _planned_dropout(ordinal, half)
+
+
+def _dropout(query, dropout_p):
+    """The arguments of dropout with random numbers that are drawn here, if there is any."""
+    return {"dropout_p": dropout_p, "dropout_state": _operators.drawn_state(query)} if dropout_p else {}
+
+
 def _square(query, key, is_causal):
     """Whether torch's backward kernels, which align a causal mask with the last key, mean the same mask."""
     return not is_causal or query.shape[2] == key.shape[2]
@@ -140,8 +160,20 @@ def _output_like(query):
     return out if out.stride(-1) == 1 else torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-def _forward(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None, want_lse=True):
-    options = _options(attn_mask, is_causal, scale, softcap, sinks)
+def _forward(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    is_causal=False,
+    scale=None,
+    softcap=None,
+    sinks=None,
+    dropout_p=0.0,
+    dropout_state=None,
+    want_lse=True,
+):
+    options = _options(attn_mask, is_causal, scale, softcap, sinks, dropout_p, dropout_state)
     if want_lse:
         batch, heads, length, _ = query.shape
         options["lse"] = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
@@ -160,7 +192,7 @@ def _forward(query, key, value, attn_mask=None, is_causal=False, scale=None, sof
 _library = torch.library.Library("warptile", "DEF")
 _library.define(
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
-    "float? scale=None, float? softcap=None, Tensor? sinks=None) -> (Tensor, Tensor)"
+    "float? scale=None, float? softcap=None, Tensor? sinks=None, float dropout_p=0.0, Tensor? dropout_state=None) -> (Tensor, Tensor)"
 )
 
 
@@ -174,7 +206,7 @@ def _fake(query, *_, **__):
     return _output_like(query), lse
 
 
-def _options(attn_mask, is_causal, scale, softcap, sinks):
+def _options(attn_mask, is_causal, scale, softcap, sinks, dropout_p, dropout_state):
     """The arguments as `warptile.attention` has them."""
     options = {"layout": "bhsd", "scale": scale, "softcap": softcap, "sinks": sinks}
     if attn_mask is not None:
@@ -183,26 +215,28 @@ def _options(attn_mask, is_causal, scale, softcap, sinks):
         options["key_mask" if attn_mask.dtype == torch.bool else "bias"] = mask
     if is_causal:
         options |= {"causal": True, "diagonal": "top-left"}
+    if dropout_state is not None:
+        options |= {"dropout_p": dropout_p, "dropout_state": dropout_state}
     return options
 
 
 def _save(ctx, inputs, output):
-    query, key, value, mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks = inputs
+    query, key, value, mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks, ctx.dropout_p, state = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(query, key, value, mask, sinks, *output)
+    ctx.save_for_backward(query, key, value, mask, sinks, state, *output)
 
 
 def _backward(ctx, grad_out, _grad_lse):
-    query, key, value, mask, sinks, out, lse = ctx.saved_tensors
+    query, key, value, mask, sinks, state, out, lse = ctx.saved_tensors
     # As many as the call had arguments.
     needed = [*ctx.needs_input_grad, *[False] * 5]
     if needed[3]:
         raise Unsupported("there is no gradient of attn_mask")
     needs = [*needed[:3], needed[7]]
     tensors = (row_contiguous(tensor) for tensor in (query, key, value))
-    options = _options(mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks)
+    options = _options(mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks, ctx.dropout_p, state)
     *gradients, d_sinks = _operators.backward(grad_out, None, *tensors, out, lse, needs, **options)
-    return (*gradients, None, None, None, None, d_sinks)
+    return (*gradients, None, None, None, None, d_sinks, None, None)
 
 
 torch.library.register_autograd(
@@ -227,6 +261,14 @@ def _unused(like):
         torch.empty_strided((), (), dtype=torch.uint64, device=device),
         _nothing(like.dtype, device),
     )
+
+
+def _dropout_of_torch(query, dropout_p, return_debug_mask):
+    """The arguments of dropout, and what torch's kernels return for it: the seed has the random numbers."""
+    if return_debug_mask:
+        raise Unsupported("return_debug_mask is not supported by warptile with dropout")
+    dropout, (_, offset, debug) = _dropout(query, dropout_p), _unused(query)
+    return dropout, (dropout["dropout_state"][:4].view(torch.uint64), offset, debug)
 
 
 # Torch's flash attention by warptile's kernels.
@@ -273,6 +315,10 @@ def _flash_of_sdpa(original):
             if found is not None:
                 (out, lse), (seed, offset, debug) = found, _unused(query)
                 return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug
+        elif _takes(query, key, value, True) and _square(query, key, is_causal) and _drops(query, dropout_p):
+            dropout, random = _dropout_of_torch(query, dropout_p, return_debug_mask)
+            out, lse = _forward(query, key, value, None, is_causal, scale, **dropout)
+            return out, lse, None, None, query.shape[2], key.shape[2], *random
         return original.call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
 
     return flash
@@ -300,18 +346,27 @@ def _flash_of_rows(original):
     def flash(keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **options):
         given = {name: option for name, option in options.items() if option is not None}
         packed = cum_seq_q is not None
-        if dropout_p == 0.0 and not return_debug_mask and given.keys() <= _TAKEN and _takes_rows(query, key, value, cum_seq_q, cum_seq_k):
+        drops = dropout_p != 0.0 and _takes_rows(query, key, value, cum_seq_q, cum_seq_k) and _drops(query, dropout_p)
+        if drops and not given.keys() <= _TAKEN:
+            raise Unsupported(f"{', '.join(given.keys() - _TAKEN)} is not supported by warptile with dropout")
+        plain = dropout_p == 0.0 and not return_debug_mask and given.keys() <= _TAKEN
+        if drops or (plain and _takes_rows(query, key, value, cum_seq_q, cum_seq_k)):
             ours = {name: option for name, option in given.items() if not name.startswith("window")}
             if packed:
                 ours.update(cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
             window = given.get("window_size_left"), given.get("window_size_right")
+            random = _unused(query)
+            if drops:
+                dropout, random = _dropout_of_torch(query, dropout_p, return_debug_mask)
+                ours |= dropout
             tensors = (row_contiguous(tensor) for tensor in (query, key, value))
             try:
                 out, lse = attention_without_gradient(*tensors, causal=is_causal, window=window, return_lse=True, **ours)
             except NoKernel:
-                pass
+                if drops:
+                    raise
             else:
-                return out, lse, *_unused(query)
+                return out, lse, *random
         return original.call_boxed(
             keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **given
         )
@@ -321,9 +376,10 @@ def _flash_of_rows(original):
 
 def _gradients_of_sdpa(original):
     def gradients(keys, grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random, scale=None):
-        takes = dropout_p == 0.0 and _takes(query, key, value, True) and _square(query, key, is_causal)
-        if takes and _is_lse(lse, query.shape[:3]) and _is_preferred(query, query.shape[1] == key.shape[1]):
-            found = _gradients(grad_out, query, key, value, out, lse, {"layout": "bhsd", "causal": is_causal, "scale": scale})
+        takes = _takes(query, key, value, True) and _square(query, key, is_causal)
+        if takes and _is_ours(query, query.shape[1] == key.shape[1], lse, query.shape[:3], dropout_p):
+            ours = {"layout": "bhsd", "causal": is_causal, "scale": scale}
+            found = _gradients(grad_out, query, key, value, out, lse, ours, dropout_p, random)
             if found is not None:
                 return found
         given = (grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random)
@@ -335,40 +391,43 @@ def _gradients_of_sdpa(original):
 def _gradients_of_rows(original):
     def gradients(keys, grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random, **options):
         packed = query.dim() == 3
-        takes = dropout_p == 0.0 and _takes_rows(query, key, value, cum_q if packed else None, cum_k if packed else None)
-        if takes and _is_preferred(query, query.shape[-2] == key.shape[-2]):
-            batch, rows, heads = (query.shape[:1] if not packed else ()), query.shape[-3], query.shape[-2]
+        takes = _takes_rows(query, key, value, cum_q if packed else None, cum_k if packed else None)
+        batch, rows, heads = (query.shape[:1] if not packed else ()), query.shape[-3], query.shape[-2]
+        if takes and _is_ours(query, heads == key.shape[-2], lse, (*batch, heads, rows), dropout_p):
             ours = {"causal": is_causal, "scale": options.get("scale")}
             ours["window"] = options.get("window_size_left"), options.get("window_size_right")
             if packed:
                 ours.update(cu_seqlens_q=cum_q, cu_seqlens_k=cum_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
-            if _is_lse(lse, (*batch, heads, rows)):
-                found = _gradients(grad_out, query, key, value, out, lse, ours)
-                if found is not None:
-                    return found
+            found = _gradients(grad_out, query, key, value, out, lse, ours, dropout_p, random)
+            if found is not None:
+                return found
         given = (grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *random)
         return original.call_boxed(keys, *given, **options)
 
     return gradients
 
 
-def _is_preferred(query, heads_are_equal):
+def _is_ours(query, heads_are_equal, lse, shape, dropout_p):
     """Whether warptile's gradients are taken instead of those of torch's kernels, which read warptile's output and log-sum-exp as well.
 
-    They are on compute capability 9.0 up to head size 128, where they were measured to be faster (docs/training.md); where torch is asked
-    for the same bits each time; and where heads share keys, for which torch's kernels have not been tried.
+    With dropout they are where warptile has computed the output. Else they are on compute capability 9.0 up to head size 128, where they
+    were measured to be faster (docs/training.md); where torch is asked for the same bits each time; and where heads share keys, for which
+    torch's kernels have not been tried.
     """
+    if dropout_p != 0.0:
+        return _drops(query, dropout_p)
+    if lse.shape != shape or lse.dtype != torch.float32 or not lse.is_contiguous():
+        return False
     if not heads_are_equal or torch.are_deterministic_algorithms_enabled():
         return True
     return query.shape[-1] <= 128 and torch.cuda.get_device_capability(query.device) == (9, 0)
 
 
-def _is_lse(lse, shape):
-    return lse.shape == shape and lse.dtype == torch.float32 and lse.is_contiguous()
-
-
-def _gradients(grad_out, query, key, value, out, lse, options):
+def _gradients(grad_out, query, key, value, out, lse, options, dropout_p, random):
     """Those of q, k and v as torch's operators give them, or None if no kernel computes them."""
+    if dropout_p != 0.0:
+        state = torch.nn.functional.pad(random[0].view(torch.int32), (0, 4))
+        options |= {"dropout_p": dropout_p, "dropout_state": state}
     make = torch.zeros_like if options.get("cu_seqlens_q") is not None else torch.empty_like
     made = []
     for of in (query, key, value):
@@ -379,6 +438,8 @@ def _gradients(grad_out, query, key, value, out, lse, options):
     try:
         attention_backward(*tensors, lse, needs=(True, True, True, False), **into, **options)
     except NoKernel:
+        if dropout_p != 0.0:
+            raise
         return None
     return tuple(made)
 
@@ -433,7 +494,8 @@ def differentiable(q, k, v, options):
 def register_with_transformers(name: str = NAME) -> None:
     """Adds warptile to the attention implementations of transformers: `model.set_attn_implementation("warptile")`.
 
-    Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed, with their gradients.
+    Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed, with their gradients;
+    and dropout, which models ask for while they are trained.
 
     Args:
         name: The name that it gets there.
@@ -474,8 +536,6 @@ def transformers_attention(
     if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
-    if dropout != 0.0:
-        raise Unsupported("softcap and s_aux are not supported with dropout")
     if torch.is_autocast_enabled(query.device.type):
         query, key, value, attention_mask = _autocast(query, key, value, attention_mask)
     sinks = None if s_aux is None else s_aux.float()
@@ -483,9 +543,11 @@ def transformers_attention(
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
     if needs_gradient or torch.compiler.is_compiling():
         operator = torch.ops.warptile.scaled_dot_product_attention
-        out, _ = operator(query, key, value, attention_mask, is_causal, scaling, softcap, sinks)
+        out, _ = operator(query, key, value, attention_mask, is_causal, scaling, softcap, sinks, **_dropout(query, dropout))
     else:
-        out, _ = _forward(query, key, value, attention_mask, is_causal, scaling, softcap, sinks, want_lse=False)
+        out, _ = _forward(
+            query, key, value, attention_mask, is_causal, scaling, softcap, sinks, want_lse=False, **_dropout(query, dropout)
+        )
     return out.transpose(1, 2).contiguous(), None
 
 

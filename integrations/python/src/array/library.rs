@@ -35,7 +35,7 @@ impl fmt::Display for Library {
 
 /// The library by the module of the object's class. A class that inherits from `torch.Tensor` or `numpy.ndarray` counts as another
 /// library's: it may mean its elements in another way, which its DLPack tells.
-pub(super) fn library_of(object: &Bound<'_, PyAny>) -> Result<Library> {
+pub(crate) fn library_of(object: &Bound<'_, PyAny>) -> Result<Library> {
     let py = object.py();
     let class = object.get_type();
     if Torch::is_tensor_class(py, &class) {

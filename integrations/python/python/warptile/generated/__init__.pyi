@@ -16,6 +16,9 @@ class Options(TypedDict, total=False):
     """Factor of the scores; `1 / sqrt(head size)` if not given."""
     softcap: float | None
     """Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound."""
+    dropout_p: float | None
+    """Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
+    `dropout_state`, torch's generator of the device is drawn from."""
     layout: Literal["bshd", "bhsd"] | None
     """Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`."""
     max_seqlen_q: int | None
@@ -49,6 +52,8 @@ class Options(TypedDict, total=False):
     """ALiBi slopes: `slope * distance` is subtracted from the scores."""
     sinks: Array | Sequence[float] | None
     """Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none."""
+    dropout_state: Array | Sequence[int] | None
+    """The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key."""
     k_descale: Array | Sequence[float] | float | None
     """Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them."""
     v_descale: Array | Sequence[float] | float | None
