@@ -42,6 +42,32 @@ _library.define(
 )
 
 
+def register_autograd(library, name, save, backward):
+    """As torch's function of this name, whose operators spend most of a call on asking for their defaults one by one."""
+    operator = getattr(torch.ops.warptile, name).default
+    defaults = [argument.default_value for argument in operator._schema.arguments]
+
+    def forward(ctx, *inputs):
+        *inputs, keys = inputs
+        with torch._C._AutoDispatchBelowAutograd():
+            results = operator.redispatch(keys, *inputs)
+        save(ctx, inputs, results)
+        return results
+
+    methods = {"forward": forward, "backward": lambda ctx, *gradients: (*backward(ctx, *gradients), None)}
+    methods = {of: staticmethod(method) for of, method in methods.items()}
+    differentiable = type(f"warptile_{name}", (torch.autograd.Function,), methods)
+
+    def compute(keys, *inputs):
+        keys = keys & torch._C._after_autograd_keyset
+        if torch.is_grad_enabled() and any(isinstance(given, torch.Tensor) and given.requires_grad for given in inputs):
+            return differentiable.apply(*inputs, *defaults[len(inputs) :], keys)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys, *inputs)
+
+    library.impl(name, compute, "Autograd", with_keyset=True)
+
+
 def drawn_state(like):
     """Random numbers for dropout from torch's generator of the device of `like`. Compilers, checkpoints and captures know how to treat them."""
     return torch.nn.functional.pad(torch.randint(1 << 31, (4,), dtype=torch.int32, device=like.device), (0, 4))
@@ -135,8 +161,7 @@ def _save(ctx, inputs, output):
 
 def _of_attention(ctx, d_out, d_lse):
     q, k, v, out, lse, *tensors = ctx.saved_tensors
-    # As many as the call had arguments.
-    need = {name: False for name in _TENSORS} | dict(zip(_TENSORS, ctx.needs_input_grad[4:]))
+    need = dict(zip(_TENSORS, ctx.needs_input_grad[4:]))
     for name, needed in need.items():
         if needed and name not in _LEARNED:
             raise Unsupported(f"there is no gradient of {name}")
@@ -148,14 +173,14 @@ def _of_attention(ctx, d_out, d_lse):
     return (*gradients[:3], None, *(learned.get(name) for name in _TENSORS), *(None for _ in _OTHERS))
 
 
-torch.library.register_autograd("warptile::attention", _of_attention, setup_context=_save, lib=_library)
+register_autograd(_library, "attention", _save, _of_attention)
 
 
 def _of_gradients(ctx, *_):
     raise Unsupported("warptile computes no second derivatives")
 
 
-torch.library.register_autograd("warptile::attention_backward", _of_gradients, lib=_library)
+register_autograd(_library, "attention_backward", lambda *_: None, _of_gradients)
 
 
 def backward(d_out, d_lse, q, k, v, out, lse, needs, **options):

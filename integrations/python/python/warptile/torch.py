@@ -228,8 +228,7 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, grad_out, _grad_lse):
     query, key, value, mask, sinks, state, out, lse = ctx.saved_tensors
-    # As many as the call had arguments.
-    needed = [*ctx.needs_input_grad, *[False] * 5]
+    needed = ctx.needs_input_grad
     if needed[3]:
         raise Unsupported("there is no gradient of attn_mask")
     needs = [*needed[:3], needed[7]]
@@ -239,9 +238,7 @@ def _backward(ctx, grad_out, _grad_lse):
     return (*gradients, None, None, None, None, d_sinks, None, None)
 
 
-torch.library.register_autograd(
-    "warptile::scaled_dot_product_attention", _backward, setup_context=_save, lib=_library
-)
+_operators.register_autograd(_library, "scaled_dot_product_attention", _save, _backward)
 
 
 @functools.cache
