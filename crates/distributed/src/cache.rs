@@ -9,7 +9,8 @@ use warptile::spec::Operand;
 use warptile::{Attention, Element, KvCache, Layout, Lse, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
-use crate::group::Group;
+use crate::group::{Group, all_or_none};
+use crate::nccl::control::FIELD;
 use crate::stage::{Source, put_together};
 
 /// A [`KvCache`] over the ranks of a group: page `p` of a sequence is with rank `p % ranks`, so each has its share of every long sequence.
@@ -18,6 +19,7 @@ use crate::stage::{Source, put_together};
 #[derive(Debug)]
 pub struct ShardedCache<'a, T: Element> {
     group: &'a Group,
+    /// The shares of this process's ranks.
     caches: Vec<KvCache<T>>,
     sequences: HashMap<SequenceId, Sequence>,
     step: Step,
@@ -25,7 +27,7 @@ pub struct ShardedCache<'a, T: Element> {
 
 #[derive(Debug)]
 struct Sequence {
-    /// Its parts, by rank.
+    /// Its parts with the ranks of this process.
     parts: Vec<SequenceId>,
     len: usize,
 }
@@ -33,7 +35,7 @@ struct Sequence {
 /// The new rows of a step.
 #[derive(Debug, Default)]
 struct Step {
-    /// The runs of each rank among the rows of all sequences.
+    /// The runs of each rank of this process among the rows of all sequences.
     runs: Vec<Vec<Range<usize>>>,
     rows: usize,
     /// The number of sequences, if each has one new row.
@@ -41,13 +43,13 @@ struct Step {
 }
 
 impl Group {
-    /// A cache whose pages are dealt to the ranks; `builder` describes the share of each.
+    /// A cache whose pages are dealt to the ranks; `builder` describes the share of each. Of several processes, each makes the same calls
+    /// with the same numbers of rows.
     ///
     /// # Errors
     /// [`Error::Rank`] with the rank whose share cannot be made.
     pub fn cache<T: Element>(&self, builder: &KvCacheBuilder<T>) -> Result<ShardedCache<'_, T>> {
-        self.one_process("a cache")?;
-        let caches = self.backends().iter().enumerate();
+        let caches = self.local_ranks().zip(self.backends());
         let caches = caches.map(|(rank, backend)| builder.clone().build(backend).of_rank(rank));
         Ok(ShardedCache {
             group: self,
@@ -73,9 +75,10 @@ impl<T: Element> ShardedCache<'_, T> {
     /// [`Error::Rank`] if it is not a sequence of this cache, or was freed.
     pub fn free(&mut self, sequence: SequenceId) -> Result<()> {
         let parts = self.sequences.remove(&sequence).map(|of| of.parts);
-        // An unknown one is rank 0's error.
+        // An unknown one is the first rank's error.
         let parts = parts.unwrap_or_else(|| vec![sequence]);
-        { self.caches.iter_mut().zip(parts).enumerate() }
+        let caches = self.caches.iter_mut().zip(parts);
+        { self.group.local_ranks().zip(caches) }
             .try_for_each(|(rank, (cache, part))| cache.free(part).of_rank(rank))
     }
 
@@ -84,7 +87,7 @@ impl<T: Element> ShardedCache<'_, T> {
         self.sequences.get(&sequence).map(|of| of.len)
     }
 
-    /// The share of each rank.
+    /// The share of each rank of this process.
     pub fn caches(&self) -> &[KvCache<T>] {
         &self.caches
     }
@@ -92,12 +95,14 @@ impl<T: Element> ShardedCache<'_, T> {
     /// Begins a step, in which each of these sequences gets the given number of new rows.
     ///
     /// # Errors
-    /// [`Error::Rank`] as [`KvCache::step`]; no sequence has grown then.
+    /// [`Error::Rank`] as [`KvCache::step`], and [`Error::Argument`] with another process's reason; no sequence has grown then.
     pub fn step(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
-        let (page, ranks) = (self.caches[0].page_rows(), self.caches.len());
-        let mut steps = vec![Vec::with_capacity(rows.len()); ranks];
+        let (page, ranks) = (self.caches[0].page_rows(), self.group.ranks());
+        let local_ranks = self.group.local_ranks();
+        let mut steps = vec![Vec::with_capacity(rows.len()); local_ranks.len()];
+        let mut lengths = Vec::with_capacity(rows.len());
         let mut step = Step {
-            runs: vec![Vec::new(); ranks],
+            runs: vec![Vec::new(); local_ranks.len()],
             rows: 0,
             single: rows
                 .iter()
@@ -106,30 +111,45 @@ impl<T: Element> ShardedCache<'_, T> {
         };
         for &(sequence, more) in rows {
             let Some(Sequence { parts, len }) = self.sequences.get(&sequence) else {
-                // Rank 0 names it.
+                // The first rank names it.
                 steps[0].push((sequence, more));
                 continue;
             };
+            lengths.push((*len, more));
             let (first, mut counts, mut row) = (*len, vec![0; ranks], *len);
             let end = len.saturating_add(more);
             while row < end {
                 let (owner, to) = (row / page % ranks, end.min(row - row % page + page));
                 let at = step.rows + row - first;
-                step.runs[owner].push(at..at + to - row);
+                if local_ranks.contains(&owner) {
+                    step.runs[self.group.place(owner)].push(at..at + to - row);
+                }
                 counts[owner] += to - row;
                 row = to;
             }
             step.rows += more;
+            let counts = &counts[local_ranks.clone()];
             for ((steps, part), count) in steps.iter_mut().zip(parts).zip(counts) {
-                steps.push((*part, count));
+                steps.push((*part, *count));
             }
         }
         self.step = Step::default();
-        for rank in 0..ranks {
-            if let Err(error) = self.caches[rank].step(&steps[rank]).of_rank(rank) {
-                self.take_back(&steps[..rank]);
-                return Err(error);
+        let mut stepped = Ok(());
+        for (place, rank) in local_ranks.enumerate() {
+            stepped = self.caches[place].step(&steps[place]).of_rank(rank);
+            if stepped.is_err() {
+                steps.truncate(place);
+                break;
             }
+        }
+        let call = format!("a step of lengths and new rows {lengths:?}");
+        let stepped = match self.group.processes() {
+            Some(nccl) => nccl.agree_if(&call, stepped),
+            None => stepped,
+        };
+        if let Err(error) = stepped {
+            self.take_back(&steps);
+            return Err(error);
         }
         for (sequence, more) in rows {
             if let Some(sequence) = self.sequences.get_mut(sequence) {
@@ -152,7 +172,8 @@ impl<T: Element> ShardedCache<'_, T> {
     }
 
     /// Writes the keys and values of the step into a layer, each row into its owner's share. They are dense, on rank 0, and
-    /// `[1, rows of all sequences, heads, head size]`, or `[sequences, rows, heads, head size]` where all have as many.
+    /// `[1, rows of all sequences, heads, head size]`, or `[sequences, rows, heads, head size]` where all have as many. Of several
+    /// processes each has all rows.
     ///
     /// # Errors
     /// [`Error::Argument`] for tensors that are not the step's; [`Error::Rank`] as [`KvCache::append`].
@@ -167,16 +188,18 @@ impl<T: Element> ShardedCache<'_, T> {
                 ));
             }
             if !tensor.backend().is_same(&self.group.backends()[0]) {
-                return self.refused(format!("{name} must be on rank 0"));
+                let rank = self.group.local_ranks().start;
+                return self.refused(format!("{name} must be on rank {rank}"));
             }
         }
         let (group, runs) = (self.group, &self.step.runs);
-        let lent = [Source::lend(0, k)?, Source::lend(0, v)?];
+        let home = group.local_ranks().start;
+        let lent = [Source::lend(home, k)?, Source::lend(home, v)?];
         let written = group.each_of(&mut self.caches, |rank, cache| {
             let own = |source| {
                 let [_, _, heads, dim] = { source as &Source<'_, T> }.tensor.shape();
                 let (row, mut to) = (heads * dim, 0);
-                let copies = runs[rank].iter().map(|run| {
+                let copies = runs[group.place(rank)].iter().map(|run| {
                     let rows = Rows {
                         count: 1,
                         len: run.len() * row,
@@ -196,15 +219,16 @@ impl<T: Element> ShardedCache<'_, T> {
             let (k, v) = (k?, v?);
             cache.append(layer, &k, &v)?.run()
         });
-        let written =
-            { written.into_iter().enumerate() }.map(|(rank, written)| written.of_rank(rank));
+        let written = group.local_ranks().zip(written);
+        let written = written.map(|(rank, written)| written.of_rank(rank));
         let written = written.collect();
         lent.into_iter().try_for_each(Source::end)?;
         written
     }
 
     /// Attention of a step with one new row for each sequence, `[sequences, 1, heads, head size]`, to all keys of its sequence, the new one
-    /// included: each rank attends to its keys, and the results are merged on rank 0 in the order of the ranks.
+    /// included: each rank attends to its keys, and the results are merged on rank 0 in the order of the ranks. Of several processes each
+    /// has the queries and gets the result.
     ///
     /// # Errors
     /// [`Error::Argument`] for another step, for masks that hide keys, and for options with numbers for each head, which would count
@@ -234,15 +258,23 @@ impl<T: Element> ShardedCache<'_, T> {
             );
         }
         let attention = attention.clone().mask(Mask::none());
-        let queries = self.group.broadcast(q)?;
-        let parts = { queries.iter().zip(&self.caches).enumerate() }.map(|(rank, (q, cache))| {
+        let group = self.group;
+        let queries = match group.processes() {
+            Some(_) => vec![q.clone()],
+            None => group.broadcast(q)?,
+        };
+        let caches = queries.iter().zip(&self.caches);
+        let parts = group.local_ranks().zip(caches).map(|(rank, (q, cache))| {
             let keys = cache.keys(layer).of_rank(rank)?;
             attention.forward(q, keys).of_rank(rank)
         });
-        self.group.merge(&parts.collect::<Result<Vec<_>>>()?)
+        let parts = all_or_none(group, parts.collect())?;
+        let call = format!("attend to layer {layer}{FIELD}{attention:?}");
+        group.merge_of(&call, &parts)
     }
 
     fn refused<R>(&self, rule: String) -> Result<R> {
-        Err(Error::Argument { rank: 0, rule })
+        let rank = self.group.local_ranks().start;
+        Err(Error::Argument { rank, rule })
     }
 }

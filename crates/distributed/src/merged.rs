@@ -48,6 +48,15 @@ impl Group {
     /// # Errors
     /// [`Error::Argument`] for a part that is not on its rank or has no lse; [`Error::Rank`] as [`merge`], and with what a device reports.
     pub fn merge<T: Element>(&self, parts: &[Output<T>]) -> Result<(Tensor<T>, Lse)> {
+        self.merge_of("merge", parts)
+    }
+
+    /// The merge of a call that several processes compare.
+    pub(crate) fn merge_of<T: Element>(
+        &self,
+        call: &str,
+        parts: &[Output<T>],
+    ) -> Result<(Tensor<T>, Lse)> {
         let home = &self.backends()[0];
         if parts.len() != self.backends().len() {
             return Err(Error::Argument {
@@ -72,7 +81,7 @@ impl Group {
                 )));
             }
             if let Some(nccl) = self.processes() {
-                fetched_parts = self.parts_of_all(nccl, out, lse)?;
+                fetched_parts = self.parts_of_all(nccl, call, out, lse)?;
                 break;
             }
             let memory = (self.streams(0), out.device_slice(), lse.device_slice());
@@ -96,6 +105,7 @@ impl Group {
     fn parts_of_all<T: Element>(
         &self,
         nccl: &Nccl,
+        call: &str,
         out: &Tensor<T>,
         lse: &Lse,
     ) -> Result<Vec<(Tensor<T>, Lse)>> {
@@ -105,6 +115,7 @@ impl Group {
             return Err(Error::OneProcess("the CPU"));
         };
         let call = [
+            call.to_owned(),
             format!("merge of {:?}", out.layout()),
             format!("elements of {}", std::any::type_name::<T>()),
         ];

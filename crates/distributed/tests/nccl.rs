@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use warptile::driver::{Context, Driver};
-use warptile::{Attention, Backend, Element, Mask, half::bf16, half::f16};
+use warptile::{Attention, Backend, Element, KvCache, Mask, half::bf16, half::f16};
 use warptile_distributed::nccl_sys::{LoadError, NcclApi};
-use warptile_distributed::{Error, Failure, Group, Result, Scheme, Sharding, World};
+use warptile_distributed::{Error, Failure, Group, Result, Scheme, ShardedCache, Sharding, World};
 use warptile_fake_cuda::FakeDriver;
 use warptile_fake_nccl::{FakeNccl, Fault};
 
@@ -286,6 +286,80 @@ fn results_of_all_ranks_are_merged_on_each() {
     host.assert_clean();
 }
 
+fn cache_of(group: &Group, pages: usize) -> ShardedCache<'_, f16> {
+    let builder = KvCache::builder(2, 64)
+        .pages(pages)
+        .page_rows(16)
+        .sequences(2);
+    group.cache(&builder).unwrap()
+}
+
+/// Steps of a prompt and of tokens; each process has all new rows and all queries.
+fn decode_dealt(group: &Group, pauses: impl Fn(usize)) -> Result<()> {
+    let backend = &group.backends()[0];
+    let mut cache = cache_of(group, 64);
+    let sequences = [cache.allocate(), cache.allocate()];
+    for (at, rows) in [[70, 33], [1, 1], [1, 1]].into_iter().enumerate() {
+        pauses(at);
+        cache.step(&[(sequences[0], rows[0]), (sequences[1], rows[1])])?;
+        let total = rows[0] + rows[1];
+        let tensor = |shape: [usize; 4]| {
+            let data = vec![f16::ONE; shape.iter().product()];
+            backend.tensor(&data, shape).unwrap()
+        };
+        let kv = tensor([1, total, 2, 64]);
+        cache.append(0, &kv, &kv)?;
+        if total == 2 {
+            let (out, lse) = cache.attend(0, &Attention::new(), &tensor([2, 1, 8, 64]))?;
+            assert_eq!((out.shape(), lse.shape()), ([2, 1, 8, 64], [2, 8, 1]));
+        }
+    }
+    assert_eq!(sequences.map(|id| cache.len(id)), [Some(72), Some(35)]);
+    Ok(())
+}
+
+#[test]
+fn a_cache_is_dealt_to_processes() {
+    let host = Host::new(3);
+    let local = Group::local(vec![Backend::cpu(); 3]).unwrap();
+    let mut whole = cache_of(&local, 4);
+    let of_whole = whole.allocate();
+    whole.step(&[(of_whole, 150)]).unwrap();
+    let free: Vec<_> = whole.caches().iter().map(KvCache::free_pages).collect();
+    assert_eq!(free, [0, 1, 1]);
+    let all_done = Barrier::new(3);
+    let failures = each(&worlds(3), |world| {
+        let group = host.group(world).unwrap();
+        decode_dealt(&group, |_| ()).unwrap();
+        let mut cache = cache_of(&group, 4);
+        let sequence = cache.allocate();
+        cache.step(&[(sequence, 150)]).unwrap();
+        assert_eq!(cache.caches().len(), 1);
+        assert_eq!(cache.caches()[0].free_pages(), free[world.rank()]);
+        // Rank 0 alone has no page for more, and no rank has grown after that.
+        for more in [50, 43] {
+            let error = cache.step(&[(sequence, more)]).unwrap_err().to_string();
+            assert!(error.starts_with("rank 0: "), "{error}");
+            assert_eq!(cache.len(sequence), Some(150));
+            assert_eq!(cache.caches()[0].free_pages(), free[world.rank()]);
+        }
+        cache.step(&[(sequence, 42)]).unwrap();
+        group.synchronize(SLACK).unwrap();
+        cache.free(sequence).unwrap();
+        assert_eq!(cache.caches()[0].free_pages(), 4);
+        // A failure ends the calls of all ranks.
+        all_done.wait();
+        let sequence = cache.allocate();
+        failure(cache.step(&[(sequence, 1 + world.rank() / 2)]))
+    });
+    for failure in failures {
+        let text = failure.to_string();
+        let expected = "rank 2 calls with a step of lengths and new rows [(0, 2)], but rank ";
+        assert!(text.starts_with(expected), "{text}");
+    }
+    host.assert_clean();
+}
+
 #[test]
 fn different_calls_are_an_error_on_all_ranks() {
     type Call = fn(&Group) -> Result<()>;
@@ -324,11 +398,13 @@ fn different_calls_are_an_error_on_all_ranks() {
             "0.3",
         ),
     ];
-    let host = Host::new(3);
+    let (host, met) = (Host::new(3), Barrier::new(3));
     for (call, expected) in calls {
         let failures = each(&worlds(3), |world| {
             let group = host.group(world).unwrap();
             forward(&group, 512).unwrap();
+            // A failure ends the calls of all ranks.
+            met.wait();
             let called = match world.rank() {
                 2 => call(&group),
                 _ => forward(&group, 512),
@@ -695,14 +771,16 @@ fn schedule(host: &Host, seed: u64, symbols: &[&str]) -> bool {
         let result = group.as_ref().map_err(Error::to_string).map(drop);
         let result = result.and_then(|()| {
             let group = group.as_ref().unwrap();
-            for call in 1..4 {
-                pause(call);
-                let attention = Attention::new().mask(Mask::causal());
-                let scheme = [Scheme::Gather, Scheme::Heads][seed as usize % 2];
-                let rows = (&Sharding::Zigzag, 256);
-                forward_by(scheme, group, rows, &attention, f16::ONE)
-                    .map_err(|error| error.to_string())?;
-            }
+            let computed = match [Scheme::Gather, Scheme::Heads].get(seed as usize % 3) {
+                Some(scheme) => (1..4).try_for_each(|call| {
+                    pause(call);
+                    let attention = Attention::new().mask(Mask::causal());
+                    let rows = (&Sharding::Zigzag, 256);
+                    forward_by(*scheme, group, rows, &attention, f16::ONE)
+                }),
+                None => decode_dealt(group, |call| pause(call + 1)),
+            };
+            computed.map_err(|error| error.to_string())?;
             group.synchronize(SLACK).map_err(|error| error.to_string())
         });
         any_failed.fetch_or(result.is_err(), Ordering::Relaxed);

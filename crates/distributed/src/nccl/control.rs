@@ -21,6 +21,8 @@ const TICK: Duration = Duration::from_millis(20);
 const DECISION: Duration = Duration::from_secs(1);
 /// Between fields of a call.
 pub(crate) const FIELD: char = '\x1f';
+/// Between a call and a rank's reason not to make it.
+const REFUSED: char = '\x1e';
 
 /// This rank's end of the channel.
 pub(crate) struct Control {
@@ -52,6 +54,8 @@ struct State {
     reported: Option<(Failure, Instant)>,
     /// How many calls all ranks have agreed on.
     agreed: u64,
+    /// The first rank that does not make the last of these, and its reason.
+    refused: Option<(usize, String)>,
     /// On rank 0, the call that each rank has made and waits with, since when.
     calls: Vec<Option<(String, Instant)>>,
     /// Ranks that have closed their groups.
@@ -109,14 +113,21 @@ impl Control {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Waits until all ranks have made this call, at most as long as the world allows.
-    pub(crate) fn agree(&self, call: &str) -> Result<(), Failure> {
+    /// Waits until all ranks have made this call, at most as long as the world allows. With a reason why this rank does not make it, none
+    /// does. Returns the first rank with a reason.
+    pub(crate) fn agree(
+        &self,
+        call: &str,
+        why_not: Option<&str>,
+    ) -> Result<Option<(usize, String)>, Failure> {
+        let refused = why_not.map(|why| format!("{call}{REFUSED}{why}"));
+        let call = clean(refused.as_deref().unwrap_or(call));
         let shared = &self.shared;
         let World { rank, timeout, .. } = shared.world;
         let wanted = shared.state().agreed + 1;
         match rank {
-            0 => shared.called(0, call),
-            _ => shared.tell(&format!("call\t{}", clean(call))),
+            0 => shared.called(0, &call),
+            _ => shared.tell(&format!("call\t{call}")),
         }
         // Rank 0's own bound is the timeout.
         let until = Instant::now() + timeout + 2 * DECISION;
@@ -126,7 +137,7 @@ impl Control {
                 return Err(failure.clone());
             }
             if state.agreed >= wanted {
-                return Ok(());
+                return Ok(state.refused.take());
             }
             if rank > 0 && state.closed.contains(&0) {
                 drop(state);
@@ -276,6 +287,10 @@ impl Shared {
         match word {
             "call" if self.world.rank == 0 => self.called(from, rest),
             "agreed" if from == 0 => {
+                let refused = rest.split_once('\t').map(|(rank, why)| (rank.parse(), why));
+                if let Some((Ok(rank), why)) = refused {
+                    self.state().refused = Some((rank, why.to_owned()));
+                }
                 self.state().agreed += 1;
                 self.changed.notify_all();
             }
@@ -295,7 +310,7 @@ impl Shared {
 
     /// Rank 0: notes that a rank has made a call.
     fn called(&self, rank: usize, call: &str) {
-        self.state().calls[rank] = Some((clean(call), Instant::now()));
+        self.state().calls[rank] = Some((call.to_owned(), Instant::now()));
         self.settle_calls();
     }
 
@@ -303,7 +318,7 @@ impl Shared {
     fn settle_calls(&self) {
         let mut state = self.state();
         let mut calls = { state.calls.iter().enumerate() }
-            .filter_map(|(rank, call)| Some((rank, &call.as_ref()?.0)));
+            .filter_map(|(rank, call)| Some((rank, asked(&call.as_ref()?.0).0)));
         let Some(first) = calls.next() else { return };
         let different = calls.find(|(_, call)| *call != first.1);
         let failure = match (different, state.closed.first()) {
@@ -316,11 +331,19 @@ impl Shared {
             return self.settle(failure);
         }
         if state.calls.iter().all(Option::is_some) {
+            let calls = state.calls.iter().flatten().enumerate();
+            let mut refused =
+                calls.filter_map(|(rank, (call, _))| Some((rank, asked(call).1?.to_owned())));
+            state.refused = refused.next();
+            let answer = match &state.refused {
+                Some((rank, why)) => format!("agreed\t{rank}\t{why}"),
+                None => "agreed".to_owned(),
+            };
             state.calls.fill(None);
             state.agreed += 1;
             drop(state);
             self.changed.notify_all();
-            self.tell("agreed");
+            self.tell(&answer);
         }
     }
 
@@ -370,8 +393,13 @@ fn closed(rank: usize) -> Failure {
     }
 }
 
+/// A call, and the reason of a rank that does not make it.
+fn asked(call: &str) -> (&str, Option<&str>) {
+    { call.split_once(REFUSED) }.map_or((call, None), |(call, why)| (call, Some(why)))
+}
+
 /// The first fields in which two calls differ.
-fn disagree(first: (usize, &String), other: (usize, &String)) -> Failure {
+fn disagree(first: (usize, &str), other: (usize, &str)) -> Failure {
     let mut fields = first.1.split(FIELD).zip(other.1.split(FIELD));
     let (one, two) = { fields.find(|(one, two)| one != two) }.unwrap_or((first.1, other.1));
     Failure::Disagree {

@@ -153,8 +153,24 @@ impl Nccl {
             return Err(Error::Argument { rank, rule });
         }
         let calls = lock(&self.calls);
-        self.control.agree(call)?;
+        self.control.agree(call, None)?;
         Ok(calls)
+    }
+
+    /// Waits until all ranks are about to make this call, without messages, which one that cannot prevents for all.
+    pub(crate) fn agree_if(&self, call: &str, prepared: Result<()>) -> Result<()> {
+        let _calls = lock(&self.calls);
+        let why = match &prepared {
+            Ok(()) => None,
+            Err(Error::Rank { source, .. }) => Some(source.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        match self.control.agree(call, why.as_deref())? {
+            Some((rank, rule)) if prepared.is_ok() || rank != self.world.rank => {
+                Err(Error::Argument { rank, rule })
+            }
+            _ => prepared,
+        }
     }
 
     /// Tensors of rows from several ranks, whose messages are under way.
