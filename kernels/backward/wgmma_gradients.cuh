@@ -187,9 +187,14 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                 }
             }
 #pragma unroll
-            for (int j = 0; j < SCORES / 2; j++)
-                weights[j] = pack<Element>(exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2));
+            for (int j = 0; j < SCORES / 2; j++) {
+                const float2 two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
+                weights[j] = pack<Element>(two.x, two.y);
+                // Weights are at most 1, of which f16 has three more bits than bf16.
+                slopes[j] = pack<__half>(two.x, two.y);
+            }
             pin(weights);
+            pin(slopes);
             pin(dv);
             wgmma_fence();
             const unsigned long long d_out_rows = matrix_descriptor(shared.d_out(stage), Traits::QUERY_SLAB_BYTES);
@@ -209,7 +214,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             for (int step = 0; step < STEPS; step++) {
 #pragma unroll
                 for (int j = 4 * step; j < 4 * step + 4; j++) {
-                    const float2 two = unpacked<Element>(weights[j]);
+                    const float2 two = unpacked<__half>(slopes[j]);
                     slopes[j] = pack<Element>(two.x * y[2 * j], two.y * y[2 * j + 1]);
                 }
                 store_matrices_transposed(slope_row + step * 2 * SWIZZLE_GROUP_BYTES, slopes + 4 * step);

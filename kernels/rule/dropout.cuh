@@ -35,8 +35,10 @@ struct DropoutCell {
 struct DropoutMask {
     unsigned first, second, sequence, head, query, key, dropped;
 
-    __device__ DropoutMask(const Dropout& dropout, int batch) : dropped(dropout.dropped)
+    // A call that drops nothing has no state.
+    __device__ DropoutMask(const Dropout& dropout, int batch) : first(0), second(0), sequence(0), head(0), query(0), key(0), dropped(dropout.dropped)
     {
+        if (dropped == 0) return;
         const unsigned* const state = dropout.state;
         const uint4 of_offset = philox({state[2], state[3], 0, 0}, state[0], state[1]);
         first = of_offset.x;

@@ -61,13 +61,13 @@ pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../imag
 pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16062] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16211] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24840] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 39655] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 40325] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_90.zst");
@@ -76,22 +76,22 @@ pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../images/
 pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20334] = *include_bytes!("../images/dkv_d192_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15196] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15031] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 29054] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26610] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
 pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20831] = *include_bytes!("../images/dkv_d256_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15330] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15273] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
 pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23036] = *include_bytes!("../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 34970] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 34002] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23322] = *include_bytes!("../images/dkv_d96_64x128_w8_s2_sm_90.zst");
@@ -103,28 +103,28 @@ pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19087] = *include_bytes!("../images/d
 pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24174] = *include_bytes!("../images/dq_d128_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 14224] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 13852] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 30114] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29819] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19480] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16567] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16653] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 29680] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 28055] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22785] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12772] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 13218] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25209] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25479] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
 pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../images/dq_d96_128x64_w4_s1_sm_90.zst");
@@ -133,13 +133,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../images/d
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18055] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 19713] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 19549] = *include_bytes!("../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 18341] = *include_bytes!("../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 17646] = *include_bytes!("../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 18417] = *include_bytes!("../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 18324] = *include_bytes!("../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../images/dqsum_d128_64x128_w4_s1_sm_90.zst");

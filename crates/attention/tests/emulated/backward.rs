@@ -112,6 +112,20 @@ fn gradients_with_dropout_equal_float64() {
             }
         }
     }
+    // By name they run for calls without dropout, too, which have no state.
+    for (image, words) in [
+        (
+            "dkv_d128_32x32_w4_s1_f32_dropout_sm_90",
+            "b2 q40 k70 h2 d128 f32",
+        ),
+        (
+            "dq_d64_64x64_w4_s2_bf16_dropout_sm_90",
+            "b1 q70 k40 h2 d64 bf16",
+        ),
+    ] {
+        let failed = verdict(&words.parse().unwrap(), &Choice::Image(image.to_owned()));
+        assert!(!failed.is_failure(), "{failed:?}");
+    }
 }
 
 /// Gradients in f32, added to what is there, are those in 16 bits before rounding; also if only those of keys are.

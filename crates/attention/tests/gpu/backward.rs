@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use warptile::gpu::Gpu;
-use warptile::kernels::{Image, Role, images_for};
+use warptile::kernels::{Features, Image, Role, images_for};
 use warptile::plan::{BackwardProblem, Choice, Planner};
 use warptile::spec::{Backward, Operand, Slots};
 use warptile::{Attention, Backend, Element, ElementType, Keys, Mask, Queries};
@@ -58,6 +58,10 @@ fn random_gradients_equal_float64() {
     }
     quickcheck(50).quickcheck(one as fn(u64) -> quickcheck::TestResult);
     verify_all((0..400).map(|seed| (Case::random(seed, 400).differentiable(), Choice::Best)));
+    verify_all((0..200).map(|seed| {
+        let case = Case::random(seed, 400).differentiable().with_dropout();
+        (case, Choice::Best)
+    }));
     side_by_side(0..60, |seed| {
         let case = Case::random(seed, 300).differentiable();
         if let Err(failure) = verify_on(gpu_of_ptx(), &case, &Choice::Best) {
@@ -81,6 +85,9 @@ fn every_image_equals_float64() {
         let largest = image.tiling.head_dim as usize;
         let case = |seed: u64| {
             let mut case = Case::random(seed, 400).differentiable();
+            if image.features.contains(Features::DROPOUT) {
+                case = case.with_dropout();
+            }
             case.heads.dim = (case.heads.dim - 1) % largest + 1;
             case.heads.dim = case.heads.dim.next_multiple_of(8);
             case.heads.value_dim = match seed % 4 {

@@ -17,12 +17,12 @@ fn wave(rows: usize, heads: usize, step: f32, factor: f32) -> Vec<bf16> {
 
 /// Output and lse, or `None` if the family has no kernel for it.
 fn computed(
+    backend: &Backend,
     attention: &Attention,
     family: warptile::kernels::Family,
     [rows, keys]: [usize; 2],
     [q_factor, k_factor]: [f32; 2],
 ) -> Option<(Vec<f32>, Vec<f32>)> {
-    let backend = Backend::cuda(0).unwrap();
     let (heads, kv_heads) = (4, 2);
     let q = wave(rows, heads, 0.37, q_factor);
     let q = backend.tensor(&q, [1, rows, heads, 64]).unwrap();
@@ -51,6 +51,7 @@ const SIZES: [[usize; 2]; 4] = [[1, 3000], [7, 500], [300, 260], [200, 0]];
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_sink_of_minus_infinity_is_none() {
+    let backend = Backend::cuda(0).unwrap();
     let mut wrong = Vec::new();
     for mask in [Mask::none(), Mask::causal()] {
         let plain = Attention::new().mask(mask);
@@ -58,10 +59,10 @@ fn a_sink_of_minus_infinity_is_none() {
         let mut ran = 0;
         for family in families() {
             for sizes in SIZES {
-                let Some(without) = computed(&plain, family, sizes, [1.0; 2]) else {
+                let Some(without) = computed(&backend, &plain, family, sizes, [1.0; 2]) else {
                     continue;
                 };
-                let Some(with) = computed(&none, family, sizes, [1.0; 2]) else {
+                let Some(with) = computed(&backend, &none, family, sizes, [1.0; 2]) else {
                     continue;
                 };
                 if bits(&with) != bits(&without) {
@@ -81,6 +82,7 @@ fn a_sink_of_minus_infinity_is_none() {
 fn the_largest_scale_is_right() {
     // 2^-95 and 2^-30 of 2^125.
     let (q_factor, k_factor) = (2.0_f32.powi(-95), 2.0_f32.powi(-30));
+    let backend = Backend::cuda(0).unwrap();
     let mut wrong = Vec::new();
     for sign in [1.0, -1.0] {
         for softcap in [None, Some(3.0)] {
@@ -94,15 +96,16 @@ fn the_largest_scale_is_right() {
                 };
                 for family in families() {
                     for sizes in SIZES {
-                        let usual = computed(&of(1.0), family, sizes, [1.0; 2]);
+                        let usual = computed(&backend, &of(1.0), family, sizes, [1.0; 2]);
                         let most = of(Scoring::MAX_SCALE);
-                        let huge = computed(&most, family, sizes, [q_factor, k_factor]);
+                        let huge = computed(&backend, &most, family, sizes, [q_factor, k_factor]);
                         let (Some(usual), Some(huge)) = (usual, huge) else {
                             continue;
                         };
                         let near = |(a, b): (&f32, &f32)| a == b || (a - b).abs() < 0.02;
                         // Products beyond the bound of scores are some number all the same.
-                        let (out, lse) = computed(&most, family, sizes, [1.0; 2]).unwrap();
+                        let (out, lse) =
+                            computed(&backend, &most, family, sizes, [1.0; 2]).unwrap();
                         let right = [
                             usual.0.iter().zip(&huge.0).all(near),
                             usual.1.iter().zip(&huge.1).all(near),
