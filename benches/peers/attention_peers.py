@@ -403,7 +403,7 @@ def main():
     if options.errors and not all(problem.is_plain for problem in problems):
         arguments.error("--errors is for whole sequences without windows or sinks, with a causal mask as many queries as keys")
     of_sequences = [problem for problem in problems if options.errors or not problem.on_cache]
-    found = contestants.of_sequences(options) if of_sequences else {}
+    found = contestants.of_sequences(options, of_sequences) if of_sequences else {}
     others = [problem for problem in problems if problem not in of_sequences]
     on_cache = contestants.on_caches(options, others) if others else {}
     machine = {

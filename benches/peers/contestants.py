@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import cache_peers
 from problem import Problem
 
-PEERS = ("fa2", "cudnn", "efficient", "default", "fa3", "fa4", "flashinfer", "read")
+PEERS = ("fa2", "cudnn", "efficient", "default", "fa3", "fa3-deterministic", "fa4", "flashinfer", "read")
 
 # Measured only if asked for by name: it is one of the others.
 BY_NAME_ONLY = ("default",)
@@ -120,7 +120,30 @@ def sdpa(backend=None, gradients=None):
     return Peer(prepare, call, heads_first=True, gradients=gradients)
 
 
-def flash_attention(name, attention):
+def fa3_gradients(operators, deterministic):
+    """FlashAttention-3's gradients, written to tensors that are there."""
+
+    def prepare(problem, q, k, v, d_out):
+        out, lse, *_ = operators.fwd(q, k, v, is_causal=problem.mask == "causal", num_splits=1)
+        return q, k, v, d_out, out, lse, [torch.empty_like(one) for one in (q, k, v)]
+
+    def call(problem, q, k, v, d_out, out, lse, gradients):
+        operators.bwd(d_out, q, k, v, out, lse, *gradients, is_causal=problem.mask == "causal", deterministic=deterministic)
+        return gradients
+
+    return Peer(prepare, call, heads_first=False)
+
+
+def only_gradients(gradients):
+    """A peer that has nothing to say of outputs."""
+
+    def refuse(problem, q, k, v):
+        raise RuntimeError("only its gradients are measured")
+
+    return Peer(refuse, refuse, heads_first=False, gradients=gradients)
+
+
+def flash_attention(name, attention, gradients=None):
     """A release of FlashAttention as a peer, by a function from q, k, v, causal to the output."""
 
     def prepare(problem, q, k, v):
@@ -131,7 +154,7 @@ def flash_attention(name, attention):
     def call(problem, q, k, v):
         return attention(q, k, v, problem.mask == "causal")
 
-    return Peer(prepare, call, heads_first=False)
+    return Peer(prepare, call, heads_first=False, gradients=gradients)
 
 
 def fa3_operators(library):
@@ -227,16 +250,23 @@ def compiled_flashinfer(options, problems):
     return library
 
 
-def of_sequences(options):
+def of_sequences(options, problems):
     """Peers for whole sequences, by name."""
+
+    def fa3():
+        attention = flash_attention_3(options.fa3)
+        return flash_attention("FlashAttention-3", attention, fa3_gradients(torch.ops.flash_attn_3, deterministic=False))
+
     makers = {
         "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION, flash_gradients()),
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, cudnn_gradients()),
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
         "default": sdpa,
-        "fa3": lambda: flash_attention("FlashAttention-3", flash_attention_3(options.fa3)),
+        "fa3": fa3,
         "fa4": lambda: flash_attention("FlashAttention-4", flash_attention_4(options.fa4)),
     }
+    if any(problem.backward for problem in problems):
+        makers["fa3-deterministic"] = lambda: only_gradients(fa3_gradients(fa3_operators(options.fa3), deterministic=True))
     return found_of(makers, options)
 
 

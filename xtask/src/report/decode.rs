@@ -113,6 +113,7 @@ pub(super) fn name(backend: &str) -> &str {
     match backend {
         "fa2" => "FA2",
         "fa3" => "FA3",
+        "fa3-deterministic" => "FA3 det.",
         "fa4" => "FA4",
         "efficient" => "memory-efficient",
         "cudnn" => "cuDNN",

@@ -16,7 +16,7 @@ pub(super) struct Row {
 }
 
 /// Peers of the table, in its order.
-const PEERS: [&str; 4] = ["fa2", "cudnn", "fa3", "fa4"];
+const PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa3-deterministic", "fa4"];
 
 /// A length as people say it.
 fn length(length: usize) -> String {
