@@ -14,6 +14,7 @@ use warptile_distributed::{Error, Expected, Group, RowMap, Scheme, Sharding, Sha
 use crate::cases;
 use crate::failure::Failure;
 use crate::options::Device;
+use crate::team::Team;
 use crate::text;
 
 /// Several devices, and how they share the work.
@@ -21,9 +22,14 @@ use crate::text;
 pub(crate) struct SeveralArgs {
     /// Compute each problem on several devices together: GPUs of this machine, such as 0,1, or cpu,cpu (a thread each)
     ///
-    /// The problem is attention of a sequence, or of several, to itself: bN qN or packed=, with as many keys as queries. A GPU may be there several times. GPUs copy from each other's memory; without access to it the command fails.
+    /// The problem is attention of a sequence, or of several, to itself: bN qN or packed=, with as many keys as queries. A GPU may be there
+    /// several times. GPUs copy from each other's memory, unless --engine says otherwise; without access to it the command fails.
     #[arg(long, value_name = "DEVICE,DEVICE,...")]
     pub(crate) devices: Option<Devices>,
+
+    /// With GPUs as --devices: what moves the bytes [default: peers]
+    #[arg(long, value_enum, requires = "devices")]
+    pub(crate) engine: Option<Engine>,
 
     /// With --devices: how a call is computed [default: gather]
     #[arg(long, value_enum, requires = "devices")]
@@ -34,6 +40,24 @@ pub(crate) struct SeveralArgs {
     /// Several sequences are dealt out as a whole, except for long ones.
     #[arg(long, value_enum, requires = "devices")]
     pub(crate) sharding: Option<Deal>,
+}
+
+/// The mover of bytes between GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// GPUs copy from each other's memory.
+    Peers,
+    /// NCCL; each GPU has a thread with a rank of its own.
+    Nccl,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Engine::Peers => "peers",
+            Engine::Nccl => "nccl",
+        })
+    }
 }
 
 /// How several devices compute a call.
@@ -121,14 +145,6 @@ impl fmt::Display for Devices {
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 impl Devices {
-    /// The word of what moves the bytes.
-    pub(crate) fn engine(&self) -> &'static str {
-        match self.0[0] {
-            Device::Cpu => "threads",
-            _ => "peers",
-        }
-    }
-
     /// Opens the first device.
     ///
     /// # Errors
@@ -145,16 +161,19 @@ impl Devices {
         }
     }
 
-    /// Opens the devices, and the memory of each GPU to the others.
+    /// Opens the devices for an engine: the memory of each GPU to the others, or NCCL.
     ///
     /// # Errors
-    /// [`Failure::Device`] with the argument, if a device cannot be had or has no access to another.
-    pub(crate) fn open(&self) -> Result<Group, Failure> {
-        let backends = { self.0.iter() }
-            .map(|device| device.open())
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|failure| self.named(failure))?;
-        Group::local(backends).map_err(|error| self.named(Failure::Device(error.to_string())))
+    /// [`Failure::Device`] with the argument, if a device or NCCL cannot be had, or a device has no access to another.
+    fn open(&self, engine: Option<Engine>) -> Result<Team, Failure> {
+        let backends = self.0.iter().map(|device| device.open());
+        let team = match engine {
+            Some(Engine::Nccl) => backends
+                .collect::<Result<Vec<_>, _>>()
+                .and_then(|backends| Team::nccl(&backends)),
+            _ => backends.collect::<Result<_, _>>().and_then(Team::local),
+        };
+        team.map_err(|failure| self.named(failure))
     }
 }
 
@@ -196,6 +215,35 @@ impl Dealt {
 }
 
 impl SeveralArgs {
+    /// Opens the devices, if there are several.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] with the argument; [`Failure::Input`] for devices that the engine does not take.
+    pub(crate) fn open(&self) -> Result<Option<Team>, Failure> {
+        let Some(devices) = &self.devices else {
+            return Ok(None);
+        };
+        let refused = |why: &str| Err(Failure::Input(format!("--devices {devices}: {why}")));
+        let is_again = |at: usize| devices.0[..at].contains(&devices.0[at]);
+        match self.engine {
+            Some(_) if devices.0[0] == Device::Cpu => refused("--engine is for GPUs"),
+            Some(Engine::Nccl) if (0..devices.0.len()).any(is_again) => {
+                refused("--engine nccl takes each GPU once")
+            }
+            engine => devices.open(engine).map(Some),
+        }
+    }
+
+    /// The word of what moves the bytes.
+    pub(crate) fn engine(&self) -> Option<&'static str> {
+        let devices = self.devices.as_ref()?;
+        Some(match (devices.0[0], self.engine) {
+            (Device::Cpu, _) => "threads",
+            (_, Some(Engine::Nccl)) => "nccl",
+            _ => "peers",
+        })
+    }
+
     /// How many devices there are.
     pub(crate) fn count(&self) -> usize {
         self.devices.as_ref().map_or(0, |devices| devices.0.len())
@@ -427,6 +475,7 @@ mod tests {
     fn several(devices: &str, scheme: Option<By>) -> SeveralArgs {
         SeveralArgs {
             devices: Some(devices.parse().unwrap()),
+            engine: None,
             scheme,
             sharding: None,
         }

@@ -27,6 +27,7 @@ mod progress;
 mod records;
 mod report;
 mod run;
+mod team;
 mod tensors;
 mod text;
 mod trial;

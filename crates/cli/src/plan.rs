@@ -241,6 +241,7 @@ fn planned<O: Operation>(
 struct Several {
     dealt: Dealt,
     ranks: usize,
+    engine: &'static str,
     chosen: Expected,
     /// The other scheme, or why it is none.
     other: (By, Result<Expected, Failure>),
@@ -270,6 +271,7 @@ impl Several {
         Ok(Several {
             dealt,
             ranks,
+            engine: args.several.engine().unwrap_or_default(),
             chosen,
             other,
         })
@@ -279,6 +281,7 @@ impl Several {
         let (chosen, (by, other)) = (&self.chosen, &self.other);
         json!({
             "ranks": self.ranks,
+            "engine": self.engine,
             "scheme": chosen.scheme.to_string(),
             "sharding": self.dealt.sharding(),
             "expected_us": chosen.us,
@@ -302,6 +305,9 @@ impl Several {
             self.dealt.sharding(),
             chosen.fetched_bytes as f64 / 1e6
         )?;
+        if self.engine == "nccl" {
+            say!(console, "engine   nccl, predicted as fast as peer copies")?;
+        }
         match other {
             Ok(other) => say!(
                 console,

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use warptile::Element;
+
 use crate::error::{Error, Result};
 
 /// How the rows of a sequence are dealt to ranks.
@@ -150,6 +152,26 @@ impl RowMap {
         self.chunks[rank]
             .iter()
             .flat_map(|chunk| chunk.rows.clone())
+    }
+
+    /// The host data of all rows, stored as `[length, heads, head size]`, from that of each rank, stored as `[heads, length, head size]`.
+    ///
+    /// # Panics
+    /// If a rank's part is missing or too short.
+    pub fn join<T: Element>(&self, parts: &[Vec<T>], heads: usize, head_dim: usize) -> Vec<T> {
+        let row = heads * head_dim;
+        let mut data = vec![T::zeroed(); self.len * row];
+        for (rank, part) in parts.iter().enumerate() {
+            let local_rows = self.local_len(rank);
+            for head in 0..heads {
+                for (local, at) in self.rows(rank).enumerate() {
+                    let from = (head * local_rows + local) * head_dim;
+                    data[at * row + head * head_dim..][..head_dim]
+                        .copy_from_slice(&part[from..from + head_dim]);
+                }
+            }
+        }
+        data
     }
 
     /// How many rows a rank owns.

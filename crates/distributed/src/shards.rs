@@ -143,20 +143,10 @@ impl<'a> Shards<'a> {
     pub fn join<T: Element>(&self, tensors: &[Tensor<T>]) -> Result<Vec<T>> {
         self.group.one_process("join")?;
         let [_, _, heads, head_dim] = self.check("tensor", tensors)?;
-        let row = heads * head_dim;
-        let mut data = vec![T::zeroed(); self.map.len() * row];
-        for (rank, tensor) in tensors.iter().enumerate() {
-            let mut local = tensor.to_vec().of_rank(rank)?.into_iter();
-            for head in 0..heads {
-                for at in self.map.rows(rank) {
-                    let to = &mut data[at * row + head * head_dim..][..head_dim];
-                    to.iter_mut()
-                        .zip(&mut local)
-                        .for_each(|(to, from)| *to = from);
-                }
-            }
-        }
-        Ok(data)
+        let parts = tensors.iter().enumerate();
+        let parts = parts.map(|(rank, tensor)| tensor.to_vec().of_rank(rank));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        Ok(self.map.join(&parts, heads, head_dim))
     }
 
     /// Joins the log-sum-exp of all rows on the host, as `[length, heads]`. Waits for what computes it.

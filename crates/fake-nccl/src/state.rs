@@ -62,7 +62,7 @@ pub(crate) struct State {
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     Mutex::new(State {
         version: Version(22_809),
-        driver: None,
+        driver: driver_of_environment(),
         faults: Vec::new(),
         violations: Vec::new(),
         ids: 0,
@@ -70,6 +70,13 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         worlds: HashMap::new(),
     })
 });
+
+/// The stand-in driver that a program was started with.
+fn driver_of_environment() -> Option<DriverApi> {
+    let path = std::env::var_os(warptile_cuda_sys::LIBRARY_OVERRIDE)?;
+    // SAFETY: whoever opens the stand-in names its driver.
+    unsafe { warptile_cuda_sys::load_from(path) }.ok()
+}
 
 pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)

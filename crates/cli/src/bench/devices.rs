@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::json;
 use warptile::spec::{Backward, Call, Heads, HostInputs, Operand, Slots, Types};
-use warptile::{Backend, Diagonal, Element, Layout, Tensor};
+use warptile::{Backend, Diagonal, Element, Layout};
 use warptile_check::{Case, GradientExpectation, reference, with_element};
 use warptile_distributed::Group;
 use warptile_driver::Event;
@@ -17,12 +17,13 @@ use super::data::Data;
 use super::row::Samples;
 use super::{BenchArgs, Effort, cases_of};
 use crate::cases;
-use crate::devices::{self, Dealt, Devices, PATIENCE};
+use crate::devices::{self, Dealt, SeveralArgs};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::json;
 use crate::machine::{self, Machine};
 use crate::progress;
+use crate::team::{OnTeam, Team};
 use crate::tensors::Settings;
 use crate::text::say;
 
@@ -37,7 +38,7 @@ const MOST_CALLS: f64 = 200.0;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     backend: &'static str,
-    /// `peers` (GPUs of one process copy from each other) or `threads` (ranks on the CPU).
+    /// `peers` (GPUs of one process copy from each other), `nccl`, or `threads` (ranks on the CPU).
     engine: &'static str,
     ranks: usize,
     problem: String,
@@ -70,16 +71,17 @@ pub(crate) struct Row {
 /// Runs the command.
 pub(super) fn run(
     args: &BenchArgs,
-    devices: &Devices,
     effort: Effort,
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
     let cases = cases_of(args)?;
     let dealt = { cases.iter().map(|case| args.several.deal(case)) };
     let dealt: Vec<_> = dealt.collect::<Result<_, _>>()?;
-    let group = devices.open()?;
+    let Some(team) = args.several.open()? else {
+        return Ok(());
+    };
     interrupt::watch();
-    let of_devices = OfDevices::new(devices, &group, effort);
+    let of_devices = OfDevices::new(&args.several, &team, effort);
     let bar = progress::problems(cases.len() as u64);
     let mut rows = Vec::new();
     let part = |rows: &[Row], at_the_end: bool| match &args.json {
@@ -150,18 +152,22 @@ impl Row {
 
 /// Measurements on a group.
 pub(crate) struct OfDevices<'a> {
-    devices: &'a Devices,
-    group: &'a Group,
+    engine: &'static str,
+    team: &'a Team,
+    /// Those of the ranks.
+    backends: Vec<Backend>,
     machine: Machine,
     effort: Effort,
 }
 
 impl<'a> OfDevices<'a> {
-    pub(crate) fn new(devices: &'a Devices, group: &'a Group, effort: Effort) -> Self {
+    pub(crate) fn new(several: &SeveralArgs, team: &'a Team, effort: Effort) -> Self {
+        let backends = team.backends();
         OfDevices {
-            devices,
-            group,
-            machine: machine::describe(&group.backends()[0]),
+            engine: several.engine().unwrap_or_default(),
+            team,
+            machine: machine::describe(&backends[0]),
+            backends,
             effort,
         }
     }
@@ -213,15 +219,16 @@ impl<'a> OfDevices<'a> {
         }
         let mut one = Vec::new();
         let mut each_us = Vec::new();
-        for backend in distinct(self.group.backends()) {
+        for backend in distinct(&self.backends) {
             let tensors = data.tensors(backend, &call)?;
             let forward = tensors.forward(&settings, &data.numbers);
             let samples = match case.backward {
                 false => {
                     let forward = forward.without_lse();
                     one = vec![forward.run()?.out];
-                    self.samples(std::slice::from_ref(backend), || {
-                        Ok(forward.run().map(drop)?)
+                    self.samples(|calls| {
+                        let alone = std::slice::from_ref(backend);
+                        burst(alone, calls, || Ok(forward.run().map(drop)?))
                     })?
                 }
                 true => {
@@ -229,8 +236,10 @@ impl<'a> OfDevices<'a> {
                     let d_out = data.d_out(&call).tensor(backend, *call.out())?;
                     let found = forward.gradients(&d_out, &output)?;
                     one = vec![found.dq, found.dk, found.dv];
-                    self.samples(std::slice::from_ref(backend), || {
-                        Ok(forward.gradients(&d_out, &output).map(drop)?)
+                    self.samples(|calls| {
+                        let alone = std::slice::from_ref(backend);
+                        let compute = || Ok(forward.gradients(&d_out, &output).map(drop)?);
+                        burst(alone, calls, compute)
                     })?
                 }
             };
@@ -246,36 +255,43 @@ impl<'a> OfDevices<'a> {
         let one = one.collect::<Result<Vec<_>, _>>()?.concat();
 
         let mut attention = settings.attention(&data.numbers);
-        let shards = dealt.shards(self.group)?;
-        let [sq, sk, sv]: [Vec<Tensor<T>>; 3] = [
-            shards.split(q, heads.query, heads.dim)?,
-            shards.split(k, heads.key_value, heads.dim)?,
-            shards.split(v, heads.key_value, heads.value_dim)?,
-        ];
-        let mut before = None;
-        if case.backward {
-            let output = shards.forward(&attention, &sq, (&sk, &sv))?;
-            before = Some((shards.split(&d_out, heads.query, heads.value_dim)?, output));
-        } else {
+        if !case.backward {
             attention = attention.without_lse();
         }
-        let compute = || match &before {
-            None => Ok::<_, Failure>(vec![shards.forward(&attention, &sq, (&sk, &sv))?.out]),
-            Some((d_out, output)) => {
-                let found = shards.backward(&attention, d_out, &sq, (&sk, &sv), output)?;
-                Ok(vec![found.dq, found.dk, found.dv])
+        let rows = [
+            (&q[..], [heads.query, heads.dim]),
+            (k, [heads.key_value, heads.dim]),
+            (v, [heads.key_value, heads.value_dim]),
+        ];
+        let problem = OnTeam::new(self.team, dealt, attention, rows)?;
+        let mut before = None;
+        if case.backward {
+            let d_out = problem.split((&d_out, [heads.query, heads.value_dim]))?;
+            before = Some((d_out, problem.forward()?));
+        }
+        // A tensor of each result.
+        let compute = |place: usize| match &before {
+            None => Ok(vec![problem.forward_of(place)?.out]),
+            Some((d_out, outputs)) => {
+                let found = problem.backward_of(place, d_out, &outputs[place])?;
+                Ok::<_, Failure>(vec![found.dq, found.dk, found.dv])
             }
         };
         let joined = || {
-            let results = compute()?;
-            self.group.synchronize(PATIENCE)?;
-            let each = results.iter().map(|result| shards.join(result));
+            let results = self.team.each(|place, _| compute(place))?;
+            self.team.synchronize()?;
+            let each = { 0..results[0].len() }
+                .map(|at| problem.join(results.iter().map(|of_group| &of_group[at])));
             Ok::<_, Failure>(each.collect::<Result<Vec<_>, _>>()?.concat())
         };
         let (several, again) = (joined()?, joined()?);
         let bits = |out: &[T]| bytemuck::cast_slice::<T, u8>(out).to_vec();
-        let samples = self.samples(self.group.backends(), || compute().map(drop))?;
-        self.group.synchronize(PATIENCE)?;
+        let samples = self.samples(|calls| {
+            let each =
+                |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
+            self.team.each(each).map(drop)
+        })?;
+        self.team.synchronize()?;
 
         let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
         let sampled = Sampled {
@@ -284,13 +300,13 @@ impl<'a> OfDevices<'a> {
             inputs: [q, k, v, &d_out],
         };
         let error = |out: &[T]| sampled.error(out);
-        let ranks = self.group.backends().len();
+        let ranks = self.backends.len();
         let median_us = samples.median();
-        let on_gpus = self.group.backends()[0].is_gpu();
-        let expected = on_gpus.then(|| devices::expected(dealt.by, case, shards.map(), one_us));
+        let on_gpus = self.backends[0].is_gpu();
+        let expected = on_gpus.then(|| devices::expected(dealt.by, case, problem.map(), one_us));
         Ok(Row {
             backend: "warptile",
-            engine: self.devices.engine(),
+            engine: self.engine,
             ranks,
             problem: cases::without_seed(case),
             scheme: dealt.by.to_string(),
@@ -313,37 +329,41 @@ impl<'a> OfDevices<'a> {
         })
     }
 
-    /// Microseconds of each call; few calls are submitted ahead.
-    fn samples(
-        &self,
-        backends: &[Backend],
-        call: impl Fn() -> Result<(), Failure>,
-    ) -> Result<Samples, Failure> {
-        let burst = |calls: usize| -> Result<f64, Failure> {
-            backends.iter().try_for_each(Backend::synchronize)?;
+    /// Microseconds of each call; `burst` makes as many as it is told.
+    fn samples(&self, burst: impl Fn(usize) -> Result<(), Failure>) -> Result<Samples, Failure> {
+        let timed = |calls: usize| -> Result<f64, Failure> {
             let start = Instant::now();
-            let mut ends = VecDeque::new();
-            for _ in 0..calls {
-                call()?;
-                for gpu in backends.iter().filter_map(Backend::gpu) {
-                    let end = Event::new(gpu.context()).map_err(warptile::Error::from)?;
-                    gpu.stream().record(&end).map_err(warptile::Error::from)?;
-                    ends.push_back(end);
-                }
-                while ends.len() > AHEAD * backends.len() {
-                    let oldest = ends.pop_front().map_or(Ok(()), |end| end.synchronize());
-                    oldest.map_err(warptile::Error::from)?;
-                }
-            }
-            backends.iter().try_for_each(Backend::synchronize)?;
+            burst(calls)?;
             Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
         };
         // Loads kernels, and touches the memory.
-        self.effort.warm_up(|| burst(1).map(drop))?;
-        let calls = (SAMPLE_US / burst(2)?).ceil().clamp(1.0, MOST_CALLS);
-        let times = self.effort.spend(|| burst(calls as usize))?;
+        self.effort.warm_up(|| timed(1).map(drop))?;
+        let calls = (SAMPLE_US / timed(2)?).ceil().clamp(1.0, MOST_CALLS);
+        let times = self.effort.spend(|| timed(calls as usize))?;
         Samples::new(times).ok_or_else(|| Failure::Interrupted("nothing was measured".into()))
     }
+}
+
+/// Makes calls on idle devices, a few of them submitted ahead, and waits for all.
+fn burst(
+    backends: &[Backend],
+    calls: usize,
+    call: impl Fn() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut ends = VecDeque::new();
+    for _ in 0..calls {
+        call()?;
+        for gpu in backends.iter().filter_map(Backend::gpu) {
+            let end = Event::new(gpu.context()).map_err(warptile::Error::from)?;
+            gpu.stream().record(&end).map_err(warptile::Error::from)?;
+            ends.push_back(end);
+        }
+        while ends.len() > AHEAD * backends.len() {
+            let oldest = ends.pop_front().map_or(Ok(()), |end| end.synchronize());
+            oldest.map_err(warptile::Error::from)?;
+        }
+    }
+    Ok({ backends.iter() }.try_for_each(Backend::synchronize)?)
 }
 
 /// The backends of different devices.

@@ -226,8 +226,8 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             .map_err(|error| Failure::Input(format!("--seconds {:?}: {error}", args.seconds)))?,
         paced: args.paced,
     };
-    if let Some(devices) = &args.several.devices {
-        return devices::run(args, devices, effort, console);
+    if args.several.devices.is_some() {
+        return devices::run(args, effort, console);
     }
     let earlier = args.compare.as_deref().map(Record::read).transpose()?;
     let backend = args.device.open()?;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::{TuneArgs, problems_of};
 use crate::bench::Effort;
 use crate::bench::devices::{OfDevices, Row};
-use crate::devices::Devices;
 use crate::failure::Failure;
 use crate::text::say;
 use crate::{cases, interrupt, json, progress};
@@ -19,17 +18,15 @@ const EFFORT: Effort = Effort {
 };
 
 /// Runs the command.
-pub(super) fn run(
-    args: &TuneArgs,
-    devices: &Devices,
-    console: &mut dyn Write,
-) -> Result<(), Failure> {
+pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let problems = problems_of(args)?;
     let ways = problems.iter().map(|(case, _)| args.several.ways(case));
     let ways: Vec<_> = ways.collect::<Result<_, _>>()?;
-    let group = devices.open()?;
+    let Some(team) = args.several.open()? else {
+        return Ok(());
+    };
     interrupt::watch();
-    let of_devices = OfDevices::new(devices, &group, EFFORT);
+    let of_devices = OfDevices::new(&args.several, &team, EFFORT);
     let bar = progress::problems(problems.len() as u64);
     let mut rows: Vec<Row> = Vec::new();
     for ((case, _), ways) in problems.iter().zip(&ways) {

@@ -136,8 +136,8 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     if args.reset {
         return reset(args, console);
     }
-    if let Some(devices) = &args.several.devices {
-        return devices::run(args, devices, console);
+    if args.several.devices.is_some() {
+        return devices::run(args, console);
     }
     let problems = problems_of(args)?;
     if let Some(svg) = &args.svg {

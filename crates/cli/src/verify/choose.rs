@@ -118,7 +118,7 @@ impl Verify<'_> {
             }
             given => given,
         };
-        if self.group.is_some() {
+        if self.team.is_some() {
             case = self.args.several.fitted(&case);
         }
         // Not the same turn of all images, so that few problems have their share of it, too.

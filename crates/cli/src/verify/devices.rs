@@ -3,93 +3,47 @@
 use warptile::spec::{Backward, Operand};
 use warptile::{Attention, Element, Tensor};
 use warptile_check::{Buffer, Case, Data, GradientExpectation, Inputs, Verdict};
-use warptile_distributed::{Group, Shards};
+use warptile_distributed::Gradients;
 
 use super::check::{Checked, Error64, Errors, Ran, Runs};
 use super::phases::{Phases, timed};
-use crate::devices::{Dealt, PATIENCE};
+use crate::devices::Dealt;
 use crate::failure::Failure;
 use crate::operation::Operation;
+use crate::team::{OnTeam, Team};
 
-/// A case on a group.
-struct OnGroup<'a, T: Element> {
-    dealt: &'a Dealt,
-    shards: Shards<'a>,
-    attention: Attention,
-    q: Vec<Tensor<T>>,
-    k: Vec<Tensor<T>>,
-    v: Vec<Tensor<T>>,
-}
-
-impl<'a, T: Element> OnGroup<'a, T> {
-    fn new(
-        case: &Case,
-        dealt: &'a Dealt,
-        group: &'a Group,
-        inputs: &Inputs<T>,
-    ) -> Result<Self, Failure> {
-        let numbers = { inputs.others.given() }
-            .filter(|(option, _)| option.word().is_some())
-            .filter_map(|(option, data)| Some((option, data.floats()?)));
-        let attention = Attention::new().scoring(case.scoring).splits(case.splits);
-        let shards = dealt.shards(group)?;
-        Ok(OnGroup {
-            dealt,
-            attention: numbers.fold(attention, |all, (option, numbers)| {
-                all.numbers(option, numbers)
-            }),
-            q: split(&shards, dealt, &inputs.q)?,
-            k: split(&shards, dealt, &inputs.k)?,
-            v: split(&shards, dealt, &inputs.v)?,
-            shards,
-        })
-    }
-
-    fn forward(&self) -> Result<Vec<T>, Failure> {
-        let shards = &self.shards;
-        let output = shards.forward(&self.attention, &self.q, (&self.k, &self.v))?;
-        self.shards.group().synchronize(PATIENCE)?;
-        Ok(self.shards.join(&output.out)?)
-    }
-
-    /// The gradients of queries, keys, values and sinks.
-    fn gradients(&self, d_out: &[Tensor<T>]) -> Result<Gradients<T>, Failure> {
-        let (shards, attention, kv) = (&self.shards, &self.attention, (&self.k[..], &self.v[..]));
-        let output = shards.forward(attention, &self.q, kv)?;
-        let found = shards.backward(attention, d_out, &self.q, kv, &output)?;
-        shards.group().synchronize(PATIENCE)?;
-        let d_sinks = found.d_sinks.map(|sinks| sinks.to_vec()).transpose()?;
-        let joined = [
-            shards.join(&found.dq)?,
-            shards.join(&found.dk)?,
-            shards.join(&found.dv)?,
-        ];
-        Ok((joined, d_sinks))
-    }
-
-    fn checked(&self, outcome: Result<Errors, String>) -> Checked {
-        Checked::Ran(Ran {
-            image: None,
-            way: Some(format!("{}-{}", self.dealt.by, self.dealt.sharding())),
-            drew_tiles: false,
-            gpu_reference: false,
-            outcome,
-        })
-    }
-}
-
-/// The gradients of queries, keys and values on the host, and those of sinks if there are any.
-type Gradients<T> = ([Vec<T>; 3], Option<Vec<f32>>);
-
-/// The rows of all sequences, dealt out.
-fn split<T: Element>(
-    shards: &Shards<'_>,
+/// Deals a case out.
+fn on_team<'a, T: Element>(
+    case: &Case,
     dealt: &Dealt,
-    buffer: &Buffer<T>,
-) -> Result<Vec<Tensor<T>>, Failure> {
+    team: &'a Team,
+    inputs: &Inputs<T>,
+) -> Result<OnTeam<'a, T>, Failure> {
+    let numbers = { inputs.others.given() }
+        .filter(|(option, _)| option.word().is_some())
+        .filter_map(|(option, data)| Some((option, data.floats()?)));
+    let attention = Attention::new().scoring(case.scoring).splits(case.splits);
+    let attention = numbers.fold(attention, |all, (option, numbers)| {
+        all.numbers(option, numbers)
+    });
+    let rows = [&inputs.q, &inputs.k, &inputs.v].map(|buffer| rows(dealt, buffer));
+    OnTeam::new(team, dealt, attention, rows)
+}
+
+/// The rows of all sequences, with heads and head size.
+fn rows<'a, T: Element>(dealt: &Dealt, buffer: &'a Buffer<T>) -> (&'a [T], [usize; 2]) {
     let [_, _, heads, dim] = buffer.layout.shape;
-    let rows = &buffer.elements()[..dealt.len * heads * dim];
-    Ok(shards.split(rows, heads, dim)?)
+    (&buffer.elements()[..dealt.len * heads * dim], [heads, dim])
+}
+
+fn checked(dealt: &Dealt, outcome: Result<Errors, String>) -> Checked {
+    Checked::Ran(Ran {
+        image: None,
+        way: Some(format!("{}-{}", dealt.by, dealt.sharding())),
+        drew_tiles: false,
+        gpu_reference: false,
+        outcome,
+    })
 }
 
 /// Computes `case` as it was dealt out, and judges the output. What each phase took is added to `seconds`.
@@ -99,20 +53,24 @@ fn split<T: Element>(
 pub(super) fn check<T: Element>(
     case: &Case,
     dealt: &Dealt,
-    group: &Group,
+    team: &Team,
     runs: Runs,
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
     let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
-    let on_group = OnGroup::new(case, dealt, group, &inputs)?;
-    let mut out = timed(&mut seconds.computing, || on_group.forward())?;
-    let differs =
-        !runs.once && bits(&out) != bits(&timed(&mut seconds.computing, || on_group.forward())?);
+    let on_team = on_team(case, dealt, team, &inputs)?;
+    let compute = || {
+        let outputs = on_team.forward()?;
+        team.synchronize()?;
+        on_team.join(outputs.iter().map(|output| &output.out))
+    };
+    let mut out = timed(&mut seconds.computing, compute)?;
+    let differs = !runs.once && bits(&out) != bits(&timed(&mut seconds.computing, compute)?);
     let expected = timed(&mut seconds.reference, || case.expectation(&inputs))?;
     // Rows behind the last packed sequence, which are 0 there.
     out.resize(expected.out().len(), T::zeroed());
     let verdict = timed(&mut seconds.comparing, || expected.judge_out(&out));
-    Ok(on_group.checked(outcome([("out", verdict)], differs)))
+    Ok(checked(dealt, outcome([("out", verdict)], differs)))
 }
 
 /// As [`check`], for gradients.
@@ -122,7 +80,7 @@ pub(super) fn check<T: Element>(
 pub(super) fn check_gradients<T: Element>(
     case: &Case,
     dealt: &Dealt,
-    group: &Group,
+    team: &Team,
     runs: Runs,
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
@@ -130,14 +88,22 @@ pub(super) fn check_gradients<T: Element>(
     let backward = <Backward as Operation>::of(&case.try_call()?)?;
     let mut data = timed(&mut seconds.generating, || case.backward::<T>())?;
     data.inputs.others[Operand::DLse] = None;
-    let on_group = OnGroup::new(case, dealt, group, &data.inputs)?;
+    let on_team = on_team(case, dealt, team, &data.inputs)?;
     let Some(Data::Elements(d_out)) = &data.inputs.others[Operand::DOut] else {
         return Err(Failure::Input(format!(
             "`{case}` has no gradient of its output"
         )));
     };
-    let d_out = split(&on_group.shards, dealt, d_out)?;
-    let compute = || on_group.gradients(&d_out);
+    let d_out = on_team.split(rows(dealt, d_out))?;
+    let compute = || {
+        let found = on_team.backward(&d_out, &on_team.forward()?)?;
+        team.synchronize()?;
+        let join = |of: fn(&Gradients<T>) -> &Vec<Tensor<T>>| on_team.join(found.iter().map(of));
+        let joined = [join(|of| &of.dq)?, join(|of| &of.dk)?, join(|of| &of.dv)?];
+        let d_sinks = found.iter().find_map(|of| of.d_sinks.as_ref());
+        let d_sinks = d_sinks.map(Tensor::to_vec).transpose()?;
+        Ok::<_, Failure>((joined, d_sinks))
+    };
     let (found, d_sinks) = timed(&mut seconds.computing, compute)?;
     let differs = !runs.once && {
         let (again, sinks_again) = timed(&mut seconds.computing, compute)?;
@@ -162,7 +128,7 @@ pub(super) fn check_gradients<T: Element>(
         verdicts
     };
     let verdicts = timed(&mut seconds.comparing, judge);
-    Ok(on_group.checked(outcome(verdicts, differs)))
+    Ok(checked(dealt, outcome(verdicts, differs)))
 }
 
 fn bits<T: Element>(values: &[T]) -> Vec<u8> {

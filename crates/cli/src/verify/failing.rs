@@ -32,7 +32,7 @@ impl Verify<'_> {
 
     /// The last of ever simpler problems that still fails.
     pub(super) fn smallest(&self, lane: &MaybeLane<'_>, trial: Trial) -> Result<Trial, Failure> {
-        let simpler = |case: &Case| match self.group {
+        let simpler = |case: &Case| match self.team {
             Some(_) => {
                 case.shrink()
                     .into_iter()
@@ -72,6 +72,7 @@ impl Verify<'_> {
                 command.push_str(&format!(" --{name} {value}"));
             }
         };
+        option("engine", several.engine.map(|engine| engine.to_string()));
         option("scheme", several.scheme.map(|by| by.to_string()));
         option("sharding", several.sharding.map(|deal| deal.to_string()));
         match trial.image {

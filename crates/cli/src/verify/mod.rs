@@ -20,7 +20,6 @@ use clap::Args;
 use warptile::Backend;
 use warptile::plan::{Choice, Settings};
 use warptile_check::{Case, with_element};
-use warptile_distributed::Group;
 use warptile_kernels::Image;
 
 use self::check::{Checked, Lane, Place, Repeat, Runs, SharedReference, Sync, check};
@@ -37,6 +36,7 @@ use crate::json;
 use crate::machine;
 use crate::options::{self, Device};
 use crate::progress;
+use crate::team::Team;
 
 /// Compute random problems and compare them with a float64 reference.
 ///
@@ -165,11 +165,9 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
     if args.several.devices.is_some() {
         { args.case.iter() }.try_for_each(|case| args.several.deal(case).map(drop))?;
     }
-    let group = { args.several.devices.as_ref() }
-        .map(Devices::open)
-        .transpose()?;
-    let backend = match &group {
-        Some(group) => group.backends()[0].clone(),
+    let team = args.several.open()?;
+    let backend = match &team {
+        Some(team) => team.backends().remove(0),
         None => limited(args, args.device.open()?)?,
     };
     let images = images(args, &backend)?;
@@ -182,11 +180,11 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
                 sync: args.sync,
             }),
         },
-        runnable: match group {
+        runnable: match team {
             Some(_) => Vec::new(),
             None => runnable(args, &backend),
         },
-        group: group.as_ref(),
+        team: team.as_ref(),
         images,
         backend: &backend,
         reference: SharedReference::default(),
@@ -209,6 +207,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         .all(&lanes, &mut totals)
         .map_err(|failure| verify.with_commands(failure))?;
     totals.devices = { args.several.devices.as_ref() }.map(Devices::to_string);
+    totals.engine = args.several.engine();
     totals.after(verify.start.elapsed());
     totals.cut_short = interrupt::requested();
     totals.runnable = match &verify.images {
@@ -250,7 +249,7 @@ struct Verify<'a> {
     runnable: Vec<&'static Image>,
     backend: &'a Backend,
     /// Several devices, if they compute.
-    group: Option<&'a Group>,
+    team: Option<&'a Team>,
     /// For problems that would take the host long.
     reference: SharedReference,
     start: Instant,
@@ -264,7 +263,7 @@ type MaybeLane<'a> = Option<Lane<'a>>;
 impl Verify<'_> {
     /// One for each thread.
     fn lanes(&self) -> Result<Vec<MaybeLane<'_>>, Failure> {
-        let threads = match (self.group, self.args.threads) {
+        let threads = match (self.team, self.args.threads) {
             // The ranks have threads of their own.
             (Some(_), _) => return Ok(vec![None]),
             (None, Some(threads)) => usize::from(threads),
@@ -308,12 +307,12 @@ impl Verify<'_> {
         let place = self.place(lane, trial.image, trial.host_work);
         let mut seconds = Phases::default();
         let (case, runs) = (&trial.case, self.runs);
-        let checked = match self.group {
-            Some(group) => {
+        let checked = match self.team {
+            Some(team) => {
                 let dealt = self.args.several.draw(case)?;
                 with_element!(case.element, T => match case.backward {
-                    true => devices::check_gradients::<T>(case, &dealt, group, runs, &mut seconds),
-                    false => devices::check::<T>(case, &dealt, group, runs, &mut seconds),
+                    true => devices::check_gradients::<T>(case, &dealt, team, runs, &mut seconds),
+                    false => devices::check::<T>(case, &dealt, team, runs, &mut seconds),
                 })
             }
             None => with_element!(case.element, T => match case.backward {

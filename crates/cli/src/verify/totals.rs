@@ -26,6 +26,9 @@ pub(super) struct Totals {
     /// The devices that computed each problem together, if there were several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) devices: Option<String>,
+    /// What moved the bytes between them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) engine: Option<&'static str>,
     /// True if this is not everything that was asked for: Ctrl-C came, or the command still runs.
     pub(super) cut_short: bool,
     /// How often each problem was launched again, if it was.

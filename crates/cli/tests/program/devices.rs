@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use warptile_fake_cuda::{DEVICES, FakeDriver};
+use warptile_fake_nccl::FakeNccl;
 
 use crate::common::{expect_code, warptile};
 
@@ -143,6 +144,60 @@ fn two_gpus_are_measured_and_predicted() {
 }
 
 #[test]
+fn two_gpus_compute_over_nccl() {
+    let fake = FakeDriver::open();
+    let nccl = FakeNccl::open(fake.path());
+    let over_nccl = |arguments: &[&str]| {
+        let mut command = on_two(&fake, arguments);
+        command.args(["--devices", "0,1", "--engine", "nccl"]);
+        command.env("WARPTILE_LIBNCCL", nccl.path());
+        command
+    };
+    for scheme in ["gather", "heads"] {
+        let mut command = over_nccl(&["bench", "--samples", "2", "--scheme", scheme]);
+        for problem in [
+            "q512 h4/2 d64 f16 mask=causal",
+            "q300 h4/2 d64 f16 backward",
+        ] {
+            command.args(["--shape", problem]);
+        }
+        let (rows, printed) = json_of(&mut command);
+        for row in rows.as_array().unwrap() {
+            assert_eq!([&row["engine"], &row["scheme"]], ["nccl", scheme]);
+            assert_eq!(row["ranks"], 2);
+            assert_eq!(row["each_us"].as_array().unwrap().len(), 2);
+        }
+        assert!(printed.contains("devices  2 by nccl, scheme "), "{printed}");
+    }
+    let problem = "q512 h4/2 d64 f16 mask=causal";
+    let (rows, _) = json_of(&mut over_nccl(&["tune", "--shape", problem]));
+    assert_eq!(rows.as_array().unwrap().len(), 4);
+    // The stand-in computes nothing.
+    for more in [&[][..], &["--backward"]] {
+        let mut command = over_nccl(&["verify", "--count", "2", "--max-len", "60"]);
+        let (json, error) = expect_code(1, command.args(more).args(["--json", "-"]));
+        let totals: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!([&totals["devices"], &totals["engine"]], ["0,1", "nccl"]);
+        let again = "warptile verify --devices 0,1 --engine nccl --case \"";
+        assert!(error.contains(again), "{error}");
+    }
+}
+
+#[test]
+fn an_absent_nccl_is_looked_for_by_name() {
+    let fake = FakeDriver::open();
+    let mut command = on_two(&fake, &["bench", "--devices", "0,1", "--engine", "nccl"]);
+    command.env("WARPTILE_LIBNCCL", "/nowhere/libnccl.so.2");
+    let (_, error) = expect_code(3, command.args(["--shape", PROBLEM]));
+    assert!(
+        error.starts_with("error: --devices 0,1: NCCL not found (")
+            && error.contains("/nowhere/libnccl.so.2")
+            && error.contains("WARPTILE_LIBNCCL"),
+        "{error}"
+    );
+}
+
+#[test]
 fn schemes_and_shardings_are_compared() {
     let mut command = on_cpu(&["tune", "--devices", "cpu,cpu", "--shape", PROBLEM]);
     command.args(["--shape", "b2 q20 h4 d8 sinks mask=causal"]);
@@ -208,6 +263,9 @@ fn a_plan_for_several_gpus_compares_the_schemes() {
     let (gradients, _) = plan(&["q65536 h32/8 d128 bf16 mask=causal backward"]);
     let bytes = |plan: &Value| plan["fetched_bytes"].as_u64().unwrap();
     assert!(bytes(&gradients) > 2 * bytes(&long), "{gradients}");
+    let (over_nccl, printed) = plan(&["--engine", "nccl", "q512 h2 d128 bf16"]);
+    assert_eq!([&over_nccl["engine"], &short["engine"]], ["nccl", "peers"]);
+    assert!(printed.contains("\nengine   nccl, predicted"), "{printed}");
     let (_, printed) = json_of(&mut on_cpu(&["plan", "--devices", "cpu,cpu", PROBLEM]));
     assert!(printed.contains("devices  cpu,cpu: times are predicted for GPUs only"));
 }
@@ -236,6 +294,20 @@ fn errors_name_the_argument() {
     assert!(both.contains("'--devices <"), "{both}");
     let alone = error(2, &["bench", "--scheme", "heads"]);
     assert!(alone.contains("--devices <"), "{alone}");
+    for (devices, rule) in [
+        ("cpu,cpu", "--engine is for GPUs"),
+        ("0,1,0", "--engine nccl takes each GPU once"),
+    ] {
+        for command in ["bench", "verify", "tune"] {
+            let mut arguments = vec![command, "--devices", devices, "--engine", "nccl"];
+            if command != "verify" {
+                arguments.extend(["--shape", PROBLEM]);
+            }
+            let expected = format!("error: --devices {devices}: {rule}");
+            let error = error(2, &arguments);
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
     for (problem, rule) in [
         ("q9 h2 pages=16", "`pages` is for one device"),
         ("q9 k8 h2", "several devices need as many keys as queries"),
