@@ -325,7 +325,7 @@ fn lengths_and_pages_may_be_written_by_the_launch_before() {
 #[ignore = "needs an NVIDIA GPU"]
 fn many_lengths_may_be_written_by_the_launch_before() {
     for batch in [150, 512, 700] {
-        for_steps_that_follow_a_late_write(batch, 24);
+        for_steps_that_follow_a_late_write(batch, 12);
     }
 }
 
@@ -335,6 +335,8 @@ fn for_steps_that_follow_a_late_write(batch: usize, rounds: usize) {
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]);
     let most = (COLUMNS * PAGE_ROWS) as i32;
     side_by_side(steps(), |(choice, queries)| {
+        // Few of many sequences, as results are compared on the host.
+        let queries = queries.min(9.max(700 / batch));
         let mut step = Step::with_pages(&choice, batch, queries, PAGE_ROWS);
         let stream = step.stream.clone();
         let mut random = Random(3);
