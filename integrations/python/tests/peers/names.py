@@ -4,6 +4,7 @@
 and `warptile.attention` (FlashAttention-3). What else its tests import, such as padding and rotation by torch and Triton, is its own.
 """
 
+import pathlib
 import sys
 import types
 
@@ -12,8 +13,14 @@ import warptile.torch
 from warptile import Unsupported, _operators, flash_attn
 from warptile._kvcache import Cache
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+import reference  # noqa: E402
+
 # The reason why the running case has no gradient, or None.
 refused_gradients = []
+
+# The last probability of dropout.
+probabilities = [0.0]
 
 
 def _backward(original):
@@ -29,6 +36,33 @@ def _backward(original):
     return backward
 
 
+def _with_mask(original, lengths_of):
+    """A function that computes dense or packed sequences, with dropout's mask in place of probabilities: their sign is all that tests need.
+
+    `lengths_of` gives the probability and the numbers of sequences, queries and keys from the arguments.
+    """
+
+    def compute(caller, tensors, *given):
+        draw, states = _operators.drawn_state, []
+        _operators.drawn_state = lambda like: states.append(draw(like)) or states[0]
+        try:
+            result = original(caller, tensors, *given)
+        finally:
+            _operators.drawn_state = draw
+        if not states or not isinstance(result, tuple):
+            return result
+        p, sequences, *lengths = lengths_of(*tensors[:2], *given)
+        state, masks, probabilities[:] = states[0].tolist(), [], [p]
+        with torch.device(tensors[0].device):
+            # One after the other, as masks take memory.
+            for sequence in range(sequences):
+                state[4] = sequence
+                masks.append(reference.dropout(p, state, 1, tensors[0].shape[-2], *lengths, of=torch) > 0)
+        return *result[:2], torch.where(torch.cat(masks), 1.0, -1.0)
+
+    return compute
+
+
 def _module(name, functions):
     module = types.ModuleType(name)
     for function in functions:
@@ -40,11 +74,13 @@ def _module(name, functions):
 def install(checkout):
     """Puts the modules in place; `checkout` is flash-attention's repository."""
     _operators.backward = _backward(_operators.backward)
+    flash_attn._dense = _with_mask(flash_attn._dense, lambda q, k, p, *_: (p, len(q), q.shape[1], k.shape[1]))
+    flash_attn._packed = _with_mask(flash_attn._packed, lambda q, k, lengths, table, p, *_: (p, len(lengths[0]) - 1, *lengths[2:]))
     functions = [getattr(flash_attn, name) for name in flash_attn.__all__]
     package = _module("flash_attn", functions)
     package.__path__ = [str(checkout / "flash_attn")]
     interface = _module("flash_attn.flash_attn_interface", functions)
-    interface._get_block_size_n = None  # The tests call it with dropout alone.
+    interface._get_block_size_n = None  # Only what `run.py` replaces calls it.
     interface.USE_TRITON_ROCM = False
 
     def private(name):

