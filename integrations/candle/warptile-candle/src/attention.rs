@@ -84,6 +84,32 @@ impl Attention {
         self.with(Operand::Sinks, Some(sinks))
     }
 
+    /// Drops weights with probability `p` after the softmax, and divides the others by `1 - p`. `p` is from 0 to below 1. `state` has
+    /// eight words, u32 or i32, on the device of q: seed and offset, each with the low half first, then four zeros, or what else
+    /// `DropoutState` of the crate warptile says. Another offset has another mask.
+    ///
+    /// Gradients have the mask of the output. On a GPU, kernels read the state when they run.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use warptile_candle::Attention;
+    ///
+    /// # fn main() -> candle_core::Result<()> {
+    /// let device = Device::Cpu;
+    /// let q = Tensor::randn(0f32, 1., (2, 5, 8, 64), &device)?;
+    /// let (seed, step) = (42, 1_000);
+    /// let state = Tensor::new(&[seed, 0, step, 0, 0, 0, 0, 0u32], &device)?;
+    /// let out = Attention::new(0.125).dropout(0.1, &state).forward(&q, &q, &q)?;
+    /// assert_eq!(out.dims(), q.dims());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dropout(mut self, p: f32, state: &Tensor) -> Self {
+        self.scoring.dropout = Some(p).filter(|&p| p != 0.0);
+        let state = self.scoring.dropout.map(|_| state);
+        self.with(Operand::DropoutState, state)
+    }
+
     /// k and v are quantized, as f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value
     /// heads or one for each, on the device of q. They are what vLLM calls `k_scale` and `v_scale`;
     /// [`write_to_pages_quantized`](crate::write_to_pages_quantized) divides by them.

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use candle_core::{DType, DeviceLocation, Error, Layout, Result, Tensor};
 use warptile::ElementType;
 use warptile::kernels::{Count, Elements, Kind};
-use warptile::spec::Operand;
+use warptile::spec::{DropoutState, Operand};
 
 use crate::elements::{DTYPES, element_of};
 
@@ -170,6 +170,7 @@ impl Caller {
             (Kind::List(Count::QueryHeads | Count::Slopes), _) => {
                 (heads, "one entry per query head")
             }
+            (Kind::List(Count::State), _) => (DropoutState::WORDS, "the words of a state"),
             (Kind::List(Count::Sequences), _) => (sequences, "one entry per sequence"),
             (Kind::List(Count::NewRows), _) => (rows, "one entry per row of k"),
             (Kind::List(Count::Offsets), _) => (

@@ -36,7 +36,8 @@
 //!
 //! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of
 //! [`flash_attn_varlen_paged_windowed`]. Both are errors. Gradients flow to q, k and v, unlike in candle-flash-attn,
-//! but not from pages, quantized keys and head sizes above 256. There is no dropout.
+//! but not from pages, quantized keys and head sizes above 256. [`Attention::dropout`] drops weights where there are
+//! kernels for it, which the CPU has.
 //!
 //! # On a GPU
 //!

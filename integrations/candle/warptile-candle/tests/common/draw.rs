@@ -57,6 +57,7 @@ impl Problem {
                 softcap: [0.0, 0.0, 1.5, 30.0][below(4)],
                 slopes,
                 sinks: None,
+                dropout: None,
             },
             seed,
             strided: below(2) == 0,

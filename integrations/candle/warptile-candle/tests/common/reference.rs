@@ -11,6 +11,8 @@ pub(crate) struct Options {
     pub(crate) softcap: f32,
     pub(crate) slopes: Option<Vec<f32>>,
     pub(crate) sinks: Option<Vec<f32>>,
+    /// Factors of weights, `(heads, length, key length)`.
+    pub(crate) dropout: Option<Tensor>,
 }
 
 /// Attention of one sequence: q `(length, heads, head size)`, k and v `(key length, key/value heads, head size)`. Gives the output,
@@ -75,6 +77,10 @@ pub(crate) fn attention(
         &Tensor::full(f64::NEG_INFINITY, lse.shape(), &Device::Cpu)?,
     )?;
     let all = with_sinks(&lse, options)?;
+    let weights = match &options.dropout {
+        Some(factors) => (weights * factors)?,
+        None => weights,
+    };
     let mut out = weights.matmul(&v)?;
     if options.sinks.is_some() {
         // The share of the denominator that is not the sink's.

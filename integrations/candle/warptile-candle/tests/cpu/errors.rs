@@ -131,6 +131,33 @@ fn one_number_per_head() {
             .forward(&q, &k, &k),
         "attention: sinks has shape [4, 1], but must be [4]: one entry per query head",
     );
+    for (p, words, message) in [
+        (
+            0.5,
+            list(&[0; 7]),
+            "attention: dropout_state has shape [7], but must be [8]: the words of a state",
+        ),
+        (
+            0.5,
+            tensor(&[8], DType::F32),
+            "attention: dropout_state has dtype f32, but must be u32 or i32",
+        ),
+        (
+            0.5,
+            list(&[0, 0, 0, 0, 0, 0, 0, 8]),
+            "attention: dropout_state[7] is 8, but the number of the first key",
+        ),
+        (
+            1.0,
+            list(&[0; 8]),
+            "attention: dropout is 1, but must be a probability from 0 to below 1",
+        ),
+    ] {
+        expect(
+            Attention::new(0.1).dropout(p, &words).forward(&q, &q, &q),
+            message,
+        );
+    }
 }
 
 #[test]

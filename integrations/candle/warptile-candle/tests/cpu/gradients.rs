@@ -1,8 +1,10 @@
 //! Gradients against those of candle's own operations in f64.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use warptile::spec::{Dropout, DropoutState};
 use warptile_candle::{Attention, flash_attn_varlen_windowed, flash_attn_windowed};
 
+use crate::common::assert_close;
 use crate::common::reference::{Options, attention};
 
 fn var(dims: &[usize], dtype: DType) -> Result<Var> {
@@ -122,4 +124,45 @@ fn packed_gradients_are_those_of_candle() -> Result<()> {
     };
     let expected = Tensor::cat(&[sequence(0)?, sequence(1)?], 0)?;
     compare([&q, &k, &v], &out, &grad, &expected, 1e-5)
+}
+
+#[test]
+fn dropout_is_that_of_the_state() -> Result<()> {
+    let state = DropoutState {
+        sequence: 3,
+        query: 64,
+        ..DropoutState::new(0x1234_5678_9abc, 5)
+    };
+    let (p, dropout) = (0.3, Dropout::new(0.3, state));
+    let words = Tensor::new(&state.words().map(i32::cast_unsigned), &Device::Cpu)?;
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
+        let q = var(&[2, 40, 4, 16], dtype)?;
+        let (k, v) = (var(&[2, 70, 2, 16], dtype)?, var(&[2, 70, 2, 16], dtype)?);
+        let grad = var(&[2, 40, 4, 16], dtype)?;
+        let tensors = [&q, &k, &v];
+        let attention = Attention::new(0.3).causal().dropout(p, &words);
+        let (out, _) = attention.forward_with_lse(&q, &k, &v)?;
+        let expected = [0, 1].map(|entry| {
+            let mut factors = Vec::new();
+            for (head, query) in (0..4).flat_map(|head| (0..40).map(move |query| (head, query))) {
+                let row = dropout.row(entry, head, query);
+                factors.extend((0..70).map(|key| match row.keeps(key) {
+                    true => f64::from(Dropout::factor(p)),
+                    false => 0.0,
+                }));
+            }
+            let options = Options {
+                scale: 0.3,
+                right: Some(0),
+                dropout: Some(Tensor::from_vec(factors, (4, 40, 70), &Device::Cpu)?),
+                ..Options::default()
+            };
+            of_entry(tensors, entry, &options)
+        });
+        let expected = Tensor::stack(&expected.into_iter().collect::<Result<Vec<_>>>()?, 0)?;
+        assert_close(&out, &expected, dtype, "the output")?;
+        let out = attention.forward(&q, &k, &v)?;
+        compare(tensors, &out, &grad, &expected, tolerance)?;
+    }
+    Ok(())
 }

@@ -1,8 +1,9 @@
 //! Random problems by every function that takes them.
 
-use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::flash_attn;
+use candle_core::{DType, Device, Result, Tensor, Var};
+use warptile_candle::{Attention, flash_attn};
 
+use crate::common::assert_close;
 use crate::common::calls::{dense, packed, paged};
 use crate::common::draw::Problem;
 
@@ -55,6 +56,44 @@ fn keys_in_pages_by_offsets() -> Result<()> {
         DType::F32 => Ok(()),
         _ => paged(problem, device, true),
     })
+}
+
+/// The mask is that of the CPU, and gradients have it, too.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn dropout() -> Result<()> {
+    let _turn = crate::beside_others();
+    for (dtype, head_size) in [(DType::F16, 64), (DType::BF16, 128), (DType::F32, 64)] {
+        let of = |seed: f32, rows, heads| -> Result<Tensor> {
+            let count = 2 * rows * heads * head_size;
+            let numbers = Tensor::arange(0_u32, count as u32, &Device::Cpu)?;
+            let numbers = (numbers.to_dtype(DType::F32)? * f64::from(seed))?.sin()?;
+            numbers
+                .reshape((2, rows, heads, head_size))?
+                .to_dtype(dtype)
+        };
+        let (q, k, v) = (of(1.7, 130, 4)?, of(2.3, 190, 2)?, of(3.1, 190, 2)?);
+        let grad = of(4.3, 130, 4)?;
+        let mut results = Vec::new();
+        for device in [Device::Cpu, Device::new_cuda(0)?] {
+            let tensors = [&q, &k, &v].map(|tensor| Var::from_tensor(&tensor.to_device(&device)?));
+            let [q, k, v] = tensors;
+            let (q, k, v) = (q?, k?, v?);
+            let state = Tensor::new(&[7_u32, 0, 1, 0, 0, 0, 0, 0], &device)?;
+            let attention = Attention::new(0.1).causal().dropout(0.3, &state);
+            let out = attention.forward(&q, &k, &v)?;
+            let gradients = (&out * grad.to_device(&device)?)?.sum_all()?.backward()?;
+            let gradient = |of: &Var| gradients.get(of).cloned();
+            results.push([Some(out), gradient(&q), gradient(&k), gradient(&v)]);
+        }
+        let [on_cpu, on_gpu] = results.try_into().unwrap_or_default();
+        for (index, (expected, found)) in on_cpu.into_iter().zip(on_gpu).enumerate() {
+            let [expected, found] = [expected, found].map(Option::unwrap);
+            let found = found.to_device(&Device::Cpu)?;
+            assert_close(&found, &expected, dtype, &format!("{dtype:?} {index}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Few queries on many keys, which CTAs share, and more tiles than there are CTAs, which draw them: launches with a workspace.
