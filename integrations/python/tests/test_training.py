@@ -1,5 +1,6 @@
 """A small transformer learns with our attention as with torch's own, and twice the same; skipped where torch is missing."""
 
+import functools
 import unittest
 from pathlib import Path
 
@@ -74,6 +75,14 @@ class Training(unittest.TestCase):
         noise = (theirs - apart).abs().cummax(0).values + 1e-6
         self.assertTrue(((ours - theirs).abs() <= 8 * noise).all(), (ours - theirs).abs() / noise)
         again, same = losses(warptile.torch.scaled_dot_product_attention, text)
+        self.assertTrue(torch.equal(ours, again))
+        self.assertTrue(all(torch.equal(one, other) for one, other in zip(weights, same)))
+
+    def test_the_same_seed_drops_the_same_weights(self):
+        text = torch.tensor(list(Path(__file__).read_bytes()))
+        own = warptile.torch.scaled_dot_product_attention
+        (ours, weights), (again, same) = (losses(functools.partial(own, dropout_p=0.1), text) for _ in range(2))
+        self.assertLess(ours[-1].item(), 0.7 * ours[0].item())
         self.assertTrue(torch.equal(ours, again))
         self.assertTrue(all(torch.equal(one, other) for one, other in zip(weights, same)))
 
