@@ -432,7 +432,6 @@ fn for_one_device(case: &Case) -> Option<&'static str> {
         (case.pages.is_some(), "pages"),
         (case.used != Used::All, "lengths"),
         (case.quantized.is_some(), "cache"),
-        (case.scoring.dropout.is_some(), "dropout"),
         (case.layout != LayoutKind::Bshd, "layout"),
         (case.unaligned, "unaligned"),
         (case.device_lengths, "device-lengths"),
@@ -523,7 +522,6 @@ mod tests {
         let args = SeveralArgs::default();
         for (problem, rule) in [
             ("q9 pages=16", "`pages` is for one device"),
-            ("q9 dropout=0.5", "`dropout` is for one device"),
             ("q9 keymask", "`keymask` is for one device"),
             ("q9 alibi=batch", "`alibi=batch` is for one device"),
             ("q9 lengths=ragged", "`lengths` is for one device"),

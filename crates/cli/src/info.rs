@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason};
 use warptile::spec::{Call, Scoring};
 use warptile::{ElementType, Error, Layout, Mask};
+use warptile_distributed::nccl_sys;
 use warptile_driver::{Device as CudaDevice, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
 
@@ -62,6 +63,10 @@ struct Info {
     driver_error: Option<String>,
     /// The file the driver was loaded from.
     library: Option<String>,
+    /// NCCL's version and file; `null` without it, and where there are not several devices.
+    nccl: Option<String>,
+    /// The reason why NCCL was not found.
+    nccl_error: Option<String>,
     date: String,
     cpu_threads: usize,
     devices: Vec<DeviceInfo>,
@@ -150,6 +155,11 @@ fn print_machine(info: &Info, console: &mut dyn Write) -> Result<(), Failure> {
             say!(console, "reaches  {}", reached(&device.reaches))?;
         }
     }
+    match (&info.nccl, &info.nccl_error) {
+        (Some(nccl), _) => say!(console, "nccl     {nccl}")?,
+        (None, Some(error)) => say!(console, "nccl     none: {error}")?,
+        (None, None) => {}
+    }
     Ok(())
 }
 
@@ -196,6 +206,8 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
         driver: None,
         driver_error: None,
         library: None,
+        nccl: None,
+        nccl_error: None,
         date: machine::utc(std::time::SystemTime::now()),
         cpu_threads: machine::threads(),
         devices: Vec::new(),
@@ -209,6 +221,15 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
             let devices = driver.devices().map_err(Error::from)?;
             for device in &devices {
                 info.devices.push(describe(device, &devices)?);
+            }
+            if devices.len() > 1 {
+                match nccl_sys::load() {
+                    Ok(nccl) => {
+                        let library = nccl.library().display();
+                        info.nccl = Some(format!("{}, {library}", nccl.version()));
+                    }
+                    Err(error) => info.nccl_error = Some(error.to_string()),
+                }
             }
         }
     }

@@ -32,7 +32,7 @@ impl Team {
         let address = address.map_err(|error| Failure::Device(error.to_string()))?;
         let group = |rank: usize| {
             let world = World::new(rank, backends.len(), address.to_string());
-            Group::nccl_with(&api, &world.timeout(PATIENCE), &backends[rank])
+            Group::nccl_with(&api, &world, &backends[rank])
         };
         let (group, ranks) = (&group, 0..backends.len());
         let groups = thread::scope(|scope| {

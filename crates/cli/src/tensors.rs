@@ -3,7 +3,7 @@
 use either::{Either, for_both};
 use warptile::kernels::{Count, Kind};
 use warptile::plan::Choice;
-use warptile::spec::{Operand, Scoring, Slots, TableLayout, Types};
+use warptile::spec::{DropoutState, Operand, Scoring, Slots, TableLayout, Types};
 use warptile::{Attention, Element, Gradients, Keys, Output, Queries, Scales, Splits, Tensor};
 
 /// The options of a call, as far as no operand says them.
@@ -16,7 +16,12 @@ pub(crate) struct Settings {
 impl Settings {
     /// The options with their numbers.
     pub(crate) fn attention(&self, numbers: &Numbers) -> Attention {
-        let attention = { Attention::new().scoring(self.scoring) }.splits(self.splits);
+        let mut attention = { Attention::new().scoring(self.scoring) }.splits(self.splits);
+        let words = numbers.lists[Operand::DropoutState].as_deref();
+        let words = words.and_then(|words| words.try_into().ok());
+        if let (Some(p), Some(words)) = (self.scoring.dropout, words) {
+            attention = attention.dropout(p, DropoutState::from_words(words));
+        }
         let of_options = numbers.floats.given();
         { of_options.filter(|(operand, _)| operand.word().is_some()) }
             .fold(attention, |all, (operand, values)| {
@@ -65,6 +70,8 @@ impl<T: Element> Tensors<T> {
         let mut queries = Queries::new(&self.q);
         for (operand, list) in numbers.lists.given() {
             match (operand, operand.kind()) {
+                // Is with the options.
+                (Operand::DropoutState, _) => {}
                 (Operand::QueryOffsets | Operand::QueryLengths, _) => {
                     queries = queries.numbers(operand, list);
                 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use warptile::spec::{Backward, Call, Heads, HostInputs, Operand, Slots, Types};
+use warptile::spec::{Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Types};
 use warptile::{Backend, Diagonal, Element, Layout};
 use warptile_check::{Case, GradientExpectation, reference, with_element};
 use warptile_distributed::Group;
@@ -24,7 +24,7 @@ use crate::json;
 use crate::machine::{self, Machine};
 use crate::progress;
 use crate::team::{OnTeam, Team};
-use crate::tensors::Settings;
+use crate::tensors::{self, Settings};
 use crate::text::say;
 
 /// Calls that are submitted before the first of them has ended.
@@ -296,7 +296,7 @@ impl<'a> OfDevices<'a> {
         let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
         let sampled = Sampled {
             case,
-            floats: &data.numbers.floats,
+            numbers: &data.numbers,
             inputs: [q, k, v, &d_out],
         };
         let error = |out: &[T]| sampled.error(out);
@@ -381,8 +381,8 @@ fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
 /// Some rows of an output or of the gradient of the queries, whose errors are measured.
 struct Sampled<'a, T> {
     case: &'a Case,
-    /// Options that have a number for each head.
-    floats: &'a Slots<Option<Vec<f32>>>,
+    /// Those of options have one for each head.
+    numbers: &'a tensors::Numbers,
     /// q, k, v and the gradient of the output, which is empty for outputs: `[rows, heads, head size]`.
     inputs: [&'a [T]; 4],
 }
@@ -399,15 +399,20 @@ impl<T: Element> Sampled<'_, T> {
         for at in 0..count {
             let row = (len - 1) * at / (count - 1).max(1);
             // The first row and the rows of its sequence.
-            let (mut start, mut rows) = (0, 0);
-            for (length, _) in &lengths {
-                (start, rows) = (start + rows, *length);
+            let (mut start, mut rows, mut sequence) = (0, 0, 0);
+            for (at, (length, _)) in lengths.iter().enumerate() {
+                (start, rows, sequence) = (start + rows, *length, at);
                 if row < start + rows {
                     break;
                 }
             }
+            let mut query = row - start;
+            if self.case.scoring.dropout.is_some() {
+                query -= query % DropoutState::ALIGNMENT as usize;
+            }
+            let row = start + query;
             for head in [0, heads.query - 1] {
-                let expected = self.expected([start, rows], row - start, head)?;
+                let expected = self.expected([start, rows, sequence], query, head)?;
                 let dim = expected.len();
                 let found = &found[(row * heads.query + head) * dim..][..dim];
                 for (found, expected) in found.iter().zip(expected) {
@@ -426,7 +431,7 @@ impl<T: Element> Sampled<'_, T> {
     /// A row of a head, of a sequence of `rows` rows from row `start` on: a call of one query.
     fn expected(
         &self,
-        [start, rows]: [usize; 2],
+        [start, rows, sequence]: [usize; 3],
         row: usize,
         head: usize,
     ) -> Result<Vec<f64>, Failure> {
@@ -458,8 +463,23 @@ impl<T: Element> Sampled<'_, T> {
             .map(|[rows, dim]| Layout::bshd([1, rows, 1, dim]));
         let scoring = scoring.scale(self.case.scoring.scale_of(dim));
         let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);
+        let words = self.numbers.lists[Operand::DropoutState].as_deref();
+        let words = words.and_then(|words| words.try_into().ok());
+        let state = words.map(DropoutState::from_words).map(|state| {
+            let [sequence, head, query] = [sequence, head, row].map(|number| number as u32);
+            let state = DropoutState {
+                sequence: state.sequence + sequence,
+                head: state.head + head,
+                query: state.query + query,
+                ..state
+            };
+            state.words()
+        });
+        if let Some(words) = &state {
+            builder = builder.numbers(Operand::DropoutState, Numbers::Host(words));
+        }
         let mut inputs = HostInputs::new(&q, &k, &v);
-        for (operand, numbers) in self.floats.given() {
+        for (operand, numbers) in self.numbers.floats.given() {
             builder = builder.count(operand, 1);
             inputs.set(operand, &numbers[head..=head]);
         }

@@ -1,6 +1,6 @@
 //! One problem on several devices, computed twice and compared with the reference.
 
-use warptile::spec::{Backward, Operand};
+use warptile::spec::{Backward, DropoutState, Operand};
 use warptile::{Attention, Element, Tensor};
 use warptile_check::{Buffer, Case, Data, GradientExpectation, Inputs, Verdict};
 use warptile_distributed::Gradients;
@@ -26,6 +26,13 @@ fn on_team<'a, T: Element>(
     let attention = numbers.fold(attention, |all, (option, numbers)| {
         all.numbers(option, numbers)
     });
+    let lists = case.lists();
+    let words = lists.get(Operand::DropoutState);
+    let words = words.and_then(|words| words.try_into().ok());
+    let attention = match (case.scoring.dropout, words) {
+        (Some(p), Some(words)) => attention.dropout(p, DropoutState::from_words(words)),
+        _ => attention,
+    };
     let rows = [&inputs.q, &inputs.k, &inputs.v].map(|buffer| rows(dealt, buffer));
     OnTeam::new(team, dealt, attention, rows)
 }

@@ -74,6 +74,44 @@ fn ranks_on_the_cpu_are_measured_against_one() {
     assert_eq!(rows[0]["key_len"], 300);
 }
 
+/// Two devices draw the mask of one.
+#[test]
+fn dropout_is_that_of_one_device() {
+    let problem = "q384 h4/2 d16 f32 mask=causal dropout=0.2";
+    let packed = "packed=70x70,64x64,9x9 h4/2 d16 f16 dropout=0.5";
+    for (more, direction) in [("", "forward"), (" backward", "backward")] {
+        let [problem, packed] = [problem, packed].map(|problem| format!("{problem}{more}"));
+        let mut command = on_cpu(&["bench", "--devices", "cpu,cpu,cpu", "--samples", "1"]);
+        let (rows, _) = json_of(command.args(["--shape", &problem, "--shape", &packed]));
+        for row in rows.as_array().unwrap() {
+            assert_eq!(row["direction"], direction);
+            let [one, all] = ["one_error", "error"].map(|name| row[name].as_f64().unwrap());
+            assert!((1e-9..0.02).contains(&one) && all < 1.1 * one, "{row}");
+            if direction == "forward" {
+                assert_eq!(row["values_unlike_one_gpu"], 0, "{row}");
+            }
+        }
+        for (scheme, problem) in [
+            ("gather", &problem),
+            ("heads", &problem),
+            ("gather", &packed),
+        ] {
+            let mut command = on_cpu(&["verify", "--devices", "cpu,cpu,cpu", "--case", problem]);
+            expect_code(0, command.args(["--scheme", scheme]));
+        }
+    }
+    let odd = [
+        "bench",
+        "--devices",
+        "cpu,cpu",
+        "--shape",
+        "q100 h2 d8 dropout=0.5",
+    ];
+    let (_, error) = expect_code(2, &mut on_cpu(&odd));
+    let rule = "with dropout its chunks must begin at multiples of 32";
+    assert!(error.contains(rule), "{error}");
+}
+
 #[test]
 fn random_problems_on_ranks_of_the_cpu_are_verified() {
     for more in [

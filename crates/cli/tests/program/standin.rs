@@ -2,8 +2,10 @@
 
 use crate::common::{expect_code, warptile};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use warptile_fake_cuda::{DEVICES, FakeDriver};
+use warptile_fake_nccl::FakeNccl;
 
 /// The program with the stand-in as its driver, on a terminal of 80 columns.
 fn on(fake: &FakeDriver) -> Command {
@@ -54,10 +56,19 @@ fn several_gpus_say_whose_memory_they_reach() {
     let fake = FakeDriver::open();
     let (one, _) = expect_code(0, on(&fake).arg("info"));
     assert!(!one.contains("reaches"), "{one}");
-    let mut info = on(&fake);
-    let info = info.env(DEVICES, "3").args(["info", "--json", "-"]);
-    let (json, three) = expect_code(0, info);
-    fits(&three);
+    assert!(!one.contains("nccl"), "{one}");
+    let nccl = FakeNccl::open(fake.path());
+    let three = |nccl: &Path| {
+        let mut info = on(&fake);
+        info.env(DEVICES, "3").env("WARPTILE_LIBNCCL", nccl);
+        let (json, three) = expect_code(0, info.args(["info", "--json", "-"]));
+        fits(&three);
+        (json, three)
+    };
+    let (_, none) = three(Path::new("/nowhere/libnccl.so.2"));
+    assert!(none.contains("nccl     none: NCCL not found"), "{none}");
+    let (json, three) = three(nccl.path());
+    assert!(three.contains("nccl     2.28.9, "), "{three}");
     let reaches = three.lines().filter(|line| line.starts_with("reaches  "));
     assert_eq!(
         Vec::from_iter(reaches),
