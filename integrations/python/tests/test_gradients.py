@@ -262,7 +262,8 @@ class Autograd(unittest.TestCase):
         # A mask with a gradient is torch's.
         self.check(own, torchs, q, k, v, bias)
         learned = q.clone().requires_grad_()
-        self.assertIn("warptile", own(learned, k, v).grad_fn.name())
+        out = own(learned, k, v)  # torch 2.11 forgets the name with the tensor.
+        self.assertIn("warptile", out.grad_fn.name())
 
     def test_without_a_gradient(self):
         import warptile.torch as wt
