@@ -229,6 +229,6 @@ fn random_gradients_match_float64() {
 #[ignore = "needs two NVIDIA GPUs"]
 fn dealt_cache() {
     for ranks in [2, 3, 4] {
-        dealt::a_dealt_cache_is_one_cache(&group(ranks));
+        dealt::a_dealt_cache_is_one_cache::<bf16>(&group(ranks), 0.01);
     }
 }

@@ -12,7 +12,7 @@ use dealt::{builder, data};
 fn a_dealt_cache_is_one_cache() {
     for ranks in [2, 3, 5] {
         let group = Group::local(vec![Backend::cpu(); ranks]).unwrap();
-        dealt::a_dealt_cache_is_one_cache(&group);
+        dealt::a_dealt_cache_is_one_cache::<f32>(&group, 1e-5);
     }
 }
 
@@ -20,7 +20,7 @@ fn a_dealt_cache_is_one_cache() {
 fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
     let backend = Backend::cpu();
     let group = Group::local([backend.clone(), backend.clone()]).unwrap();
-    let mut cache = group.cache(&builder().pages(2)).unwrap();
+    let mut cache = group.cache(&builder::<f32>().pages(2)).unwrap();
     let sequence = cache.allocate();
     cache.step(&[(sequence, 5)]).unwrap();
     // Rank 0 would need a third page.
@@ -30,9 +30,9 @@ fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
     let other = cache.allocate();
     cache.step(&[(sequence, 11)]).unwrap();
     assert_eq!(cache.len(sequence), Some(16));
-    let unknown = group.cache(&builder()).unwrap().allocate();
+    let unknown = group.cache(&builder::<f32>()).unwrap().allocate();
     assert!(cache.step(&[(unknown, 1)]).is_err());
-    let x = backend.tensor(&data(16, 0.0), [1, 1, 2, 8]).unwrap();
+    let x = backend.tensor(&data::<f32>(16, 0.0), [1, 1, 2, 8]).unwrap();
     let error = cache.append(0, &x, &x).unwrap_err().to_string();
     assert!(
         error.starts_with("rank 0: k must be dense, with"),
@@ -50,7 +50,7 @@ fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
 fn wrong_parts_name_their_rank() {
     let backend = Backend::cpu();
     let group = Group::local([backend.clone(), backend.clone()]).unwrap();
-    let x = backend.tensor(&data(64, 0.0), [1, 4, 2, 8]).unwrap();
+    let x = backend.tensor(&data::<f32>(64, 0.0), [1, 4, 2, 8]).unwrap();
     let part = |attention: Attention| attention.forward(&x, (&x, &x)).unwrap();
     let text = |parts: &[_]| group.merge(parts).unwrap_err().to_string();
     assert_eq!(

@@ -1,20 +1,23 @@
 //! Several GPUs against one.
 
-use super::markdown_table;
+use super::{markdown_table, number, ratio, speed};
 
 /// A length on some GPUs, as `warptile bench --devices` writes it.
 #[derive(Debug, serde::Deserialize)]
 pub(super) struct Row {
+    backend: String,
+    /// Rows of one run were measured one after the other, on the same GPUs.
+    run: String,
     engine: String,
     ranks: u32,
     key_len: u64,
     direction: String,
     one_us: f64,
     median_us: f64,
-    /// Of gradients there is none.
     expected_us: Option<f64>,
-    same_bits_again: bool,
-    one_error: f64,
+    /// Not looked at of peers.
+    same_bits_again: Option<bool>,
+    one_error: Option<f64>,
     error: f64,
 }
 
@@ -30,7 +33,21 @@ pub(super) fn table(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "Nothing is measured yet.\n".to_owned();
     }
-    let mut rows: Vec<&Row> = rows.iter().collect();
+    let (ours, peers): (Vec<&Row>, Vec<&Row>) =
+        rows.iter().partition(|row| row.backend == speed::OURS);
+    let fastest_peer = |row: &Row| {
+        let kind = |row: &Row| {
+            (
+                row.run.clone(),
+                row.ranks,
+                row.key_len,
+                row.direction.clone(),
+            )
+        };
+        let alike = peers.iter().filter(|peer| kind(peer) == kind(row));
+        alike.map(|peer| peer.median_us).min_by(f64::total_cmp)
+    };
+    let mut rows = ours;
     rows.sort_by(|a, b| a.efficiency().total_cmp(&b.efficiency()));
     let line = |row: &Row| {
         vec![
@@ -40,11 +57,17 @@ pub(super) fn table(rows: &[Row]) -> String {
             row.key_len.to_string(),
             format!("{:.0}", row.one_us),
             format!("{:.0}", row.median_us),
-            { row.expected_us }.map_or("-".to_owned(), |us| format!("{us:.0}")),
+            number(row.expected_us, 0),
             format!("{:.2}", row.efficiency()),
-            format!("{:.2e}", row.one_error),
+            number(fastest_peer(row), 0),
+            ratio(fastest_peer(row).map(|peer| peer / row.median_us)),
+            row.one_error
+                .map_or("-".to_owned(), |error| format!("{error:.2e}")),
             format!("{:.2e}", row.error),
-            if row.same_bits_again { "yes" } else { "no" }.to_owned(),
+            { row.same_bits_again }
+                .map_or("-", |same| if same { "yes" } else { "no" })
+                .to_owned(),
+            row.run.clone(),
         ]
     };
     let header = [
@@ -56,9 +79,12 @@ pub(super) fn table(rows: &[Row]) -> String {
         "all, us",
         "predicted, us",
         "efficiency",
+        "PyTorch, us",
+        "ratio",
         "one GPU's error",
         "error",
         "same bits again",
+        "run",
     ];
     markdown_table(&header, rows.into_iter().map(line))
 }
@@ -67,9 +93,10 @@ pub(super) fn table(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_least_efficient_row_comes_first() {
-        let row = |ranks, median_us| Row {
+    fn row(backend: &str, ranks: u32, median_us: f64) -> Row {
+        Row {
+            backend: backend.to_owned(),
+            run: "first".to_owned(),
             engine: "peers".to_owned(),
             ranks,
             key_len: 1024,
@@ -77,15 +104,30 @@ mod tests {
             one_us: 100.0,
             median_us,
             expected_us: (ranks == 2).then_some(50.0),
-            same_bits_again: ranks == 2,
-            one_error: 0.0,
+            same_bits_again: Some(ranks == 2),
+            one_error: Some(0.0),
             error: 0.0,
+        }
+    }
+
+    #[test]
+    fn the_least_efficient_row_comes_first_beside_the_fastest_peer_of_its_run() {
+        let elsewhere = Row {
+            run: "second".to_owned(),
+            ..row("other", 4, 20.0)
         };
-        let text = table(&[row(2, 60.0), row(4, 50.0)]);
+        let text = table(&[
+            row("warptile", 2, 60.0),
+            row("warptile", 4, 50.0),
+            row("peer", 2, 90.0),
+            row("slow", 2, 99.0),
+            elsewhere,
+        ]);
         let lines: Vec<_> = text.lines().skip(2).collect();
-        assert!(lines[0].starts_with("| 4 |") && lines[0].contains("| - | 0.50 |"));
-        assert!(lines[0].ends_with("| no |"), "{text}");
-        assert!(lines[1].contains("| 0.83 |") && lines[1].ends_with("| yes |"));
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].starts_with("| 4 |") && lines[0].contains("| - | 0.50 | - | - |"));
+        assert!(lines[0].ends_with("| no | first |"), "{text}");
+        assert!(lines[1].contains("| 0.83 | 90 | **1.50** |"), "{text}");
         assert_eq!(table(&[]), "Nothing is measured yet.\n");
     }
 }
