@@ -22,8 +22,17 @@ struct ForwardDropout {
 };
 static_assert(sizeof(ForwardDropout) == 448);
 
+// Block of the kernels with dropout that read through tensor maps.
+struct alignas(64) ForwardTmaDropout {
+    ForwardTma tma; // Everything else.
+    Dropout dropout; // Dropout.
+    int padding[12]; // Unused.
+};
+static_assert(sizeof(ForwardTmaDropout) == 2048);
+
 #ifdef WARPTILE_VARIANT_DROPOUT
 template <> constexpr unsigned long long BLOCK_HASH<ForwardDropout> = 0x3f52d5d63f77153d;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTmaDropout> = 0xbc6c37df10b30454;
 #endif
 
 } // namespace warptile

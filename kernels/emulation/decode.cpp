@@ -75,7 +75,15 @@ template <class Traits> struct Problem {
     Memory<unsigned char> key_mask;
     Memory<unsigned> semaphores, counter;
     typename Keys::Block whole_block = {};
-    Forward& block = const_cast<Forward&>(Keys::forward(whole_block));
+    // Of images with dropout another block is the whole one.
+    ForwardDropout dropping_block = {};
+    Memory<unsigned> dropout_state;
+    static Forward& forward_of(Problem& problem)
+    {
+        if constexpr (drops<Traits>()) return problem.dropping_block.forward;
+        else return const_cast<Forward&>(Keys::forward(problem.whole_block));
+    }
+    Forward& block = forward_of(*this);
     bool writes_late = false; // see `write_late`
     bool are_hugely_negative = false;
 
@@ -291,6 +299,10 @@ template <class Traits> struct Problem {
         const bool shares = Traits::Schedule::SHARES_KEYS || clusters > 1;
         const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : Traits::Schedule::SHARES_KEYS ? 2 * grid : grid * clusters;
         parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
+        if constexpr (drops<Traits>()) {
+            dropout_state = guarded(std::vector<unsigned>{(unsigned)random.between(0, 1 << 30), 5, 7, 0, 3, 1, 64, 96});
+            dropping_block.dropout = {dropout_state->data(), 6554, 65536.0f / (65536 - 6554)};
+        }
         semaphores = guarded(std::vector<unsigned>(shares ? grid : 0));
         counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
         block.work.counter = counter->data();
@@ -352,7 +364,10 @@ template <class Traits> struct Problem {
             valid_barriers.clear();
             std::fill(std::begin(cluster_arrivals), std::end(cluster_arrivals), 0);
             std::fill(std::begin(cluster_waits), std::end(cluster_waits), 0);
-            Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(whole_block); });
+            Threads::run(Traits::THREADS, random.any(), [this] {
+                if constexpr (drops<Traits>()) tile_attention<Traits>(dropping_block.forward);
+                else attention<Traits>(whole_block);
+            });
             at_predecessors_end = nullptr;
             // A cluster of several CTAs meets twice, whatever each of them has found of its tile: when parts are there, and at the end.
             for (int thread = 0; thread < Traits::THREADS; thread++)
@@ -459,7 +474,7 @@ template <class Traits> struct Problem {
         const Scoring& scoring = block.scoring;
         const Mask mask(scoring, queries[b], keys[b]);
         const Element* const of_query = &q[(((size_t)b * query_len + query) * heads + head) * head_dim];
-        std::vector<double> scores;
+        std::vector<double> scores, factors;
         std::vector<size_t> rows;
         for (int key = 0; key < keys[b]; key++) {
             if (!mask.sees(query, key)) continue;
@@ -476,6 +491,9 @@ template <class Traits> struct Problem {
                 continue;
             scores.push_back(score);
             rows.push_back(row);
+            factors.push_back(!drops<Traits>() ? 1
+                              : DropoutMask(dropping_block.dropout, b).keeps(head, query, key) ? dropping_block.dropout.factor
+                                                                                               : 0);
         }
         const float found_lse = (*lse)[((size_t)b * heads + head) * query_len + query];
         if (!is_number(of_query[0]) && !scores.empty()) {
@@ -494,7 +512,7 @@ template <class Traits> struct Problem {
             return "lse " + std::to_string(found_lse) + ", not " + std::to_string(expected_lse);
         for (int d = 0; d < head_dim; d++) {
             double expected = 0;
-            for (size_t i = 0; i < scores.size(); i++) expected += exp(scores[i] - largest) * widen(v[rows[i] + d]) * scales[1][head / group];
+            for (size_t i = 0; i < scores.size(); i++) expected += factors[i] * exp(scores[i] - largest) * widen(v[rows[i] + d]) * scales[1][head / group];
             expected = sum > 0 ? expected / sum : 0;
             if (!(fabs(expected - widen(found[d])) < TOLERANCE))
                 return "out " + std::to_string(widen(found[d])) + ", not " + std::to_string(expected) + ", column " +
@@ -682,6 +700,9 @@ int main(int count, char** arguments)
         check(TileTraits<__half, 64, 128, 64, 4, 2>(), seed);
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         check(TensorTileTraits<__half, 64, 64, 64, 4, 2>(), seed);
+        check(DroppingTileTraits<__half, 64, 128, 64, 4, 2>(), seed);
+        if (seed % 3 == 2) check(DroppingTileTraits<__half, 256, 64, 64, 4, 1>(), seed);
+        if (seed % 4 == 1) check(DroppingTileTraits<__nv_bfloat16, 96, 128, 32, 4, 4>(), seed);
         if (seed % 4 == 2) check(TensorTileTraits<__nv_bfloat16, 256, 64, 64, 4, 1>(), seed);
         if (seed % 6 == 3) check(TensorTileTraits<__half, 512, 32, 32, 4, 1>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);

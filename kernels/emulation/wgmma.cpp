@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, pairs, softcap, tensors;
+    bool serving, groups, pairs, softcap, tensors, dropout;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -65,7 +65,7 @@ template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
             Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::PAIRS, Traits::SOFTCAP,
-            Traits::has_tensors(), wgmma_attention<Traits>, name_of_barrier<Traits>};
+            Traits::has_tensors(), drops<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
 
 struct Problem {
@@ -79,7 +79,8 @@ struct Problem {
     Memory<float> lse, parts;
     Memory<unsigned> semaphores, counter;
     MapOf maps[4];
-    ForwardTma params = {};
+    ForwardTmaDropout whole = {};
+    ForwardTma& params = whole.tma;
     Forward& block = params.forward;
     bool windows_in_parts = false;
     bool has_many_blocks = false; // in a tile: more than loaders out of pages look up at once, whatever a box is
@@ -90,6 +91,8 @@ struct Problem {
     std::vector<Element> given_bias;
     std::vector<unsigned char> given_mask;
     std::vector<float> given_slopes;
+    std::vector<unsigned> given_state; // of dropout
+    Memory<unsigned> dropout_state;
 
     Problem(const Tiling& tiling, Random& random) : tiling(tiling)
     {
@@ -221,6 +224,11 @@ struct Problem {
         bias = guarded(given_bias);
         key_mask = guarded(given_mask);
         slopes = guarded(given_slopes);
+        if (tiling.dropout) {
+            for (int i = 0; i < 8; i++) given_state.push_back(random.any());
+            dropout_state = guarded(given_state);
+            whole.dropout = {dropout_state->data(), (unsigned)random.between(1, 0xffff), 1.5f};
+        }
         if (!given_bias.empty()) scoring.bias = bias->data();
         if (!given_mask.empty()) scoring.key_mask = key_mask->data();
         if (!given_slopes.empty()) scoring.slopes = slopes->data();
@@ -334,6 +342,7 @@ struct Problem {
         bias->fill((Element)NAN);
         spoil(*key_mask);
         slopes->fill(NAN);
+        if (tiling.dropout) spoil(*dropout_state);
         launch.at_predecessors_end = [&] {
             counter->fill(0);
             semaphores->fill(0);
@@ -341,6 +350,7 @@ struct Problem {
             std::copy(given_bias.begin(), given_bias.end(), bias->data());
             std::copy(given_mask.begin(), given_mask.end(), key_mask->data());
             std::copy(given_slopes.begin(), given_slopes.end(), slopes->data());
+            if (tiling.dropout) std::copy(given_state.begin(), given_state.end(), dropout_state->data());
             if (changes) change(random, 30);
         };
         launch.name_of_barrier = tiling.name_of_barrier;
@@ -417,12 +427,13 @@ struct Problem {
         for (const auto& [key, score] : scores) {
             const double weight = exp(score - max);
             sum += weight;
+            if (tiling.dropout && !DropoutMask(whole.dropout, b).keeps(head, query, key)) continue;
             for (int slab = 0; slab < tiling.value_slabs; slab++)
                 values[slab] += weight * numbers::number(key_tag(numbers::VALUES, slab, kv_head, b, key));
         }
         const auto differs = [](double x, double y) { return !(fabs(x - y) <= 3e-3 + fabs(y) * 0x1p-22); };
         for (int slab = 0; slab < tiling.value_slabs; slab++) {
-            const double expected = sum == 0 ? 0 : values[slab] / (QUAD * sum), is = widen(out_at(of_batch, row, head, slab * 64));
+            const double expected = sum == 0 ? 0 : values[slab] * (tiling.dropout ? whole.dropout.factor : 1) / (QUAD * sum), is = widen(out_at(of_batch, row, head, slab * 64));
             // Of a tile without keys, and of rows that others may follow, the first lane writes the first columns alone.
             if (slab > 0 && is == UNWRITTEN && (sum == 0 || reads_lengths(block.sequences))) continue;
             if (differs(is, expected))

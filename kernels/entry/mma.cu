@@ -1,13 +1,20 @@
 // One image of the mma family; the build names the element type, the tiling, the entry and, for a variant, its name.
 #include "forward/mma_tile.cuh"
 
+#if defined(WARPTILE_VARIANT_DROPOUT)
+#define WARPTILE_TRAITS DroppingTileTraits
+using Params = warptile::ForwardDropout;
+#define WARPTILE_FORWARD(params) params.forward
+#else
 #if defined(WARPTILE_VARIANT_TENSORS)
 #define WARPTILE_TRAITS TensorTileTraits
 #else
 #define WARPTILE_TRAITS TileTraits
 #endif
-
 using Params = warptile::Forward;
+#define WARPTILE_FORWARD(params) params
+#endif
+
 using Instance =
     warptile::WARPTILE_TRAITS<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
 
@@ -16,5 +23,5 @@ extern "C" __device__ const warptile::RecordWords warptile_record = warptile::im
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    warptile::tile_attention<Instance>(params);
+    warptile::tile_attention<Instance>(WARPTILE_FORWARD(params));
 }

@@ -14,6 +14,8 @@ constexpr warptile::Variant VARIANT = warptile::Variant::PAIRS;
 constexpr warptile::Variant VARIANT = warptile::Variant::GROUPS;
 #elif defined(WARPTILE_VARIANT_TENSORS)
 constexpr warptile::Variant VARIANT = warptile::Variant::TENSORS;
+#elif defined(WARPTILE_VARIANT_DROPOUT)
+constexpr warptile::Variant VARIANT = warptile::Variant::DROPOUT;
 #else
 constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 #endif
@@ -23,7 +25,11 @@ constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 #define WARPTILE_VALUE_DIM WARPTILE_HEAD_DIM
 #endif
 
+#ifdef WARPTILE_VARIANT_DROPOUT
+using Params = warptile::ForwardTmaDropout;
+#else
 using Params = warptile::ForwardTma;
+#endif
 using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_VALUE_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
                                        WARPTILE_WARPS, WARPTILE_STAGES, VARIANT>;
 
@@ -32,5 +38,9 @@ extern "C" __device__ const warptile::RecordWords warptile_record = warptile::im
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
+#ifdef WARPTILE_VARIANT_DROPOUT
+    warptile::wgmma_attention<Instance>(params.tma);
+#else
     warptile::wgmma_attention<Instance>(params);
+#endif
 }

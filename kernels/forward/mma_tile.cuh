@@ -41,7 +41,8 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
             params.lse[tile.batch * params.lse_batch + row.head * params.lse_head + tile.q.first + row.query] =
                 sum.sum == 0 ? negative_infinity() : (sum.max + __log2f(sum.sum)) * LN_2;
         }
-        const float inverse = sum.sum == 0 ? 0 : keep * reciprocal_approximate(sum.sum);
+        float inverse = sum.sum == 0 ? 0 : keep * reciprocal_approximate(sum.sum);
+        if constexpr (drops<Traits>()) inverse *= dropout_of<ForwardDropout>(params).factor;
 #pragma unroll
         for (int i = 0; i < Traits::COLUMN_TILES; i++) {
             const float2 two = rows.columns(one, i);
@@ -78,7 +79,10 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     const int group = params.heads == params.kv_heads ? 1 : params.heads / params.kv_heads; // a division takes long
     let_successor_begin();
     Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
-    if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
+    if (threadIdx.x == 0) {
+        tile = typename Traits::Schedule(params, group).segment();
+        if constexpr (drops<Traits>()) tile.first_key &= ~31;
+    }
     __syncthreads();
     if (tile.is_end()) return;
     wait_for_predecessor();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "forward/mma_layout.cuh"
+#include "rule/dropout.cuh"
 #include "work/one_tile.cuh"
 
 namespace warptile {
@@ -109,6 +110,20 @@ struct TensorTileTraits : TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS,
     static constexpr unsigned FEATURES = Plain::FEATURES | FEATURE_BIAS | FEATURE_KEY_MASK;
     static constexpr int FOR_TENSORS = 28;
     static constexpr int HELD_STEPS = Plain::held_in(Plain::ROOM - FOR_TENSORS);
+};
+
+// Traits for dropout, too: bits of the weights that are kept, and what they are computed of. How many registers that takes was found by
+// compiling.
+template <class Element, int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS, int STAGES>
+struct DroppingTileTraits : Dropping<TensorTileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES>> {
+    using Others = TensorTileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES>;
+#if __CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200
+    static constexpr int FOR_DROPOUT = 12;
+#else
+    static constexpr int FOR_DROPOUT = 8;
+#endif
+    static constexpr int HELD_STEPS = Others::held_in(Others::ROOM - Others::FOR_TENSORS - FOR_DROPOUT);
+    static_assert(BLOCK_N % 32 == 0, "a random number is for weights of 32 keys");
 };
 
 // Rows of the tile that exist.

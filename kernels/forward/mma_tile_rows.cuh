@@ -18,14 +18,30 @@ template <> struct TensorRows<true> {
     int first_careful;
 };
 
-template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK))> {
+// Additional state of rows with dropout: what its random numbers follow from, which all lanes hold, and for each row of the lane the weights
+// of its keys that are kept, a bit each.
+template <bool DROPS> struct DroppingRows {
+    __device__ DroppingRows(const Forward&, const Segment&) {}
+};
+template <> struct DroppingRows<true> {
+    DropoutMask mask;
+    unsigned kept_bits[4];
+
+    __device__ DroppingRows(const Forward& params, const Segment& tile) : mask(dropout_of<ForwardDropout>(params), tile.batch)
+    {
+        for (unsigned* const word : {&mask.first, &mask.second, &mask.sequence, &mask.head, &mask.query, &mask.key}) *word = uniform_of(*word);
+    }
+};
+
+template <class Traits>
+class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK))>, DroppingRows<drops<Traits>()> {
   public:
     using Element = typename Traits::Element;
     __device__ static constexpr bool has_tensors() { return Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK); }
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
     __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
-        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
+        : DroppingRows<drops<Traits>()>(params, tile), params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
     {
         const int lane = threadIdx.x % 32;
         key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
@@ -71,6 +87,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
     // read: one place for all warps, as it has a barrier.
     template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
+        if constexpr (drops<Traits>())
+            if (block >= see_from && block <= see_to) find_kept(block);
         if constexpr (Traits::WEIGHS_FIRST)
             add_weighed_first(block, keys, wait_for_values);
         else
@@ -346,6 +364,39 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         }
     }
 
+    // Which weights of a block are kept. The tile's first key is a multiple of 32. Where rows are queries of one head, two rows of the lane
+    // have the same cells.
+    __device__ void find_kept(int block)
+    {
+        const DropoutMask& mask = this->mask;
+        const int lane = anew(threadIdx.x) % 32, first_key = tile.first_key + block * Traits::BLOCK_N + lane % 4 * 2;
+#pragma unroll
+        for (int row_tile = 0; row_tile < ROW_TILES; row_tile++) {
+            const Row rows[2] = {Row(tile, group, row_of_tile(2 * row_tile, lane)), Row(tile, group, row_of_tile(2 * row_tile + 1, lane))};
+            unsigned bits[2] = {0, 0};
+#pragma unroll
+            for (int i = 0; i < 2 * KEY_TILES; i++) {
+                if (i / 2 % 4 != 0) continue;
+                DropoutCell cell = mask.cell(rows[0].head, rows[0].query, first_key + 4 * (i & ~1) + i % 2);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    if (half == 1 && group > 1) cell = mask.cell(rows[1].head, rows[1].query, first_key + 4 * (i & ~1) + i % 2);
+#pragma unroll
+                    for (int number = 0; number < 4; number++)
+                        if (cell.keeps(rows[half].query >> 3 & 1, number)) bits[half] |= 1u << (i + 2 * number);
+                }
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) this->kept_bits[2 * row_tile + half] = bits[half];
+        }
+    }
+    // A weight of this lane's row `one` and key i of a block; 0 if it is dropped.
+    __device__ float kept_weight(float weight, int one, int i) const
+    {
+        if constexpr (drops<Traits>()) return this->kept_bits[one] & 1u << i ? weight : 0;
+        return weight;
+    }
+
     // A pair of weights of 16 keys, and with them the sums of this lane's.
     __device__ void weigh(const Scores& scores, int step, int pair, Weights& weights, float (&sums)[ROWS]) const
     {
@@ -354,7 +405,7 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
 #pragma unroll
         for (int j = 0; j < 2; j++) two[j] = exp2_approximate(scores[tile][i][2 * half + j] * scale - max_[row]);
         sums[row] = pair % 4 < 2 ? two[0] + two[1] : sums[row] + (two[0] + two[1]);
-        weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
+        weights[tile][pair % 4] = narrow2<Element>(kept_weight(two[0], row, 2 * i), kept_weight(two[1], row, 2 * i + 1));
     }
 
     // Returns true if the sums of weights of all lanes are below the limit under which weights are exact enough and fit f16. NaN is not.
@@ -541,7 +592,8 @@ template <class Traits> class TileRows : TensorRows<bool(Traits::FEATURES & (FEA
         __syncwarp(); // ptxas asks for words no earlier, which would take registers
         multiply_all_values(values, [&](int step, int pair) {
             const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
-            return narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
+            const int row = 2 * (pair / 4) + pair % 2, i = 2 * step + pair % 4 / 2;
+            return narrow2<Element>(kept_weight(two[pair % 2 * 2], row, 2 * i), kept_weight(two[pair % 2 * 2 + 1], row, 2 * i + 1));
         });
     }
 

@@ -9,6 +9,7 @@
 
 #include "base/record.cuh"
 #include "memory/copy.cuh"
+#include "rule/dropout.cuh"
 #include "rule/mask.cuh"
 #include "rule/score.cuh"
 #include "work/item.cuh"
@@ -492,6 +493,18 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
 #pragma unroll
             for (int j = 0; j < Traits::KEYS; ++j)
                 p[(warp_row + i * LANES_M) * Traits::P_STRIDE + place.column + j * LANES_N] = scores[i][j];
+        if constexpr (drops<Traits>()) {
+            // There, as random numbers need the registers of the weights.
+            const Dropout& dropout = dropout_of<ForwardDropout>(params);
+            const DropoutMask kept(dropout, work.batch);
+#pragma unroll 1
+            for (int i = 0; i < Traits::ROWS * Traits::KEYS; ++i) {
+                const int row = i / Traits::KEYS * LANES_M, key = i % Traits::KEYS * LANES_N;
+                float& weight = p[(warp_row + row) * Traits::P_STRIDE + place.column + key];
+                const bool keeps = kept.keeps(work.head, work.first_query + place.row + row, first_key + place.key + key);
+                weight = keeps ? weight * dropout.factor : 0;
+            }
+        }
         __syncwarp(); // P is private to the warp; the next tile's barrier keeps it from being overwritten too early
         multiply_pv<Traits>(state.out, p + warp_row * Traits::P_STRIDE,
                             shared.v(tile) + place.warp_key * Traits::WARP_N * Traits::V_STRIDE + place.column * 4);

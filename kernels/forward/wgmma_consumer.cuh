@@ -11,6 +11,7 @@
 #pragma once
 
 #include "forward/wgmma_again.cuh"
+#include "forward/wgmma_dropout.cuh"
 #include "forward/wgmma_epilogue.cuh"
 #include "forward/wgmma_few_terms.cuh"
 #include "forward/wgmma_parts.cuh"
@@ -18,12 +19,12 @@
 
 namespace warptile {
 
-template <class Traits> class Consumer : ScoreTerms<Traits> {
+template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Traits> {
   public:
     using Element = typename Traits::Element;
 
     __device__ Consumer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
-        : params(params.forward), out_map(params.out_map), shared(shared), layout(layout),
+        : DroppedWeights<Traits>(params), params(params.forward), out_map(params.out_map), shared(shared), layout(layout),
           warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params.forward)
     {
     }
@@ -96,6 +97,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
                 const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
                 float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
                 state.finish(inverse, lse, params, layout.tile(shared, tiles - 2));
+                this->scale_kept(inverse);
                 rows.write_lse(lse);
                 const bool more = start_tile();
                 if (more)
@@ -296,6 +298,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
         give_up_rows();
         soften();
         state.forget_rescale(); // the output is 0
+        drop();
         convert();
 
         for (int blocks = hidden; blocks > 0; blocks--) {
@@ -348,6 +351,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
             state.keep_before_here();
         }
 
+        if constexpr (!Traits::drops_late()) drop();
+
         // Asked early, so that the answers are there when the next step begins.
         keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
         wgmma_wait<0>();
@@ -355,6 +360,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
         pin(weights);
         release_values();
         values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
+        if constexpr (Traits::drops_late()) drop();
         convert();
     }
 
@@ -487,6 +493,13 @@ template <class Traits> class Consumer : ScoreTerms<Traits> {
             this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N, scale.unit());
         else if constexpr (Traits::has_tensors())
             this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
+    }
+
+    // Some of the weights of `block`, whose sums are there.
+    __device__ void drop()
+    {
+        if constexpr (drops<Traits>())
+            this->drop_of(scores, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
     }
 
     __device__ void convert()

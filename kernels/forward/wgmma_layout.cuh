@@ -4,6 +4,7 @@
 #include "memory/ring.cuh"
 #include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
+#include "rule/dropout.cuh"
 
 namespace warptile {
 
@@ -18,7 +19,7 @@ static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a w
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
 // Variants of an image. All but PLAIN have additional abilities.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT };
 
 // The fewest rows of a box of keys in a page. The rows of a page must be a multiple of it.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
@@ -100,8 +101,11 @@ struct WgmmaTraits {
                                                                      : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) |
-        (SERVING ? FEATURE_PAGED : 0) | FEATURE_SINKS | FEATURE_PACKED |
+        (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
+
+    // Weights are dropped under the product of those before them, unless there are too few registers.
+    __device__ static constexpr bool drops_late() { return VALUE_DIM > 192; }
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");

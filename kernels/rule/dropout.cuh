@@ -27,7 +27,7 @@ struct DropoutCell {
     __device__ bool keeps(int half, int number) const
     {
         const unsigned word = number == 0 ? words.x : number == 1 ? words.y : number == 2 ? words.z : words.w;
-        return (word >> 16 * half & 0xffff) >= dropped;
+        return word << 16 * (1 - half) >= dropped << 16; // of 16 bits: from 0 to 0xffff
     }
 };
 

@@ -40,43 +40,43 @@ pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../images
 pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47709] = *include_bytes!("../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_ptx.zst`.
-pub static DKV_D128_32X32_W4_S1_PTX: [u8; 10473] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_ptx.zst");
+pub static DKV_D128_32X32_W4_S1_PTX: [u8; 16918] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_ptx.zst`.
-pub static DKV_D128_64X64_W4_S1_PTX: [u8; 21333] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_ptx.zst");
+pub static DKV_D128_64X64_W4_S1_PTX: [u8; 41896] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_ptx.zst`.
 pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17774] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_ptx.zst`.
-pub static DKV_D256_16X16_W4_S1_PTX: [u8; 10476] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_ptx.zst");
+pub static DKV_D256_16X16_W4_S1_PTX: [u8; 16498] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_ptx.zst`.
-pub static DKV_D256_32X32_W4_S1_PTX: [u8; 19436] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_ptx.zst");
+pub static DKV_D256_32X32_W4_S1_PTX: [u8; 34763] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_ptx.zst`.
-pub static DKV_D64_32X32_W4_S1_PTX: [u8; 9527] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_ptx.zst");
+pub static DKV_D64_32X32_W4_S1_PTX: [u8; 15568] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
-pub static DKV_D64_64X64_W4_S2_PTX: [u8; 18955] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_ptx.zst");
+pub static DKV_D64_64X64_W4_S2_PTX: [u8; 37138] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_ptx.zst`.
 pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20225] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_ptx.zst`.
-pub static DQ_D128_32X32_W4_S1_PTX: [u8; 9357] = *include_bytes!("../images/dq_d128_32x32_w4_s1_ptx.zst");
+pub static DQ_D128_32X32_W4_S1_PTX: [u8; 14939] = *include_bytes!("../images/dq_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_ptx.zst`.
-pub static DQ_D128_64X64_W4_S1_PTX: [u8; 19436] = *include_bytes!("../images/dq_d128_64x64_w4_s1_ptx.zst");
+pub static DQ_D128_64X64_W4_S1_PTX: [u8; 33635] = *include_bytes!("../images/dq_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_ptx.zst`.
 pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21384] = *include_bytes!("../images/dq_d192_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_ptx.zst`.
-pub static DQ_D256_16X16_W4_S1_PTX: [u8; 9276] = *include_bytes!("../images/dq_d256_16x16_w4_s1_ptx.zst");
+pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14702] = *include_bytes!("../images/dq_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_ptx.zst`.
-pub static DQ_D256_64X16_W4_S1_PTX: [u8; 17595] = *include_bytes!("../images/dq_d256_64x16_w4_s1_ptx.zst");
+pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30323] = *include_bytes!("../images/dq_d256_64x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_ptx.zst`.
 pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22978] = *include_bytes!("../images/dq_d256_64x32_w4_s1_ptx.zst");
@@ -85,10 +85,10 @@ pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22978] = *include_bytes!("../images/dq_
 pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23073] = *include_bytes!("../images/dq_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_ptx.zst`.
-pub static DQ_D64_32X32_W4_S1_PTX: [u8; 8540] = *include_bytes!("../images/dq_d64_32x32_w4_s1_ptx.zst");
+pub static DQ_D64_32X32_W4_S1_PTX: [u8; 13413] = *include_bytes!("../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
-pub static DQ_D64_64X64_W4_S2_PTX: [u8; 17015] = *include_bytes!("../images/dq_d64_64x64_w4_s2_ptx.zst");
+pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29260] = *include_bytes!("../images/dq_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_ptx.zst`.
 pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18319] = *include_bytes!("../images/dq_d96_64x64_w4_s2_ptx.zst");
@@ -103,13 +103,13 @@ pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../images/merge_w4_ptx.zs
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 52710] = *include_bytes!("../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 84222] = *include_bytes!("../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 61315] = *include_bytes!("../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 95995] = *include_bytes!("../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 91766] = *include_bytes!("../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 127988] = *include_bytes!("../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
 pub static MMA_D32_128X64_W4_S2_PTX: [u8; 70748] = *include_bytes!("../images/mma_d32_128x64_w4_s2_ptx.zst");
@@ -121,10 +121,10 @@ pub static MMA_D512_32X32_W4_S1_PTX: [u8; 77086] = *include_bytes!("../images/mm
 pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../images/mma_d64_128x32_w4_s4_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
-pub static MMA_D64_128X64_W4_S2_PTX: [u8; 73484] = *include_bytes!("../images/mma_d64_128x64_w4_s2_ptx.zst");
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 127210] = *include_bytes!("../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 46819] = *include_bytes!("../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 75243] = *include_bytes!("../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
 pub static MMA_D96_128X32_W4_S3_PTX: [u8; 60897] = *include_bytes!("../images/mma_d96_128x32_w4_s3_ptx.zst");
@@ -133,7 +133,7 @@ pub static MMA_D96_128X32_W4_S3_PTX: [u8; 60897] = *include_bytes!("../images/mm
 pub static PREPASS_W4_PTX: [u8; 5128] = *include_bytes!("../images/prepass_w4_ptx.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_ptx.zst`.
-pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 55913] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_ptx.zst");
+pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 104835] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_ptx.zst`.
 pub static SCALAR_D128_48X32_W8_S2_PTX: [u8; 15543] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_ptx.zst");
@@ -142,10 +142,10 @@ pub static SCALAR_D128_48X32_W8_S2_PTX: [u8; 15543] = *include_bytes!("../images
 pub static SCALAR_D192_32X32_W4_S1_PTX: [u8; 43620] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_ptx.zst`.
-pub static SCALAR_D256_16X32_W4_S1_PTX: [u8; 15092] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_ptx.zst");
+pub static SCALAR_D256_16X32_W4_S1_PTX: [u8; 26933] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_ptx.zst`.
-pub static SCALAR_D256_32X32_W4_S1_PTX: [u8; 40586] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_ptx.zst");
+pub static SCALAR_D256_32X32_W4_S1_PTX: [u8; 64854] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_ptx.zst`.
 pub static SCALAR_D32_32X64_W4_S2_PTX: [u8; 42810] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_ptx.zst");
@@ -169,7 +169,7 @@ pub static SCALAR_D64_32X64_W4_S2_PTX: [u8; 21957] = *include_bytes!("../images/
 pub static SCALAR_D64_48X64_W8_S2_PTX: [u8; 19191] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_ptx.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_ptx.zst`.
-pub static SCALAR_D64_64X64_W4_S2_PTX: [u8; 55119] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_ptx.zst");
+pub static SCALAR_D64_64X64_W4_S2_PTX: [u8; 72768] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_ptx.zst`.
 pub static SCALAR_D64_64X64_W8_S2_PTX: [u8; 22177] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_ptx.zst");

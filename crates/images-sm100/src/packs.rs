@@ -52,52 +52,52 @@ pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35147] = *include_bytes!("../ima
 pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55382] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 13632] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_100.zst");
+pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17207] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_100.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 23925] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_100.zst");
+pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 38566] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_100.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21633] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_100.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 13894] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_100.zst");
+pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17589] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 22349] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_100.zst");
+pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 33243] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 12955] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_100.zst");
+pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17291] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_100.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 22194] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_100.zst");
+pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 32375] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_100.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 24935] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 12862] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_100.zst");
+pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 17445] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_100.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 21088] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_100.zst");
+pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 32115] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_100.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22103] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_100.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 12889] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_100.zst");
+pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 17408] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 26464] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_100.zst");
+pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 36263] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_100.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25228] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 12175] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_100.zst");
+pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 16616] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 19885] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_100.zst");
+pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 34167] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_100.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20198] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_100.zst");
@@ -112,16 +112,16 @@ pub static MERGE_W4_SM_100: [u8; 12284] = *include_bytes!("../images/merge_w4_sm
 pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25412] = *include_bytes!("../images/mma_d128_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 53357] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_100.zst");
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 81194] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28842] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 58812] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_100.zst");
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 87567] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 67782] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_100.zst");
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 103223] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 75404] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_100.zst");
@@ -136,28 +136,28 @@ pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32162] = *include_bytes!("../images
 pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28239] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 79616] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_100.zst");
+pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 125902] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 52003] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_100.zst");
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 81058] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 60534] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_100.zst");
+pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 93903] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
 pub static PREPASS_W4_SM_100: [u8; 9513] = *include_bytes!("../images/prepass_w4_sm_100.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_100.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_100: [u8; 48661] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_100.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_100: [u8; 69827] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_100.zst`.
 pub static SCALAR_D192_32X32_W4_S1_SM_100: [u8; 37528] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_100.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_100: [u8; 17603] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_100.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_100: [u8; 26719] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_100.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_100: [u8; 34016] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_100.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_100: [u8; 44051] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_100.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_100: [u8; 43760] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_100.zst");
@@ -166,7 +166,7 @@ pub static SCALAR_D32_32X64_W4_S2_SM_100: [u8; 43760] = *include_bytes!("../imag
 pub static SCALAR_D64_32X128_W4_S2_SM_100: [u8; 41266] = *include_bytes!("../images/scalar_d64_32x128_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_100.zst`.
-pub static SCALAR_D64_64X64_W4_S2_SM_100: [u8; 57386] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_100.zst");
+pub static SCALAR_D64_64X64_W4_S2_SM_100: [u8; 73086] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_100.zst`.
 pub static SCALAR_D96_64X32_W4_S2_SM_100: [u8; 51903] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_100.zst");

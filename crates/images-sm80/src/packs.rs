@@ -40,49 +40,49 @@ pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../imag
 pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 11078] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_80.zst");
+pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15514] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s1_sm_80.zst`.
 pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22603] = *include_bytes!("../images/dkv_d128_64x128_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 21742] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 33034] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17687] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 10980] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_80.zst");
+pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14878] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 17698] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 24681] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
 pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 21970] = *include_bytes!("../images/dkv_d256_64x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 10338] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_80.zst");
+pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14239] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 19553] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 31635] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19665] = *include_bytes!("../images/dkv_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 10159] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_80.zst");
+pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12883] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 18569] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_80.zst");
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 30912] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 18976] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 10194] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_80.zst");
+pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15054] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 18618] = *include_bytes!("../images/dq_d256_64x16_w4_s1_sm_80.zst");
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 26362] = *include_bytes!("../images/dq_d256_64x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
 pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19798] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_80.zst");
@@ -91,10 +91,10 @@ pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19798] = *include_bytes!("../images/d
 pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21197] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 9708] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_80.zst");
+pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 11842] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 19474] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_80.zst");
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 29065] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18260] = *include_bytes!("../images/dq_d96_64x64_w4_s2_sm_80.zst");
@@ -109,16 +109,16 @@ pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../images/merge_w4_sm_8
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 49925] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 74499] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 53103] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 79110] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 52683] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 82948] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 71836] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_80.zst");
@@ -130,19 +130,19 @@ pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 43068] = *include_bytes!("../images/
 pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 77489] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 123797] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 47879] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 75806] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 52866] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 80765] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
 pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../images/prepass_w4_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 36407] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_80.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57125] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_80.zst`.
 pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_sm_80.zst");
@@ -151,10 +151,10 @@ pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../imag
 pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34406] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 14844] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_80.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 23373] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 30658] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_80.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 36534] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_80.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31355] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_80.zst");
@@ -178,7 +178,7 @@ pub static SCALAR_D64_32X64_W4_S2_SM_80: [u8; 20590] = *include_bytes!("../image
 pub static SCALAR_D64_48X64_W8_S2_SM_80: [u8; 17996] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 42409] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_80.zst");
+pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 55058] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_80.zst`.
 pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20533] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_sm_80.zst");

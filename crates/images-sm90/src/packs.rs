@@ -61,13 +61,13 @@ pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../imag
 pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16211] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16036] = *include_bytes!("../images/dkv_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24840] = *include_bytes!("../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 40325] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 33592] = *include_bytes!("../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../images/dkv_d192_32x64_w8_s1_sm_90.zst");
@@ -76,22 +76,22 @@ pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../images/
 pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20334] = *include_bytes!("../images/dkv_d192_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15031] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15085] = *include_bytes!("../images/dkv_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26610] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26079] = *include_bytes!("../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
 pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20831] = *include_bytes!("../images/dkv_d256_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15273] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15335] = *include_bytes!("../images/dkv_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
 pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23036] = *include_bytes!("../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 34002] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 32241] = *include_bytes!("../images/dkv_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23322] = *include_bytes!("../images/dkv_d96_64x128_w8_s2_sm_90.zst");
@@ -103,28 +103,28 @@ pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19087] = *include_bytes!("../images/d
 pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24174] = *include_bytes!("../images/dq_d128_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 13852] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 14155] = *include_bytes!("../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29819] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29141] = *include_bytes!("../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19480] = *include_bytes!("../images/dq_d192_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16653] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16867] = *include_bytes!("../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 28055] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 27960] = *include_bytes!("../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22785] = *include_bytes!("../images/dq_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 13218] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12601] = *include_bytes!("../images/dq_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25479] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25887] = *include_bytes!("../images/dq_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
 pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../images/dq_d96_128x64_w4_s1_sm_90.zst");
@@ -160,16 +160,16 @@ pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../images/merge_w4_sm_9
 pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../images/mma_d128_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 47096] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_90.zst");
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 70140] = *include_bytes!("../images/mma_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../images/mma_d192_128x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 55508] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_90.zst");
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 82084] = *include_bytes!("../images/mma_d192_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 56478] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_90.zst");
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 87135] = *include_bytes!("../images/mma_d256_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 69979] = *include_bytes!("../images/mma_d32_128x64_w4_s2_sm_90.zst");
@@ -184,19 +184,19 @@ pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../images/
 pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../images/mma_d64_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 72364] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_90.zst");
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 125150] = *include_bytes!("../images/mma_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 45847] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_90.zst");
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 73136] = *include_bytes!("../images/mma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 55038] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_90.zst");
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 91159] = *include_bytes!("../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
 pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../images/prepass_w4_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 36976] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 56412] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_90.zst`.
 pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 16074] = *include_bytes!("../images/scalar_d128_48x32_w8_s2_sm_90.zst");
@@ -205,10 +205,10 @@ pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 16074] = *include_bytes!("../imag
 pub static SCALAR_D192_32X32_W4_S1_SM_90: [u8; 35407] = *include_bytes!("../images/scalar_d192_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_90.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_90: [u8; 15855] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_90.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_90: [u8; 24695] = *include_bytes!("../images/scalar_d256_16x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_90.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 29668] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_90.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 36566] = *include_bytes!("../images/scalar_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_90.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_90: [u8; 32221] = *include_bytes!("../images/scalar_d32_32x64_w4_s2_sm_90.zst");
@@ -232,7 +232,7 @@ pub static SCALAR_D64_32X64_W4_S2_SM_90: [u8; 20960] = *include_bytes!("../image
 pub static SCALAR_D64_48X64_W8_S2_SM_90: [u8; 18694] = *include_bytes!("../images/scalar_d64_48x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_90.zst`.
-pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 42880] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_90.zst");
+pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 56950] = *include_bytes!("../images/scalar_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_90.zst`.
 pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../images/scalar_d64_64x64_w8_s2_sm_90.zst");
@@ -241,7 +241,7 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../image
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 151743] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 175240] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
 pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 24679] = *include_bytes!("../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
@@ -250,13 +250,13 @@ pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 24679] = *include_bytes!("../ima
 pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 100733] = *include_bytes!("../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 123114] = *include_bytes!("../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
 pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 124403] = *include_bytes!("../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 144142] = *include_bytes!("../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
 pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
@@ -268,10 +268,10 @@ pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!(".
 pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 177595] = *include_bytes!("../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 196779] = *include_bytes!("../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 145695] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 168991] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
 pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
@@ -280,7 +280,7 @@ pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../ima
 pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 23351] = *include_bytes!("../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 151059] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 171846] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
@@ -289,7 +289,7 @@ pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../images
 pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 145517] = *include_bytes!("../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 168588] = *include_bytes!("../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
 pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 25997] = *include_bytes!("../images/wgmma_d96_192x96_w16_s3_sm_90.zst");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
     Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
-    ForwardE4m3, ForwardTma, Merge, Prepass, SinkGradient,
+    ForwardE4m3, ForwardTma, ForwardTmaDropout, Merge, Prepass, SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -248,6 +248,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
                 record.takes::<Forward>()
                     || record.takes::<ForwardTma>()
                     || record.takes::<ForwardDropout>()
+                    || record.takes::<ForwardTmaDropout>()
             }
         };
         assert!(takes_its_block, "{name}");

@@ -694,6 +694,16 @@ declare! {
         /// Dropout.
         dropout: Dropout,
     }
+
+    /// Block of the kernels with dropout that read through tensor maps.
+    struct ForwardTmaDropout align 64 {
+        /// Everything else.
+        tma: ForwardTma,
+        /// Dropout.
+        dropout: Dropout,
+        /// Unused.
+        padding: [i32; 12] = "int[12]",
+    }
 }
 
 declare! {
@@ -811,6 +821,7 @@ blocks!(
     BackwardTma,
     SinkGradient,
     ForwardDropout,
+    ForwardTmaDropout,
     BackwardDropout
 );
 
@@ -829,6 +840,7 @@ pub const FORWARD_BLOCKS: &[u64] = &[
     ForwardE4m3::HASH,
     ForwardTma::HASH,
     ForwardDropout::HASH,
+    ForwardTmaDropout::HASH,
 ];
 
 #[cfg(test)]

@@ -58,9 +58,18 @@ impl Operation for Call {
             workspace,
         } = *launch;
         let forward = filled::forward(self, shape, &at.operands, workspace);
-        if kernel.takes::<abi::ForwardTma>() {
+        let with_dropout = kernel.takes::<abi::ForwardTmaDropout>();
+        if with_dropout || kernel.takes::<abi::ForwardTma>() {
             let driver = kernel.context().driver();
-            let block = filled::forward_tma(driver, self, step, shape, forward)?;
+            let tma = filled::forward_tma(driver, self, step, shape, forward)?;
+            if !with_dropout {
+                return kernel.give(&tma, taker);
+            }
+            let block = abi::ForwardTmaDropout {
+                tma,
+                dropout: filled::dropout(self, &at.operands),
+                ..Default::default()
+            };
             kernel.give(&block, taker)
         } else if kernel.takes::<abi::ForwardE4m3>() {
             let scales = filled::scales(&at.operands, |operand| self.reach(operand));

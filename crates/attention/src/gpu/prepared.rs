@@ -49,7 +49,7 @@ impl Prepared {
     pub fn make_ready(&self, call: &Call) -> Result<()> {
         call.check_problem(self.plan().problem())?;
         for (step, kernel) in self.steps() {
-            if kernel.takes::<abi::ForwardTma>() {
+            if kernel.takes::<abi::ForwardTma>() || kernel.takes::<abi::ForwardTmaDropout>() {
                 tile_order(step, call, &step.shape(call)?);
             }
         }

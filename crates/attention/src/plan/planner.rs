@@ -336,6 +336,7 @@ impl<'a> Planner<'a> {
                     (
                         unfit(image).is_some() || !has_its_schedule(problem, image, device),
                         lacks(image).iter().count(),
+                        image.features.contains(Features::DROPOUT),
                         Reverse(preference(image.target)),
                         special && !self.rates.has_variant(image),
                     )

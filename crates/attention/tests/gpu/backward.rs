@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use warptile::gpu::Gpu;
-use warptile::kernels::{Features, Image, Role, images_for};
+use warptile::kernels::{Image, Role, images_for};
 use warptile::plan::{BackwardProblem, Choice, Planner};
 use warptile::spec::{Backward, Operand, Slots};
 use warptile::{Attention, Backend, Element, ElementType, Keys, Mask, Queries};
@@ -57,13 +57,10 @@ fn random_gradients_equal_float64() {
         }
     }
     quickcheck(50).quickcheck(one as fn(u64) -> quickcheck::TestResult);
-    verify_all((0..400).map(|seed| (Case::random(seed, 400).differentiable(), Choice::Best)));
-    verify_all((0..200).map(|seed| {
-        let case = Case::random(seed, 400).differentiable().with_dropout();
-        (case, Choice::Best)
-    }));
+    let drawn = |seed| Case::random(seed, 400).differentiable().with_dropout();
+    verify_all((0..400).map(|seed| (drawn(seed), Choice::Best)));
     side_by_side(0..60, |seed| {
-        let case = Case::random(seed, 300).differentiable();
+        let case = Case::random(seed, 300).differentiable().with_dropout();
         if let Err(failure) = verify_on(gpu_of_ptx(), &case, &Choice::Best) {
             panic!("{failure}");
         }
@@ -84,17 +81,13 @@ fn every_image_equals_float64() {
     for image in images() {
         let largest = image.tiling.head_dim as usize;
         let case = |seed: u64| {
-            let mut case = Case::random(seed, 400).differentiable();
-            if image.features.contains(Features::DROPOUT) {
-                case = case.with_dropout();
-            }
+            let mut case = Case::random(seed, 400).for_image(image).differentiable();
             case.heads.dim = (case.heads.dim - 1) % largest + 1;
             case.heads.dim = case.heads.dim.next_multiple_of(8);
             case.heads.value_dim = match seed % 4 {
                 0 => case.heads.value_dim.min(largest),
                 _ => case.heads.dim,
             };
-            case.element = image.element;
             // Not every case wants what the image gives, or asks only for what it can.
             let backward = case.backward_of(case.call_on_gpu().unwrap()).unwrap();
             let choice = Choice::Image(image.name.to_owned());

@@ -14,6 +14,7 @@ mod compositions;
 mod decode_step;
 #[path = "../common/draw.rs"]
 mod draw;
+mod dropout;
 mod e4m3;
 mod early;
 mod errors;

@@ -3,7 +3,7 @@
 use warptile::Error;
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner};
 use warptile::spec::MAX_HEAD_DIM;
-use warptile_kernels::{Family, Role, Target, catalog};
+use warptile_kernels::{Family, Features, Image, Role, Target, catalog};
 
 use warptile_check::Case;
 
@@ -256,13 +256,52 @@ fn head_sizes_above_256_have_kernels_for_few_queries_and_for_many() {
     }
 }
 
+/// Calls with dropout run on images that have it, of the family that calls without it run on, and these on images without it.
 #[test]
-fn where_no_image_has_dropout_an_error_names_it() {
-    for device in [device(8, 0, 166_912), DeviceProfile::h200()] {
-        for words in ["d64 bf16", "d128 f16 mask=causal", "d256 f32"] {
-            let case = case(&format!("b1 h2 q100 k100 {words} dropout=0.1"));
-            let error = Plan::gpu(case.call().problem(), &device, &Choice::Best).unwrap_err();
-            assert!(error.to_string().contains("dropout"), "{error}");
+fn images_with_dropout_are_for_dropout_alone() {
+    let devices = [
+        DeviceProfile::h200(),
+        device(8, 0, 166_912),
+        device(8, 6, CONSUMER_SHARED_BYTES),
+        device(10, 0, 232_448),
+        device(12, 0, CONSUMER_SHARED_BYTES),
+        device(13, 0, 232_448),
+    ];
+    let image = |words: &str, device: &DeviceProfile| {
+        let problem = case(words).call().problem();
+        let plan = Plan::gpu(problem, device, &Choice::Best);
+        plan.map(|plan| plan.image().unwrap())
+    };
+    let drops = |image: &Image| image.features.contains(Features::DROPOUT);
+    for device in &devices {
+        for head_dim in (8..=256).step_by(8) {
+            for words in ["bf16", "f16 mask=causal", "f32", "bf16 unaligned"] {
+                let words = format!("b4 h8/2 q1000 k1000 d{head_dim} {words}");
+                let plain = image(&words, device).unwrap();
+                let dropping = image(&format!("{words} dropout=0.1"), device).unwrap();
+                assert!(
+                    !drops(plain) && drops(dropping),
+                    "{words} on {}",
+                    device.name
+                );
+                if !words.ends_with("unaligned") {
+                    assert_eq!(dropping.family, plain.family, "{words} on {}", device.name);
+                }
+            }
+            for words in [
+                "softcap=5",
+                "bias",
+                "alibi=head keymask",
+                "mask=window,30,5 sinks",
+            ] {
+                let words = format!("b2 h4/2 q300 k300 d{head_dim} f16 {words} dropout=0.1");
+                assert!(drops(image(&words, device).unwrap()), "{words}");
+            }
+        }
+        for words in ["d512 f16", "d128 bf16 cache=e4m3"] {
+            let words = format!("b1 h2 q100 k100 {words} dropout=0.1");
+            let error = image(&words, device).unwrap_err().to_string();
+            assert!(error.contains("dropout"), "{error}");
         }
     }
 }

@@ -5,6 +5,8 @@ use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner, Stan
 use warptile::spec::{Backward, Operand};
 use warptile_check::Case;
 
+use crate::{CONSUMER_SHARED_BYTES, device};
+
 /// The kernels of the gradients of keys and of queries, on a device.
 fn kernels(device: &DeviceProfile, words: &str) -> [&'static str; 2] {
     let plan = plan(device, words);
@@ -176,7 +178,7 @@ fn the_expected_times_of_gradients_are_near_the_measured_ones() {
     }
 }
 
-/// With dropout the pair runs on images that have it, on 9.0; other GPUs have none. Without it, on images without it.
+/// With dropout the pair runs on images that have it, and without it on images without it.
 #[test]
 fn images_with_dropout_are_for_dropout_alone() {
     let drops = |step: &Step| step.image.features.contains(Features::DROPOUT);
@@ -186,20 +188,20 @@ fn images_with_dropout_are_for_dropout_alone() {
         "b4 q4096 k4096 h8/2 d72/136 bf16 softcap=30",
         "b2 q512 k512 h8 d200 f32",
     ] {
-        let h200 = DeviceProfile::h200();
-        assert!(!plan(&h200, words).steps().iter().any(drops), "{words}");
-        let words = format!("{words} dropout=0.1");
-        assert!(
-            plan(&h200, &words).steps()[1..3].iter().all(drops),
-            "{words}"
-        );
-        let case: Case = words.parse().unwrap();
-        let backward = Backward::builder(case.call()).build().unwrap();
-        let mut older = h200;
-        (older.major, older.minor) = (8, 0);
-        let error = Planner::new(&older)
-            .plan_backward(BackwardProblem::of(&backward), &Choice::Best)
-            .unwrap_err();
-        assert!(error.to_string().contains("dropout"), "{error}");
+        for device in [
+            DeviceProfile::h200(),
+            device(8, 0, 166_912),
+            device(8, 6, CONSUMER_SHARED_BYTES),
+            device(10, 0, 232_448),
+            device(12, 0, CONSUMER_SHARED_BYTES),
+            device(13, 0, 232_448),
+        ] {
+            assert!(!plan(&device, words).steps().iter().any(drops), "{words}");
+            let words = format!("{words} dropout=0.1");
+            assert!(
+                plan(&device, &words).steps()[1..3].iter().all(drops),
+                "{words}"
+            );
+        }
     }
 }

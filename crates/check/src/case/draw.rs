@@ -2,7 +2,9 @@
 
 use warptile::kernels::Image;
 use warptile::kernels::Kind;
-use warptile::spec::{AlibiShape, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Operand, Scoring};
+use warptile::spec::{
+    AlibiShape, Features, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Operand, Scoring,
+};
 use warptile::{Diagonal, ElementType, Mask, Splits};
 
 use super::{Case, LayoutKind, Lengths, Used};
@@ -210,11 +212,15 @@ impl Case {
     }
 
     /// The case with dropout, as the seed has it: a third of them.
-    pub fn with_dropout(mut self) -> Self {
-        let mut random = Random::new(self.seed ^ 0xd70);
-        if random.below(3) == 0 {
-            self.scoring.dropout = Some(random.pick(&[0.0, 0.1, 0.17, 0.5, 0.9]));
-        }
+    pub fn with_dropout(self) -> Self {
+        let has_dropout = Random::new(self.seed ^ 0xd70).below(3) == 0;
+        self.with_dropout_if(has_dropout)
+    }
+
+    /// The case with dropout of a probability that the seed has, or without.
+    fn with_dropout_if(mut self, has_dropout: bool) -> Self {
+        let p = Random::new(self.seed ^ 0xd71).pick(&[0.0, 0.1, 0.17, 0.5, 0.9]);
+        self.scoring.dropout = has_dropout.then_some(p);
         self
     }
 
@@ -224,7 +230,7 @@ impl Case {
         self
     }
 
-    /// The case with the image's types, and heads that its tiles can hold. What else the image asks for is left to the draw, such
+    /// The case with the image's types, with dropout if the image has it, and heads that its tiles can hold. What else the image asks for is left to the draw, such
     /// as aligned rows or keys in pages.
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
@@ -240,7 +246,7 @@ impl Case {
         let ([keys, values], [room, value_room]) = (self.heads.dims(), image.tiling.dims());
         let fitting = [fitted(keys, room), fitted(values, value_room)];
         self.heads = self.heads.with_dims(fitting);
-        self
+        self.with_dropout_if(image.features.contains(Features::DROPOUT))
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.

@@ -240,14 +240,15 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         true => (4, 5, 8 * keys),
         false => (1, 3, keys),
     };
-    let quantized = image.types().scaled();
     // Of quantized keys, so many are aligned, too.
-    let narrower = if quantized.is_some() { 16 } else { 8 };
+    let narrower = if image.types().scaled().is_some() {
+        16
+    } else {
+        8
+    };
     let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
     let narrow = heads.with_dims([less(dims[0], narrower), less(dims[1], 2 * narrower)]);
     let case = |query, key, heads, mask| Case {
-        element: image.element,
-        quantized,
         backward: image.role != Role::Forward,
         scoring: Scoring::new().mask(mask),
         pages: serving.then_some(32),
@@ -259,4 +260,5 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         case(tiles * rows, 3 * keys, heads, Mask::none()),
         case((tiles - 1) * rows + 5, 2 * keys + 9, narrow, Mask::causal()),
     ]
+    .map(|case| case.for_image(image))
 }

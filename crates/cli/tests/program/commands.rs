@@ -115,7 +115,7 @@ fn commands_take_gradients_or_say_that_they_do_not() {
 fn bench_times_gradients_on_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rows.json");
-    let problem = "b1 q70 k70 h4/2 d16 f16 mask=causal sinks";
+    let problem = "b1 q70 k70 h4/2 d16 f16 mask=causal dropout=0.5 sinks";
     let with = problem.to_owned() + " backward";
     let (stdout, _) = expect_code(
         0,

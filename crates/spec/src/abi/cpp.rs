@@ -3,9 +3,10 @@
 use super::declared::{Block, Declared, Member};
 use super::{
     Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
-    ForwardE4m3, ForwardTma, GRADIENTS_ADD, GRADIENTS_F32, Merge, PREPASS_ROWS, Prepass, RAGGED,
-    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward,
-    cpp_backward_dropout, cpp_backward_tma, cpp_dropout, cpp_numbers, cpp_operations, cpp_structs,
+    ForwardE4m3, ForwardTma, ForwardTmaDropout, GRADIENTS_ADD, GRADIENTS_F32, Merge, PREPASS_ROWS,
+    Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED,
+    cpp_backward, cpp_backward_dropout, cpp_backward_tma, cpp_dropout, cpp_numbers, cpp_operations,
+    cpp_structs,
 };
 use crate::capability::{self, Features};
 
@@ -139,6 +140,7 @@ pub fn cpp_header_of_dropout() -> String {
         &cpp_dropout(),
         "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
         &cpp_hash::<ForwardDropout>(),
+        &cpp_hash::<ForwardTmaDropout>(),
         "#endif\n\n} // namespace warptile\n",
     ]
     .concat()
