@@ -4,7 +4,6 @@
 #if defined(WARPTILE_VARIANT_DROPOUT)
 #define WARPTILE_TRAITS DroppingTileTraits
 using Params = warptile::ForwardDropout;
-#define WARPTILE_FORWARD(params) params.forward
 #else
 #if defined(WARPTILE_VARIANT_TENSORS)
 #define WARPTILE_TRAITS TensorTileTraits
@@ -12,7 +11,6 @@ using Params = warptile::ForwardDropout;
 #define WARPTILE_TRAITS TileTraits
 #endif
 using Params = warptile::Forward;
-#define WARPTILE_FORWARD(params) params
 #endif
 
 using Instance =
@@ -23,5 +21,9 @@ extern "C" __device__ const warptile::RecordWords warptile_record = warptile::im
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    warptile::tile_attention<Instance>(WARPTILE_FORWARD(params));
+#ifdef WARPTILE_VARIANT_DROPOUT
+    warptile::tile_attention<Instance>(params.forward);
+#else
+    warptile::tile_attention<Instance>(params);
+#endif
 }
