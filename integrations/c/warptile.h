@@ -343,7 +343,7 @@ typedef struct warptile_attention_desc {
   uint32_t v_scales;
   /**
    * Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Weights that are kept are divided by 1 - dropout;
-   * dropout_state says which are. On the CPU only: no kernel has dropout. 0: none.
+   * dropout_state says which are. 0: none.
    */
   double dropout;
 } warptile_attention_desc;

@@ -115,7 +115,7 @@ pub struct AttentionDesc {
     /// With WARPTILE_E4M3: how many numbers v_scale has, 1 or one for each key/value head. 0: 1.
     pub v_scales: u32,
     /// Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Weights that are kept are divided by 1 - dropout;
-    /// dropout_state says which are. On the CPU only: no kernel has dropout. 0: none.
+    /// dropout_state says which are. 0: none.
     pub dropout: f64,
 }
 
