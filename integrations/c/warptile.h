@@ -1028,4 +1028,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 6a653297c8bace05ff818e09b5ea2b7d5127faf0bca3738d4f1143d9b39a2fe6 */
+/* Seal of header.sh: 134dfb706da03924d0bf37e5c8ee870ae9c56e89ad928994e79bfd717b7f3ea7 */
