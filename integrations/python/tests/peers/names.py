@@ -231,11 +231,10 @@ def fa3_with_kvcache(
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk,
-        cu_seqlens_k_new=cu_seqlens_k_new,
     )
     if cu_seqlens_q is not None:
         if k is not None:
-            raise Unsupported("cu_seqlens_q is not supported with new keys")
+            raise Unsupported("flash_attn_with_kvcache does not take packed queries (cu_seqlens_q)")
         cache = Cache(k_cache, v_cache, page_table).chosen(cache_batch_idx).without(cache_leftpad).readable()
         result = warptile.attention(
             q,
@@ -274,6 +273,7 @@ def fa3_with_kvcache(
         None,
         num_splits,
         return_softmax_lse,
+        cu_seqlens_k_new=cu_seqlens_k_new,
     )
 
 
