@@ -38,7 +38,7 @@ mod ferry;
 mod gpu;
 mod normal;
 mod on_gpu;
-mod parallel;
+pub mod parallel;
 mod reference;
 mod rounding;
 mod text;

@@ -18,7 +18,7 @@ const MAX_BATCH: usize = 64;
 /// Once the caller's [`Stop`] is requested, the other items are left out.
 ///
 /// A system that starts no more threads gets fewer: the calling thread works too, and alone if need be.
-pub(crate) fn for_each<I: Send>(
+pub fn for_each<I: Send>(
     items: impl ExactSizeIterator<Item = I> + Send,
     cost: f64,
     work: impl Fn(I) + Sync,

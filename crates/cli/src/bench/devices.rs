@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 use warptile::spec::{Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Types};
 use warptile::{Backend, Diagonal, Element, Layout};
-use warptile_check::{Case, GradientExpectation, reference, with_element};
+use warptile_check::{Case, GradientExpectation, parallel, reference, with_element};
 use warptile_distributed::Group;
 use warptile_driver::Event;
 
@@ -277,15 +277,14 @@ impl<'a> OfDevices<'a> {
                 Ok::<_, Failure>(vec![found.dq, found.dk, found.dv])
             }
         };
-        let joined = || {
+        let result = || {
             let results = self.team.each(|place, _| compute(place))?;
             self.team.synchronize()?;
             let each = { 0..results[0].len() }
                 .map(|at| problem.join(results.iter().map(|of_group| &of_group[at])));
             Ok::<_, Failure>(each.collect::<Result<Vec<_>, _>>()?.concat())
         };
-        let (several, again) = (joined()?, joined()?);
-        let bits = |out: &[T]| bytemuck::cast_slice::<T, u8>(out).to_vec();
+        let (several, again) = (result()?, result()?);
         let samples = self.samples(|calls| {
             let each =
                 |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
@@ -299,7 +298,7 @@ impl<'a> OfDevices<'a> {
             numbers: &data.numbers,
             inputs: [q, k, v, &d_out],
         };
-        let error = |out: &[T]| sampled.error(out);
+        let [one_error, error] = sampled.errors([&one, &several])?;
         let ranks = self.backends.len();
         let median_us = samples.median();
         let on_gpus = self.backends[0].is_gpu();
@@ -320,11 +319,12 @@ impl<'a> OfDevices<'a> {
             p90_us: samples.p90(),
             efficiency: one_us / median_us / ranks as f64,
             expected_us: expected.transpose()?.map(|expected| expected.us),
-            same_bits_again: bits(&several) == bits(&again),
+            same_bits_again: bytemuck::cast_slice::<T, u8>(&several)
+                == bytemuck::cast_slice::<T, u8>(&again),
             values_unlike_one_gpu: one.iter().zip(&several).filter(|(a, b)| a != b).count(),
             largest_difference: one.iter().zip(&several).map(difference).fold(0.0, f32::max),
-            one_error: error(&one)?,
-            error: error(&several)?,
+            one_error,
+            error,
             machine: self.machine.clone(),
         })
     }
@@ -388,16 +388,18 @@ struct Sampled<'a, T> {
 }
 
 impl<T: Element> Sampled<'_, T> {
-    /// The root mean square of the error, over that of the float64 values; 0 without rows.
-    fn error(&self, found: &[T]) -> Result<f64, Failure> {
+    /// The root mean square of the errors of each result, over that of the float64 values; 0 without rows.
+    fn errors(&self, found: [&[T]; 2]) -> Result<[f64; 2], Failure> {
         const ROWS: usize = 16;
-        let heads = self.case.heads;
+        let query_heads = self.case.heads.query;
         let lengths = self.case.used_lengths();
         let len: usize = lengths.iter().map(|rows| rows.0).sum();
         let count = ROWS.min(len);
-        let (mut wrong, mut right) = (0.0, 0.0);
-        for at in 0..count {
-            let row = (len - 1) * at / (count - 1).max(1);
+        let rows = (0..count).map(|at| (len - 1) * at / (count - 1).max(1));
+        let places: Vec<_> = rows
+            .flat_map(|row| [(row, 0), (row, query_heads - 1)])
+            .collect();
+        let expected = |&(row, head): &(usize, usize)| {
             // The first row and the rows of its sequence.
             let (mut start, mut rows, mut sequence) = (0, 0, 0);
             for (at, (length, _)) in lengths.iter().enumerate() {
@@ -410,22 +412,33 @@ impl<T: Element> Sampled<'_, T> {
             if self.case.scoring.dropout.is_some() {
                 query -= query % DropoutState::ALIGNMENT as usize;
             }
-            let row = start + query;
-            for head in [0, heads.query - 1] {
-                let expected = self.expected([start, rows, sequence], query, head)?;
-                let dim = expected.len();
-                let found = &found[(row * heads.query + head) * dim..][..dim];
+            let expected = self.expected([start, rows, sequence], query, head)?;
+            Ok::<_, Failure>(((start + query) * query_heads + head, expected))
+        };
+        let mut rows_of: Vec<_> = places.iter().map(|_| None).collect();
+        let items = places.iter().zip(&mut rows_of);
+        parallel::for_each(items, f64::INFINITY, |(place, to)| {
+            *to = Some(expected(place));
+        });
+        // After Ctrl-C some are left out.
+        let interrupted = || Failure::Interrupted("errors were not measured".into());
+        let expected = rows_of.into_iter().map(|row| row.ok_or_else(interrupted)?);
+        let expected = expected.collect::<Result<Vec<_>, _>>()?;
+        Ok(found.map(|found| {
+            let (mut wrong, mut right) = (0.0, 0.0);
+            for (at, expected) in &expected {
+                let found = &found[at * expected.len()..][..expected.len()];
                 for (found, expected) in found.iter().zip(expected) {
                     wrong += (found.to_f64() - expected).powi(2);
                     right += expected.powi(2);
                 }
             }
-        }
-        Ok(if right > 0.0 {
-            (wrong / right).sqrt()
-        } else {
-            0.0
-        })
+            if right > 0.0 {
+                (wrong / right).sqrt()
+            } else {
+                0.0
+            }
+        }))
     }
 
     /// A row of a head, of a sequence of `rows` rows from row `start` on: a call of one query.
