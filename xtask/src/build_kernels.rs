@@ -81,7 +81,7 @@ impl Layout {
     }
 
     /// The parameter blocks in C++, with the files they belong in.
-    fn headers(&self) -> [(PathBuf, String); 6] {
+    fn headers(&self) -> [(PathBuf, String); 7] {
         [
             (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
             (
@@ -99,6 +99,10 @@ impl Layout {
             (
                 self.kernels.join("base/abi_dropout.cuh"),
                 abi::cpp_header_of_dropout(),
+            ),
+            (
+                self.kernels.join("base/abi_blocks.cuh"),
+                abi::cpp_header_of_blocks(),
             ),
             (
                 self.kernels.join("base/abi_backward_dropout.cuh"),
@@ -587,6 +591,10 @@ mod tests {
         assert_eq!(
             include_str!("../../kernels/base/abi_dropout.cuh"),
             warptile_spec::abi::cpp_header_of_dropout()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_blocks.cuh"),
+            warptile_spec::abi::cpp_header_of_blocks()
         );
         assert_eq!(
             include_str!("../../kernels/base/abi_backward_dropout.cuh"),

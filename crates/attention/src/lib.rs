@@ -171,7 +171,7 @@ pub use cache::KvCache;
 pub use error::{Error, Result};
 pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
-pub use spec::{Diagonal, E4m3, Element, ElementType, Layout, Mask, Splits};
+pub use spec::{BlockList, BlockLists, Diagonal, E4m3, Element, ElementType, Layout, Mask, Splits};
 pub use tensor::Tensor;
 
 /// The traits of types whose bits may be any.

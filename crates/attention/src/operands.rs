@@ -10,7 +10,8 @@ use warptile_kernels::abi::CHUNK_BYTES;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::spec::{
-    Element, ElementType, Invalid, Layout, LengthElement, Numbers, Quantized, Request, TableLayout,
+    BlockList, BlockLists, Element, ElementType, Invalid, Layout, LengthElement, Numbers,
+    Quantized, Request, TableLayout,
 };
 use crate::tensor::{Bytes, Tensor};
 
@@ -29,6 +30,7 @@ pub(crate) struct Side<'a> {
     pub(crate) given: Vec<(Operand, Given<'a>)>,
     pub(crate) longest: Option<usize>,
     pub(crate) table: Option<TableLayout>,
+    pub(crate) blocks: Option<BlockLists>,
 }
 
 impl<'a> Side<'a> {
@@ -37,6 +39,7 @@ impl<'a> Side<'a> {
             given,
             longest: None,
             table: None,
+            blocks: None,
         }
     }
 
@@ -394,6 +397,48 @@ impl<'a, T: Element> Keys<'a, T> {
     /// the rows there are lets a better kernel be chosen, and less work be launched.
     pub fn longest(mut self, keys: usize) -> Self {
         self.side.longest = Some(keys);
+        self
+    }
+
+    /// Each block of queries sees the blocks of keys that a list has, and of these what the mask shows: block-sparse attention. The lists
+    /// are for each sequence's queries and keys, counted from its first ones. A query without blocks has an output of 0 and an lse of minus
+    /// infinity. There are no gradients.
+    ///
+    /// ```
+    /// use warptile::{Attention, Backend, BlockList, BlockLists, Keys};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let q = backend.tensor(&[0.0_f32; 128 * 8], [1, 128, 1, 8])?;
+    /// let k = backend.tensor(&[0.0_f32; 192 * 8], [1, 192, 1, 8])?;
+    /// // The first 64 queries see the last 64 keys, the others all but those.
+    /// let lists = BlockLists::new(64, 64);
+    /// let blocks = BlockList::from_mask(lists, [1, 1, 2, 3], &[false, false, true, true, true, false]);
+    /// let output = Attention::new().forward(&q, Keys::new(&k, &k).blocks(&blocks))?;
+    /// let lse: Vec<f32> = output.lse.map_or(Ok(Vec::new()), |lse| lse.to_vec())?;
+    /// assert!((lse[0] - 64_f32.ln()).abs() < 1e-5 && (lse[64] - 128_f32.ln()).abs() < 1e-5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn blocks(mut self, list: &'a BlockList) -> Self {
+        self.side.blocks = Some(list.lists());
+        self.side.host(Operand::BlockOffsets, list.offsets());
+        self.side.host(Operand::BlockIndices, list.indices());
+        self
+    }
+
+    /// As [`blocks`](Self::blocks), with lists on the device: offsets and indices as [`BlockList`] has them. They are unchecked. The
+    /// kernel clamps offsets to the indices there are, leaves out blocks past a sequence's last one, and a block that is listed twice
+    /// counts twice. With [`BlockLists::each`] the planner knows about how many blocks a row has.
+    pub fn blocks_on_device<L: LengthElement>(
+        mut self,
+        lists: BlockLists,
+        offsets: DeviceSlice<'a, L>,
+        indices: DeviceSlice<'a, L>,
+    ) -> Self {
+        self.side.blocks = Some(lists);
+        self.side.device(Operand::BlockOffsets, offsets);
+        self.side.device(Operand::BlockIndices, indices);
         self
     }
 

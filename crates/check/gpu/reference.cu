@@ -59,6 +59,9 @@ struct Parameters {
     const float *k_scale, *v_scale;
     int k_scale_step, v_scale_step;
     const unsigned* dropout_state;  // null: no dropout
+    // Lists of blocks: row r of a list is block_indices[block_offsets[r]..block_offsets[r + 1]], to the first number below 0. Null: none.
+    const int *block_offsets, *block_indices;
+    int block_queries, block_keys, block_rows, block_batch, block_head, unused;
 };
 
 constexpr int THREADS = 256;
@@ -128,6 +131,17 @@ __device__ double score(const Parameters& p, double dot, const Terms& terms) {
     return s < -LARGEST ? -LARGEST : s > LARGEST ? LARGEST : s;
 }
 
+// Returns true if a query sees the block of a key.
+__device__ bool lists(const Parameters& p, const Row& row, int head, int key) {
+    if (!p.block_offsets) return true;
+    const long long list = static_cast<long long>(row.batch) * p.block_batch + head * p.block_head;
+    const int* const offsets = p.block_offsets + list * p.block_rows + row.position / p.block_queries;
+    for (int i = offsets[0]; i < offsets[1] && p.block_indices[i] >= 0; i++) {
+        if (p.block_indices[i] == key / p.block_keys) return true;
+    }
+    return false;
+}
+
 template <typename T>
 __device__ Terms terms_of(const Parameters& p, const Row& row, int head, int key) {
     Terms terms = {0.0, 0.0, 0.0, false};
@@ -143,6 +157,7 @@ __device__ Terms terms_of(const Parameters& p, const Row& row, int head, int key
         long long at = row.batch * mask.batch + row.position * mask.row + head * mask.head + key * mask.key;
         terms.hidden |= static_cast<const unsigned char*>(mask.data)[at] == 0;
     }
+    terms.hidden |= !lists(p, row, head, key);
     return terms;
 }
 

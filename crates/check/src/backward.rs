@@ -55,10 +55,11 @@ pub enum GradientFailure {
 }
 
 impl Case {
-    /// The case nearest to this one that has a backward pass: without pages and quantized keys, with head sizes of at most 256.
+    /// The case nearest to this one that has a backward pass: without pages, lists of blocks and quantized keys, with head sizes of at most 256.
     pub fn differentiable(&self) -> Case {
         let mut case = self.clone();
         (case.pages, case.runs, case.quantized) = (None, 1, None);
+        case.scoring.blocks = None;
         case.heads.dim = case.heads.dim.min(Backward::MAX_HEAD_DIM);
         case.heads.value_dim = case.heads.value_dim.min(Backward::MAX_HEAD_DIM);
         case

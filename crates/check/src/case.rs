@@ -232,6 +232,7 @@ pub(crate) fn every_option() -> Scoring {
         let value = match word {
             "mask" => "causal",
             "dropout" => "0.5",
+            "blocks" => "64x64",
             _ => "2",
         };
         let known = all.uses(word) || all.parse_word(&format!("{word}={value}")).is_some();

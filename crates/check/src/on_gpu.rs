@@ -137,6 +137,14 @@ struct Parameters {
     scales: [u64; 2],
     scale_steps: [i32; 2],
     dropout_state: u64,
+    block_offsets: u64,
+    block_indices: u64,
+    block_queries: i32,
+    block_keys: i32,
+    block_rows: i32,
+    block_batch: i32,
+    block_head: i32,
+    unused: i32,
 }
 
 impl Tensor {
@@ -224,11 +232,14 @@ impl ReferenceOnGpu {
                 given[operand] = Some(ferry.upload(stream, bytes)?);
             }
         }
-        if let Some(words) = call
-            .numbers(Operand::DropoutState)
-            .and_then(Numbers::on_host)
-        {
-            given[Operand::DropoutState] = Some(ferry.upload(stream, bytemuck::cast_slice(words))?);
+        for operand in [
+            Operand::DropoutState,
+            Operand::BlockOffsets,
+            Operand::BlockIndices,
+        ] {
+            if let Some(words) = call.numbers(operand).and_then(Numbers::on_host) {
+                given[operand] = Some(ferry.upload(stream, bytemuck::cast_slice(words))?);
+            }
         }
         let pointer = |operand| given[operand].as_ref().map_or(0, DeviceBuffer::pointer);
         let tensor = |operand| match call.layout(operand) {
@@ -255,6 +266,8 @@ impl ReferenceOnGpu {
             { Operand::of(Operations::FORWARD) }
                 .filter(|operand| operand.kind() == Kind::List(Count::Scales))
         };
+        let lists = call.blocks().map(|blocks| blocks.lists());
+        let steps = lists.map_or([0; 2], |lists| lists.steps(heads.query));
         // Counts of a call are at most 2^30.
         let parameters = Parameters {
             q: tensor(Operand::Q),
@@ -285,6 +298,14 @@ impl ReferenceOnGpu {
             scales: each(scales(), pointer),
             scale_steps: each(scales(), |operand| i32::from(call.reach(operand) > 1)),
             dropout_state: pointer(Operand::DropoutState),
+            block_offsets: pointer(Operand::BlockOffsets),
+            block_indices: pointer(Operand::BlockIndices),
+            block_queries: lists.map_or(1, |lists| lists.queries()) as i32,
+            block_keys: lists.map_or(1, |lists| lists.keys()) as i32,
+            block_rows: call.blocks().map_or(0, |blocks| blocks.rows()) as i32,
+            block_batch: steps[0] as i32,
+            block_head: steps[1] as i32,
+            unused: 0,
         };
         if blocks > 0 {
             let kernel = match T::TYPE {

@@ -22,6 +22,9 @@ A problem is a line of words, such as
   diagonal=D      alignment of the mask's diagonal: bottom-right (it ends at the
                   last key), top-left, or the index of the key where it begins
                   [bottom-right]
+  blocks=QxK      random lists of the blocks of K keys that each block of Q
+                  queries sees, of 64 or 128 each; then ,batch and ,head for
+                  lists of each of these, and ,N for N blocks a row
 {OPTIONS}  used=QxK,...    numbers of queries and keys of each sequence that are used
   lengths=K,...   numbers of keys of each sequence that are used; bN and kN
                   default to their count and their maximum

@@ -25,7 +25,7 @@ use crate::table::Operand;
 
 pub use cpp::{
     cpp_header, cpp_header_of_backward, cpp_header_of_backward_dropout, cpp_header_of_backward_tma,
-    cpp_header_of_dropout, cpp_header_of_operations,
+    cpp_header_of_blocks, cpp_header_of_dropout, cpp_header_of_operations,
 };
 pub use declared::{Block, Declared, Leaf, Member};
 
@@ -707,6 +707,50 @@ declare! {
 }
 
 declare! {
+    fn cpp_blocks;
+
+    /// Which blocks of keys each block of queries sees: row r of list l is `indices` from `offsets[l * rows + r]` to the next offset. Numbers
+    /// on the device are not validated: kernels clamp offsets to `count`, an index below 0 ends a row, and one past the last block of a
+    /// sequence's keys is left out.
+    struct BlockLists {
+        /// Where each row begins, and the end of the last one.
+        offsets: u64 = "const int*",
+        /// Numbers of blocks of keys.
+        indices: u64 = "const int*",
+        /// Rows of a list.
+        rows: i32,
+        /// Indices there are.
+        count: i32,
+        /// Lists between those of neighbouring sequences.
+        batch_step: i32,
+        /// Lists between those of neighbouring query heads.
+        head_step: i32,
+        /// Queries of a block.
+        queries: i32,
+        /// Keys of a block.
+        keys: i32,
+    }
+
+    /// Block of the kernels with lists of blocks that read through addresses.
+    struct ForwardBlocks {
+        /// Everything else.
+        forward: Forward,
+        /// The lists.
+        blocks: BlockLists,
+    }
+
+    /// Block of the kernels with lists of blocks that read through tensor maps. Boxes of keys and values have LISTED_BOX_ROWS rows.
+    struct ForwardTmaBlocks align 64 {
+        /// Everything else.
+        tma: ForwardTma,
+        /// The lists.
+        blocks: BlockLists,
+        /// Unused.
+        padding: [i32; 6] = "int[6]",
+    }
+}
+
+declare! {
     fn cpp_backward_dropout;
 
     /// Block of the kernels of the backward pass with dropout that read through addresses.
@@ -717,6 +761,9 @@ declare! {
         dropout: Dropout,
     }
 }
+
+/// Keys that kernels with lists of blocks load at once, and the least rows of a block in such a list.
+pub const LISTED_BOX_ROWS: u32 = 64;
 
 /// Bit of `gradients`: they are written as `f32`, else in the tensors' element type.
 pub const GRADIENTS_F32: i32 = 1;
@@ -822,7 +869,9 @@ blocks!(
     SinkGradient,
     ForwardDropout,
     ForwardTmaDropout,
-    BackwardDropout
+    BackwardDropout,
+    ForwardBlocks,
+    ForwardTmaBlocks
 );
 
 /// The hashes of the blocks of the backward pass's kernels.
@@ -841,6 +890,8 @@ pub const FORWARD_BLOCKS: &[u64] = &[
     ForwardTma::HASH,
     ForwardDropout::HASH,
     ForwardTmaDropout::HASH,
+    ForwardBlocks::HASH,
+    ForwardTmaBlocks::HASH,
 ];
 
 #[cfg(test)]

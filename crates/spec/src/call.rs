@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::abi::CHUNK_BYTES;
 use crate::{
-    Count, Dropout, DropoutState, ElementType, Elements, Expected, Heads, Invalid, Kind, Layout,
-    Mask, Numbers, Operand, Pages, Result, Scoring, SideLengths, Slots, Splits, Types,
+    Blocks, Count, Dropout, DropoutState, ElementType, Elements, Expected, Heads, Invalid, Kind,
+    Layout, Mask, Numbers, Operand, Pages, Result, Scoring, SideLengths, Slots, Splits, Types,
     check_factor, check_list, expect_presence,
 };
 
@@ -42,6 +42,7 @@ pub struct Call {
     queries: SideLengths,
     keys: SideLengths,
     pages: Option<Pages>,
+    blocks: Option<Blocks>,
     dropout: Numbers<Arc<[i32]>>,
     /// The operands that it has, a bit each.
     given: u64,
@@ -127,9 +128,14 @@ impl Call {
             Operand::Lse => self.terms.want_lse,
             Operand::KScale | Operand::VScale => self.terms.types.scaled().is_some(),
             _ => match operand.kind() {
-                Kind::List(Count::Offsets | Count::Sequences | Count::Table | Count::State) => {
-                    self.numbers(operand).is_some_and(Numbers::is_given)
-                }
+                Kind::List(
+                    Count::Offsets
+                    | Count::Sequences
+                    | Count::Table
+                    | Count::State
+                    | Count::BlockRows
+                    | Count::Blocks,
+                ) => self.numbers(operand).is_some_and(Numbers::is_given),
                 Kind::List(_) => self.terms.scoring.has(operand),
                 _ => self.layout(operand).is_some(),
             },
@@ -149,7 +155,7 @@ impl Call {
         }
     }
 
-    /// The lengths, offsets, pages or words that an operand has; `None` of an operand that has none of these.
+    /// The lengths, offsets, pages, blocks or words that an operand has; `None` of an operand that has none of these.
     pub fn numbers(&self, operand: Operand) -> Option<&Numbers<Arc<[i32]>>> {
         match operand {
             Operand::QueryOffsets => Some(self.queries.offsets()),
@@ -158,6 +164,8 @@ impl Call {
             Operand::KeyLengths => Some(self.keys.used()),
             Operand::BlockTable => self.pages.as_ref().map(Pages::table),
             Operand::DropoutState => Some(&self.dropout),
+            Operand::BlockOffsets => self.blocks.as_ref().map(Blocks::offsets),
+            Operand::BlockIndices => self.blocks.as_ref().map(Blocks::indices),
             _ => None,
         }
     }
@@ -181,6 +189,8 @@ impl Call {
             Count::Sequences => self.batch,
             Count::Offsets => self.batch + 1,
             Count::State => DropoutState::WORDS,
+            Count::BlockRows => self.blocks.as_ref().map_or(0, |blocks| blocks.counts()[0]),
+            Count::Blocks => self.blocks.as_ref().map_or(0, |blocks| blocks.counts()[1]),
             Count::Table => self
                 .pages
                 .as_ref()
@@ -217,6 +227,11 @@ impl Call {
     /// The pages of keys and values; `None` if k and v are not paged.
     pub const fn pages(&self) -> Option<&Pages> {
         self.pages.as_ref()
+    }
+
+    /// The lists of blocks; `None` if each query may see all keys.
+    pub const fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_ref()
     }
 
     /// Returns true if only the device knows some length.
@@ -399,8 +414,28 @@ impl Call {
         }
     }
 
-    /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
+    /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted. Where heads have lists of blocks of their
+    /// own, it is the average. Lists that only the device knows hide nothing here.
     pub fn visible_pairs(&self) -> u128 {
+        let heads = self.heads().query as u128;
+        self.visible_pairs_of_heads() / heads.max(1)
+    }
+
+    /// [`visible_pairs`](Self::visible_pairs) of all query heads.
+    fn visible_pairs_of_heads(&self) -> u128 {
+        if let Some(blocks) = &self.blocks
+            && !blocks.indices().on_device()
+        {
+            let pairs = |sequence: Sequence| {
+                let lengths = [sequence.q_len, sequence.k_len];
+                blocks.visible_pairs(sequence.batch, lengths, self.mask())
+            };
+            return self.sequences().map(pairs).sum();
+        }
+        self.pairs_of_a_head() * self.heads().query as u128
+    }
+
+    fn pairs_of_a_head(&self) -> u128 {
         let pairs = |queries, keys| self.mask().visible_pairs(queries, keys);
         match self.queries.used.is_given()
             || self.keys.used.is_given()
@@ -419,7 +454,7 @@ impl Call {
     /// two for each of a value.
     pub fn flops(&self) -> u128 {
         let heads = self.heads();
-        2 * self.visible_pairs() * heads.query as u128 * heads.key_value_elements() as u128
+        2 * self.visible_pairs_of_heads() * heads.key_value_elements() as u128
     }
 }
 
@@ -458,6 +493,6 @@ impl fmt::Display for Call {
     }
 }
 
-fn counted(count: usize, noun: &str) -> String {
+pub(crate) fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

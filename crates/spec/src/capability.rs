@@ -321,7 +321,8 @@ fn is_of_backward((prefix, _, number): &(&str, &str, u32)) -> bool {
 /// The C++ constants of features, roles and schedules, except for those of kernels with a header of their own.
 pub(crate) fn cpp_constants() -> String {
     let mut text = String::from("// Bits of `features` in an image's record.\n");
-    let others = |(feature, ..): &&(Features, _, _)| *feature != Features::DROPOUT;
+    let apart = Features::DROPOUT | Features::BLOCKS;
+    let others = |(feature, ..): &&(Features, _, _)| !apart.contains(*feature);
     for (feature, name, _) in Features::TABLE.iter().filter(others) {
         text += &format!(
             "constexpr unsigned FEATURE_{name} = 1u << {};\n",

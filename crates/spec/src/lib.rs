@@ -7,6 +7,7 @@
 pub mod abi;
 mod append;
 mod backward;
+mod blocks;
 mod call;
 mod capability;
 mod dropout;
@@ -42,6 +43,7 @@ mod view_types;
 
 pub use append::{Append, AppendBuilder};
 pub use backward::{Backward, BackwardBuilder};
+pub use blocks::{BlockList, BlockLists, Blocks, ParseBlockListsError};
 pub use call::{Call, CallBuilder, Layouts, Sequence, check_types};
 pub use capability::{Family, Features, Role, Schedule};
 pub use dropout::{Dropout, DropoutRow, DropoutState, philox};

@@ -42,6 +42,10 @@ pub enum Count {
     State,
     /// Rows of page numbers, one row for each sequence.
     Table,
+    /// One for each row of a list of blocks, and one more.
+    BlockRows,
+    /// As many as the rows of lists of blocks have.
+    Blocks,
     /// Rows of angles, one row for each position.
     Angles,
 }

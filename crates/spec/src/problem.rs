@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Call, ElementType, Features, Heads, Mask, Scoring, Splits, Types};
+use crate::{BlockLists, Call, ElementType, Features, Heads, Mask, Scoring, Splits, Types};
 
 /// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
 /// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
@@ -73,7 +73,10 @@ impl Problem {
             page_rows: call
                 .pages()
                 .map_or(0, |pages| 1 << pages.rows().trailing_zeros()),
-            scoring: *call.scoring(),
+            scoring: Scoring {
+                blocks: call.blocks().map(|blocks| rounded_lists(blocks.lists())),
+                ..*call.scoring()
+            },
             splits: call.splits(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
@@ -395,6 +398,14 @@ fn rounded(n: usize) -> usize {
     match n.checked_ilog2() {
         Some(log) if log >= 3 => n.next_multiple_of(1 << (log - 3)),
         _ => n,
+    }
+}
+
+/// With about as many blocks in a row: what the planner knows of lists.
+fn rounded_lists(lists: BlockLists) -> BlockLists {
+    match lists.blocks_of_a_row() {
+        Some(blocks) => lists.each(u32::try_from(rounded(blocks)).unwrap_or(u32::MAX)),
+        None => lists,
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use crate::{Diagonal, Excerpt, Features, Invalid, Mask, Operand, Result};
+use crate::{BlockLists, Diagonal, Excerpt, Features, Invalid, Mask, Operand, Result};
 
 /// How the slopes of ALiBi are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,6 +50,8 @@ pub struct Scoring {
     /// Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Which weights are dropped,
     /// [`DropoutState`](crate::DropoutState) says.
     pub dropout: Option<f32>,
+    /// How the blocks of keys are listed that blocks of queries see, if they don't see all.
+    pub blocks: Option<BlockLists>,
     /// The features of the operands that scores need besides slopes: [`Features::SINKS`] (one logit per query head joins the
     /// denominator: a key with that score and the value 0), [`Features::BIAS`] (a tensor `[batch, heads, queries, keys]` is added to the
     /// scores), [`Features::KEY_MASK`] (a boolean tensor of that shape hides keys where it is false).
@@ -71,7 +73,13 @@ impl Hash for Scoring {
 }
 
 /// Numbers by their bits, so that options can be compared and hashed.
-type Key = (Mask, [Option<u32>; 3], Option<AlibiShape>, Features);
+type Key = (
+    Mask,
+    [Option<u32>; 3],
+    Option<AlibiShape>,
+    Option<BlockLists>,
+    Features,
+);
 
 impl Scoring {
     /// The largest factor of `q.k`, the smallest being its negative: 2^125. Kernels multiply it by log2(e) and bound scores by
@@ -107,12 +115,21 @@ impl Scoring {
         self
     }
 
-    /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says
+    /// With lists of blocks that are arranged like this.
+    pub fn blocks(mut self, lists: BlockLists) -> Self {
+        self.blocks = Some(lists);
+        self
+    }
+
+    /// With an operand that belongs to an option; blocks are of 64 queries and keys unless [`blocks`](Self::blocks) says otherwise; slopes are one for each head unless [`alibi`](Self::alibi) says
     /// otherwise, and no weight is dropped unless [`dropout`](Self::dropout) says so.
     pub fn with(mut self, operand: Operand) -> Self {
         match operand {
             Operand::Slopes => self.alibi = self.alibi.or(Some(AlibiShape::PerHead)),
             Operand::DropoutState => self.dropout = self.dropout.or(Some(0.0)),
+            Operand::BlockOffsets | Operand::BlockIndices => {
+                self.blocks = self.blocks.or(Some(BlockLists::new(64, 64)));
+            }
             other => self.operands |= other.feature(),
         }
         self
@@ -123,6 +140,7 @@ impl Scoring {
         match operand {
             Operand::Slopes => self.alibi.is_some(),
             Operand::DropoutState => self.dropout.is_some(),
+            Operand::BlockOffsets | Operand::BlockIndices => self.blocks.is_some(),
             other => !other.feature().is_empty() && self.operands.contains(other.feature()),
         }
     }
@@ -132,6 +150,7 @@ impl Scoring {
             self.mask,
             [self.scale, self.softcap, self.dropout].map(|number| number.map(f32::to_bits)),
             self.alibi,
+            self.blocks,
             self.operands,
         )
     }
@@ -155,6 +174,9 @@ impl Scoring {
                 p,
                 "a probability from 0 to below 1",
             ));
+        }
+        if let Some(lists) = &self.blocks {
+            lists.validate()?;
         }
         // Without a scale it is at most 1.
         let scale = self.scale.unwrap_or(1.0);
@@ -181,6 +203,7 @@ impl Scoring {
             (self.softcap.is_some(), Features::SOFTCAP),
             (self.alibi.is_some(), Features::ALIBI),
             (self.dropout.is_some(), Features::DROPOUT),
+            (self.blocks.is_some(), Features::BLOCKS),
             (
                 self.scale.is_some_and(|scale| scale < 0.0),
                 Features::NEGATIVE_SCALE,
@@ -292,6 +315,7 @@ impl fmt::Display for Scoring {
         words.extend(self.scale.map(|scale| format!("scale={scale}")));
         words.extend(self.softcap.map(|softcap| format!("softcap={softcap}")));
         words.extend(self.dropout.map(|p| format!("dropout={p}")));
+        words.extend(self.blocks.map(|lists| format!("blocks={lists}")));
         words.extend(self.alibi.map(|alibi| {
             match alibi {
                 AlibiShape::PerHead => "alibi=head",
@@ -334,6 +358,7 @@ impl Scoring {
         match word.split_once('=') {
             Some(("mask", value)) => self.mask = parse_mask(value)?.diagonal(self.mask.diagonal),
             Some(("diagonal", value)) => self.mask.diagonal = value.parse().ok()?,
+            Some(("blocks", value)) => self.blocks = Some(value.parse().ok()?),
             Some(("alibi", "head")) => self.alibi = Some(AlibiShape::PerHead),
             Some(("alibi", "batch")) => self.alibi = Some(AlibiShape::PerBatchHead),
             None => {
@@ -377,7 +402,7 @@ impl Scoring {
 
     /// The names of all words that options have.
     pub fn words() -> impl Iterator<Item = &'static str> {
-        { ["mask", "diagonal"].into_iter() }
+        { ["mask", "diagonal", "blocks"].into_iter() }
             .chain(Self::NUMBERS.map(|(word, _)| word))
             .chain(Operand::of_scores().filter_map(Operand::word))
     }
@@ -387,6 +412,7 @@ impl Scoring {
         let of_numbers = [
             ("softcap", Features::SOFTCAP),
             ("dropout", Features::DROPOUT),
+            ("blocks", Features::BLOCKS),
         ];
         of_numbers.into_iter().chain(
             Operand::of_scores().filter_map(|operand| Some((operand.word()?, operand.feature()))),
@@ -465,6 +491,7 @@ mod tests {
                 softcap: cap.map(|x| f32::from(x) / 3.0 + 0.1),
                 dropout: scale.zip(cap).map(|(x, y)| f32::from(x ^ y) / 65_536.0),
                 alibi: [None, Some(AlibiShape::PerHead), Some(AlibiShape::PerBatchHead)][usize::from(flags) % 3],
+                blocks: left.map(|each| BlockLists::new(64, 128).per_head().each(each)),
                 operands: super::flags()
                     .enumerate()
                     .filter(|(index, _)| flags & (8 << index) != 0)

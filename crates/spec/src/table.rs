@@ -36,6 +36,8 @@ features! {
     VALUE_DIM = 12, "values of another head size";
     /// Weights that are dropped at random.
     DROPOUT = 13, "dropout";
+    /// Lists of the blocks of keys that blocks of queries see.
+    BLOCKS = 14, "lists of blocks";
 }
 
 operands! {
@@ -97,6 +99,12 @@ operands! {
     /// The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
     DropoutState = "dropout_state", Kind::List(Count::State), I32
         {feature: Features::DROPOUT, file: Some("dropout_state"), python: Some("dropout_state")};
+    /// Where each row of a list of blocks begins in `block_indices`, and where the last one ends.
+    BlockOffsets = "block_offsets", Kind::List(Count::BlockRows), I32
+        {feature: Features::BLOCKS, file: Some("block_offsets")};
+    /// Numbers of the blocks of keys that each block of queries sees, in ascending order; one below 0 ends a row.
+    BlockIndices = "block_indices", Kind::List(Count::Blocks), I32
+        {feature: Features::BLOCKS, file: Some("block_indices")};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
         {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};

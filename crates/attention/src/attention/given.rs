@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::gpu::{Bindings, Gpu};
 use crate::operands::{Given, Keys, Part, Queries};
-use crate::spec::{Call, CallBuilder, Element, HostInputs, Numbers};
+use crate::spec::{BlockLists, Call, CallBuilder, Element, HostInputs, Numbers};
 
 /// Numbers of an option in device memory.
 pub(super) type Constant = (Operand, Arc<DeviceBuffer<f32>>);
@@ -25,6 +25,7 @@ pub(super) struct Arguments<'a> {
     others: Vec<(Operand, Given<'a>)>,
     longest: [Option<usize>; 2],
     table: Option<crate::spec::TableLayout>,
+    blocks: Option<BlockLists>,
     backend: &'a Backend,
 }
 
@@ -52,6 +53,7 @@ impl<'a> Arguments<'a> {
             others,
             longest: [queries.side.longest, keys.side.longest],
             table: keys.side.table,
+            blocks: keys.side.blocks,
             backend: queries.q.backend(),
         }
     }
@@ -116,6 +118,10 @@ impl<'a> Arguments<'a> {
     pub(super) fn builder(&self) -> CallBuilder<'a> {
         let empty = crate::spec::Layout::EMPTY;
         let builder = Call::builder(&empty, &empty, &empty, self.types).longest(self.longest);
+        let builder = match self.blocks {
+            Some(lists) => builder.block_lists(lists),
+            None => builder,
+        };
         match self.table {
             Some(table) => builder.table_layout(table),
             None => builder,

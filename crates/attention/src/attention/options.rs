@@ -24,7 +24,8 @@ impl Attention {
         }
     }
 
-    /// The mask, the scale and the softcap at once. Options that have operands, dropout among them, are those whose operands are given.
+    /// The mask, the scale, the softcap and how blocks are listed at once. Other options that have operands, dropout among them, are those
+    /// whose operands are given.
     pub fn scoring(mut self, mut scoring: Scoring) -> Self {
         scoring.alibi = None;
         scoring.operands = Features::empty();

@@ -434,7 +434,7 @@ impl<'a, T: Element> Block<'a, T> {
         buffers: &mut Buffers,
     ) {
         let keys = panel.seen.start.max(tile.keys.start)..panel.seen.end.min(tile.keys.end);
-        if keys.is_empty() {
+        if keys.is_empty() || !self.lists_any(panel, &keys) {
             return;
         }
         let [depth, value_depth] = self.call.heads().dims();

@@ -33,7 +33,8 @@ impl<T: Element> Block<'_, T> {
             self.add_terms(panel, keys, scores);
         }
         let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
-        let shown = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
+        let unlisted = !self.lists_all(panel, keys);
+        let shown = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask) || unlisted;
         // A bias may be anything.
         let safe = safe && (self.plain() || self.call.scoring().bounds_scores()) && !shown;
         if safe && !masked {
@@ -62,6 +63,28 @@ impl<T: Element> Block<'_, T> {
                 ends: &ends[..lanes],
             });
         }
+    }
+
+    /// Returns true if every row of a panel sees the blocks of all these keys.
+    fn lists_all(&self, panel: &Panel, keys: &Range<usize>) -> bool {
+        { panel.rows.clone() }.all(|row| self.listed(row, keys).all(|seen| seen))
+    }
+
+    /// Returns true if some row of a panel sees the block of one of these keys.
+    pub(super) fn lists_any(&self, panel: &Panel, keys: &Range<usize>) -> bool {
+        self.call.blocks().is_none() || { panel.rows.clone() }
+            .any(|row| self.listed(row, keys).any(|seen| seen))
+    }
+
+    /// Whether a row sees each of the blocks that have these keys, if there are lists of blocks.
+    fn listed(&self, row: usize, keys: &Range<usize>) -> impl Iterator<Item = bool> {
+        let blocks = self.call.blocks();
+        let size = blocks.map_or(1, |blocks| blocks.lists().keys());
+        let firsts = { keys.start / size * size..keys.end }.step_by(size);
+        let (batch, (head, position)) = (self.task.sequence.batch, self.task.row(row));
+        blocks.into_iter().flat_map(move |blocks| {
+            { firsts.clone() }.map(move |key| blocks.show(batch, head, position, key))
+        })
     }
 
     /// The terms of options, bias included.
@@ -180,6 +203,8 @@ impl<T: Element> Block<'_, T> {
 struct ShownKeys<'a, T> {
     bias: Option<(&'a [T], usize)>,
     mask: Option<(&'a [u8], usize)>,
+    /// The blocks that the row sees, keys of a block, and the first key.
+    blocks: Option<(&'a [i32], usize, usize)>,
 }
 
 impl<'a, T: Element> ShownKeys<'a, T> {
@@ -198,7 +223,12 @@ impl<'a, T: Element> ShownKeys<'a, T> {
             .layout(Operand::KeyMask)
             .map(place)
             .zip(operands.get(Operand::KeyMask));
+        let blocks = call.blocks().map(|blocks| {
+            let seen = blocks.of(row.0, row.2, row.1);
+            (seen, blocks.lists().keys(), first_key)
+        });
         ShownKeys {
+            blocks,
             bias: bias.map(|((start, step), data)| (&data[start..], step)),
             mask: mask.map(|((start, step), data)| (&data[start..], step)),
         }
@@ -210,6 +240,11 @@ impl<'a, T: Element> ShownKeys<'a, T> {
             && mask[index * step] == 0
         {
             return None;
+        }
+        if let Some((seen, keys, first)) = self.blocks {
+            let block = (first + index) / keys;
+            seen.binary_search_by(|&one| (one as usize).cmp(&block))
+                .ok()?;
         }
         let bias = self
             .bias

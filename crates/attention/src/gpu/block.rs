@@ -2,7 +2,7 @@
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
-use warptile_kernels::{Operand, Schedule, Slots};
+use warptile_kernels::{Features, Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
@@ -110,6 +110,26 @@ pub(super) fn dropout(call: &Call, at: &Slots<u64>) -> abi::Dropout {
         state: at[Operand::DropoutState],
         dropped: call.scoring().dropout.map_or(0, Dropout::threshold),
         factor: call.dropout_factor(),
+    }
+}
+
+/// The lists of blocks.
+pub(super) fn blocks(call: &Call, at: &Slots<u64>) -> abi::BlockLists {
+    let count = |n: usize| n as i32;
+    let Some(blocks) = call.blocks() else {
+        return abi::BlockLists::default();
+    };
+    let lists = blocks.lists();
+    let [batch_step, head_step] = lists.steps(call.heads().query).map(count);
+    abi::BlockLists {
+        offsets: at[Operand::BlockOffsets],
+        indices: at[Operand::BlockIndices],
+        rows: count(blocks.rows()),
+        count: count(blocks.counts()[1].min(i32::MAX as usize)),
+        batch_step,
+        head_step,
+        queries: count(lists.queries()),
+        keys: count(lists.keys()),
     }
 }
 
@@ -253,6 +273,7 @@ pub(super) fn forward_tma(
         0 => (q_map, q_map),
         _ => {
             let rows = match call.pages() {
+                _ if image.features.contains(Features::BLOCKS) => abi::LISTED_BOX_ROWS,
                 // As `PageLoader::box_rows` in kernels/forward/wgmma_blocks.cuh.
                 Some(pages) => power_of_two_in(pages.rows() as u32).min(power_of_two_in(block_n)),
                 None => block_n,

@@ -59,9 +59,18 @@ impl Operation for Call {
         } = *launch;
         let forward = filled::forward(self, shape, &at.operands, workspace);
         let with_dropout = kernel.takes::<abi::ForwardTmaDropout>();
-        if with_dropout || kernel.takes::<abi::ForwardTma>() {
+        let with_blocks = kernel.takes::<abi::ForwardTmaBlocks>();
+        if with_dropout || with_blocks || kernel.takes::<abi::ForwardTma>() {
             let driver = kernel.context().driver();
             let tma = filled::forward_tma(driver, self, step, shape, forward)?;
+            if with_blocks {
+                let block = abi::ForwardTmaBlocks {
+                    tma,
+                    blocks: filled::blocks(self, &at.operands),
+                    ..Default::default()
+                };
+                return kernel.give(&block, taker);
+            }
             if !with_dropout {
                 return kernel.give(&tma, taker);
             }
@@ -74,6 +83,9 @@ impl Operation for Call {
         } else if kernel.takes::<abi::ForwardE4m3>() {
             let scales = filled::scales(&at.operands, |operand| self.reach(operand));
             kernel.give(&abi::ForwardE4m3 { forward, scales }, taker)
+        } else if kernel.takes::<abi::ForwardBlocks>() {
+            let blocks = filled::blocks(self, &at.operands);
+            kernel.give(&abi::ForwardBlocks { forward, blocks }, taker)
         } else if kernel.takes::<abi::ForwardDropout>() {
             let dropout = filled::dropout(self, &at.operands);
             kernel.give(&abi::ForwardDropout { forward, dropout }, taker)

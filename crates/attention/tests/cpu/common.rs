@@ -12,7 +12,9 @@ pub(crate) struct Any(pub(crate) Case);
 
 impl Arbitrary for Any {
     fn arbitrary(g: &mut Gen) -> Self {
-        Any(Case::random(u64::arbitrary(g), 4 * g.size()).with_dropout())
+        Any(Case::random(u64::arbitrary(g), 4 * g.size())
+            .with_dropout()
+            .with_blocks())
     }
 
     fn shrink(&self) -> Box<dyn Iterator<Item = Self>> {

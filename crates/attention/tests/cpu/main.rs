@@ -4,6 +4,7 @@ mod append;
 #[path = "../common/append.rs"]
 mod append_cases;
 mod backward;
+mod blocks;
 mod bugs;
 mod cache;
 mod common;

@@ -3,7 +3,7 @@
 use warptile::kernels::Image;
 use warptile::kernels::Kind;
 use warptile::spec::{
-    AlibiShape, Features, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Operand, Scoring,
+    AlibiShape, BlockLists, Features, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Operand, Scoring,
 };
 use warptile::{Diagonal, ElementType, Mask, Splits};
 
@@ -217,6 +217,27 @@ impl Case {
         self.with_dropout_if(has_dropout)
     }
 
+    /// The case with lists of blocks, as the seed has it: a quarter of them.
+    pub fn with_blocks(self) -> Self {
+        let has_blocks = Random::new(self.seed ^ 0xb10).below(4) == 0;
+        self.with_blocks_if(has_blocks)
+    }
+
+    /// The case with lists of blocks that the seed has, or without.
+    fn with_blocks_if(mut self, has_blocks: bool) -> Self {
+        let mut random = Random::new(self.seed ^ 0xb11);
+        let mut size = || random.pick(&[64, 128]);
+        let mut lists = BlockLists::new(size(), size());
+        if random.below(2) == 0 {
+            lists = lists.per_batch();
+        }
+        if random.below(2) == 0 {
+            lists = lists.per_head();
+        }
+        self.scoring.blocks = has_blocks.then_some(lists);
+        self
+    }
+
     /// The case with dropout of a probability that the seed has, or without.
     fn with_dropout_if(mut self, has_dropout: bool) -> Self {
         let p = Random::new(self.seed ^ 0xd71).pick(&[0.0, 0.1, 0.17, 0.5, 0.9]);
@@ -230,7 +251,7 @@ impl Case {
         self
     }
 
-    /// The case with the image's types, with dropout if the image has it, and heads that its tiles can hold. What else the image asks for
+    /// The case with the image's types, with dropout or lists of blocks if the image has them, and heads that its tiles can hold. What else the image asks for
     /// is left to the draw, such as aligned rows or keys in pages.
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
@@ -247,6 +268,7 @@ impl Case {
         let fitting = [fitted(keys, room), fitted(values, value_room)];
         self.heads = self.heads.with_dims(fitting);
         self.with_dropout_if(image.features.contains(Features::DROPOUT))
+            .with_blocks_if(image.features.contains(Features::BLOCKS))
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.
@@ -288,7 +310,7 @@ mod tests {
     #[test]
     fn every_feature_is_drawn() {
         let cases: Vec<Case> = (0..300)
-            .map(|seed| Case::random(seed, 300).with_dropout())
+            .map(|seed| Case::random(seed, 300).with_dropout().with_blocks())
             .collect();
         let some = |property: fn(&Case) -> bool| assert!(cases.iter().any(property));
         some(|case| matches!(case.lengths, Lengths::Packed(_)));

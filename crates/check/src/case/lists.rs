@@ -1,7 +1,7 @@
 //! Offsets, lengths and pages of a case.
 
 use warptile::kernels::{Count, Kind};
-use warptile::spec::{DropoutState, Operand, Slots, TableLayout};
+use warptile::spec::{BlockLists, DropoutState, Operand, Slots, TableLayout};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -61,6 +61,11 @@ impl Case {
         if self.scoring.has(Operand::DropoutState) {
             lists.numbers[Operand::DropoutState] = Some(self.dropout_state().words().into());
         }
+        if let Some(arranged) = self.scoring.blocks {
+            let (offsets, indices) = self.draw_blocks(&arranged);
+            lists.numbers[Operand::BlockOffsets] = Some(offsets);
+            lists.numbers[Operand::BlockIndices] = Some(indices);
+        }
         if !packed && self.used == Used::All && self.pages.is_none() {
             return lists;
         }
@@ -86,6 +91,40 @@ impl Case {
             (lists.table, lists.pages) = (Some(layout), Some(pages));
         }
         lists
+    }
+
+    /// Offsets and indices of lists of blocks. A row has as many blocks as the case says, or else any number, none included; some rows
+    /// end early, by a number below 0, and some lists have rows behind the last block of queries.
+    fn draw_blocks(&self, lists: &BlockLists) -> (Vec<i32>, Vec<i32>) {
+        let mut random = Random::new(self.seed ^ 0xb15c);
+        let each = self.lengths.each();
+        let longest = |length: fn(&(usize, usize)) -> usize| each.iter().map(length).max();
+        let queries = longest(|lengths| lengths.0).unwrap_or(0);
+        let keys = longest(|lengths| lengths.1).unwrap_or(0);
+        let blocks = keys.div_ceil(lists.keys().max(1));
+        let given = lists.blocks_of_a_row();
+        let spare = if given.is_some() { 0 } else { random.below(2) };
+        let rows = queries.div_ceil(lists.queries().max(1)) + spare;
+        let (mut offsets, mut indices) = (vec![0], Vec::new());
+        for _ in 0..rows * lists.count(self.batch(), self.heads.query) {
+            let shown = match given {
+                Some(shown) => shown.min(blocks),
+                None => [0, blocks, random.below(blocks + 1)][random.below(3)],
+            };
+            // The next one is taken with the chance that the rest of the row leaves it.
+            let mut left = shown;
+            for block in 0..blocks {
+                if random.below(blocks - block) < left {
+                    indices.push(number(block));
+                    left -= 1;
+                }
+            }
+            if given.is_none() && random.below(4) == 0 {
+                indices.extend([-1, i32::MIN]);
+            }
+            offsets.push(number(indices.len()));
+        }
+        (offsets, indices)
     }
 
     /// The random numbers of dropout.

@@ -212,6 +212,8 @@ impl<T: Element> Computation<'_, T> {
             (Some(layout), Some(mask)) => mask[at(layout)] != 0,
             _ => true,
         };
+        let listed =
+            { call.blocks() }.is_none_or(|blocks| blocks.show(sequence.batch, head, position, key));
         let diagonal = (position + sequence.k_len) as f64 - sequence.q_len as f64;
         KeyTerms {
             terms: ScoreTerms {
@@ -220,7 +222,7 @@ impl<T: Element> Computation<'_, T> {
                 distance: (diagonal - key as f64).abs(),
                 bias,
             },
-            hidden: !shown || bias == f64::NEG_INFINITY,
+            hidden: !shown || !listed || bias == f64::NEG_INFINITY,
         }
     }
 

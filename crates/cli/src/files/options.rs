@@ -25,6 +25,8 @@ fn dimensions(operand: Operand) -> Option<(&'static [usize], &'static str)> {
         Kind::List(Count::Offsets) => (&[1], "[batch + 1]"),
         Kind::List(Count::Sequences) => (&[1], "[batch]"),
         Kind::List(Count::State) => (&[1], "[8]"),
+        Kind::List(Count::BlockRows) => (&[1], "[rows of all lists + 1]"),
+        Kind::List(Count::Blocks) => (&[1], "[blocks of all rows]"),
         Kind::List(_) => (&[1], "[heads]"),
         _ => return None,
     })

@@ -153,6 +153,7 @@ mod tests {
             ),
             "q1 d8/16 f16 pages=16 lengths=9,4 mask=causal diagonal=2".to_owned(),
             "q3 d8 f16 keymask=padding".to_owned(),
+            "q3 d8 f16 blocks=64x64".to_owned(),
         ];
         for problem in &each[..2] {
             coverage.add(&problem.parse().unwrap(), None, None);

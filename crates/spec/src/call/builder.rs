@@ -1,14 +1,15 @@
 //! How a call is described and checked.
 
+use crate::blocks::BlocksRequest;
 use crate::call::Terms;
 use crate::lengths::{KEYS, LengthsRequest, QUERIES};
 use crate::pages::{BLOCK_TABLE, TableRequest};
 use crate::slots::UNWANTED;
 use crate::{
-    AlibiShape, Call, DIMENSIONS, DropoutState, ElementType, Elements, Heads, Invalid, Kind,
-    Layout, Layouts, LengthElement, Numbers, Operand, Operations, PAGE_DIMENSIONS, Request, Result,
-    SCALES, Scoring, Splits, TableLayout, Types, check_alone, expect_countable, expect_presence,
-    expect_same, expect_scales,
+    AlibiShape, BlockLists, Blocks, Call, DIMENSIONS, DropoutState, ElementType, Elements, Heads,
+    Invalid, Kind, Layout, Layouts, LengthElement, Numbers, Operand, Operations, PAGE_DIMENSIONS,
+    Request, Result, SCALES, Scoring, Splits, TableLayout, Types, check_alone, expect_countable,
+    expect_presence, expect_same, expect_scales,
 };
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -26,6 +27,7 @@ struct Requests<'a> {
     keys: LengthsRequest<'a>,
     table: Option<TableRequest<'a>>,
     dropout: Request<'a>,
+    blocks: BlocksRequest<'a>,
 }
 
 impl Requests<'_> {
@@ -39,6 +41,7 @@ impl Requests<'_> {
                 None => None,
             },
             dropout: self.dropout.kept()?,
+            blocks: self.blocks.kept()?,
         })
     }
 }
@@ -115,7 +118,7 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// Row offsets, used lengths, the words of a [`DropoutState`], or with [`table_layout`](Self::table_layout) the entries of a block table.
+    /// Row offsets, used lengths, lists of blocks, the words of a [`DropoutState`], or with [`table_layout`](Self::table_layout) the entries of a block table.
     pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
         match operand {
             Operand::QueryOffsets => self.lengths.queries.offsets = numbers,
@@ -123,6 +126,8 @@ impl<'a> CallBuilder<'a> {
             Operand::QueryLengths => self.lengths.queries.used = numbers,
             Operand::KeyLengths => self.lengths.keys.used = numbers,
             Operand::DropoutState => self.lengths.dropout = numbers,
+            Operand::BlockOffsets => self.lengths.blocks.offsets = numbers,
+            Operand::BlockIndices => self.lengths.blocks.indices = numbers,
             Operand::BlockTable => {
                 let layout = self
                     .lengths
@@ -160,11 +165,19 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
+    /// How the blocks are listed whose numbers are given by [`numbers`](Self::numbers): which blocks of keys each block of queries sees.
+    /// The kernels clamp lists on the device: a number below 0 ends a row, and one past the last block of a sequence's keys is left out.
+    pub fn block_lists(mut self, lists: BlockLists) -> Self {
+        self.terms.scoring.blocks = Some(lists);
+        self
+    }
+
     /// The options, besides those that follow from operands that were given before. Default: none.
     pub fn scoring(mut self, scoring: Scoring) -> Self {
         let given = self.terms.scoring;
         self.terms.scoring = Scoring {
             alibi: scoring.alibi.or(given.alibi),
+            blocks: given.blocks.or(scoring.blocks),
             operands: scoring.operands | given.operands,
             ..scoring
         };
@@ -375,6 +388,23 @@ impl<'a> CallBuilder<'a> {
                 (keys, Some(pages))
             }
         };
+        let mut terms = self.terms;
+        let of_blocks = self.lengths.blocks;
+        for (operand, numbers) in [
+            (Operand::BlockOffsets, of_blocks.offsets),
+            (Operand::BlockIndices, of_blocks.indices),
+        ] {
+            let has = terms.scoring.has(operand);
+            expect_presence(operand.name(), has, numbers.is_given())?;
+        }
+        let key_rows = pages.is_none().then_some(keys.rows);
+        let blocks = match terms.scoring.blocks {
+            Some(lists) => {
+                Some(of_blocks.check(lists, [batch, heads.query], &queries, key_rows)?)
+            }
+            None => None,
+        };
+        terms.scoring.blocks = blocks.as_ref().map(Blocks::lists);
         let packed = queries.is_packed() || keys.is_packed();
         let score_tensor = |operand: Operand| -> Result<Option<Layout>> {
             let (argument, layout) = (operand.name(), layouts[operand as usize]);
@@ -396,7 +426,6 @@ impl<'a> CallBuilder<'a> {
                 None => Ok(None),
             }
         };
-        let mut terms = self.terms;
         terms.layouts[Operand::Out as usize] = Some(out);
         for operand in { Operand::ALL.into_iter() }.filter(|operand| operand.kind() == Kind::Scores)
         {
@@ -408,6 +437,7 @@ impl<'a> CallBuilder<'a> {
             queries,
             keys,
             pages,
+            blocks,
             dropout: self.lengths.dropout.keep(),
             given: 0,
             expected: Box::new(UNWANTED),

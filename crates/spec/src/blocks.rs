@@ -1,0 +1,605 @@
+//! Which blocks of keys each block of queries sees.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::{Invalid, Mask, Numbers, Operand, Request, Result, SideLengths};
+
+/// How lists of blocks are arranged: the sizes of the blocks, and which sequences and heads have lists of their own.
+///
+/// A list has a row for each block of queries: the blocks of keys that these queries see, in ascending order. The mask holds inside of
+/// them. [`BlockList`] is such lists in host memory. Prints and parses as `64x128,batch,head`, with about how many blocks a row has at the
+/// end, where that is known.
+///
+/// ```
+/// use warptile_spec::BlockLists;
+///
+/// let lists: BlockLists = "64x128,head,12".parse()?;
+/// assert_eq!(lists, BlockLists::new(64, 128).per_head().each(12));
+/// # Ok::<(), warptile_spec::ParseBlockListsError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct BlockLists {
+    queries: u32,
+    keys: u32,
+    per_batch: bool,
+    per_head: bool,
+    each: Option<u32>,
+}
+
+impl BlockLists {
+    /// One list for all sequences and heads, of blocks of 64 or 128 queries and of 64 or 128 keys.
+    pub const fn new(queries: u32, keys: u32) -> Self {
+        BlockLists {
+            queries,
+            keys,
+            per_batch: false,
+            per_head: false,
+            each: None,
+        }
+    }
+
+    /// Each sequence has lists of its own.
+    pub const fn per_batch(self) -> Self {
+        BlockLists {
+            per_batch: true,
+            ..self
+        }
+    }
+
+    /// Each query head has lists of its own.
+    pub const fn per_head(self) -> Self {
+        BlockLists {
+            per_head: true,
+            ..self
+        }
+    }
+
+    /// A row has about this many blocks. The planner goes by it; lists in host memory are counted.
+    pub const fn each(self, blocks: u32) -> Self {
+        BlockLists {
+            each: Some(blocks),
+            ..self
+        }
+    }
+
+    /// Queries of a block.
+    pub const fn queries(&self) -> usize {
+        self.queries as usize
+    }
+
+    /// Keys of a block.
+    pub const fn keys(&self) -> usize {
+        self.keys as usize
+    }
+
+    /// About how many blocks a row has, if that is known.
+    pub const fn blocks_of_a_row(&self) -> Option<usize> {
+        match self.each {
+            Some(blocks) => Some(blocks as usize),
+            None => None,
+        }
+    }
+
+    /// Lists of a batch and its query heads.
+    pub const fn count(&self, batch: usize, heads: usize) -> usize {
+        let of_batch = if self.per_batch { batch } else { 1 };
+        of_batch.saturating_mul(if self.per_head { heads } else { 1 })
+    }
+
+    /// Which of the lists belongs to a sequence and a query head.
+    pub const fn number(&self, batch: usize, head: usize, heads: usize) -> usize {
+        match (self.per_batch, self.per_head) {
+            (false, false) => 0,
+            (true, false) => batch,
+            (false, true) => head,
+            (true, true) => batch * heads + head,
+        }
+    }
+
+    /// Lists from that of a sequence to the next one's, and from that of a query head to the next one's.
+    pub const fn steps(&self, heads: usize) -> [usize; 2] {
+        [self.number(1, 0, heads), self.number(0, 1, heads)]
+    }
+
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// [`Invalid::Number`].
+    pub(crate) fn validate(&self) -> Result<()> {
+        let known = |size| [64, 128].contains(&size);
+        match known(self.queries) && known(self.keys) {
+            true => Ok(()),
+            false => Err(Invalid::number(
+                "blocks",
+                format!("{}x{}", self.queries, self.keys),
+                "64 or 128 queries and 64 or 128 keys a block",
+            )),
+        }
+    }
+}
+
+impl fmt::Display for BlockLists {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.queries, self.keys)?;
+        for (owned, word) in [(self.per_batch, ",batch"), (self.per_head, ",head")] {
+            f.write_str(if owned { word } else { "" })?;
+        }
+        match self.each {
+            Some(blocks) => write!(f, ",{blocks}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A text that is no [`BlockLists`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{:?} does not say how blocks are listed, as 64x128 or 64x64,batch,head,12 do",
+    crate::Excerpt::new(.0)
+)]
+pub struct ParseBlockListsError(String);
+
+impl FromStr for BlockLists {
+    type Err = ParseBlockListsError;
+
+    /// Parses what `Display` prints.
+    fn from_str(text: &str) -> std::result::Result<Self, ParseBlockListsError> {
+        let parse = || {
+            let mut words = text.split(',');
+            let (queries, keys) = words.next()?.split_once('x')?;
+            let mut lists = BlockLists::new(queries.parse().ok()?, keys.parse().ok()?);
+            for word in words {
+                lists = match word {
+                    _ if lists.each.is_some() => return None,
+                    "batch" if !lists.per_batch && !lists.per_head => lists.per_batch(),
+                    "head" if !lists.per_head => lists.per_head(),
+                    blocks => lists.each(blocks.parse().ok()?),
+                };
+            }
+            Some(lists)
+        };
+        parse().ok_or_else(|| ParseBlockListsError(text.to_owned()))
+    }
+}
+
+/// Lists of blocks in host memory.
+///
+/// Row `r` of list `l` is the numbers `indices[offsets[l * rows + r]..offsets[l * rows + r + 1]]`: in ascending order, each once. A number
+/// below 0 ends the row early, so that rows may have room for more. A row without blocks gives 0, and an lse of minus infinity. The lists
+/// of a sequence's heads follow each other.
+///
+/// ```
+/// use warptile_spec::{BlockList, BlockLists};
+///
+/// // Of 3 blocks of queries and 4 of keys: every other one.
+/// let mask: Vec<bool> = (0..12).map(|i| (i / 4 + i % 4) % 2 == 0).collect();
+/// let list = BlockList::from_mask(BlockLists::new(64, 64), [1, 1, 3, 4], &mask);
+/// assert_eq!(list.offsets(), [0, 2, 4, 6]);
+/// assert_eq!(list.indices(), [0, 2, 1, 3, 0, 2]);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct BlockList {
+    lists: BlockLists,
+    offsets: Vec<i32>,
+    indices: Vec<i32>,
+}
+
+impl BlockList {
+    /// Lists by their numbers, as BSR matrices and CSR matrices of blocks have them. A call checks them.
+    pub fn new(lists: BlockLists, offsets: Vec<i32>, indices: Vec<i32>) -> Self {
+        BlockList {
+            lists,
+            offsets,
+            indices,
+        }
+    }
+
+    /// Lists the blocks that are true in a mask of shape `[lists of a batch, lists of its heads, blocks of queries, blocks of keys]`. The
+    /// first two are 1 where `lists` says that sequences or heads share theirs. A shorter mask leaves its last blocks out.
+    pub fn from_mask(lists: BlockLists, shape: [usize; 4], mask: &[bool]) -> Self {
+        let [batch, heads, rows, columns] = shape;
+        let row = |row: usize| {
+            let shown = move |column: &usize| mask.get(row * columns + column) == Some(&true);
+            (0..columns).filter(shown)
+        };
+        Self::from_rows(lists, (0..batch * heads * rows).map(row))
+    }
+
+    /// Lists the blocks of which some query sees some key of the first `sinks` ones, or of those that the mask shows. `lengths`: queries
+    /// and keys. The call's own mask still holds inside: for sinks it must not be a window.
+    pub fn window(lists: BlockLists, mask: Mask, sinks: usize, lengths: [usize; 2]) -> Self {
+        let [queries, keys] = lengths;
+        let row = |first: usize| {
+            let last = queries.min(first + lists.queries()) - 1;
+            let [start, end] = [first, last].map(|row| mask.visible(row, queries, keys));
+            let blocks = start.start / lists.keys()..end.end.div_ceil(lists.keys());
+            // Rows in between may see keys where the outer ones see none.
+            let blocks = if start.start < end.end { blocks } else { 0..0 };
+            let sinks = 0..sinks.min(keys).div_ceil(lists.keys()).min(blocks.start);
+            sinks.chain(blocks)
+        };
+        Self::from_rows(lists, (0..queries).step_by(lists.queries().max(1)).map(row))
+    }
+
+    /// Lists the blocks of documents that lie end to end in a sequence, where each sees itself.
+    ///
+    /// # Errors
+    /// [`Invalid::Lengths`] if a document other than the last is no multiple of the blocks.
+    pub fn documents(lists: BlockLists, lengths: &[usize]) -> Result<Self> {
+        let (queries, keys) = (lists.queries().max(1), lists.keys().max(1));
+        let mut rows: Vec<Range<usize>> = Vec::new();
+        let mut start = 0;
+        for (index, &length) in lengths.iter().enumerate() {
+            let is_last = index + 1 == lengths.len();
+            if !is_last && !length.is_multiple_of(queries.max(keys)) {
+                return Err(Invalid::Lengths {
+                    argument: "documents",
+                    index,
+                    rule: format!(
+                        "is {length}; a document that others follow has a multiple of {} rows, as blocks have",
+                        queries.max(keys)
+                    ),
+                });
+            }
+            let blocks = start / keys..(start + length).div_ceil(keys);
+            rows.resize(rows.len() + length.div_ceil(queries), blocks);
+            start += length;
+        }
+        Ok(Self::from_rows(lists, rows.into_iter()))
+    }
+
+    fn from_rows<R: Iterator<Item = usize>>(
+        lists: BlockLists,
+        rows: impl Iterator<Item = R>,
+    ) -> Self {
+        let (mut offsets, mut indices) = (vec![0], Vec::new());
+        for row in rows {
+            // What does not fit is beyond every sequence.
+            indices.extend(row.filter_map(|block| i32::try_from(block).ok()));
+            offsets.push(i32::try_from(indices.len()).unwrap_or(i32::MAX));
+        }
+        BlockList {
+            lists,
+            offsets,
+            indices,
+        }
+    }
+
+    /// How the lists are arranged.
+    pub const fn lists(&self) -> BlockLists {
+        self.lists
+    }
+
+    /// Where each row begins in [`indices`](Self::indices), and where the last one ends.
+    pub fn offsets(&self) -> &[i32] {
+        &self.offsets
+    }
+
+    /// The numbers of the blocks.
+    pub fn indices(&self) -> &[i32] {
+        &self.indices
+    }
+}
+
+/// The lists of a checked call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocks {
+    lists: BlockLists,
+    offsets: Numbers<Arc<[i32]>>,
+    indices: Numbers<Arc<[i32]>>,
+    /// Numbers of both.
+    counts: [usize; 2],
+    rows: usize,
+    heads: usize,
+}
+
+impl Blocks {
+    /// How the lists are arranged.
+    pub const fn lists(&self) -> BlockLists {
+        self.lists
+    }
+
+    /// Where rows begin.
+    pub const fn offsets(&self) -> &Numbers<Arc<[i32]>> {
+        &self.offsets
+    }
+
+    /// The numbers of the blocks.
+    pub const fn indices(&self) -> &Numbers<Arc<[i32]>> {
+        &self.indices
+    }
+
+    /// How many offsets there are, and how many indices.
+    pub const fn counts(&self) -> [usize; 2] {
+        self.counts
+    }
+
+    /// Rows of a list.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The blocks that a query sees, in ascending order; none where only the device knows them.
+    pub fn of(&self, batch: usize, head: usize, position: usize) -> &[i32] {
+        let list = self.lists.number(batch, head, self.heads);
+        self.row(list * self.rows + position / self.lists.queries())
+    }
+
+    fn row(&self, row: usize) -> &[i32] {
+        let (Some(offsets), Some(indices)) = (self.offsets.on_host(), self.indices.on_host())
+        else {
+            return &[];
+        };
+        // Checked when the call was built.
+        let row = &indices[offsets[row] as usize..offsets[row + 1] as usize];
+        &row[..length(row)]
+    }
+
+    /// Returns true if a query sees the block of a key, as far as the host knows.
+    pub fn show(&self, batch: usize, head: usize, position: usize, key: usize) -> bool {
+        let block = key / self.lists.keys();
+        let seen = self.of(batch, head, position);
+        seen.binary_search_by(|&one| (one as usize).cmp(&block))
+            .is_ok()
+    }
+
+    /// Pairs of queries and keys of a sequence that are visible, over all heads.
+    pub(crate) fn visible_pairs(
+        &self,
+        batch: usize,
+        [queries, keys]: [usize; 2],
+        mask: Mask,
+    ) -> u128 {
+        let own = if self.lists.per_head { self.heads } else { 1 };
+        let mut pairs = 0_u128;
+        for head in 0..own {
+            for first in (0..queries).step_by(self.lists.queries()) {
+                let end = queries.min(first + self.lists.queries());
+                for &block in self.of(batch, head, first) {
+                    let from = block as usize * self.lists.keys();
+                    let to = keys.min(from + self.lists.keys());
+                    let seen = |row: usize| {
+                        let visible = mask.visible(row, queries, keys);
+                        visible.end.min(to).saturating_sub(visible.start.max(from))
+                    };
+                    let all = to.saturating_sub(from);
+                    pairs += match seen(first) == all && seen(end - 1) == all {
+                        true => all as u128 * (end - first) as u128,
+                        false => (first..end).map(|row| seen(row) as u128).sum(),
+                    };
+                }
+            }
+        }
+        pairs * (self.heads / own) as u128
+    }
+}
+
+/// Blocks of a row up to the number that ends it.
+fn length(row: &[i32]) -> usize {
+    row.iter().position(|&one| one < 0).unwrap_or(row.len())
+}
+
+/// The lists as the caller gives them, before they are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct BlocksRequest<'a> {
+    pub offsets: Request<'a>,
+    pub indices: Request<'a>,
+}
+
+impl BlocksRequest<'_> {
+    /// A copy that owns its data; `None` if it has a list on the host.
+    pub(crate) fn kept(&self) -> Option<BlocksRequest<'static>> {
+        Some(BlocksRequest {
+            offsets: self.offsets.kept()?,
+            indices: self.indices.kept()?,
+        })
+    }
+
+    /// Checks the lists of a batch against its lengths, and blocks against the rows of keys, unless these are in pages. Lists on the host are
+    /// counted.
+    pub(crate) fn check(
+        self,
+        lists: BlockLists,
+        [batch, heads]: [usize; 2],
+        queries: &SideLengths,
+        key_rows: Option<usize>,
+    ) -> Result<Blocks> {
+        let count = lists.count(batch, heads).max(1);
+        let found = self.offsets.count().unwrap_or(0);
+        let needed = queries.bound.div_ceil(lists.queries());
+        let rows = found.saturating_sub(1) / count;
+        let name = Operand::BlockOffsets.name();
+        if found == 0 || rows < needed || rows * count + 1 != found {
+            return Err(Invalid::Lengths {
+                argument: name,
+                index: found,
+                rule: format!(
+                    "ends the list: {} have as many rows each, {needed} or more for blocks of {} queries, and one number more is needed than there are rows",
+                    crate::call::counted(count, "list"),
+                    lists.queries()
+                ),
+            });
+        }
+        let mut lists = lists;
+        if self.offsets.on_device() != self.indices.on_device() {
+            return Err(Invalid::presence(
+                Operand::BlockIndices.name(),
+                "lies elsewhere than block_offsets: both are in host memory, or both on the device",
+            ));
+        }
+        if let (Numbers::Host(offsets), Numbers::Host(indices)) = (self.offsets, self.indices) {
+            let blocks = key_rows.map_or(usize::MAX, |rows| rows.div_ceil(lists.keys()));
+            let listed = check_lists(offsets, indices, blocks)?;
+            let each = listed.div_ceil((rows * count).max(1));
+            lists = lists.each(u32::try_from(each).unwrap_or(u32::MAX));
+        }
+        Ok(Blocks {
+            lists,
+            counts: [found, self.indices.count().unwrap_or(0)],
+            offsets: self.offsets.keep(),
+            indices: self.indices.keep(),
+            rows,
+            heads,
+        })
+    }
+}
+
+/// Checks lists in host memory against the blocks of keys that there are; returns how many are listed.
+fn check_lists(offsets: &[i32], indices: &[i32], blocks: usize) -> Result<usize> {
+    let broken = |operand: Operand, index: usize, rule: String| {
+        Err(Invalid::Lengths {
+            argument: operand.name(),
+            index,
+            rule,
+        })
+    };
+    let mut listed = 0;
+    for (row, pair) in offsets.windows(2).enumerate() {
+        let [start, end] = [pair[0], pair[1]];
+        let places = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+        let Some(places) = places.filter(|(start, end)| start <= end && *end <= indices.len())
+        else {
+            return broken(
+                Operand::BlockOffsets,
+                row + 1,
+                format!(
+                    "is {end} after {start}; offsets must not decrease, and lie from 0 to the {} indices there are",
+                    indices.len()
+                ),
+            );
+        };
+        let entries = &indices[places.0..places.1];
+        let used = length(entries);
+        for (place, &block) in entries.iter().enumerate() {
+            let before = place.checked_sub(1).map(|before| entries[before]);
+            let rule = match before {
+                _ if place >= used => match block {
+                    0.. => format!("is {block}, but the row ended before it with a number below 0"),
+                    _ => continue,
+                },
+                _ if block as usize >= blocks => {
+                    format!("is {block}, but there are {blocks} blocks of keys")
+                }
+                Some(before) if before >= block => {
+                    format!("is {block} after {before}; the blocks of a row must ascend")
+                }
+                _ => continue,
+            };
+            return broken(Operand::BlockIndices, places.0 + place, rule);
+        }
+        listed += used;
+    }
+    Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Call, ElementType, Layout, Scoring};
+    use quickcheck::quickcheck;
+
+    fn call(lists: BlockLists, offsets: &[i32], indices: &[i32]) -> Result<Call> {
+        let q = Layout::bshd([2, 130, 4, 8]);
+        let k = Layout::bshd([2, 300, 2, 8]);
+        let mut scoring = Scoring::new();
+        scoring.blocks = Some(lists);
+        Call::builder(&q, &k, &k, ElementType::F16)
+            .scoring(scoring)
+            .numbers(Operand::BlockOffsets, Numbers::Host(offsets))
+            .numbers(Operand::BlockIndices, Numbers::Host(indices))
+            .build()
+    }
+
+    #[test]
+    fn each_rule_has_an_error_that_names_the_number() {
+        let lists = BlockLists::new(64, 64);
+        let error = |offsets: &[i32], indices: &[i32]| {
+            call(lists, offsets, indices).unwrap_err().to_string()
+        };
+        for (offsets, indices, expected) in [
+            (&[0, 1, 1][..], &[0][..], "block_offsets[3] ends the list"),
+            (&[0, 1, 3, 2], &[0, 1, 2], "block_offsets[3] is 2 after 3"),
+            (&[0, 0, 0, 4], &[0, 1, 2], "block_offsets[3] is 4 after 0"),
+            (&[-1, 0, 0, 1], &[0], "block_offsets[1] is 0 after -1"),
+            (
+                &[0, 2, 2, 2],
+                &[1, 5],
+                "block_indices[1] is 5, but there are 5",
+            ),
+            (&[0, 2, 2, 2], &[1, 1], "block_indices[1] is 1 after 1"),
+            (
+                &[0, 3, 3, 3],
+                &[1, -1, 2],
+                "block_indices[2] is 2, but the row ended",
+            ),
+        ] {
+            let found = error(offsets, indices);
+            assert!(found.starts_with(expected), "{found}");
+        }
+        let sizes = call(BlockLists::new(32, 64), &[0; 4], &[]).unwrap_err();
+        assert!(sizes.to_string().starts_with("blocks is 32x64"), "{sizes}");
+        // More rows than there are blocks of queries, numbers behind the end, one list for each head.
+        assert!(call(lists, &[0, 2, 3, 3, 3], &[0, -1, 4]).is_ok());
+        assert!(call(lists.per_head(), &[0; 13], &[]).is_ok());
+        assert!(call(lists.per_head(), &[0; 12], &[]).is_err());
+        assert!(call(lists.per_batch().per_head(), &[0; 25], &[]).is_ok());
+    }
+
+    #[test]
+    fn lists_are_found_by_sequence_head_and_position() {
+        let lists = BlockLists::new(64, 128).per_batch().per_head();
+        let offsets: Vec<i32> = (0..=24).collect();
+        let indices: Vec<i32> = (0..24).map(|i| i % 3).collect();
+        let call = call(lists, &offsets, &indices).unwrap();
+        let blocks = call.blocks().unwrap();
+        assert_eq!(blocks.of(1, 2, 129), [2]);
+        assert!(blocks.show(1, 2, 129, 299) && !blocks.show(1, 2, 127, 299));
+        assert_eq!(blocks.lists().blocks_of_a_row(), Some(1));
+        // 128, 128 and 44 keys for 64, 64 and 2 queries.
+        let pairs = 64 * 128 + 64 * 128 + 2 * 44;
+        assert_eq!(call.visible_pairs(), 2 * pairs);
+        assert_eq!(call.flops(), 2 * 4 * 2 * pairs * 16);
+    }
+
+    #[test]
+    fn windows_and_documents_are_lists() {
+        let lists = BlockLists::new(64, 64);
+        let window = BlockList::window(lists, Mask::window(64, 0), 4, [256, 256]);
+        assert_eq!(window.offsets(), [0, 1, 3, 6, 9]);
+        assert_eq!(window.indices(), [0, 0, 1, 0, 1, 2, 0, 2, 3][..9].to_vec());
+        let documents = BlockList::documents(lists, &[128, 64, 70]).unwrap();
+        assert_eq!(documents.offsets(), [0, 2, 4, 5, 7, 9]);
+        assert_eq!(documents.indices(), [0, 1, 0, 1, 2, 3, 4, 3, 4]);
+        let error = BlockList::documents(lists, &[64, 70, 64]).unwrap_err();
+        assert!(
+            error.to_string().starts_with("documents[1] is 70"),
+            "{error}"
+        );
+    }
+
+    quickcheck! {
+        fn text_round_trips(queries: u32, keys: u32, flags: u8, each: Option<u32>) -> bool {
+            let mut lists = BlockLists::new(queries, keys);
+            lists.per_batch = flags & 1 != 0;
+            lists.per_head = flags & 2 != 0;
+            lists.each = each;
+            lists.to_string().parse() == Ok(lists)
+        }
+
+        fn a_window_lists_every_block_that_has_a_visible_pair(queries: u8, keys: u8, left: u8, right: u8) -> bool {
+            let lengths = [usize::from(queries), 3 * usize::from(keys)];
+            let mask = Mask::window(u32::from(left), u32::from(right));
+            let list = BlockList::window(BlockLists::new(64, 64), mask, 0, lengths);
+            (0..lengths[0]).all(|row| {
+                let range = list.offsets[row / 64] as usize..list.offsets[row / 64 + 1] as usize;
+                let blocks = &list.indices[range];
+                mask.visible(row, lengths[0], lengths[1]).all(|key| blocks.contains(&((key / 64) as i32)))
+            })
+        }
+    }
+}
