@@ -10,85 +10,13 @@
 
 namespace warptile {
 
-// Draws a tile, and describes it. Each CTA draws once in vain, so the counter is 0 again behind the last draw of the launch.
-template <class Traits> __device__ inline void draw_tile(const Backward& params, OnePassTile& tile)
-{
-    const unsigned number = increment_and_wrap_relaxed(params.work.counter, params.work.tiles + gridDim.x - 1);
-    tile.exists = number < params.work.tiles;
-    if (!tile.exists) return;
-    const GradientPlace place = gradient_place<Traits::BLOCK_N, true>(params, number);
-    const int heads = params.heads / params.kv_heads;
-    BlockSpan span = {0, 0};
-    if (place.exists(true)) span = Visits<Traits::BLOCK_M, Traits::BLOCK_N>{Mask(params.scoring, place.q.len, place.k.len)}.blocks_of(place.first);
-    tile.query_entry = params.sequences.query_offsets ? 0 : place.batch;
-    tile.key_entry = params.sequences.key_offsets ? 0 : place.batch;
-    tile.kv_head = place.head;
-    // Nothing is written of a tile that the sequence does not have.
-    tile.first_key = place.exists(true) ? place.first : place.k.len;
-    tile.q = place.q;
-    tile.k = place.k;
-    tile.first_block = span.first;
-    tile.end_block = span.end;
-    tile.row_tile = place.numbers_of(params, place.head * heads) / PREPASS_ROWS;
-    tile.heads = heads;
-}
-
-// The loading thread.
-template <class Traits> __device__ inline void load_blocks(const BackwardTma& block, const OnePassShared<Traits> shared)
-{
-    const Backward& params = block.backward;
-    unsigned it = 0, loads = 0;
-    for (unsigned turn = 0;; turn++) {
-        OnePassTile& tile = shared.tile(turn);
-        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
-        draw_tile<Traits>(params, tile);
-        barrier_arrive(shared.tile_full(turn % 2));
-        if (!tile.exists) return;
-        const auto load_keys = [&](const TensorMap& map, int at, unsigned full, unsigned empty) {
-            barrier_wait(empty, ~loads & 1);
-            barrier_arrive_expect_bytes(full, Traits::KEY_BYTES);
-            for (int slab = 0; slab < Traits::SLABS; slab++)
-                copy_box(shared.base + at + slab * Traits::KEY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.k.first + tile.first_key,
-                         tile.kv_head, tile.key_entry);
-        };
-        bool has_keys = false;
-#pragma unroll 1
-        for (int head = 0; head < tile.heads; head++)
-#pragma unroll 1
-            for (int of = tile.end_block - 1; of >= tile.first_block; of--, it++) {
-                const int stage = it & 1;
-                const unsigned parity = ~(it >> 1) & 1;
-                const auto load_rows = [&](const TensorMap& map, unsigned to, unsigned full) {
-                    for (int slab = 0; slab < Traits::SLABS; slab++)
-                        copy_box(to + slab * Traits::QUERY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.q.first + of * Traits::BLOCK_M,
-                                 tile.kv_head * tile.heads + head, tile.query_entry);
-                };
-                barrier_wait(shared.queries_empty(stage), parity);
-                barrier_arrive_expect_bytes(shared.queries_full(stage), Traits::QUERY_BYTES + 2 * Traits::NUMBER_BYTES);
-                load_rows(block.q_map, shared.queries(stage), shared.queries_full(stage));
-                const long long numbers = (long long)(tile.row_tile + head * params.rows.query_tiles + of) * PREPASS_ROWS;
-                copy_bytes(shared.numbers(stage), params.rows.scaled_lse + numbers, Traits::NUMBER_BYTES, shared.queries_full(stage));
-                copy_bytes(shared.numbers(stage) + Traits::NUMBER_BYTES, params.rows.delta + numbers, Traits::NUMBER_BYTES, shared.queries_full(stage));
-                if (!has_keys) {
-                    load_keys(block.v_map, Traits::VALUES_AT, shared.values_full(), shared.values_empty());
-                    load_keys(block.k_map, Traits::KEYS_AT, shared.keys_full(), shared.keys_empty());
-                    has_keys = true;
-                    loads++;
-                }
-                barrier_wait(shared.d_out_empty(stage), parity);
-                barrier_arrive_expect_bytes(shared.d_out_full(stage), Traits::QUERY_BYTES);
-                load_rows(block.d_out_map, shared.d_out(stage), shared.d_out_full(stage));
-            }
-    }
-}
-
 // A thread that adds the shares of blocks: of every block whose share warpgroup `mine` computes.
 template <class Traits> __device__ inline void add_sums(const Backward& params, const OnePassShared<Traits> shared, int mine)
 {
     int owner = -1; // of the block
     unsigned taken = 0;
     for (unsigned turn = 0;; turn++) {
-        const OnePassTile& tile = shared.wait_for_tile(turn);
+        const KeyTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
 #pragma unroll 1
         for (int head = 0; head < tile.heads; head++)

@@ -8,57 +8,13 @@
 #pragma once
 
 #include "backward/wgmma_layout.cuh"
-#include "backward/write.cuh"
+#include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "memory/ring.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/stage.cuh"
-#include "ptx/words.cuh"
 
 namespace warptile {
-
-// Two numbers of 16 bits.
-template <class Element> __device__ inline float2 unpacked(unsigned word)
-{
-    const Element(&two)[2] = reinterpret_cast<const Element(&)[2]>(word);
-    return {widen(two[0]), widen(two[1])};
-}
-
-// A warpgroup's keys of dK or dV.
-template <class Traits>
-__device__ inline void write_keys(const Backward& params, const Tensor& to, const OnePassTile& tile, int first_key, int dim,
-                                  const float (&sums)[Traits::RESULTS], float factor)
-{
-    if (!to.address) return;
-    const bool chunks = writes_chunks<typename Traits::Element>(to, params.gradients, dim);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = first_key + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half;
-        const long long at = tile.key_entry * to.batch + (tile.k.first + row) * to.row + tile.kv_head * to.head;
-#pragma unroll
-        for (int i = 0; i < Traits::RESULTS; i += 16) {
-            float2 pairs[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
-            write_groups<typename Traits::Element>(to, params.gradients, chunks, at, row < tile.k.len, 2 * i, dim, pairs);
-        }
-    }
-}
-
-// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. Every warpgroup that
-// reads the tile does so before, so that they need not wait for each other.
-template <int ROWS, int SLABS> __device__ inline void clear_end(unsigned tile, int rows, int warpgroup)
-{
-    constexpr int SLAB_BYTES = ROWS * SWIZZLE_BYTES;
-    const unsigned zeros[4] = {};
-#pragma unroll
-    for (int slab = 0; slab < SLABS; slab++)
-#pragma unroll 1
-        for (int byte = rows * SWIZZLE_BYTES + thread_index() % 128 * 16; byte < SLAB_BYTES; byte += 128 * 16)
-            store_four_words(tile + slab * SLAB_BYTES + byte, zeros);
-    fence_shared_for_async();
-    named_barrier_wait(1 + warpgroup, 128);
-}
 
 template <class Traits> __device__ inline void compute_gradients(const BackwardTma& block, const OnePassShared<Traits> shared, const int warpgroup)
 {
@@ -86,7 +42,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
     const auto has_duty = [&] { return uniform(ring.stage == 0 ? Traits::CONSUMERS - 1 : ring.stage - 1) == warpgroup; };
 
     for (unsigned turn = 0;; turn++) {
-        const OnePassTile& tile = shared.wait_for_tile(turn);
+        const KeyTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
         const int of_head = uniform(tile.end_block - tile.first_block), blocks = of_head * uniform(tile.heads), last_block = uniform(tile.end_block) - 1;
         const Mask mask = tile.mask(params);
@@ -260,8 +216,8 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             arrive(shared.keys_empty());
             loads++;
         }
-        write_keys<Traits>(params, params.dk, tile, first_key, params.head_dim, dk, params.scoring.scale);
-        write_keys<Traits>(params, params.dv, tile, first_key, params.value_dim, dv, 1);
+        write_rows<Element>(params, params.dk, tile, first_key, params.head_dim, dk, params.scoring.scale);
+        write_rows<Element>(params, params.dv, tile, first_key, params.value_dim, dv, 1);
         __syncwarp();
         arrive(shared.tile_empty(turn % 2));
     }

@@ -1,27 +1,11 @@
 // Sizes and the shared memory layout of the one-pass backward kernels on wgmma.
 #pragma once
 
-#include "backward/place.cuh"
-#include "backward/span.cuh"
-#include "base/abi_backward_tma.cuh"
+#include "backward/wgmma_tile.cuh"
 #include "base/record.cuh"
-#include "ptx/bulk.cuh"
-#include "ptx/sm90.cuh"
 #include "ptx/wgmma_rows.cuh"
 
 namespace warptile {
-
-// A tile of keys, and the blocks of queries that it visits, for each head that shares the keys.
-struct OnePassTile {
-    int exists; // else there are no more
-    int query_entry, key_entry, kv_head, first_key; // entries: where batch entries have strides
-    Extent q, k;
-    int first_block, end_block;
-    int row_tile; // of the pre-pass: block 0 of the first head that shares the keys
-    int heads;    // that share the keys
-
-    __device__ Mask mask(const Backward& params) const { return Mask(params.scoring, q.len, k.len); }
-};
 
 // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them.
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct OnePassTraits {
@@ -51,7 +35,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int SUMS_AT = SLOPES_AT + CONSUMERS * SLOPE_BYTES, NUMBERS_AT = SUMS_AT + CONSUMERS * SUM_BYTES;
     static constexpr int BARRIERS_AT = NUMBERS_AT + STAGES * 2 * NUMBER_BYTES;
     static constexpr int BARRIERS = 16 + 4 * CONSUMERS, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
-    static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(OnePassTile);
+    static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(KeyTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
     enum { LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, LOADING_REGISTERS = 24, COMPUTING_REGISTERS = CONSUMERS == 2 ? 240 : 160 };
@@ -65,48 +49,21 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
 
-template <class Traits> struct OnePassShared {
-    const unsigned base;
-
-    __device__ unsigned barrier(int i) const { return base + Traits::BARRIERS_AT + i * BARRIER_BYTES; }
-    __device__ unsigned keys_full() const { return barrier(0); }
-    __device__ unsigned keys_empty() const { return barrier(1); }
-    __device__ unsigned values_full() const { return barrier(2); }
-    __device__ unsigned values_empty() const { return barrier(3); }
-    // Of two each.
-    __device__ unsigned queries_full(int stage) const { return barrier(4 + stage); }
-    __device__ unsigned queries_empty(int stage) const { return barrier(6 + stage); }
-    __device__ unsigned d_out_full(int stage) const { return barrier(8 + stage); }
-    __device__ unsigned d_out_empty(int stage) const { return barrier(10 + stage); }
-    __device__ unsigned tile_full(int which) const { return barrier(12 + which); }
-    __device__ unsigned tile_empty(int which) const { return barrier(14 + which); }
+template <class Traits> struct OnePassShared : KeyTileShared<Traits> {
+    using KeyTileShared<Traits>::barrier;
     // Of one for each warpgroup.
     __device__ unsigned slopes_full(int which) const { return barrier(16 + which); }
     __device__ unsigned slopes_empty(int which) const { return barrier(16 + Traits::CONSUMERS + which); }
     __device__ unsigned sums_full(int which) const { return barrier(16 + 2 * Traits::CONSUMERS + which); }
     __device__ unsigned sums_empty(int which) const { return barrier(16 + 3 * Traits::CONSUMERS + which); }
 
-    __device__ unsigned queries(int stage) const { return base + Traits::QUERIES_AT + stage * Traits::QUERY_BYTES; }
-    __device__ unsigned d_out(int stage) const { return base + Traits::D_OUT_AT + stage * Traits::QUERY_BYTES; }
-    __device__ unsigned slopes(int which) const { return base + Traits::SLOPES_AT + which * Traits::SLOPE_BYTES; }
-    __device__ unsigned sums(int which) const { return base + Traits::SUMS_AT + which * Traits::SUM_BYTES; }
-    __device__ unsigned numbers(int stage) const { return base + Traits::NUMBERS_AT + stage * 2 * Traits::NUMBER_BYTES; }
+    __device__ unsigned slopes(int which) const { return this->base + Traits::SLOPES_AT + which * Traits::SLOPE_BYTES; }
+    __device__ unsigned sums(int which) const { return this->base + Traits::SUMS_AT + which * Traits::SUM_BYTES; }
 
     __device__ void init_barriers() const
     {
         constexpr int COMPUTING = 4 * Traits::CONSUMERS, OF_GROUP = 4; // warps
-        barrier_init(keys_full(), 1);
-        barrier_init(keys_empty(), COMPUTING);
-        barrier_init(values_full(), 1);
-        barrier_init(values_empty(), COMPUTING);
-        for (int i = 0; i < 2; i++) {
-            barrier_init(queries_full(i), 1);
-            barrier_init(queries_empty(i), COMPUTING);
-            barrier_init(d_out_full(i), 1);
-            barrier_init(d_out_empty(i), COMPUTING);
-            barrier_init(tile_full(i), 1);
-            barrier_init(tile_empty(i), COMPUTING + Traits::CONSUMERS);
-        }
+        this->init_barriers_of_tiles(COMPUTING, COMPUTING, COMPUTING + Traits::CONSUMERS);
         for (int i = 0; i < Traits::CONSUMERS; i++) {
             barrier_init(slopes_full(i), COMPUTING);
             barrier_init(slopes_empty(i), OF_GROUP);
@@ -114,17 +71,6 @@ template <class Traits> struct OnePassShared {
             barrier_init(sums_empty(i), 1);
         }
         fence_barrier_init();
-    }
-
-    // Tile descriptions, from who draws tiles to all others: the CTA's tile `turn`.
-    __device__ OnePassTile& tile(unsigned turn) const
-    {
-        return reinterpret_cast<OnePassTile*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::TILES_AT)[turn % 2];
-    }
-    __device__ OnePassTile& wait_for_tile(unsigned turn) const
-    {
-        barrier_wait(tile_full(turn % 2), turn / 2 & 1);
-        return tile(turn);
     }
 };
 

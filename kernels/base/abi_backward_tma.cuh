@@ -5,8 +5,8 @@
 
 namespace warptile {
 
-// Block of the one-pass kernels, which read through tensor maps as those of [`ForwardTma`] do: the boxes are BOX_COLUMNS x the rows
-// of a block of queries, or of a tile of keys. They write through the addresses of `backward`.
+// Block of the kernels of the backward pass for Hopper, which read through tensor maps as those of [`ForwardTma`] do: the boxes are
+// BOX_COLUMNS x QUERY_BOX_ROWS (q, d_out) or BLOCK_N (k, v). They write through the addresses of `backward`.
 struct alignas(64) BackwardTma {
     TensorMap q_map; // Queries.
     TensorMap k_map; // Keys.

@@ -76,6 +76,10 @@ families! {
     Dqkv;
     /// [`Family::Dqsum`].
     Dqsum;
+    /// [`Family::Wdkv`].
+    Wdkv;
+    /// [`Family::Wdq`].
+    Wdq;
 }
 
 /// A tiling that the catalog has a kernel of in the family `F`.

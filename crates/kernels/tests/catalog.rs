@@ -240,8 +240,11 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::Prepass, _) => record.takes::<Prepass>(),
             (Role::AllGradients, _) => record.takes::<BackwardTma>(),
             (Role::SinkGradients, _) => record.takes::<SinkGradient>(),
-            (Role::KeyGradients | Role::QueryGradients | Role::QuerySums, _) => {
-                record.takes::<Backward>() || record.takes::<BackwardDropout>()
+            (Role::QuerySums, _) => record.takes::<Backward>(),
+            (Role::KeyGradients | Role::QueryGradients, _) => {
+                record.takes::<Backward>()
+                    || record.takes::<BackwardDropout>()
+                    || record.takes::<BackwardTma>()
             }
             (_, true) => record.takes::<ForwardE4m3>(),
             _ => {

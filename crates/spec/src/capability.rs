@@ -259,6 +259,10 @@ families! {
     Dqkv = "dqkv";
     /// The gradient of queries of the sums that [`Family::Dqkv`] leaves.
     Dqsum = "dqsum";
+    /// Gradients of keys and values of large heads, by TMA, mbarriers and `wgmma`; compute capability 9.0 only.
+    Wdkv = "wdkv";
+    /// The gradient of queries, likewise.
+    Wdq = "wdq";
 }
 
 impl fmt::Display for Family {

@@ -101,19 +101,18 @@ impl Operation for Backward {
                 };
                 kernel.give(&block, taker)
             }
-            Role::AllGradients => {
-                let mut backward = block(self, shape, rows, at, Operand::DK);
-                backward.work.counter = workspace;
-                let driver = kernel.context().driver();
-                let block = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
-                kernel.give(&block, taker)
-            }
             role => {
                 let of = match role {
-                    Role::KeyGradients => Operand::DK,
+                    Role::AllGradients | Role::KeyGradients => Operand::DK,
                     _ => Operand::DQ,
                 };
-                let backward = block(self, shape, rows, at, of);
+                let mut backward = block(self, shape, rows, at, of);
+                if kernel.takes::<abi::BackwardTma>() {
+                    backward.work.counter = workspace;
+                    let driver = kernel.context().driver();
+                    let block = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
+                    return kernel.give(&block, taker);
+                }
                 if !kernel.takes::<abi::BackwardDropout>() {
                     return kernel.give(&backward, taker);
                 }

@@ -213,7 +213,7 @@ fn tensor_map(
     Ok(bytemuck::cast(map))
 }
 
-/// The block of the one-pass kernels of the backward pass. The context must be current.
+/// The block of the kernels of the backward pass that read through tensor maps. The context must be current.
 pub(super) fn backward_tma(
     driver: &Driver,
     call: &Call,
@@ -224,20 +224,25 @@ pub(super) fn backward_tma(
     let map = |address: u64, layout: &Layout, rows: u32| {
         tensor_map(driver, call.element(), address, layout, [rows, 1])
     };
-    let (block_m, block_n) = (step.image.tiling.block_m, step.image.tiling.block_n);
-    let k_map = map(backward.k.address, call.k(), block_n)?;
-    // A tensor map cannot have an extent of 0. Without queries the kernel reads neither.
-    let (q_map, d_out_map) = match call.query_len().min(call.queries().rows()) {
-        0 => (k_map, k_map),
-        _ => (
-            map(backward.q.address, call.q(), block_m)?,
-            map(backward.d_out.address, d_out, block_m)?,
-        ),
+    let tiling = &step.image.tiling;
+    let block_m = tiling.block_m.min(QUERY_BOX_ROWS);
+    let q = || map(backward.q.address, call.q(), block_m);
+    let k = || map(backward.k.address, call.k(), tiling.block_n);
+    // A tensor map cannot have an extent of 0. Without rows the kernel reads none, and another's map stands in.
+    let has_queries = call.query_len().min(call.queries().rows()) > 0;
+    let has_keys = call.key_len().min(call.keys().rows()) > 0;
+    let (q_map, d_out_map) = match has_queries {
+        true => (q()?, map(backward.d_out.address, d_out, block_m)?),
+        false => (k()?, k()?),
+    };
+    let (k_map, v_map) = match has_keys {
+        true => (k()?, map(backward.v.address, call.v(), tiling.block_n)?),
+        false => (q()?, q()?),
     };
     Ok(abi::BackwardTma {
         q_map,
         k_map,
-        v_map: map(backward.v.address, call.v(), block_n)?,
+        v_map,
         d_out_map,
         backward,
         ..Default::default()

@@ -5,7 +5,7 @@ mod rates;
 use std::cmp::Reverse;
 use std::fmt;
 
-use warptile_kernels::{ElementType, Features, Image, Role, images_for};
+use warptile_kernels::{ElementType, Family, Features, Image, Role, images_for};
 
 use crate::considered::{Considered, Reason};
 use crate::error::{Error, Result};
@@ -235,10 +235,9 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
     if (laid_out_for as usize) < largest {
         return Some(Reason::HeadDim { laid_out_for });
     }
-    // In one pass sums begin at the lse divided by the scale.
+    // Products of kernels that take no negative scale begin at the lse divided by it.
     let scale = problem.problem.scoring().scale;
-    let is_too_small = scale.is_some_and(|scale| scale < 1e-15);
-    let needs = match image.role == Role::AllGradients && is_too_small {
+    let needs = match scale.is_some_and(|scale| scale < 1e-15) {
         true => problem.needs() | Features::NEGATIVE_SCALE,
         false => problem.needs(),
     };
@@ -282,7 +281,12 @@ fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u
         false => image.tiling.block_m / warps >= 32,
     };
     let one_by_one = tiles(problem, image).div_ceil(resident(image, device));
-    one_by_one * at_once * rows * if is_wide { 4 } else { 5 }
+    let by_speed = match image.family {
+        Family::Wdkv | Family::Wdq => 2,
+        _ if is_wide => 4,
+        _ => 5,
+    };
+    one_by_one * at_once * rows * by_speed
 }
 
 /// True for steps whose tiles are of keys.

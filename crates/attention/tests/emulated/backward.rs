@@ -75,6 +75,42 @@ fn gradients_in_one_pass_equal_float64() {
     }
 }
 
+/// What the kernels for Hopper with large heads take, by name.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_large_heads_equal_float64() {
+    for (lengths, masks) in [
+        ("b1 q64 k128", &["none"][..]),
+        ("b1 q1 k1", &["none", "causal"]),
+        ("b1 q200 k300", &["none", "causal", "window,70,30"]),
+        ("b2 q130 k70", &["causal", "causal diagonal=top-left"]),
+        (
+            "b1 q70 k300",
+            &["window,5,0 diagonal=top-left", "causal diagonal=40"],
+        ),
+        (
+            "b1 q300 k200",
+            &["window,64,0", "causal diagonal=-60 sinks"],
+        ),
+        (
+            "packed=70x130,1x1,0x3,64x128,5x0,200x77",
+            &["none", "causal", "window,20,5"],
+        ),
+        ("b2 q0 k70", &["none"]),
+        ("b2 q70 k0", &["none"]),
+    ] {
+        for mask in masks {
+            for heads in ["h2/1 d192 bf16", "h2 d256 f16", "h1 d136/72 f16"] {
+                let case: Case = format!("{lengths} {heads} mask={mask}").parse().unwrap();
+                for family in [Family::Wdkv, Family::Wdq] {
+                    let failed = verdict(&case, &Choice::Family(family));
+                    assert!(!failed.is_failure(), "{failed:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs g++"]
 fn gradients_equal_float64() {

@@ -38,11 +38,11 @@ fn large_problems_take_tiles_of_many_rows() {
             ["dkv_d128_64x128_w8_s2", "dq_d128_128x64_w4_s1"],
         ),
         (
-            "b4 q4096 k4096 h8 d256 bf16",
+            "b4 q4096 k4096 h8 d256 bf16 softcap=30",
             ["dkv_d256_64x64_w8_s2", "dq_d256_64x32_w4_s1"],
         ),
         (
-            "b4 q4096 k4096 h8/2 d104/160 bf16",
+            "b4 q4096 k4096 h8/2 d104/160 bf16 softcap=30",
             ["dkv_d192_64x64_w8_s2", "dq_d192_64x32_w4_s1"],
         ),
         (
@@ -149,6 +149,61 @@ fn hopper_takes_one_pass_where_it_can() {
         "b1 q300 k300 h8 d64 f16 scale=0",
     ] {
         one_pass(words).unwrap_err();
+    }
+}
+
+#[test]
+fn hopper_takes_wgmma_for_large_heads_where_it_can() {
+    let h200 = DeviceProfile::h200();
+    let of_192 = ["wdkv_d192_64x64_w12_s2", "wdq_d192_128x64_w12_s2"];
+    let of_256 = ["wdkv_d256_64x64_w12_s2", "wdq_d256_128x64_w12_s2"];
+    for (words, expected) in [
+        ("b4 q4096 k4096 h8 d256 bf16", of_256),
+        ("b4 q4096 k4096 h32/8 d192 f16 mask=causal", of_192),
+        ("b4 q4096 k4096 h8/2 d104/160 bf16", of_192),
+        ("b2 q512 k512 h8 d136 f16 mask=window,70,0 sinks", of_192),
+        ("packed=300x300,5x5 h8 d256 bf16", of_256),
+        // Few rows, too.
+        ("b1 q64 k64 h1 d256 bf16", of_256),
+        ("b1 q1 k5 h1 d200/72 f16", of_256),
+    ] {
+        assert_eq!(kernels(&h200, words), expected, "{words}");
+    }
+    for option in [
+        "softcap=30",
+        "alibi=head",
+        "bias",
+        "keymask",
+        "dropout=0.1",
+        "scale=0",
+        "scale=-1",
+        "scale=1e-20",
+    ] {
+        let words = format!("b2 q512 k512 h8 d256 bf16 {option}");
+        let [of_keys, of_queries] = kernels(&h200, &words);
+        assert!(of_keys.starts_with("dkv_"), "{words}: {of_keys}");
+        assert!(of_queries.starts_with("dq_"), "{words}: {of_queries}");
+    }
+    // A gradient alone.
+    for (wanted, expected) in [(Operand::DQ, of_256[1]), (Operand::DK, of_256[0])] {
+        let case: Case = "b1 q70 k300 h2 d256 f16".parse().unwrap();
+        let mut builder = Backward::builder(case.call());
+        for operand in [Operand::DQ, Operand::DK, Operand::DV] {
+            builder = builder.want(operand, operand == wanted);
+        }
+        let plan = Planner::new(&h200)
+            .plan_backward(
+                BackwardProblem::of(&builder.build().unwrap()),
+                &Choice::Best,
+            )
+            .unwrap();
+        assert_eq!(plan.steps()[1].image.kernel, expected);
+        assert_eq!(plan.steps().len(), 2);
+    }
+    // On no other GPU.
+    for (major, minor) in [(8, 0), (10, 0), (13, 0)] {
+        let [of_keys, _] = kernels(&device(major, minor, 232_448), "b2 q512 k512 h8 d256 bf16");
+        assert!(of_keys.starts_with("dkv_"), "{major}.{minor}: {of_keys}");
     }
 }
 

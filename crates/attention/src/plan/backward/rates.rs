@@ -11,7 +11,7 @@ const MULTIPROCESSORS: f64 = 132.0;
 
 /// TFLOP/s of the products that a family computes, by the head size of its tiles: 4,096 queries and keys without a mask, f16 or bf16; see
 /// docs/notebook/backward.md.
-const TFLOPS: [(Family, u32, f64); 12] = [
+const TFLOPS: [(Family, u32, f64); 16] = [
     (Family::Dkv, 64, 309.0),
     (Family::Dkv, 128, 301.0),
     (Family::Dkv, 192, 164.0),
@@ -24,6 +24,10 @@ const TFLOPS: [(Family, u32, f64); 12] = [
     (Family::Dqkv, 64, 559.0),
     (Family::Dqkv, 96, 579.0),
     (Family::Dqkv, 128, 638.0),
+    (Family::Wdkv, 192, 560.0),
+    (Family::Wdkv, 256, 630.0),
+    (Family::Wdq, 192, 560.0),
+    (Family::Wdq, 256, 630.0),
 ];
 
 /// TFLOP/s of kernels that were not measured: those of f32 use the vector units.

@@ -1,0 +1,372 @@
+// dQ of large head sizes, for Hopper. A persistent CTA has a tile of queries of a head at a time, two warpgroups with 64 of them each, and goes over the
+// keys that some of them see. Queries and the gradient of the output stay in shared memory, keys and values come through rings, and gradients of scores
+// are left operands of dQ as they are. dQ stays in registers: each sum has one order.
+//
+// A block's scores and products of values are asked for behind dQ of the block before, so that a warpgroup leaves the tensor cores alone only while it
+// computes gradients of scores; then the other has them. No product is under way where the loop begins again: ptxas would wait for it.
+#pragma once
+
+#include "backward/wgmma_rows.cuh"
+#include "base/math.cuh"
+#include "base/record.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/stage.cuh"
+
+namespace warptile {
+
+// A tile of queries, and the blocks of keys that its rows see some of.
+struct QueryTile {
+    int exists; // else there are no more
+    int query_entry, key_entry, head, kv_head, first_query; // entries: where batch entries have strides
+    Extent q, k;
+    int first_block, end_block;
+    int row_tile; // of the pre-pass: the tile's first rows
+
+    // Once more for each use: registers have no room for it.
+    __device__ Mask mask(const Backward& params) const { return Mask(params.scoring, q.len, k.len); }
+
+    // Where the tile's own rows are.
+    __device__ int own_entry() const { return query_entry; }
+    __device__ int own_head() const { return head; }
+    __device__ const Extent& own() const { return q; }
+};
+
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct QueryGradientTraits {
+    using Element = Element_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int BLOCK_M = BLOCK_M_; // queries of a tile
+    static constexpr int BLOCK_N = BLOCK_N_; // keys of a block
+    static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
+    static constexpr int STAGES = STAGES_; // blocks of keys in shared memory
+    static constexpr int VALUE_STAGES = HEAD_DIM > 192 ? 1 : 2; // and of values
+    static constexpr int K_STRIDE = 0, V_STRIDE = 0;            // rows are swizzled, not padded
+    static constexpr int MIN_CTAS = 1;
+    static constexpr unsigned ROLE = ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT,
+                              FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS;
+
+    // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them; each warpgroup's queries by themselves.
+    static constexpr int CONSUMERS = BLOCK_M / MMA_ROWS;
+    static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS;
+    static constexpr int QUERY_SLAB_BYTES = MMA_ROWS * SWIZZLE_BYTES, KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
+    static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES, KEY_BYTES = SLABS * KEY_SLAB_BYTES;
+    static constexpr int SCORES = BLOCK_N / 2;   // of a thread in a block
+    static constexpr int RESULTS = HEAD_DIM / 2; // of a thread
+
+    static constexpr int QUERIES_AT = 0, D_OUT_AT = QUERIES_AT + CONSUMERS * QUERY_BYTES, KEYS_AT = D_OUT_AT + CONSUMERS * QUERY_BYTES;
+    static constexpr int VALUES_AT = KEYS_AT + STAGES * KEY_BYTES, NUMBERS_AT = VALUES_AT + VALUE_STAGES * KEY_BYTES;
+    static constexpr int BARRIERS_AT = NUMBERS_AT + BLOCK_M * (int)sizeof(float2);
+    static constexpr int BARRIERS = 4 + 4 * CONSUMERS + 2 * STAGES + 2 * VALUE_STAGES, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
+    static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(QueryTile);
+
+    // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
+    enum { LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, LOADING_REGISTERS = 24, COMPUTING_REGISTERS = 240 };
+    static_assert(LOADING_REGISTERS + CONSUMERS * COMPUTING_REGISTERS <= (1 + CONSUMERS) * LAUNCH_REGISTERS, "none waits for registers");
+
+    static_assert(sizeof(Element) == 2, "wgmma takes f16 and bf16");
+    static_assert(CONSUMERS == 2 && WARPS == 4 + 4 * CONSUMERS, "a warpgroup loads, the others compute");
+    static_assert(STAGES == 2, "a block's keys are there while dQ of the one before is computed");
+    static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M % PREPASS_ROWS == 0, "slabs, and numbers of rows");
+    static_assert(TILES_AT % 8 == 0 && MMA_ROWS == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "tiles have long numbers; boxes");
+};
+
+template <class Traits> struct QueryGradientShared {
+    const unsigned base;
+
+    __device__ unsigned barrier(int i) const { return base + Traits::BARRIERS_AT + i * BARRIER_BYTES; }
+    __device__ unsigned tile_full(int which) const { return barrier(which); }
+    __device__ unsigned tile_empty(int which) const { return barrier(2 + which); }
+    // Of a warpgroup.
+    __device__ unsigned queries_full(int warpgroup) const { return barrier(4 + warpgroup); }
+    __device__ unsigned queries_empty(int warpgroup) const { return barrier(4 + Traits::CONSUMERS + warpgroup); }
+    __device__ unsigned d_out_full(int warpgroup) const { return barrier(4 + 2 * Traits::CONSUMERS + warpgroup); }
+    __device__ unsigned d_out_empty(int warpgroup) const { return barrier(4 + 3 * Traits::CONSUMERS + warpgroup); }
+    __device__ unsigned keys_full(int stage) const { return barrier(4 + 4 * Traits::CONSUMERS + stage); }
+    __device__ unsigned keys_empty(int stage) const { return keys_full(Traits::STAGES + stage); }
+    __device__ unsigned values_full(int stage) const { return keys_full(2 * Traits::STAGES + stage); }
+    __device__ unsigned values_empty(int stage) const { return values_full(Traits::VALUE_STAGES + stage); }
+
+    __device__ unsigned queries(int warpgroup) const { return base + Traits::QUERIES_AT + warpgroup * Traits::QUERY_BYTES; }
+    __device__ unsigned d_out(int warpgroup) const { return base + Traits::D_OUT_AT + warpgroup * Traits::QUERY_BYTES; }
+    // A CTA's block number `it` is in these stages, its barriers in phases of these parities.
+    __device__ static int keys_stage(unsigned it) { return uniform(it % Traits::STAGES); }
+    __device__ static unsigned keys_phase(unsigned it) { return it / Traits::STAGES & 1; }
+    __device__ static int values_stage(unsigned it) { return uniform(it % Traits::VALUE_STAGES); }
+    __device__ static unsigned values_phase(unsigned it) { return it / Traits::VALUE_STAGES & 1; }
+
+    __device__ unsigned keys(int stage) const { return base + Traits::KEYS_AT + stage * Traits::KEY_BYTES; }
+    __device__ unsigned values(int stage) const { return base + Traits::VALUES_AT + stage * Traits::KEY_BYTES; }
+
+    __device__ float2* numbers(int warpgroup) const
+    {
+        return reinterpret_cast<float2*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::NUMBERS_AT) + warpgroup * MMA_ROWS;
+    }
+
+    __device__ void init_barriers() const
+    {
+        constexpr int OF_GROUP = 4, COMPUTING = OF_GROUP * Traits::CONSUMERS; // warps
+        for (int i = 0; i < 2; i++) {
+            barrier_init(tile_full(i), 1);
+            barrier_init(tile_empty(i), COMPUTING);
+        }
+        for (int i = 0; i < Traits::CONSUMERS; i++) {
+            barrier_init(queries_full(i), 1);
+            barrier_init(queries_empty(i), OF_GROUP);
+            barrier_init(d_out_full(i), 1);
+            barrier_init(d_out_empty(i), OF_GROUP);
+        }
+        for (int i = 0; i < Traits::STAGES; i++) {
+            barrier_init(keys_full(i), 1);
+            barrier_init(keys_empty(i), COMPUTING);
+        }
+        for (int i = 0; i < Traits::VALUE_STAGES; i++) {
+            barrier_init(values_full(i), 1);
+            barrier_init(values_empty(i), COMPUTING);
+        }
+        fence_barrier_init();
+    }
+
+    // Tile descriptions, from who draws tiles to all others: the CTA's tile `turn`.
+    __device__ QueryTile& tile(unsigned turn) const
+    {
+        return reinterpret_cast<QueryTile*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::TILES_AT)[turn % 2];
+    }
+    __device__ QueryTile& wait_for_tile(unsigned turn) const
+    {
+        barrier_wait(tile_full(turn % 2), turn / 2 & 1);
+        return tile(turn);
+    }
+};
+
+// Blocks of keys that some of `rows` rows from `first` on see.
+template <class Traits> __device__ inline BlockSpan key_blocks(const Mask& mask, int first, int rows)
+{
+    if (first >= mask.query_len) return {0, 0};
+    const int from = mask.first_key(first), end = mask.end_key(first, rows);
+    return from < end ? BlockSpan{from / Traits::BLOCK_N, (end + Traits::BLOCK_N - 1) / Traits::BLOCK_N} : BlockSpan{0, 0};
+}
+
+// Draws a tile, and describes it. Each CTA draws once in vain, so the counter is 0 again behind the last draw of the launch.
+template <class Traits> __device__ inline void draw_query_tile(const Backward& params, QueryTile& tile)
+{
+    const unsigned number = increment_and_wrap_relaxed(params.work.counter, params.work.tiles + gridDim.x - 1);
+    tile.exists = number < params.work.tiles;
+    if (!tile.exists) return;
+    const GradientPlace place = gradient_place<Traits::BLOCK_M, false>(params, number);
+    tile.query_entry = params.sequences.query_offsets ? 0 : place.batch;
+    tile.key_entry = params.sequences.key_offsets ? 0 : place.batch;
+    tile.head = place.head;
+    // Nothing is written of a tile that the sequence does not have.
+    tile.first_query = place.exists(false) ? place.first : place.q.len;
+    tile.q = place.q;
+    tile.k = place.k;
+    tile.row_tile = (place.numbers_of(params, place.head) + place.first) / PREPASS_ROWS;
+    asm volatile("" ::: "memory");
+    tile.kv_head = tile.head / (params.heads / params.kv_heads);
+    const BlockSpan span = key_blocks<Traits>(tile.mask(params), tile.first_query, Traits::BLOCK_M);
+    tile.first_block = span.first;
+    tile.end_block = span.end;
+}
+
+// Copies a block of rows of a head, slab by slab.
+template <int SLABS, int SLAB_BYTES>
+__device__ inline void load_slabs(unsigned to, const TensorMap& map, unsigned full, int row, int head, int entry)
+{
+    barrier_arrive_expect_bytes(full, SLABS * SLAB_BYTES);
+#pragma unroll 1
+    for (int slab = 0; slab < SLABS; slab++) copy_box(to + slab * SLAB_BYTES, map, full, slab * abi::BOX_COLUMNS, row, head, entry);
+}
+
+// The loading thread.
+template <class Traits> __device__ inline void load_query_tiles(const BackwardTma& block, const QueryGradientShared<Traits> shared)
+{
+    using Shared = QueryGradientShared<Traits>;
+    unsigned it = 0; // blocks
+    for (unsigned turn = 0;; turn++) {
+        QueryTile& tile = shared.tile(turn);
+        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
+        draw_query_tile<Traits>(block.backward, tile);
+        barrier_arrive(shared.tile_full(turn % 2));
+        if (!tile.exists) return;
+        const auto load_queries = [&](const TensorMap& map, int at, unsigned full, unsigned empty) {
+#pragma unroll 1
+            for (int i = 0; i < Traits::CONSUMERS; i++) {
+                barrier_wait(empty + i * BARRIER_BYTES, ~turn & 1);
+                load_slabs<Traits::SLABS, Traits::QUERY_SLAB_BYTES>(shared.base + at + i * Traits::QUERY_BYTES, map, full + i * BARRIER_BYTES,
+                                                                    tile.q.first + tile.first_query + i * MMA_ROWS, tile.head, tile.query_entry);
+            }
+        };
+        const auto load_keys = [&](const TensorMap& map, unsigned to, unsigned full, unsigned empty, unsigned phase, int of) {
+            barrier_wait(empty, ~phase & 1);
+            load_slabs<Traits::SLABS, Traits::KEY_SLAB_BYTES>(to, map, full, tile.k.first + of * Traits::BLOCK_N, tile.kv_head, tile.key_entry);
+        };
+        load_queries(block.q_map, Traits::QUERIES_AT, shared.queries_full(0), shared.queries_empty(0));
+        load_queries(block.d_out_map, Traits::D_OUT_AT, shared.d_out_full(0), shared.d_out_empty(0));
+#pragma unroll 1
+        for (int of = tile.end_block - 1; of >= tile.first_block; of--, it++) {
+            const int stage = it % Traits::STAGES, values_stage = it % Traits::VALUE_STAGES;
+            load_keys(block.k_map, shared.keys(stage), shared.keys_full(stage), shared.keys_empty(stage), Shared::keys_phase(it), of);
+            load_keys(block.v_map, shared.values(values_stage), shared.values_full(values_stage), shared.values_empty(values_stage),
+                      Shared::values_phase(it), of);
+        }
+    }
+}
+
+// A computing warpgroup.
+template <class Traits> __device__ inline void query_gradients(const Backward& params, const QueryGradientShared<Traits> shared, const int warpgroup)
+{
+    using Element = typename Traits::Element;
+    using Shared = QueryGradientShared<Traits>;
+    constexpr int SCORES = Traits::SCORES;
+    const float scale_log2 = params.scoring.scale * LOG2_E;
+    const auto arrive = [](unsigned barrier) {
+        if (thread_index() % 32 == 0) barrier_arrive(barrier);
+    };
+    const auto own_row = [] { return thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4; };
+    unsigned it = 0; // blocks
+    for (unsigned turn = 0;; turn++) {
+        const QueryTile& tile = shared.wait_for_tile(turn);
+        if (!tile.exists) return;
+        const auto first_row = [&] { return uniform(tile.first_query) + warpgroup * MMA_ROWS; };
+        const auto own_blocks = [&] { return key_blocks<Traits>(tile.mask(params), first_row(), MMA_ROWS); };
+        // Blocks that only others' rows see.
+        const auto pass_blocks = [&](int count) {
+#pragma unroll 1
+            for (; count > 0; count--, it++) {
+                barrier_wait(shared.keys_full(Shared::keys_stage(it)), Shared::keys_phase(it));
+                arrive(shared.keys_empty(Shared::keys_stage(it)));
+                barrier_wait(shared.values_full(Shared::values_stage(it)), Shared::values_phase(it));
+                arrive(shared.values_empty(Shared::values_stage(it)));
+            }
+        };
+        float dq[Traits::RESULTS];
+#pragma unroll
+        for (int i = 0; i < Traits::RESULTS; i++) dq[i] = 0;
+        barrier_wait(shared.queries_full(warpgroup), turn & 1);
+        barrier_wait(shared.d_out_full(warpgroup), turn & 1);
+        const BlockSpan own = own_blocks();
+        const int own_first = uniform(own.first);
+        int block = uniform(own.end) - 1;
+        pass_blocks(uniform(tile.end_block) - max(block + 1, uniform(tile.first_block)));
+        if (block >= own_first) {
+            float x[SCORES], y[SCORES];
+            unsigned slopes[SCORES / 2];
+            // Numbers of own rows, lse and delta of each. Registers have no room for them during a block.
+            if (thread_index() % 4 == 0)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int row = own_row() + 8 * half;
+                    const long long at = (long long)(tile.row_tile + warpgroup) * PREPASS_ROWS + row;
+                    shared.numbers(warpgroup)[row] = {params.rows.scaled_lse[at], params.rows.delta[at]};
+                }
+            __syncwarp();
+            const unsigned numbers = shared_address(shared.numbers(warpgroup) + own_row());
+            const auto multiply = [&](float (&result)[SCORES], unsigned rows, unsigned columns) {
+                const unsigned long long left = matrix_descriptor(rows, 1), right = matrix_descriptor(columns, 1);
+                wgmma_fence();
+#pragma unroll
+                for (int step = 0; step < Traits::HEAD_DIM / MMA_K; step++) {
+                    const int inside = step % 4 * 32, slab = step / 4;
+                    Wgmma<Traits::BLOCK_N>::template shared<Element>(result, advance_descriptor(left, inside + slab * Traits::QUERY_SLAB_BYTES),
+                                                                     advance_descriptor(right, inside + slab * Traits::KEY_SLAB_BYTES), step > 0);
+                }
+                wgmma_commit();
+            };
+            // Asks for the scores of `block`, and for the products with its values.
+            const auto issue_products = [&] {
+                const int stage = Shared::keys_stage(it), values_stage = Shared::values_stage(it);
+                const int rows = keys_are_followed(params.sequences) ? tile.k.len - block * Traits::BLOCK_N : Traits::BLOCK_N;
+                barrier_wait(shared.keys_full(stage), Shared::keys_phase(it));
+                if (rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.keys(stage), rows, warpgroup);
+                pin(x);
+                multiply(x, shared.queries(warpgroup), shared.keys(stage));
+                barrier_wait(shared.values_full(values_stage), Shared::values_phase(it));
+                if (rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.values(values_stage), rows, warpgroup);
+                pin(y);
+                multiply(y, shared.d_out(warpgroup), shared.values(values_stage));
+            };
+            // Weights in the scores' place, under the other products; then these are there, too.
+            const auto take_products = [&] {
+                const float2 of_rows[2] = {load_two(numbers), load_two(numbers + 8 * sizeof(float2))};
+                wgmma_wait<1>();
+                pin(x);
+                const int first_key = block * Traits::BLOCK_N;
+                const Mask mask = tile.mask(params);
+                if (mask.hides_part_of(first_row(), MMA_ROWS, first_key, Traits::BLOCK_N)) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int column = thread_index() % 4 * 2, diagonal = first_row() + own_row() + 8 * half + mask.shift - first_key - column;
+                        const int from = diagonal - mask.left, to = min(diagonal + mask.right, mask.key_len - 1 - first_key - column);
+#pragma unroll
+                        for (int j = 0; j < SCORES; j++)
+                            if (j % 4 / 2 == half && (j / 4 * 8 + j % 2 < from || j / 4 * 8 + j % 2 > to)) x[j] = negative_infinity();
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < SCORES; j++) x[j] = exp2_approximate(fmaf(x[j], scale_log2, -of_rows[j % 4 / 2].x));
+                wgmma_wait<0>();
+                pin(y);
+                arrive(shared.values_empty(Shared::values_stage(it)));
+#pragma unroll
+                for (int j = 0; j < SCORES; j++) y[j] -= of_rows[j % 4 / 2].y;
+            };
+            const auto issue_sum = [&] {
+#pragma unroll
+                for (int j = 0; j < SCORES / 2; j++) slopes[j] = pack<Element>(x[2 * j] * y[2 * j], x[2 * j + 1] * y[2 * j + 1]);
+                pin(slopes);
+                pin(dq);
+                const unsigned long long rows = matrix_descriptor(shared.keys(Shared::keys_stage(it)), Traits::KEY_SLAB_BYTES);
+                wgmma_fence();
+#pragma unroll
+                for (int step = 0; step < Traits::BLOCK_N / MMA_K; step++)
+                    Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(dq, slopes + 4 * step,
+                                                                              advance_descriptor(rows, step * 2 * SWIZZLE_GROUP_BYTES), true);
+                wgmma_commit();
+                it++;
+                block--;
+            };
+            // That product has ended: of the block before the one in hand.
+            const auto release_keys = [&] {
+                pin(dq);
+                pin(slopes);
+                arrive(shared.keys_empty(Shared::keys_stage(it - 1)));
+            };
+            issue_products();
+            take_products();
+#pragma unroll 1
+            while (block > own_first) {
+                issue_sum();
+                issue_products();
+                wgmma_wait<2>();
+                release_keys();
+                take_products();
+            }
+            issue_sum();
+            wgmma_wait<0>();
+            release_keys();
+            pass_blocks(own_first - uniform(tile.first_block));
+        }
+        arrive(shared.queries_empty(warpgroup));
+        arrive(shared.d_out_empty(warpgroup));
+        write_rows<Element>(params, params.dq, tile, first_row(), params.head_dim, dq, params.scoring.scale);
+        __syncwarp();
+        arrive(shared.tile_empty(turn % 2));
+    }
+}
+
+template <class Traits> __device__ inline void gradients_of_queries(const BackwardTma& block)
+{
+    const QueryGradientShared<Traits> shared = {shared_address(dynamic_shared<SWIZZLE_GROUP_BYTES>())};
+    const int warp = uniform(threadIdx.x / 32);
+    if (threadIdx.x == 0) shared.init_barriers();
+    __syncthreads();
+    wait_for_predecessor();
+    if (warp < 4) {
+        give_registers_back<Traits::LOADING_REGISTERS>();
+        if (threadIdx.x == 0) load_query_tiles(block, shared);
+    } else {
+        take_registers<Traits::COMPUTING_REGISTERS>();
+        query_gradients(block.backward, shared, uniform(thread_index() / 128) - 1);
+    }
+}
+
+} // namespace warptile

@@ -1,0 +1,52 @@
+// A warpgroup's rows of gradients on their way to memory, and rows in shared memory that are no sequence's.
+#pragma once
+
+#include "backward/wgmma_tile.cuh"
+#include "backward/write.cuh"
+#include "ptx/words.cuh"
+
+namespace warptile {
+
+// Two numbers of 16 bits.
+template <class Element> __device__ inline float2 unpacked(unsigned word)
+{
+    const Element(&two)[2] = reinterpret_cast<const Element(&)[2]>(word);
+    return {widen(two[0]), widen(two[1])};
+}
+
+// A warpgroup's 64 rows of a gradient, as wgmma leaves them: of the tile's own rows those from `first` on.
+template <class Element, class Tile, int COUNT>
+__device__ inline void write_rows(const Backward& params, const Tensor& to, const Tile& tile, int first, int dim, const float (&sums)[COUNT], float factor)
+{
+    if (!to.address) return;
+    const bool chunks = writes_chunks<Element>(to, params.gradients, dim);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = first + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half;
+        const long long at = tile.own_entry() * to.batch + (tile.own().first + row) * to.row + tile.own_head() * to.head;
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 16) {
+            float2 pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
+            write_groups<Element>(to, params.gradients, chunks, at, row < tile.own().len, 2 * i, dim, pairs);
+        }
+    }
+}
+
+// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. Every warpgroup that
+// reads the tile does so before, so that they need not wait for each other.
+template <int ROWS, int SLABS> __device__ inline void clear_end(unsigned tile, int rows, int warpgroup)
+{
+    constexpr int SLAB_BYTES = ROWS * SWIZZLE_BYTES;
+    const unsigned zeros[4] = {};
+#pragma unroll
+    for (int slab = 0; slab < SLABS; slab++)
+#pragma unroll 1
+        for (int byte = rows * SWIZZLE_BYTES + thread_index() % 128 * 16; byte < SLAB_BYTES; byte += 128 * 16)
+            store_four_words(tile + slab * SLAB_BYTES + byte, zeros);
+    fence_shared_for_async();
+    named_barrier_wait(1 + warpgroup, 128);
+}
+
+} // namespace warptile
