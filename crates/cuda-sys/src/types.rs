@@ -372,9 +372,12 @@ pub struct CUmemcpyAttributes {
     pub src_location_hint: CUmemLocation,
     /// Where managed or pageable destinations are.
     pub dst_location_hint: CUmemLocation,
-    /// 0 for nothing special.
+    /// 0 for nothing special, or [`CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`].
     pub flags: c_uint,
 }
+
+/// A flag of [`CUmemcpyAttributes`]: copies run beside kernels if they can.
+pub const CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: c_uint = 1;
 
 /// Who may use a pool's memory, and how, for `cuMemPoolSetAccess`.
 #[derive(Debug, Clone, Copy)]

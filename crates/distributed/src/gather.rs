@@ -96,9 +96,8 @@ pub(crate) fn backward<T: Element>(
     let agreed = shards.agree::<T>("backward", attention, shapes)?;
     let begin = |rank: usize, staged: &mut [[Staged<'_, T>; 2]]| -> warptile::Result<_> {
         let local = shards.map().local_len(rank);
-        for tensor in staged.first_mut().into_iter().flatten() {
-            tensor.copy_own()?;
-        }
+        let mut staged = staged.iter_mut().flatten();
+        staged.try_for_each(Staged::copy_own)?;
         let zeros = |heads: usize, rows: usize, dim: usize| {
             group.zeros::<f32>(rank, Layout::bhsd([1, heads, rows, dim]))
         };
@@ -356,12 +355,8 @@ impl Rank<'_> {
                 warptile::Result::Ok(())
             };
         // Copies from others are submitted by now, so they are behind no kernel.
-        for tensor in staged
-            .first_mut()
-            .into_iter()
-            .flat_map(|(_, tensors)| tensors)
-        {
-            tensor.copy_own()?;
+        for (_, tensors) in &mut staged {
+            tensors.iter_mut().try_for_each(Staged::copy_own)?;
         }
         for (part, rows) in &self.needs.own {
             let [k, v] = kv.map(|from| from[self.local].tensor.rows(rows.clone()));
@@ -383,10 +378,7 @@ impl Rank<'_> {
             _ => None,
         };
         let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
-        for (heads, [mut k, mut v]) in staged {
-            // Later ones here: as the kernels of the group before end, these find multiprocessors.
-            k.copy_own()?;
-            v.copy_own()?;
+        for (heads, [k, v]) in staged {
             let (k, v) = (k.into_tensor()?, v.into_tensor()?);
             for call in &calls {
                 let at = position(spans, call.keys.start);

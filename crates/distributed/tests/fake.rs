@@ -118,11 +118,10 @@ fn copies_wait_for_no_kernel_of_their_call() {
 
 #[test]
 fn a_failing_call_of_the_driver_is_an_error_and_leaks_nothing() {
-    // Out of memory, and copies of one head and of several that the driver refuses.
+    // Out of memory, and copies that the driver refuses.
     for (symbol, code, step) in [
         ("cuMemAllocFromPoolAsync", 2, 1),
-        ("cuMemcpyPeerAsync", 1, 1),
-        ("cuMemcpy2DAsync_v2", 1, 1),
+        ("cuMemcpyBatchAsync", 1, 1),
         ("cuStreamWaitEvent", 1, 7),
         ("cuEventRecord", 1, 7),
     ] {

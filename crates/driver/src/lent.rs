@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
 use warptile_cuda_sys::{
-    CUarray, CUdeviceptr, CUmemLocation, CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes,
-    CUmemcpySrcAccessOrder, CUmemoryType, CUresult, SYMBOLS,
+    CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE, CUarray, CUdeviceptr, CUmemLocation,
+    CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUmemoryType,
+    CUresult, SYMBOLS,
 };
 
 use crate::buffer::{DeviceBuffer, DeviceSlice};
@@ -121,9 +122,9 @@ impl<T: Pod> LentBuffer<T> {
         Ok(self.buffer)
     }
 
-    /// Has `stream`, of the buffer's context, copy rows from other memory, perhaps of another device, in no particular order. A device
-    /// copies within itself by its multiprocessors, so such a copy waits until kernels leave some of them; copies from other devices do
-    /// not.
+    /// Has `stream`, of the buffer's context, copy rows from other memory, perhaps of another device, in no particular order. The driver
+    /// is asked to copy beside kernels. In a captured graph, and by drivers before 12.8, a device copies within itself by its
+    /// multiprocessors: such a copy waits until kernels leave some of them.
     ///
     /// # Errors
     /// [`DriverError::OtherContext`]; [`DriverError::OutOfRange`] for rows that reach out of either side, [`DriverError::Pitch`] for rows
@@ -149,20 +150,20 @@ impl<T: Pod> LentBuffer<T> {
         }
         let _current = stream.context().enter()?;
         let _held = stream.hold();
-        let (near, far): (Vec<_>, Vec<_>) = { copies.iter() }
+        let copies: Vec<_> = { copies.iter() }
             .filter(|(_, rows)| rows.count * rows.len > 0)
-            .partition(|(source, _)| source.context().is_same(stream.context()));
-        let singly = |copies: &[&(&Lent<'_, T>, Rows)]| {
+            .collect();
+        let singly = || {
             let mut copies = copies.iter();
             copies.try_for_each(|(source, rows)| self.copy(stream, source, rows))
         };
         stream.ordered(&used, || {
             // A batch takes the driver a tenth of the time that the copies take one by one.
             let batched = match stream.capture()? {
-                None if !far.is_empty() => self.copy_batch(stream, &far),
+                None if !copies.is_empty() => self.copy_batch(stream, &copies),
                 _ => None,
             };
-            { batched.unwrap_or_else(|| singly(&far)) }.and_then(|()| singly(&near))
+            batched.unwrap_or_else(singly)
         })?
     }
 
@@ -192,7 +193,7 @@ impl<T: Pod> LentBuffer<T> {
             src_access_order: CUmemcpySrcAccessOrder::STREAM,
             src_location_hint: nowhere,
             dst_location_hint: nowhere,
-            flags: 0,
+            flags: CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE,
         };
         let (mut first, mut failed) = (0, 0);
         // SAFETY: as in `copy`, for each of the copies; the lists have `to.len()` elements each and outlive the call, which copies them.

@@ -30,9 +30,9 @@ use crate::text::say;
 /// Calls that are submitted before the first of them has ended.
 const AHEAD: usize = 4;
 
-/// The least time of a sample, in microseconds, and the most calls in it.
+/// The least time of a sample, in microseconds, and the fewest and most calls in it: the first one is submitted to idle devices.
 const SAMPLE_US: f64 = 20_000.0;
-const MOST_CALLS: f64 = 200.0;
+const CALLS: [f64; 2] = [5.0, 200.0];
 
 /// A problem on several devices. Times are per call, of calls one behind the other.
 #[derive(Debug, Clone, Serialize)]
@@ -338,7 +338,7 @@ impl<'a> OfDevices<'a> {
         };
         // Loads kernels, and touches the memory.
         self.effort.warm_up(|| timed(1).map(drop))?;
-        let calls = (SAMPLE_US / timed(2)?).ceil().clamp(1.0, MOST_CALLS);
+        let calls = (SAMPLE_US / timed(2)?).ceil().clamp(CALLS[0], CALLS[1]);
         let times = self.effort.spend(|| timed(calls as usize))?;
         Samples::new(times).ok_or_else(|| Failure::Interrupted("nothing was measured".into()))
     }
