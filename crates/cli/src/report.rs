@@ -111,12 +111,12 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid #ddd; vertical-align: top }
 th.number, td.number { text-align: right; white-space: nowrap }
 td.problem { min-width: 16rem }
-svg { display: block; width: 12rem; height: 1rem }
+svg { display: block; width: 100%; min-width: 6rem; height: 1rem }
 rect { fill: #1f6f50 }
 rect.peer { fill: #9a9a9a }
 .bad { color: #a40000; font-weight: 600 }
 footer { margin: 3rem 0; color: #555 }
-@media (max-width: 40rem) { body { font-size: 14px; margin: 1rem auto } tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid #ddd }
+@media (max-width: 66rem) { body { font-size: 14px; margin: 1rem auto } tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid #ddd }
   th, td { flex: 1 1 3.6rem; min-width: 0; padding: 0.2rem 0.4rem 0.2rem 0; border: 0 } td { overflow-wrap: anywhere } th.number { white-space: normal }
   th:nth-last-child(2), td:nth-last-child(2) { flex-basis: 5.6rem } .problem, .name { flex-basis: 100% } td.same { display: none } svg { width: 100% } }
 @media (prefers-color-scheme: dark) { body { color: #e8e8e8; background: #161616 } th, td, tr { border-color: #444 } rect { fill: #58b58c }
@@ -144,12 +144,11 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<(&PathBuf, Content)>, Failure> {
             Err(failure) => return Err(failure),
         }
     }
-    let names = |paths: &mut dyn Iterator<Item = &PathBuf>| {
+    let named = |what: &str, paths: &mut dyn Iterator<Item = &PathBuf>| {
         let names: Vec<String> = paths.map(|path| path.display().to_string()).collect();
-        if names.is_empty() {
-            "none".to_owned()
-        } else {
-            names.join(" ")
+        match names.is_empty() {
+            true => String::new(),
+            false => format!("; {what}: {}", names.join(" ")),
         }
     };
     match &refused[..] {
@@ -158,10 +157,16 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<(&PathBuf, Content)>, Failure> {
             path: path.to_path_buf(),
             kind: "a record of `bench --json` or `verify --json`",
             reason: format!(
-                "{}; also not such records: {}; records that fit: {}",
+                "{}{}{}",
                 text::message(&source.to_string()),
-                names(&mut others.iter().map(|(path, _)| *path)),
-                names(&mut contents.iter().map(|(path, _)| *path))
+                named(
+                    "also not such records",
+                    &mut others.iter().map(|(path, _)| *path)
+                ),
+                named(
+                    "records that fit",
+                    &mut contents.iter().map(|(path, _)| *path)
+                )
             ),
         }),
     }
