@@ -259,7 +259,12 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>> {
         });
     }
     let plotted: Vec<_> = { data.records.iter() }
-        .flat_map(|record| record.1.plotted())
+        .flat_map(|(_, record)| {
+            record
+                .plotted()
+                .into_iter()
+                .chain(gradients::plotted(&record.backward))
+        })
         .collect();
     for (name, svg) in plot::all(&plotted)? {
         generated.push(Generated {

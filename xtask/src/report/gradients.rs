@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::bench::{BenchRow, peers_text};
-use super::{checks, decode, markdown_table, number, ratio, speed};
+use super::{checks, decode, markdown_table, number, plot, ratio, speed};
 
 /// A row of `backward.json`: a measurement, and the error of the same contestant's gradients against float64.
 #[derive(Debug, Clone, Deserialize)]
@@ -17,6 +17,18 @@ pub(super) struct Row {
 
 /// Peers of the table, in its order.
 const PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa3-deterministic", "fa4"];
+
+/// Our contestant in plots, whichever kernels compute.
+pub(super) const OURS: &str = "warptile gradients";
+
+/// The rows of plots.
+pub(super) fn plotted(rows: &[Row]) -> impl Iterator<Item = BenchRow> {
+    let graphs = rows.iter().filter(|one| one.row.method == "graph");
+    graphs.map(|one| BenchRow {
+        family: "gradients".to_owned(),
+        ..one.row.clone()
+    })
+}
 
 /// A length as people say it.
 fn length(length: usize) -> String {
@@ -104,6 +116,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         "{text}\n\n{}",
         markdown_table(&header, lines.into_iter().map(|(_, cells)| cells))
     );
+    let pictures: Vec<BenchRow> = plotted(rows).collect();
     if let Some(mean) = speed::geometric_mean(&ratios) {
         let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let ahead = ratios.iter().filter(|&&ratio| ratio >= 1.0).count();
@@ -111,6 +124,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             "\nGeometric mean of the {} ratios {mean:.3}, the lowest {least:.2}, at least 1.00 in {ahead}.\n",
             ratios.len()
         ));
+        text.push_str(&format!("\n{}", plot::links(&pictures)));
     }
     text
 }

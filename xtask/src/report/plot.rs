@@ -9,6 +9,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::bench::BenchRow;
+use super::gradients;
 use warptile_spec::Heads;
 
 /// Width and height of one small plot in pixels.
@@ -25,7 +26,8 @@ const SMALL: u32 = 21;
 /// A contestant's name in rows and in the legend, and its colour, which is the same in every plot. Distinguishable on white,
 /// also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow, and
 /// an indigo darker than its blues).
-const CONTESTANTS: [(&str, &str, RGBColor); 9] = [
+const CONTESTANTS: [(&str, &str, RGBColor); 11] = [
+    (gradients::OURS, "Warptile", RGBColor(180, 60, 0)),
     ("warptile wgmma", "Warptile wgmma", RGBColor(213, 94, 0)),
     ("warptile mma", "Warptile mma", RGBColor(230, 159, 0)),
     ("warptile wmma", "Warptile wmma", RGBColor(204, 121, 167)),
@@ -36,6 +38,11 @@ const CONTESTANTS: [(&str, &str, RGBColor); 9] = [
     ),
     ("fa4", "FlashAttention-4", RGBColor(51, 34, 136)),
     ("fa3", "FlashAttention-3", RGBColor(0, 114, 178)),
+    (
+        "fa3-deterministic",
+        "FlashAttention-3, deterministic",
+        RGBColor(140, 100, 75),
+    ),
     ("cudnn", "cuDNN", RGBColor(0, 158, 115)),
     ("fa2", "FlashAttention-2", RGBColor(86, 180, 233)),
     ("efficient", "memory-efficient", RGBColor(110, 110, 110)),
@@ -76,6 +83,8 @@ struct Setting {
     device: String,
     element: String,
     method: String,
+    /// Gradients instead of outputs.
+    backward: bool,
 }
 
 impl Setting {
@@ -87,17 +96,16 @@ impl Setting {
             "wall" => "one call by the clock",
             other => other,
         };
+        let what = if self.backward { ", gradients" } else { "" };
         [
-            "Speed relative to the best peer".to_owned(),
-            format!(
-                "{}, {}, {method}, against length",
-                self.device, self.element
-            ),
+            format!("Speed relative to the best peer by length{what}"),
+            format!("{}, {}, {method}", self.device, self.element),
         ]
     }
 
     fn file_name(&self) -> String {
-        let words = format!("{} {} {}", self.device, self.element, self.method);
+        let what = if self.backward { " backward" } else { "" };
+        let words = format!("{} {} {}{what}", self.device, self.element, self.method);
         let parts: Vec<String> = words
             .split(|c: char| !c.is_ascii_alphanumeric())
             .filter(|part| !part.is_empty())
@@ -176,6 +184,7 @@ fn pictures(rows: &[BenchRow]) -> Vec<Picture> {
             device: row.device.clone(),
             element: row.element.clone(),
             method: row.method.clone(),
+            backward: row.problem.split(' ').any(|word| word == "backward"),
         };
         let sweep = Sweep {
             heads: row.heads,
