@@ -13,19 +13,38 @@ Result cuInit(unsigned flags) { return NO_DEVICE; }
 Result cuMemPoolCreate(void **pool, const void *properties);
 Result cuMemAllocFromPoolAsync(unsigned long long *pointer, size_t bytes, void *pool, void *stream);
 Result cuStreamCreateWithPriority(void **stream, unsigned flags, int priority);
+Result cuStreamGetCtx(void *stream, void **context);
+Result cuDevicePrimaryCtxRetain(void **context, int device);
+Result cuDevicePrimaryCtxRelease_v2(int device);
+
+enum { DEVICES_AT_MOST = 8 };
+
+// The device whose primary context a stream is of.
+static int device_of(void *stream) {
+    void *context = NULL, *primary;
+    if (cuStreamGetCtx(stream, &context) != SUCCESS) return 0;
+    for (int device = 0; device < DEVICES_AT_MOST; device++) {
+        if (cuDevicePrimaryCtxRetain(&primary, device) != SUCCESS) break;
+        cuDevicePrimaryCtxRelease_v2(device);
+        if (primary == context) return device;
+    }
+    return 0;
+}
 
 // From a device's own pool; here from one that is like it.
 Result cuMemAllocAsync(unsigned long long *pointer, size_t bytes, void *stream) {
-    static void *pool;
-    if (!pool) {
-        // CUmemPoolProps: pinned memory of device 0.
+    static void *pools[DEVICES_AT_MOST];
+    const int device = device_of(stream);
+    if (!pools[device]) {
+        // CUmemPoolProps: pinned memory of the device.
         struct { int type, handles, location, device; char rest[72]; } properties;
         memset(&properties, 0, sizeof properties);
         properties.type = properties.location = 1;
-        Result made = cuMemPoolCreate(&pool, &properties);
+        properties.device = device;
+        Result made = cuMemPoolCreate(&pools[device], &properties);
         if (made != SUCCESS) return made;
     }
-    return cuMemAllocFromPoolAsync(pointer, bytes, pool, stream);
+    return cuMemAllocFromPoolAsync(pointer, bytes, pools[device], stream);
 }
 
 Result cuStreamCreate(void **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }

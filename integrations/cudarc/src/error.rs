@@ -24,6 +24,13 @@ pub enum Error {
         ordinal: usize,
     },
 
+    /// A tensor has no memory on a GPU.
+    #[error("{argument} is on the CPU; copy its elements from the host (Tensor::to_vec)")]
+    OnCpu {
+        /// The argument.
+        argument: &'static str,
+    },
+
     /// The memory of a view and the session's stream belong to different contexts.
     #[error(
         "{argument} is in a context of cuda:{found}, but the session's stream is in one of cuda:{expected}"

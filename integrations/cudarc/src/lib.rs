@@ -45,16 +45,21 @@
 //!   it until the last replay.
 //! - No other thread begins a capture of the stream during a launch.
 //!
+//! # Several GPUs
+//! [`Tensors`] are Warptile's tensors on cudarc's streams, which `warptile-distributed` takes.
+//!
 //! # Threads
 //! A session may be used by any number of threads. Kernels stay loaded until the process ends.
 
 mod bindings;
 mod error;
 mod session;
+mod tensors;
 
 pub use bindings::{Bindings, MergeBindings};
 pub use error::{Error, Result};
 pub use session::Session;
+pub use tensors::Tensors;
 
 pub use cudarc;
 pub use warptile;

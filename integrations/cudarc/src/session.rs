@@ -298,7 +298,7 @@ fn of_operand((operand, needed): (Operand, Option<u64>)) -> (usize, &'static str
 }
 
 /// A device with its kernels: opened once, and never dropped, as captured graphs may refer to the kernels.
-fn gpu(context: &CudaContext) -> Result<&'static Gpu> {
+pub(crate) fn gpu(context: &CudaContext) -> Result<&'static Gpu> {
     static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
     let ordinal = context.ordinal();
     let mut gpus = locked(&GPUS);

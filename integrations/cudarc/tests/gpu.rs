@@ -16,8 +16,9 @@ use warptile_cudarc::warptile::spec::{
     Append, Call, CallBuilder, HostInputs, HostOutputs, Merge, Operand, Pairing, Rotary, Scoring,
     TableLayout,
 };
-use warptile_cudarc::warptile::{Element, ElementType, Layout, Mask};
-use warptile_cudarc::{Bindings, MergeBindings, Session};
+use warptile_cudarc::warptile::{Attention, Backend, Element, ElementType, Layout, Mask};
+use warptile_cudarc::{Bindings, MergeBindings, Session, Tensors};
+use warptile_distributed::{Group, Sharding};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -371,6 +372,52 @@ fn halves_are_merged() -> Result {
 }
 
 /// cudarc can make contexts other than the primary one.
+/// Two ranks on two streams of one GPU.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn ranks_are_on_streams_of_cudarc() -> Result {
+    const ROWS: usize = 1000;
+    let context = CudaContext::new(0)?;
+    let streams = [context.new_stream()?, context.new_stream()?];
+    let gpus = [Tensors::new(&streams[0])?, Tensors::new(&streams[1])?];
+    let group = Group::local(gpus.iter().map(|gpu| gpu.backend().clone()))?;
+    let shards = group.shards(&Sharding::Zigzag, ROWS)?;
+    let attention = Attention::new().mask(Mask::causal()).without_lse();
+    let (q, kv) = (
+        random::<f16>(ROWS * 8 * 64, 1),
+        random::<f16>(ROWS * 2 * 64, 2),
+    );
+    // The rows of a rank as cudarc's memory, and from there as a tensor.
+    let dealt = |data: &[f16], heads: usize| {
+        let ranks = shards.split(data, heads, 64)?.into_iter().enumerate();
+        let tensors = ranks.map(|(rank, rows)| {
+            let rows = rows.to_vec()?;
+            let memory = streams[rank].clone_htod(&rows)?;
+            let layout = Layout::bhsd([1, heads, rows.len() / (heads * 64), 64]);
+            Ok(gpus[rank].tensor(memory.as_view(), layout)?)
+        });
+        tensors.collect::<Result<Vec<_>>>()
+    };
+    let (q_rows, kv_rows) = (dealt(&q, 8)?, dealt(&kv, 2)?);
+    let found = shards
+        .forward(&attention, &q_rows, (&kv_rows, &kv_rows))?
+        .out;
+    let mut outs = Vec::new();
+    for ((gpu, stream), found) in gpus.iter().zip(&streams).zip(&found) {
+        let mut out = stream.alloc_zeros::<f16>(found.layout().reach())?;
+        gpu.copy(found, out.as_view_mut())?;
+        outs.push(stream.clone_dtoh(&out)?);
+    }
+    let one = Backend::cpu();
+    let (q, kv) = (
+        one.tensor(&q, [1, ROWS, 8, 64])?,
+        one.tensor(&kv, [1, ROWS, 2, 64])?,
+    );
+    let expected = attention.forward(&q, (&kv, &kv))?.out.to_vec()?;
+    close(&shards.map().join(&outs, 8, 64), &expected, "two ranks");
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn other_contexts_are_refused() -> Result {

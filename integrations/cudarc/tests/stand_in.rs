@@ -13,8 +13,9 @@ use warptile_cudarc::warptile::plan::Choice;
 use warptile_cudarc::warptile::spec::{
     Append, Call, Merge, Operand, Pairing, Rotary, Scoring, TableLayout, Types,
 };
-use warptile_cudarc::warptile::{ElementType, Layout, Mask};
-use warptile_cudarc::{Bindings, MergeBindings, Session};
+use warptile_cudarc::warptile::{Attention, Backend, ElementType, Layout, Mask};
+use warptile_cudarc::{Bindings, MergeBindings, Session, Tensors};
+use warptile_distributed::{Group, Sharding};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
@@ -231,6 +232,11 @@ fn launches_are_in_order_and_within_their_memory() -> Result {
     context.synchronize()?;
     stand_in.check("errors", launches);
 
+    // Two groups of heads on each.
+    over_two_gpus([context.new_stream()?, CudaContext::new(1)?.new_stream()?])?;
+    launches += 4;
+    stand_in.check("several GPUs", launches);
+
     // SAFETY: what follows is on one stream, but where it is to be out of order.
     unsafe { context.disable_event_tracking() };
     captures(&stand_in, &context)?;
@@ -243,6 +249,49 @@ fn launches_are_in_order_and_within_their_memory() -> Result {
         !stand_in.violations().is_empty(),
         "a missing order was not seen"
     );
+    Ok(())
+}
+
+/// One call over the GPUs of two streams, whose rows come from cudarc's memory and go back there.
+fn over_two_gpus(streams: [Arc<CudaStream>; 2]) -> Result {
+    const ROWS: usize = 256;
+    let gpus = [Tensors::new(&streams[0])?, Tensors::new(&streams[1])?];
+    let layout = Layout::bhsd([1, 4, ROWS / 2, 64]);
+    let (mut rows, mut outs) = (Vec::new(), Vec::new());
+    for (gpu, stream) in gpus.iter().zip(&streams) {
+        let memory = stream.clone_htod(&[f16::ONE; ROWS / 2 * 256])?;
+        rows.push(gpu.tensor(memory.as_view(), layout)?);
+        outs.push(memory);
+    }
+    let group = Group::local(gpus.iter().map(|gpu| gpu.backend().clone()))?;
+    let shards = group.shards(&Sharding::Contiguous, ROWS)?;
+    let found = shards.forward(&Attention::new().without_lse(), &rows, (&rows, &rows))?;
+    for ((gpu, out), found) in gpus.iter().zip(&mut outs).zip(&found.out) {
+        gpu.copy(found, out.as_view_mut())?;
+    }
+    let refused = |result: warptile_cudarc::Result<()>, expected: &str| {
+        let error = result.expect_err(expected).to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    let [first, second] = &mut outs[..] else {
+        return Err("there are two".into());
+    };
+    let view = first.slice(1..);
+    let short = "view needs a buffer of 32768 elements for its shape and strides, but has 32767";
+    refused(gpus[0].tensor(view, layout).map(drop), short);
+    let elsewhere = "view is in a context of cuda:1, but the session's stream is in one of cuda:0";
+    refused(
+        gpus[0].tensor(second.as_view(), layout).map(drop),
+        elsewhere,
+    );
+    let short = "to needs a buffer of 32768 elements for its shape and strides, but has 32767";
+    refused(gpus[0].copy(&found.out[0], first.slice_mut(1..)), short);
+    let on_cpu = Backend::cpu().tensor(&[f16::ONE; 64], [1, 1, 1, 64])?;
+    let expected = "tensor is on the CPU; copy its elements from the host";
+    refused(gpus[0].copy(&on_cpu, first.as_view_mut()), expected);
+    for stream in &streams {
+        stream.synchronize()?;
+    }
     Ok(())
 }
 
