@@ -3,11 +3,13 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::thread;
+use std::time::Duration;
 
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{
-    Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_varlen_paged_windowed,
-    flash_attn_windowed, write_to_pages, write_to_pages_quantized,
+    Attention, Devices, Sharding, flash_attn, flash_attn_varlen_alibi,
+    flash_attn_varlen_paged_windowed, flash_attn_windowed, write_to_pages,
+    write_to_pages_quantized,
 };
 
 // SAFETY: exports of warptile-fake-cuda, as it declares them.
@@ -33,6 +35,11 @@ fn main() -> Result<()> {
     let own = Device::new_cuda_with_stream(0)?;
     launches += calls(&own)?;
     check("a stream of one's own", launches);
+
+    for device in [&default, &own] {
+        launches += over_two_ranks(device)?;
+    }
+    check("two ranks", launches);
 
     // candle 0.11's default stream is another one on each thread.
     let devices = [&default, &own];
@@ -69,6 +76,25 @@ fn check(what: &str, launches: usize) {
     assert_eq!(fake_violation_count(), 0);
     assert_eq!(fake_launch_count(), launches);
     assert_eq!(fake_live(DEVICE_MEMORY), 0);
+}
+
+/// One sequence over two ranks on a GPU. Returns how many kernels it launches.
+fn over_two_ranks(device: &Device) -> Result<usize> {
+    let devices = Devices::local(&[device.clone(), device.clone()])?;
+    let shards = devices.shards(&Sharding::Zigzag, 256)?;
+    // Of one head, which candle transposes without a kernel; it has none here.
+    let all = Tensor::zeros((1, 256, 1, 64), DType::F16, &Device::Cpu)?;
+    let out = {
+        let rows = devices.split(&shards, &all)?;
+        Attention::new(0.125)
+            .causal()
+            .forward_over(&devices, &shards, [&rows, &rows, &rows])?
+    };
+    devices.join(&shards, &out, &Device::Cpu)?;
+    let waited = devices.group().synchronize(Duration::from_secs(10));
+    waited.map_err(candle_core::Error::wrap)?;
+    // One for each part of each rank.
+    Ok(4)
 }
 
 /// Returns how many kernels the calls launch.

@@ -7,9 +7,13 @@
 use std::sync::Arc;
 
 use candle_core::backend::{BackendDevice, BackendStorage};
+#[cfg(feature = "distributed")]
+use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice,
 };
+#[cfg(feature = "distributed")]
+use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
 use warptile::plan::Choice;
 use warptile::spec::{Numbers, Operand, Request};
@@ -233,6 +237,87 @@ fn output(
         // SAFETY: the launch writes every row of dense queries before anything that comes after it on the stream reads them, and
         // every bit pattern is a number.
         false => unsafe { device.alloc_uninit(&shape, dtype) },
+    }
+}
+
+/// Elements that ranks can have.
+#[cfg(feature = "distributed")]
+pub(crate) trait Number:
+    warptile::Element + CudaDType + DeviceRepr + ValidAsZeroBits
+{
+}
+
+#[cfg(feature = "distributed")]
+impl<T: warptile::Element + CudaDType + DeviceRepr + ValidAsZeroBits> Number for T {}
+
+/// A rank of a group on a GPU of candle's. It works on a stream of its own, before which candle's has come, and which candle's waits for.
+#[cfg(feature = "distributed")]
+#[derive(Debug)]
+pub(crate) struct Rank {
+    device: CudaDevice,
+    tensors: warptile_cudarc::Tensors,
+}
+
+#[cfg(feature = "distributed")]
+impl Rank {
+    pub(crate) fn new(caller: Caller, device: &CudaDevice) -> Result<Self> {
+        let stream = device.cuda_stream().context().new_stream();
+        let stream = stream.map_err(|error| caller.broken(error))?;
+        let tensors = warptile_cudarc::Tensors::new(&stream);
+        Ok(Rank {
+            device: device.clone(),
+            tensors: tensors.map_err(|error| failed(caller, error))?,
+        })
+    }
+
+    pub(crate) fn backend(&self) -> warptile::Backend {
+        self.tensors.backend().clone()
+    }
+
+    pub(crate) fn device(&self) -> candle_core::Device {
+        candle_core::Device::Cuda(self.device.clone())
+    }
+
+    /// A contiguous tensor.
+    pub(crate) fn take<T: Number>(
+        &self,
+        caller: Caller,
+        rows: &Tensor,
+        layout: warptile::Layout,
+    ) -> Result<warptile::Tensor<T>> {
+        let (storage, of_rows) = rows.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else {
+            return Err(caller.broken("a tensor is not on a GPU"));
+        };
+        let slice = storage.as_cuda_slice::<T>()?;
+        self.ordered(caller, || {
+            let view = slice.slice(of_rows.start_offset()..);
+            self.tensors.tensor(view, layout)
+        })
+    }
+
+    /// Memory of candle's with a tensor's elements.
+    pub(crate) fn give<T: Number>(
+        &self,
+        caller: Caller,
+        found: &warptile::Tensor<T>,
+    ) -> Result<CudaStorage> {
+        let mut slice = self.device.alloc_zeros::<T>(found.layout().reach())?;
+        self.ordered(caller, || self.tensors.copy(found, slice.as_view_mut()))?;
+        Ok(T::wrap_cuda_slice(slice, self.device.clone()))
+    }
+
+    /// Copies behind what candle has submitted, and before what it will submit.
+    fn ordered<R>(
+        &self,
+        caller: Caller,
+        copy: impl FnOnce() -> warptile_cudarc::Result<R>,
+    ) -> Result<R> {
+        let (ours, theirs) = (self.tensors.stream(), self.device.cuda_stream());
+        ours.join(&theirs).map_err(|error| caller.broken(error))?;
+        let copied = copy();
+        theirs.join(ours).map_err(|error| caller.broken(error))?;
+        copied.map_err(|error| failed(caller, error))
     }
 }
 

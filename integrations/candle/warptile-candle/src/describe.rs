@@ -75,7 +75,7 @@ impl Attention {
     }
 
     /// The mask for keys of at most this length.
-    fn mask(&self, key_bound: usize) -> Mask {
+    pub(crate) fn mask(&self, key_bound: usize) -> Mask {
         // Beyond the longest key length there is nothing to hide, and candle's functions take such a number for no limit.
         let limit = |side: Option<usize>| side.filter(|&keys| keys <= key_bound);
         // A key length above u32's is refused by the call.

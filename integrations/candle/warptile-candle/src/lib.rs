@@ -39,6 +39,11 @@
 //! but not from pages, quantized keys and head sizes above 256. [`Attention::dropout`] drops weights where there are
 //! kernels for it, which the CPU has.
 //!
+//! # Several GPUs
+//!
+//! With the feature `distributed`, `Devices` deals one long sequence to several devices, whose calls are computed by
+//! [warptile-distributed](https://docs.rs/warptile-distributed).
+//!
 //! # On a GPU
 //!
 //! - A call launches on the stream of q's device, whichever that is, from any thread, and waits for nothing. What it
@@ -58,6 +63,8 @@ mod cuda;
 #[path = "no_cuda.rs"]
 mod cuda;
 mod describe;
+#[cfg(feature = "distributed")]
+mod devices;
 mod elements;
 mod flash_attn;
 mod key_lengths;
@@ -65,4 +72,8 @@ mod locks;
 
 pub use attention::Attention;
 pub use cache::{write_to_pages, write_to_pages_quantized};
+#[cfg(feature = "distributed")]
+pub use devices::Devices;
 pub use flash_attn::*;
+#[cfg(feature = "distributed")]
+pub use warptile_distributed::{Scheme, Sharding, Shards, World};

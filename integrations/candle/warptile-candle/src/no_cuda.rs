@@ -46,6 +46,51 @@ pub(crate) fn write(_: &Write<'_>, _: Pages<'_, CudaStorage>) -> Result<()> {
     Err(absent(CALLER))
 }
 
+/// Elements that ranks can have.
+#[cfg(feature = "distributed")]
+pub(crate) trait Number: warptile::Element {}
+
+#[cfg(feature = "distributed")]
+impl<T: warptile::Element> Number for T {}
+
+/// A rank that there is none of.
+#[cfg(feature = "distributed")]
+#[derive(Debug)]
+pub(crate) enum Rank {}
+
+#[cfg(feature = "distributed")]
+impl Rank {
+    /// An error.
+    pub(crate) fn new(caller: Caller, _: &CudaDevice) -> Result<Self> {
+        Err(absent(caller))
+    }
+
+    pub(crate) fn backend(&self) -> warptile::Backend {
+        match *self {}
+    }
+
+    pub(crate) fn device(&self) -> candle_core::Device {
+        match *self {}
+    }
+
+    pub(crate) fn take<T: Number>(
+        &self,
+        _: Caller,
+        _: &candle_core::Tensor,
+        _: warptile::Layout,
+    ) -> Result<warptile::Tensor<T>> {
+        match *self {}
+    }
+
+    pub(crate) fn give<T: Number>(
+        &self,
+        _: Caller,
+        _: &warptile::Tensor<T>,
+    ) -> Result<CudaStorage> {
+        match *self {}
+    }
+}
+
 fn absent(caller: Caller) -> Error {
     caller.broken(
         "the tensors are on a GPU, but warptile-candle was built without its feature `cuda`",
