@@ -10,6 +10,55 @@
 
 namespace warptile {
 
+// The loading thread.
+template <class Traits> __device__ inline void load_blocks(const BackwardTma& block, const OnePassShared<Traits> shared)
+{
+    const Backward& params = block.backward;
+    unsigned it = 0, loads = 0;
+    for (unsigned turn = 0;; turn++) {
+        KeyTile& tile = shared.tile(turn);
+        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
+        draw_tile<Traits>(params, tile);
+        barrier_arrive(shared.tile_full(turn % 2));
+        if (!tile.exists) return;
+        const auto load_keys = [&](const TensorMap& map, int at, unsigned full, unsigned empty) {
+            barrier_wait(empty, ~loads & 1);
+            barrier_arrive_expect_bytes(full, Traits::KEY_BYTES);
+            for (int slab = 0; slab < Traits::SLABS; slab++)
+                copy_box(shared.base + at + slab * Traits::KEY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.k.first + tile.first_key,
+                         tile.kv_head, tile.key_entry);
+        };
+        bool has_keys = false;
+#pragma unroll 1
+        for (int head = 0; head < tile.heads; head++)
+#pragma unroll 1
+            for (int of = tile.end_block - 1; of >= tile.first_block; of--, it++) {
+                const int stage = it & 1;
+                const unsigned parity = ~(it >> 1) & 1;
+                const auto load_rows = [&](const TensorMap& map, unsigned to, unsigned full) {
+                    for (int slab = 0; slab < Traits::SLABS; slab++)
+                        copy_box(to + slab * Traits::QUERY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, tile.q.first + of * Traits::BLOCK_M,
+                                 tile.kv_head * tile.heads + head, tile.query_entry);
+                };
+                barrier_wait(shared.queries_empty(stage), parity);
+                barrier_arrive_expect_bytes(shared.queries_full(stage), Traits::QUERY_BYTES + 2 * Traits::NUMBER_BYTES);
+                load_rows(block.q_map, shared.queries(stage), shared.queries_full(stage));
+                const long long numbers = (long long)(tile.row_tile + head * params.rows.query_tiles + of) * PREPASS_ROWS;
+                copy_bytes(shared.numbers(stage), params.rows.scaled_lse + numbers, Traits::NUMBER_BYTES, shared.queries_full(stage));
+                copy_bytes(shared.numbers(stage) + Traits::NUMBER_BYTES, params.rows.delta + numbers, Traits::NUMBER_BYTES, shared.queries_full(stage));
+                if (!has_keys) {
+                    load_keys(block.v_map, Traits::VALUES_AT, shared.values_full(), shared.values_empty());
+                    load_keys(block.k_map, Traits::KEYS_AT, shared.keys_full(), shared.keys_empty());
+                    has_keys = true;
+                    loads++;
+                }
+                barrier_wait(shared.d_out_empty(stage), parity);
+                barrier_arrive_expect_bytes(shared.d_out_full(stage), Traits::QUERY_BYTES);
+                load_rows(block.d_out_map, shared.d_out(stage), shared.d_out_full(stage));
+            }
+    }
+}
+
 // A thread that adds the shares of blocks: of every block whose share warpgroup `mine` computes.
 template <class Traits> __device__ inline void add_sums(const Backward& params, const OnePassShared<Traits> shared, int mine)
 {

@@ -216,8 +216,8 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             arrive(shared.keys_empty());
             loads++;
         }
-        write_rows<Element>(params, params.dk, tile, first_key, params.head_dim, dk, params.scoring.scale);
-        write_rows<Element>(params, params.dv, tile, first_key, params.value_dim, dv, 1);
+        write_rows<Element, false>(params, params.dk, tile, first_key, params.head_dim, dk, params.scoring.scale);
+        write_rows<Element, false>(params, params.dv, tile, first_key, params.value_dim, dv, 1);
         __syncwarp();
         arrive(shared.tile_empty(turn % 2));
     }

@@ -4,13 +4,20 @@
 //
 // Scores are transposed, keys x queries, as in the one-pass kernels (wgmma_gradients.cuh), which also begin products at -lse / scale and -delta. Sums over
 // the heads that share keys stay in registers; each has one order.
+//
+// A block of queries is in use from its scores to its dK, about two blocks later: there are three stages of them. Where that leaves no room for a tile's
+// keys and values, the last columns of these lie in registers, as left operands; they come through a stage of the queries.
 #pragma once
 
 #include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
+#include "memory/ring.cuh"
 #include "ptx/launch.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/prefetch_box.cuh"
 #include "ptx/stage.cuh"
+#include "ptx/wgmma_left.cuh"
 
 namespace warptile {
 
@@ -20,25 +27,29 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int BLOCK_M = BLOCK_M_; // queries of a block
     static constexpr int BLOCK_N = BLOCK_N_; // keys of a tile
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
-    static constexpr int STAGES = STAGES_; // blocks of queries and of gradients of the output in shared memory
-    static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
+    static constexpr int STAGES = STAGES_;                      // blocks of queries in shared memory
+    static constexpr int D_OUT_STAGES = HEAD_DIM > 192 ? 2 : 3; // and of gradients of the output
+    static constexpr int WEIGHT_STAGES = 2;                     // and of weights
+    static constexpr int K_STRIDE = 0, V_STRIDE = 0;            // rows are swizzled, not padded
     static constexpr int MIN_CTAS = 1;
     static constexpr unsigned ROLE = ROLE_KEY_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT,
                               FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS;
 
     // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them.
-    static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS;
-    static constexpr int QUERY_SLAB_BYTES = BLOCK_M * SWIZZLE_BYTES, KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
-    static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES, KEY_BYTES = SLABS * KEY_SLAB_BYTES;
+    static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS, SLAB_STEPS = SLAB_COLUMNS / MMA_K;
+    static constexpr int LEFT_SLABS = HEAD_DIM > 192 ? 2 : 0, KEY_SLABS = SLABS - LEFT_SLABS; // of keys and values: in registers, and in shared memory
+    static constexpr int LEFT_STEPS = LEFT_SLABS * SLAB_STEPS;
+    static constexpr int SLAB_BYTES = BLOCK_M * SWIZZLE_BYTES, QUERY_BYTES = SLABS * SLAB_BYTES, KEY_BYTES = KEY_SLABS * SLAB_BYTES;
     static constexpr int WEIGHT_BYTES = BLOCK_M * BLOCK_N * 2; // a block's weights
-    static constexpr int NUMBER_BYTES = BLOCK_M * 4;           // of each of two lists
+    static constexpr int NUMBER_BYTES = BLOCK_M * 4;           // of a list
     static constexpr int SCORES = BLOCK_M / 2;                 // of a thread in a block
     static constexpr int RESULTS = HEAD_DIM / 2;               // of a thread, of dK or dV
 
     static constexpr int KEYS_AT = 0, VALUES_AT = KEYS_AT + KEY_BYTES, QUERIES_AT = VALUES_AT + KEY_BYTES;
-    static constexpr int D_OUT_AT = QUERIES_AT + STAGES * QUERY_BYTES, WEIGHTS_AT = D_OUT_AT + STAGES * QUERY_BYTES;
-    static constexpr int NUMBERS_AT = WEIGHTS_AT + STAGES * WEIGHT_BYTES, BARRIERS_AT = NUMBERS_AT + STAGES * 2 * NUMBER_BYTES;
-    static constexpr int BARRIERS = 20, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
+    static constexpr int D_OUT_AT = QUERIES_AT + STAGES * QUERY_BYTES, WEIGHTS_AT = D_OUT_AT + D_OUT_STAGES * QUERY_BYTES;
+    static constexpr int LSE_AT = WEIGHTS_AT + WEIGHT_STAGES * WEIGHT_BYTES, DELTA_AT = LSE_AT + STAGES * NUMBER_BYTES;
+    static constexpr int BARRIERS_AT = DELTA_AT + D_OUT_STAGES * NUMBER_BYTES;
+    static constexpr int BARRIERS = 8 + 2 * (STAGES + D_OUT_STAGES + WEIGHT_STAGES), TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(KeyTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
@@ -46,34 +57,147 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(LOADING_REGISTERS + 2 * COMPUTING_REGISTERS <= 3 * LAUNCH_REGISTERS, "none waits for registers");
 
     static_assert(sizeof(Element) == 2, "wgmma takes f16 and bf16");
-    static_assert(STAGES == 2, "blocks alternate between stages");
     static_assert(WARPS == 12, "a warpgroup loads, one computes dV, and one dK");
     static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M == PREPASS_ROWS && BLOCK_M == MMA_ROWS && BLOCK_N == MMA_ROWS, "slabs, and a product's rows");
+    static_assert(2 * LEFT_SLABS <= SLABS && KEY_SLABS > 0, "a stage of queries holds what goes to registers");
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
 
-template <class Traits> struct KeyGradientShared : KeyTileShared<Traits> {
-    using KeyTileShared<Traits>::barrier;
-    // Weights, of two each.
-    __device__ unsigned weights_full(int stage) const { return barrier(16 + stage); }
-    __device__ unsigned weights_empty(int stage) const { return barrier(18 + stage); }
+template <class Traits> struct KeyGradientShared {
+    const unsigned base;
+
+    __device__ unsigned barrier(int i) const { return base + Traits::BARRIERS_AT + i * BARRIER_BYTES; }
+    __device__ unsigned keys_full() const { return barrier(0); }
+    __device__ unsigned keys_empty() const { return barrier(1); }
+    __device__ unsigned values_full() const { return barrier(2); }
+    __device__ unsigned values_empty() const { return barrier(3); }
+    __device__ unsigned tile_full(int which) const { return barrier(4 + which); }
+    __device__ unsigned tile_empty(int which) const { return barrier(6 + which); }
+    __device__ unsigned queries_full(int stage) const { return barrier(8 + stage); }
+    __device__ unsigned queries_empty(int stage) const { return queries_full(Traits::STAGES + stage); }
+    __device__ unsigned d_out_full(int stage) const { return queries_full(2 * Traits::STAGES + stage); }
+    __device__ unsigned d_out_empty(int stage) const { return d_out_full(Traits::D_OUT_STAGES + stage); }
+    __device__ unsigned weights_full(int stage) const { return d_out_full(2 * Traits::D_OUT_STAGES + stage); }
+    __device__ unsigned weights_empty(int stage) const { return weights_full(Traits::WEIGHT_STAGES + stage); }
+
+    __device__ unsigned queries(int stage) const { return base + Traits::QUERIES_AT + stage * Traits::QUERY_BYTES; }
+    __device__ unsigned d_out(int stage) const { return base + Traits::D_OUT_AT + stage * Traits::QUERY_BYTES; }
+    __device__ unsigned lse(int stage) const { return base + Traits::LSE_AT + stage * Traits::NUMBER_BYTES; }
+    __device__ unsigned delta(int stage) const { return base + Traits::DELTA_AT + stage * Traits::NUMBER_BYTES; }
     // A thread's words of a product's step lie behind those of the thread before, for the same thread of the other warpgroup.
     __device__ unsigned weights(int stage, int step) const
     {
-        return this->base + Traits::WEIGHTS_AT + stage * Traits::WEIGHT_BYTES + step * 2048 + thread_index() % 128 * 16;
+        return base + Traits::WEIGHTS_AT + stage * Traits::WEIGHT_BYTES + step * 2048 + thread_index() % 128 * 16;
     }
 
     __device__ void init_barriers() const
     {
-        constexpr int OF_GROUP = 4; // warps
-        this->init_barriers_of_tiles(2 * OF_GROUP, OF_GROUP, 2 * OF_GROUP);
+        constexpr int OF_GROUP = 4, COMPUTING = 2 * OF_GROUP; // warps
+        barrier_init(keys_full(), 1);
+        barrier_init(keys_empty(), OF_GROUP);
+        barrier_init(values_full(), 1);
+        barrier_init(values_empty(), OF_GROUP);
         for (int i = 0; i < 2; i++) {
+            barrier_init(tile_full(i), 1);
+            barrier_init(tile_empty(i), COMPUTING + 2);
+        }
+        for (int i = 0; i < Traits::STAGES; i++) {
+            barrier_init(queries_full(i), 1);
+            barrier_init(queries_empty(i), COMPUTING);
+        }
+        for (int i = 0; i < Traits::D_OUT_STAGES; i++) {
+            barrier_init(d_out_full(i), 1);
+            barrier_init(d_out_empty(i), COMPUTING);
+        }
+        for (int i = 0; i < Traits::WEIGHT_STAGES; i++) {
             barrier_init(weights_full(i), OF_GROUP);
             barrier_init(weights_empty(i), OF_GROUP);
         }
         fence_barrier_init();
     }
+
+    // Tile descriptions, from who draws tiles to all others: the CTA's tile `turn`.
+    __device__ KeyTile& tile(unsigned turn) const
+    {
+        return reinterpret_cast<KeyTile*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::TILES_AT)[turn % 2];
+    }
+    __device__ KeyTile& wait_for_tile(unsigned turn) const
+    {
+        barrier_wait(tile_full(turn % 2), turn / 2 & 1);
+        return tile(turn);
+    }
 };
+
+// Loads slabs [FIRST, END) of rows of a head.
+template <class Traits, int FIRST, int END>
+__device__ inline void load_slabs(unsigned to, const TensorMap& map, unsigned full, int row, int head, int entry)
+{
+#pragma unroll
+    for (int slab = FIRST; slab < END; slab++)
+        copy_box(to + (slab - FIRST) * Traits::SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, row, head, entry);
+}
+
+// The thread that draws tiles.
+template <class Traits> __device__ inline void draw_tiles(const Backward& params, const KeyGradientShared<Traits> shared)
+{
+    for (unsigned turn = 0;; turn++) {
+        KeyTile& tile = shared.tile(turn);
+        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
+        draw_tile<Traits>(params, tile);
+        barrier_arrive(shared.tile_full(turn % 2));
+        if (!tile.exists) return;
+    }
+}
+
+// One of two loading threads: of queries and keys, or of gradients of the output and values.
+template <class Traits, bool OF_QUERIES> __device__ inline void load_key_tiles(const BackwardTma& block, const KeyGradientShared<Traits> shared)
+{
+    const Backward& params = block.backward;
+    RingPosition<OF_QUERIES ? Traits::STAGES : Traits::D_OUT_STAGES> at;
+    const auto full = [&] { return OF_QUERIES ? shared.queries_full(at.stage) : shared.d_out_full(at.stage); };
+    const auto empty = [&] { return OF_QUERIES ? shared.queries_empty(at.stage) : shared.d_out_empty(at.stage); };
+    const auto to = [&] { return OF_QUERIES ? shared.queries(at.stage) : shared.d_out(at.stage); };
+    unsigned loads = 0; // tiles with blocks
+    for (unsigned turn = 0;; turn++) {
+        const KeyTile& tile = shared.wait_for_tile(turn);
+        if (!tile.exists) return;
+        if (tile.first_block < tile.end_block) {
+            const auto row = [&] { return tile.k.first + tile.first_key; };
+            // The tile before is still computed.
+            if (turn > 0)
+#pragma unroll 1
+                for (int slab = 0; slab < Traits::SLABS; slab++)
+                    prefetch_box(OF_QUERIES ? block.k_map : block.v_map, slab * Traits::SLAB_COLUMNS, row(), tile.kv_head, tile.key_entry);
+            if constexpr (OF_QUERIES && Traits::LEFT_SLABS > 0) {
+                barrier_wait(empty(), ~at.parity & 1);
+                barrier_arrive_expect_bytes(full(), 2 * Traits::LEFT_SLABS * Traits::SLAB_BYTES);
+                load_slabs<Traits, Traits::KEY_SLABS, Traits::SLABS>(to(), block.k_map, full(), row(), tile.kv_head, tile.key_entry);
+                load_slabs<Traits, Traits::KEY_SLABS, Traits::SLABS>(to() + Traits::LEFT_SLABS * Traits::SLAB_BYTES, block.v_map, full(), row(),
+                                                                     tile.kv_head, tile.key_entry);
+                at.advance();
+            }
+            const unsigned own_full = OF_QUERIES ? shared.keys_full() : shared.values_full();
+            barrier_wait(OF_QUERIES ? shared.keys_empty() : shared.values_empty(), ~loads++ & 1);
+            barrier_arrive_expect_bytes(own_full, Traits::KEY_BYTES);
+            load_slabs<Traits, 0, Traits::KEY_SLABS>(shared.base + (OF_QUERIES ? Traits::KEYS_AT : Traits::VALUES_AT),
+                                                     OF_QUERIES ? block.k_map : block.v_map, own_full, row(), tile.kv_head, tile.key_entry);
+        }
+#pragma unroll 1
+        for (int head = 0; head < tile.heads; head++)
+#pragma unroll 1
+            for (int of = tile.end_block - 1; of >= tile.first_block; of--) {
+                barrier_wait(empty(), ~at.parity & 1);
+                barrier_arrive_expect_bytes(full(), Traits::QUERY_BYTES + Traits::NUMBER_BYTES);
+                load_slabs<Traits, 0, Traits::SLABS>(to(), OF_QUERIES ? block.q_map : block.d_out_map, full(), tile.q.first + of * Traits::BLOCK_M,
+                                                     tile.kv_head * tile.heads + head, tile.query_entry);
+                const float* const numbers = OF_QUERIES ? params.rows.scaled_lse : params.rows.delta;
+                const long long first = (long long)(tile.row_tile + head * params.rows.query_tiles + of) * PREPASS_ROWS;
+                copy_bytes(OF_QUERIES ? shared.lse(at.stage) : shared.delta(at.stage), numbers + first, Traits::NUMBER_BYTES, full());
+                at.advance();
+            }
+        barrier_arrive(shared.tile_empty(turn % 2));
+    }
+}
 
 // A warpgroup's way over a tile's blocks of queries: from the last to the first, head after head of those that share the keys.
 template <class Traits> struct KeyTileBlocks {
@@ -105,16 +229,37 @@ template <int COUNT> __device__ inline void begin_at(float (&x)[COUNT], unsigned
     pin(x);
 }
 
-// Columns of 64 rows times those of a block, in the sum from what is there: keys by queries, or values by gradients of the output.
-template <class Traits> __device__ inline void multiply_columns(float (&x)[Traits::SCORES], unsigned keys, unsigned block)
+// The last columns of a warpgroup's keys or values, as left operands.
+template <class Traits> struct LeftColumns {
+    unsigned words[Traits::LEFT_STEPS > 0 ? Traits::LEFT_STEPS : 1][4];
+
+    // From slabs in shared memory.
+    __device__ void load(unsigned slabs)
+    {
+        const int lane = thread_index() % 32, row = thread_index() % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+        for (int step = 0; step < Traits::LEFT_STEPS; step++) {
+            const int chunk = step % Traits::SLAB_STEPS * 2 + lane / 16; // of 16 bytes
+            load_matrices(words[step], slabs + step / Traits::SLAB_STEPS * Traits::SLAB_BYTES + row * SWIZZLE_BYTES + (chunk ^ row % 8) * 16);
+        }
+    }
+};
+
+// Columns of the tile's rows times those of a block, added to what is there: keys by queries, or values by gradients of the output.
+template <class Traits>
+__device__ inline void multiply_columns(float (&x)[Traits::SCORES], unsigned rows, const LeftColumns<Traits>& last, unsigned block)
 {
-    const unsigned long long left = matrix_descriptor(keys, 1), right = matrix_descriptor(block, 1);
+    using Element = typename Traits::Element;
+    const unsigned long long left = matrix_descriptor(rows, 1), right = matrix_descriptor(block, 1);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::HEAD_DIM / MMA_K; step++) {
-        const int inside = step % 4 * 32, slab = step / 4;
-        Wgmma<Traits::BLOCK_M>::template shared<typename Traits::Element>(x, advance_descriptor(left, inside + slab * Traits::KEY_SLAB_BYTES),
-                                                                          advance_descriptor(right, inside + slab * Traits::QUERY_SLAB_BYTES), true);
+        constexpr int IN_SHARED = Traits::KEY_SLABS * Traits::SLAB_STEPS;
+        const int at = step % Traits::SLAB_STEPS * MMA_K * 2 + step / Traits::SLAB_STEPS * Traits::SLAB_BYTES;
+        if (step < IN_SHARED)
+            Wgmma<Traits::BLOCK_M>::template shared<Element>(x, advance_descriptor(left, at), advance_descriptor(right, at), true);
+        else
+            wgmma_left<Element>(x, last.words[step - IN_SHARED], advance_descriptor(right, at), true);
     }
     wgmma_commit();
 }
@@ -123,7 +268,7 @@ template <class Traits> __device__ inline void multiply_columns(float (&x)[Trait
 template <class Traits>
 __device__ inline void add_rows(float (&sums)[Traits::RESULTS], const unsigned (&words)[Traits::SCORES / 2], unsigned block)
 {
-    const unsigned long long rows = matrix_descriptor(block, Traits::QUERY_SLAB_BYTES);
+    const unsigned long long rows = matrix_descriptor(block, Traits::SLAB_BYTES);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::BLOCK_M / MMA_K; step++)
@@ -132,8 +277,20 @@ __device__ inline void add_rows(float (&sums)[Traits::RESULTS], const unsigned (
     wgmma_commit();
 }
 
-// The first computing warpgroup: weights, and dV. A block's weights are computed while the second one multiplies; the scores of the next block and dV of
-// this one follow each other without a wait. No product is under way where the loop begins again: ptxas would wait for it.
+// The block in hand is the last of a sequence that others may follow: its rows behind the end become 0. Both computing warpgroups come here, and wait for
+// each other.
+template <class Traits>
+__device__ inline void clear_queries(const KeyGradientShared<Traits> shared, const RingPosition<Traits::STAGES>& queries_at,
+                                     const RingPosition<Traits::D_OUT_STAGES>& d_out_at, int rows)
+{
+    barrier_wait(shared.queries_full(queries_at.stage), queries_at.parity);
+    barrier_wait(shared.d_out_full(d_out_at.stage), d_out_at.parity);
+    clear_end<Traits::BLOCK_M, Traits::SLABS, 256>(shared.queries(queries_at.stage), rows, 0);
+    clear_end<Traits::BLOCK_M, Traits::SLABS, 256>(shared.d_out(d_out_at.stage), rows, 0);
+}
+
+// The first computing warpgroup: weights, and dV. The scores of the next block come before dV of this one, so that the next weights are computed under it.
+// No product is under way where the loop begins again: ptxas would wait for it.
 template <class Traits> __device__ inline void value_gradients(const Backward& params, const KeyGradientShared<Traits> shared)
 {
     using Element = typename Traits::Element;
@@ -142,7 +299,10 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
-    unsigned it = 0, loads = 0; // blocks of this CTA, and tiles with keys
+    unsigned loads = 0; // tiles with blocks
+    RingPosition<Traits::STAGES> queries_at;
+    RingPosition<Traits::D_OUT_STAGES> d_out_at;
+    RingPosition<Traits::WEIGHT_STAGES> weights_at;
     for (unsigned turn = 0;; turn++) {
         const KeyTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
@@ -154,23 +314,20 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
         if (blocks.count > 0) {
             float x[SCORES];
             unsigned weights[SCORES / 2];
-            // Asks for the scores of block `it`.
+            LeftColumns<Traits> last;
+            // Asks for the scores of the block in hand.
             const auto issue_scores = [&] {
-                const int stage = uniform(it & 1), rows = blocks.rows();
-                barrier_wait(shared.queries_full(stage), it >> 1 & 1);
-                if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.queries(stage), rows, 0);
-                begin_at(x, shared.numbers(stage) + thread_index() % 4 * 8, lse_factor);
-                multiply_columns<Traits>(x, shared.base + Traits::KEYS_AT, shared.queries(stage));
+                const int stage = uniform(queries_at.stage);
+                if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows);
+                barrier_wait(shared.queries_full(stage), queries_at.parity);
+                begin_at(x, shared.lse(stage) + thread_index() % 4 * 8, lse_factor);
+                multiply_columns<Traits>(x, shared.base + Traits::KEYS_AT, last, shared.queries(stage));
             };
-            const auto take_scores = [&] {
-                wgmma_wait<0>();
+            // The scores are there; they become weights, and the other warpgroup gets these.
+            const auto weigh = [&] {
                 pin(x);
-                arrive(shared.queries_empty(it & 1));
-            };
-            // Weights of block `it`, whose scores are there, and what they add to dV. The next block is in hand then.
-            const auto issue_values = [&] {
-                const int stage = uniform(it & 1), rows = blocks.rows();
-                const unsigned phase = it >> 1 & 1;
+                arrive(shared.queries_empty(queries_at.stage));
+                queries_at.advance();
                 const Mask& mask = blocks.mask;
                 const int diagonal = blocks.block * Traits::BLOCK_M + mask.shift;
                 if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right ||
@@ -185,51 +342,71 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
                             if (j % 4 / 2 == half && (j / 4 * 8 + j % 2 < from || j / 4 * 8 + j % 2 > to)) x[j] = negative_infinity();
                     }
                 }
-                barrier_wait(shared.weights_empty(stage), ~phase & 1);
+                barrier_wait(shared.weights_empty(weights_at.stage), ~weights_at.parity & 1);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
-                    unsigned left[4];
+                    unsigned words[4];
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        const int at = 4 * step + j;
-                        const float2 two = {exp2_approximate(x[2 * at] * scale_log2), exp2_approximate(x[2 * at + 1] * scale_log2)};
-                        weights[at] = pack<Element>(two.x, two.y);
-                        // Weights are at most 1, of which f16 has three more bits than bf16.
-                        left[j] = pack<__half>(two.x, two.y);
+                        const int at = 8 * step + 2 * j;
+                        x[at] = exp2_approximate(x[at] * scale_log2);
+                        x[at + 1] = exp2_approximate(x[at + 1] * scale_log2);
+                        // Weights are at most 1; f16 has three more bits of them than bf16.
+                        words[j] = pack<__half>(x[at], x[at + 1]);
                     }
-                    store_four_words(shared.weights(stage, step), left);
+                    store_four_words(shared.weights(weights_at.stage, step), words);
                 }
                 __syncwarp();
-                arrive(shared.weights_full(stage));
-                barrier_wait(shared.d_out_full(stage), phase);
-                if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.d_out(stage), rows, 0);
+                arrive(shared.weights_full(weights_at.stage));
+                weights_at.advance();
+            };
+            const auto pack_weights = [&] {
+#pragma unroll
+                for (int j = 0; j < SCORES / 2; j++) weights[j] = pack<Element>(x[2 * j], x[2 * j + 1]);
                 pin(weights);
+            };
+            // What packed weights add to dV, and that this has ended.
+            const auto issue_values = [&](int stage, unsigned parity) {
+                barrier_wait(shared.d_out_full(stage), parity);
                 pin(dv);
                 add_rows<Traits>(dv, weights, shared.d_out(stage));
-                blocks.advance();
-                it++;
             };
-            // That product has ended.
-            const auto release_values = [&] {
+            const auto end_values = [&](int stage) {
+                wgmma_wait<0>();
                 pin(dv);
                 pin(weights);
-                arrive(shared.d_out_empty(~it & 1));
+                arrive(shared.d_out_empty(stage));
             };
+            if constexpr (Traits::LEFT_SLABS > 0) {
+                barrier_wait(shared.queries_full(queries_at.stage), queries_at.parity);
+                last.load(shared.queries(queries_at.stage));
+                __syncwarp();
+                arrive(shared.queries_empty(queries_at.stage));
+                queries_at.advance();
+            }
             barrier_wait(shared.keys_full(), loads++ & 1);
             issue_scores();
-            take_scores();
+            wgmma_wait<0>();
+            weigh();
 #pragma unroll 1
             for (int left = blocks.count - 1; left > 0; left--) {
-                issue_values();
+                const int stage = uniform(d_out_at.stage);
+                const unsigned parity = d_out_at.parity;
+                pack_weights();
+                d_out_at.advance();
+                blocks.advance();
                 issue_scores();
+                issue_values(stage, parity);
                 wgmma_wait<1>();
-                release_values();
-                take_scores();
+                weigh();
+                end_values(stage);
             }
             arrive(shared.keys_empty());
-            issue_values();
-            wgmma_wait<0>();
-            release_values();
+            const int stage = uniform(d_out_at.stage);
+            pack_weights();
+            issue_values(stage, d_out_at.parity);
+            end_values(stage);
+            d_out_at.advance();
         }
         write_rows<Element>(params, params.dv, tile, first_key, params.value_dim, dv, 1);
         __syncwarp();
@@ -245,7 +422,10 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
-    unsigned it = 0, loads = 0;
+    unsigned loads = 0;
+    RingPosition<Traits::STAGES> queries_at;
+    RingPosition<Traits::D_OUT_STAGES> d_out_at;
+    RingPosition<Traits::WEIGHT_STAGES> weights_at;
     for (unsigned turn = 0;; turn++) {
         const KeyTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
@@ -256,66 +436,83 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
         if (blocks.count > 0) {
             float y[SCORES];
             unsigned slopes[SCORES / 2]; // gradients of scores
-            // Asks for the products of values and block `it`.
+            LeftColumns<Traits> last;
+            // Asks for the products of values and the block in hand.
             const auto issue_products = [&] {
-                const int stage = uniform(it & 1), rows = blocks.rows();
-                const unsigned phase = it >> 1 & 1;
-                barrier_wait(shared.queries_full(stage), phase);
-                begin_at(y, shared.numbers(stage) + Traits::NUMBER_BYTES + thread_index() % 4 * 8, -1);
-                barrier_wait(shared.d_out_full(stage), phase);
-                if (rows < Traits::BLOCK_M) {
-                    clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.queries(stage), rows, 1);
-                    clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.d_out(stage), rows, 1);
-                }
-                multiply_columns<Traits>(y, shared.base + Traits::VALUES_AT, shared.d_out(stage));
+                const int stage = uniform(d_out_at.stage);
+                if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows);
+                barrier_wait(shared.d_out_full(stage), d_out_at.parity);
+                begin_at(y, shared.delta(stage) + thread_index() % 4 * 8, -1);
+                multiply_columns<Traits>(y, shared.base + Traits::VALUES_AT, last, shared.d_out(stage));
             };
-            const auto take_products = [&] {
-                wgmma_wait<0>();
+            // They are there; times the weights they become gradients of scores.
+            const auto weigh = [&] {
                 pin(y);
-                arrive(shared.d_out_empty(it & 1));
-            };
-            const auto issue_keys = [&] {
-                const int stage = uniform(it & 1);
-                barrier_wait(shared.weights_full(stage), it >> 1 & 1);
+                arrive(shared.d_out_empty(d_out_at.stage));
+                d_out_at.advance();
+                barrier_wait(shared.weights_full(weights_at.stage), weights_at.parity);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
-                    unsigned left[4];
-                    load_four_words(left, shared.weights(stage, step));
+                    unsigned words[4];
+                    load_four_words(words, shared.weights(weights_at.stage, step));
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        const int at = 4 * step + j;
-                        const float2 two = unpacked<__half>(left[j]);
-                        slopes[at] = pack<Element>(two.x * y[2 * at], two.y * y[2 * at + 1]);
+                        const float2 two = unpacked<__half>(words[j]);
+                        y[8 * step + 2 * j] *= two.x;
+                        y[8 * step + 2 * j + 1] *= two.y;
                     }
                 }
-                pin(slopes);
                 __syncwarp();
-                arrive(shared.weights_empty(stage));
+                arrive(shared.weights_empty(weights_at.stage));
+                weights_at.advance();
+            };
+            const auto pack_slopes = [&] {
+#pragma unroll
+                for (int j = 0; j < SCORES / 2; j++) slopes[j] = pack<Element>(y[2 * j], y[2 * j + 1]);
+                pin(slopes);
+            };
+            // What packed gradients add to dK, and that this has ended.
+            const auto issue_keys = [&](int stage, unsigned parity) {
+                barrier_wait(shared.queries_full(stage), parity);
                 pin(dk);
                 add_rows<Traits>(dk, slopes, shared.queries(stage));
-                blocks.advance();
-                it++;
             };
-            const auto release_keys = [&] {
+            const auto end_keys = [&](int stage) {
+                wgmma_wait<0>();
                 pin(dk);
                 pin(slopes);
-                arrive(shared.queries_empty(~it & 1));
+                arrive(shared.queries_empty(stage));
             };
+            if constexpr (Traits::LEFT_SLABS > 0) {
+                barrier_wait(shared.queries_full(queries_at.stage), queries_at.parity);
+                last.load(shared.queries(queries_at.stage) + Traits::LEFT_SLABS * Traits::SLAB_BYTES);
+                __syncwarp();
+                arrive(shared.queries_empty(queries_at.stage));
+                queries_at.advance();
+            }
             barrier_wait(shared.values_full(), loads++ & 1);
             issue_products();
-            take_products();
+            wgmma_wait<0>();
+            weigh();
 #pragma unroll 1
             for (int left = blocks.count - 1; left > 0; left--) {
-                issue_keys();
+                const int stage = uniform(queries_at.stage);
+                const unsigned parity = queries_at.parity;
+                pack_slopes();
+                queries_at.advance();
+                blocks.advance();
                 issue_products();
+                issue_keys(stage, parity);
                 wgmma_wait<1>();
-                release_keys();
-                take_products();
+                weigh();
+                end_keys(stage);
             }
             arrive(shared.values_empty());
-            issue_keys();
-            wgmma_wait<0>();
-            release_keys();
+            const int stage = uniform(queries_at.stage);
+            pack_slopes();
+            issue_keys(stage, queries_at.parity);
+            end_keys(stage);
+            queries_at.advance();
         }
         write_rows<Element>(params, params.dk, tile, uniform(tile.first_key), params.head_dim, dk, params.scoring.scale);
         __syncwarp();
@@ -325,14 +522,19 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
 
 template <class Traits> __device__ inline void gradients_of_keys(const BackwardTma& block)
 {
-    const KeyGradientShared<Traits> shared = {{shared_address(dynamic_shared<SWIZZLE_GROUP_BYTES>())}};
+    const KeyGradientShared<Traits> shared = {shared_address(dynamic_shared<SWIZZLE_GROUP_BYTES>())};
     const int warp = uniform(threadIdx.x / 32);
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     wait_for_predecessor();
     if (warp < 4) {
         give_registers_back<Traits::LOADING_REGISTERS>();
-        if (threadIdx.x == 0) load_blocks<Traits>(block, shared);
+        if (threadIdx.x == 0)
+            load_key_tiles<Traits, true>(block, shared);
+        else if (threadIdx.x == 32)
+            load_key_tiles<Traits, false>(block, shared);
+        else if (threadIdx.x == 64)
+            draw_tiles(block.backward, shared);
     } else {
         take_registers<Traits::COMPUTING_REGISTERS>();
         if (warp < 8)

@@ -49,21 +49,48 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
 
-template <class Traits> struct OnePassShared : KeyTileShared<Traits> {
-    using KeyTileShared<Traits>::barrier;
+template <class Traits> struct OnePassShared {
+    const unsigned base;
+
+    __device__ unsigned barrier(int i) const { return base + Traits::BARRIERS_AT + i * BARRIER_BYTES; }
+    __device__ unsigned keys_full() const { return barrier(0); }
+    __device__ unsigned keys_empty() const { return barrier(1); }
+    __device__ unsigned values_full() const { return barrier(2); }
+    __device__ unsigned values_empty() const { return barrier(3); }
+    // Of two each.
+    __device__ unsigned queries_full(int stage) const { return barrier(4 + stage); }
+    __device__ unsigned queries_empty(int stage) const { return barrier(6 + stage); }
+    __device__ unsigned d_out_full(int stage) const { return barrier(8 + stage); }
+    __device__ unsigned d_out_empty(int stage) const { return barrier(10 + stage); }
+    __device__ unsigned tile_full(int which) const { return barrier(12 + which); }
+    __device__ unsigned tile_empty(int which) const { return barrier(14 + which); }
     // Of one for each warpgroup.
     __device__ unsigned slopes_full(int which) const { return barrier(16 + which); }
     __device__ unsigned slopes_empty(int which) const { return barrier(16 + Traits::CONSUMERS + which); }
     __device__ unsigned sums_full(int which) const { return barrier(16 + 2 * Traits::CONSUMERS + which); }
     __device__ unsigned sums_empty(int which) const { return barrier(16 + 3 * Traits::CONSUMERS + which); }
 
-    __device__ unsigned slopes(int which) const { return this->base + Traits::SLOPES_AT + which * Traits::SLOPE_BYTES; }
-    __device__ unsigned sums(int which) const { return this->base + Traits::SUMS_AT + which * Traits::SUM_BYTES; }
+    __device__ unsigned queries(int stage) const { return base + Traits::QUERIES_AT + stage * Traits::QUERY_BYTES; }
+    __device__ unsigned d_out(int stage) const { return base + Traits::D_OUT_AT + stage * Traits::QUERY_BYTES; }
+    __device__ unsigned slopes(int which) const { return base + Traits::SLOPES_AT + which * Traits::SLOPE_BYTES; }
+    __device__ unsigned sums(int which) const { return base + Traits::SUMS_AT + which * Traits::SUM_BYTES; }
+    __device__ unsigned numbers(int stage) const { return base + Traits::NUMBERS_AT + stage * 2 * Traits::NUMBER_BYTES; }
 
     __device__ void init_barriers() const
     {
         constexpr int COMPUTING = 4 * Traits::CONSUMERS, OF_GROUP = 4; // warps
-        this->init_barriers_of_tiles(COMPUTING, COMPUTING, COMPUTING + Traits::CONSUMERS);
+        barrier_init(keys_full(), 1);
+        barrier_init(keys_empty(), COMPUTING);
+        barrier_init(values_full(), 1);
+        barrier_init(values_empty(), COMPUTING);
+        for (int i = 0; i < 2; i++) {
+            barrier_init(queries_full(i), 1);
+            barrier_init(queries_empty(i), COMPUTING);
+            barrier_init(d_out_full(i), 1);
+            barrier_init(d_out_empty(i), COMPUTING);
+            barrier_init(tile_full(i), 1);
+            barrier_init(tile_empty(i), COMPUTING + Traits::CONSUMERS);
+        }
         for (int i = 0; i < Traits::CONSUMERS; i++) {
             barrier_init(slopes_full(i), COMPUTING);
             barrier_init(slopes_empty(i), OF_GROUP);
@@ -71,6 +98,17 @@ template <class Traits> struct OnePassShared : KeyTileShared<Traits> {
             barrier_init(sums_empty(i), 1);
         }
         fence_barrier_init();
+    }
+
+    // Tile descriptions, from who draws tiles to all others: the CTA's tile `turn`.
+    __device__ KeyTile& tile(unsigned turn) const
+    {
+        return reinterpret_cast<KeyTile*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::TILES_AT)[turn % 2];
+    }
+    __device__ KeyTile& wait_for_tile(unsigned turn) const
+    {
+        barrier_wait(tile_full(turn % 2), turn / 2 & 1);
+        return tile(turn);
     }
 };
 

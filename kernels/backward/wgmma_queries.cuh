@@ -2,14 +2,15 @@
 // keys that some of them see. Queries and the gradient of the output stay in shared memory, keys and values come through rings, and gradients of scores
 // are left operands of dQ as they are. dQ stays in registers: each sum has one order.
 //
-// A block's scores and products of values are asked for behind dQ of the block before, so that a warpgroup leaves the tensor cores alone only while it
-// computes gradients of scores; then the other has them. No product is under way where the loop begins again: ptxas would wait for it.
+// A block's scores and the products of its values are asked for before or behind dQ of the block before, and weights are computed under what follows the
+// scores. No product is under way where the loop begins again: ptxas would wait for it.
 #pragma once
 
 #include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
 #include "ptx/launch.cuh"
+#include "ptx/prefetch_box.cuh"
 #include "ptx/stage.cuh"
 
 namespace warptile {
@@ -39,6 +40,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
     static constexpr int STAGES = STAGES_; // blocks of keys in shared memory
     static constexpr int VALUE_STAGES = HEAD_DIM > 192 ? 1 : 2; // and of values
+    static constexpr bool SCORES_FIRST = STAGES > 2;            // else they come behind dQ of the block before, for want of registers
     static constexpr int K_STRIDE = 0, V_STRIDE = 0;            // rows are swizzled, not padded
     static constexpr int MIN_CTAS = 1;
     static constexpr unsigned ROLE = ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT,
@@ -49,12 +51,13 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS;
     static constexpr int QUERY_SLAB_BYTES = MMA_ROWS * SWIZZLE_BYTES, KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
     static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES, KEY_BYTES = SLABS * KEY_SLAB_BYTES;
-    static constexpr int SCORES = BLOCK_N / 2;   // of a thread in a block
-    static constexpr int RESULTS = HEAD_DIM / 2; // of a thread
+    static constexpr int NUMBER_BYTES = MMA_ROWS * 4; // of each of a warpgroup's two lists
+    static constexpr int SCORES = BLOCK_N / 2;        // of a thread in a block
+    static constexpr int RESULTS = HEAD_DIM / 2;      // of a thread
 
     static constexpr int QUERIES_AT = 0, D_OUT_AT = QUERIES_AT + CONSUMERS * QUERY_BYTES, KEYS_AT = D_OUT_AT + CONSUMERS * QUERY_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + STAGES * KEY_BYTES, NUMBERS_AT = VALUES_AT + VALUE_STAGES * KEY_BYTES;
-    static constexpr int BARRIERS_AT = NUMBERS_AT + BLOCK_M * (int)sizeof(float2);
+    static constexpr int BARRIERS_AT = NUMBERS_AT + 2 * CONSUMERS * NUMBER_BYTES;
     static constexpr int BARRIERS = 4 + 4 * CONSUMERS + 2 * STAGES + 2 * VALUE_STAGES, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(QueryTile);
 
@@ -64,7 +67,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
     static_assert(sizeof(Element) == 2, "wgmma takes f16 and bf16");
     static_assert(CONSUMERS == 2 && WARPS == 4 + 4 * CONSUMERS, "a warpgroup loads, the others compute");
-    static_assert(STAGES == 2, "a block's keys are there while dQ of the one before is computed");
+    static_assert(STAGES >= 2, "a block's keys are there while dQ of the one before is computed");
     static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M % PREPASS_ROWS == 0, "slabs, and numbers of rows");
     static_assert(TILES_AT % 8 == 0 && MMA_ROWS == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "tiles have long numbers; boxes");
 };
@@ -88,17 +91,18 @@ template <class Traits> struct QueryGradientShared {
     __device__ unsigned queries(int warpgroup) const { return base + Traits::QUERIES_AT + warpgroup * Traits::QUERY_BYTES; }
     __device__ unsigned d_out(int warpgroup) const { return base + Traits::D_OUT_AT + warpgroup * Traits::QUERY_BYTES; }
     // A CTA's block number `it` is in these stages, its barriers in phases of these parities.
-    __device__ static int keys_stage(unsigned it) { return uniform(it % Traits::STAGES); }
+    __device__ static int keys_stage(unsigned it) { return it % Traits::STAGES; }
     __device__ static unsigned keys_phase(unsigned it) { return it / Traits::STAGES & 1; }
-    __device__ static int values_stage(unsigned it) { return uniform(it % Traits::VALUE_STAGES); }
+    __device__ static int values_stage(unsigned it) { return it % Traits::VALUE_STAGES; }
     __device__ static unsigned values_phase(unsigned it) { return it / Traits::VALUE_STAGES & 1; }
 
     __device__ unsigned keys(int stage) const { return base + Traits::KEYS_AT + stage * Traits::KEY_BYTES; }
     __device__ unsigned values(int stage) const { return base + Traits::VALUES_AT + stage * Traits::KEY_BYTES; }
 
-    __device__ float2* numbers(int warpgroup) const
+    // Two lists.
+    __device__ float* numbers(int warpgroup) const
     {
-        return reinterpret_cast<float2*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::NUMBERS_AT) + warpgroup * MMA_ROWS;
+        return reinterpret_cast<float*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + Traits::NUMBERS_AT) + warpgroup * 2 * MMA_ROWS;
     }
 
     __device__ void init_barriers() const
@@ -106,7 +110,7 @@ template <class Traits> struct QueryGradientShared {
         constexpr int OF_GROUP = 4, COMPUTING = OF_GROUP * Traits::CONSUMERS; // warps
         for (int i = 0; i < 2; i++) {
             barrier_init(tile_full(i), 1);
-            barrier_init(tile_empty(i), COMPUTING);
+            barrier_init(tile_empty(i), COMPUTING + 2);
         }
         for (int i = 0; i < Traits::CONSUMERS; i++) {
             barrier_init(queries_full(i), 1);
@@ -160,54 +164,80 @@ template <class Traits> __device__ inline void draw_query_tile(const Backward& p
     tile.q = place.q;
     tile.k = place.k;
     tile.row_tile = (place.numbers_of(params, place.head) + place.first) / PREPASS_ROWS;
-    asm volatile("" ::: "memory");
     tile.kv_head = tile.head / (params.heads / params.kv_heads);
     const BlockSpan span = key_blocks<Traits>(tile.mask(params), tile.first_query, Traits::BLOCK_M);
     tile.first_block = span.first;
     tile.end_block = span.end;
 }
 
-// Copies a block of rows of a head, slab by slab.
-template <int SLABS, int SLAB_BYTES>
-__device__ inline void load_slabs(unsigned to, const TensorMap& map, unsigned full, int row, int head, int entry)
+// Loads 64 rows of a head, slab by slab.
+template <class Traits> __device__ inline void load_rows(unsigned to, const TensorMap& map, unsigned full, int row, int head, int entry)
 {
-    barrier_arrive_expect_bytes(full, SLABS * SLAB_BYTES);
-#pragma unroll 1
-    for (int slab = 0; slab < SLABS; slab++) copy_box(to + slab * SLAB_BYTES, map, full, slab * abi::BOX_COLUMNS, row, head, entry);
+    static_assert(Traits::QUERY_SLAB_BYTES == Traits::KEY_SLAB_BYTES, "blocks of either");
+    barrier_arrive_expect_bytes(full, Traits::KEY_BYTES);
+#pragma unroll
+    for (int slab = 0; slab < Traits::SLABS; slab++)
+        copy_box(to + slab * Traits::KEY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, row, head, entry);
 }
 
-// The loading thread.
-template <class Traits> __device__ inline void load_query_tiles(const BackwardTma& block, const QueryGradientShared<Traits> shared)
+// The thread that draws tiles.
+template <class Traits> __device__ inline void draw_query_tiles(const Backward& params, const QueryGradientShared<Traits> shared)
+{
+    for (unsigned turn = 0;; turn++) {
+        QueryTile& tile = shared.tile(turn);
+        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
+        draw_query_tile<Traits>(params, tile);
+        barrier_arrive(shared.tile_full(turn % 2));
+        if (!tile.exists) return;
+    }
+}
+
+// The thread that loads queries and gradients of the output. All CTAs change tiles at about the same time, so it asks for the next tile's rows while the
+// one before is computed.
+template <class Traits> __device__ inline void load_queries(const BackwardTma& block, const QueryGradientShared<Traits> shared)
+{
+    for (unsigned turn = 0;; turn++) {
+        const QueryTile& tile = shared.wait_for_tile(turn);
+        if (!tile.exists) return;
+        if (turn > 0)
+#pragma unroll 1
+            for (int i = 0; i < Traits::CONSUMERS; i++)
+#pragma unroll 1
+                for (int slab = 0; slab < Traits::SLABS; slab++) {
+                    const int column = slab * Traits::SLAB_COLUMNS, row = tile.q.first + tile.first_query + i * MMA_ROWS;
+                    prefetch_box(block.q_map, column, row, tile.head, tile.query_entry);
+                    prefetch_box(block.d_out_map, column, row, tile.head, tile.query_entry);
+                }
+#pragma unroll 1
+        for (int of_output = 0; of_output < 2; of_output++)
+#pragma unroll 1
+            for (int i = 0; i < Traits::CONSUMERS; i++) {
+                barrier_wait(of_output ? shared.d_out_empty(i) : shared.queries_empty(i), ~turn & 1);
+                load_rows<Traits>(of_output ? shared.d_out(i) : shared.queries(i), of_output ? block.d_out_map : block.q_map,
+                                  of_output ? shared.d_out_full(i) : shared.queries_full(i), tile.q.first + tile.first_query + i * MMA_ROWS, tile.head,
+                                  tile.query_entry);
+            }
+        barrier_arrive(shared.tile_empty(turn % 2));
+    }
+}
+
+// The thread that loads keys and values.
+template <class Traits> __device__ inline void load_keys(const BackwardTma& block, const QueryGradientShared<Traits> shared)
 {
     using Shared = QueryGradientShared<Traits>;
     unsigned it = 0; // blocks
     for (unsigned turn = 0;; turn++) {
-        QueryTile& tile = shared.tile(turn);
-        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
-        draw_query_tile<Traits>(block.backward, tile);
-        barrier_arrive(shared.tile_full(turn % 2));
+        const QueryTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
-        const auto load_queries = [&](const TensorMap& map, int at, unsigned full, unsigned empty) {
-#pragma unroll 1
-            for (int i = 0; i < Traits::CONSUMERS; i++) {
-                barrier_wait(empty + i * BARRIER_BYTES, ~turn & 1);
-                load_slabs<Traits::SLABS, Traits::QUERY_SLAB_BYTES>(shared.base + at + i * Traits::QUERY_BYTES, map, full + i * BARRIER_BYTES,
-                                                                    tile.q.first + tile.first_query + i * MMA_ROWS, tile.head, tile.query_entry);
-            }
-        };
-        const auto load_keys = [&](const TensorMap& map, unsigned to, unsigned full, unsigned empty, unsigned phase, int of) {
-            barrier_wait(empty, ~phase & 1);
-            load_slabs<Traits::SLABS, Traits::KEY_SLAB_BYTES>(to, map, full, tile.k.first + of * Traits::BLOCK_N, tile.kv_head, tile.key_entry);
-        };
-        load_queries(block.q_map, Traits::QUERIES_AT, shared.queries_full(0), shared.queries_empty(0));
-        load_queries(block.d_out_map, Traits::D_OUT_AT, shared.d_out_full(0), shared.d_out_empty(0));
 #pragma unroll 1
         for (int of = tile.end_block - 1; of >= tile.first_block; of--, it++) {
-            const int stage = it % Traits::STAGES, values_stage = it % Traits::VALUE_STAGES;
-            load_keys(block.k_map, shared.keys(stage), shared.keys_full(stage), shared.keys_empty(stage), Shared::keys_phase(it), of);
-            load_keys(block.v_map, shared.values(values_stage), shared.values_full(values_stage), shared.values_empty(values_stage),
-                      Shared::values_phase(it), of);
+            const int stage = Shared::keys_stage(it), values_stage = Shared::values_stage(it), row = tile.k.first + of * Traits::BLOCK_N;
+            barrier_wait(shared.keys_empty(stage), ~Shared::keys_phase(it) & 1);
+            load_rows<Traits>(shared.keys(stage), block.k_map, shared.keys_full(stage), row, tile.kv_head, tile.key_entry);
+            barrier_wait(shared.values_empty(values_stage), ~Shared::values_phase(it) & 1);
+            load_rows<Traits>(shared.values(values_stage), block.v_map, shared.values_full(values_stage), row, tile.kv_head, tile.key_entry);
         }
+        barrier_arrive(shared.tile_empty(turn % 2));
     }
 }
 
@@ -228,38 +258,49 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
         if (!tile.exists) return;
         const auto first_row = [&] { return uniform(tile.first_query) + warpgroup * MMA_ROWS; };
         const auto own_blocks = [&] { return key_blocks<Traits>(tile.mask(params), first_row(), MMA_ROWS); };
-        // Blocks that only others' rows see.
-        const auto pass_blocks = [&](int count) {
+        // Waits for keys and values of a block. Those who wait for such that are not all the sequence's wait for each other.
+        const auto rows_of = [&](int block) { return keys_are_followed(params.sequences) ? tile.k.len - block * Traits::BLOCK_N : Traits::BLOCK_N; };
+        const auto wait_for_keys = [&](int stage, int block) {
+            barrier_wait(shared.keys_full(stage), Shared::keys_phase(it));
+            if (const int rows = rows_of(block); rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS, 256>(shared.keys(stage), rows, 0);
+        };
+        const auto wait_for_values = [&](int stage, int block) {
+            barrier_wait(shared.values_full(stage), Shared::values_phase(it));
+            if (const int rows = rows_of(block); rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS, 256>(shared.values(stage), rows, 0);
+        };
+        // Blocks [first, end) that only others' rows see.
+        const auto pass_blocks = [&](int first, int end) {
 #pragma unroll 1
-            for (; count > 0; count--, it++) {
-                barrier_wait(shared.keys_full(Shared::keys_stage(it)), Shared::keys_phase(it));
-                arrive(shared.keys_empty(Shared::keys_stage(it)));
-                barrier_wait(shared.values_full(Shared::values_stage(it)), Shared::values_phase(it));
-                arrive(shared.values_empty(Shared::values_stage(it)));
+            for (int block = end - 1; block >= first; block--, it++) {
+                const int stage = Shared::keys_stage(it), values_stage = Shared::values_stage(it);
+                wait_for_keys(stage, block);
+                arrive(shared.keys_empty(stage));
+                wait_for_values(values_stage, block);
+                arrive(shared.values_empty(values_stage));
             }
         };
         float dq[Traits::RESULTS];
 #pragma unroll
         for (int i = 0; i < Traits::RESULTS; i++) dq[i] = 0;
         barrier_wait(shared.queries_full(warpgroup), turn & 1);
-        barrier_wait(shared.d_out_full(warpgroup), turn & 1);
         const BlockSpan own = own_blocks();
         const int own_first = uniform(own.first);
         int block = uniform(own.end) - 1;
-        pass_blocks(uniform(tile.end_block) - max(block + 1, uniform(tile.first_block)));
+        pass_blocks(max(block + 1, uniform(tile.first_block)), uniform(tile.end_block));
         if (block >= own_first) {
             float x[SCORES], y[SCORES];
             unsigned slopes[SCORES / 2];
-            // Numbers of own rows, lse and delta of each. Registers have no room for them during a block.
+            // Numbers of own rows, lse and then delta. Registers have no room for them during a block.
+            float* const own_numbers = shared.numbers(warpgroup) + own_row();
             if (thread_index() % 4 == 0)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int row = own_row() + 8 * half;
-                    const long long at = (long long)(tile.row_tile + warpgroup) * PREPASS_ROWS + row;
-                    shared.numbers(warpgroup)[row] = {params.rows.scaled_lse[at], params.rows.delta[at]};
+                    const long long at = (long long)(tile.row_tile + warpgroup) * PREPASS_ROWS + own_row() + 8 * half;
+                    own_numbers[8 * half] = params.rows.scaled_lse[at];
+                    own_numbers[8 * half + MMA_ROWS] = params.rows.delta[at];
                 }
             __syncwarp();
-            const unsigned numbers = shared_address(shared.numbers(warpgroup) + own_row());
+            const unsigned numbers = shared_address(own_numbers);
             const auto multiply = [&](float (&result)[SCORES], unsigned rows, unsigned columns) {
                 const unsigned long long left = matrix_descriptor(rows, 1), right = matrix_descriptor(columns, 1);
                 wgmma_fence();
@@ -271,23 +312,25 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                 }
                 wgmma_commit();
             };
-            // Asks for the scores of `block`, and for the products with its values.
-            const auto issue_products = [&] {
-                const int stage = Shared::keys_stage(it), values_stage = Shared::values_stage(it);
-                const int rows = keys_are_followed(params.sequences) ? tile.k.len - block * Traits::BLOCK_N : Traits::BLOCK_N;
-                barrier_wait(shared.keys_full(stage), Shared::keys_phase(it));
-                if (rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.keys(stage), rows, warpgroup);
+            const auto load_numbers = [&](float (&of_rows)[2], int list) {
+                of_rows[0] = load_one(numbers + list);
+                of_rows[1] = load_one(numbers + list + 8 * sizeof(float));
+            };
+            const auto issue_scores = [&] {
+                const int stage = uniform(Shared::keys_stage(it));
+                wait_for_keys(stage, block);
                 pin(x);
                 multiply(x, shared.queries(warpgroup), shared.keys(stage));
-                barrier_wait(shared.values_full(values_stage), Shared::values_phase(it));
-                if (rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.values(values_stage), rows, warpgroup);
-                pin(y);
-                multiply(y, shared.d_out(warpgroup), shared.values(values_stage));
             };
-            // Weights in the scores' place, under the other products; then these are there, too.
-            const auto take_products = [&] {
-                const float2 of_rows[2] = {load_two(numbers), load_two(numbers + 8 * sizeof(float2))};
-                wgmma_wait<1>();
+            const auto issue_products = [&] {
+                const int stage = uniform(Shared::values_stage(it));
+                barrier_wait(shared.d_out_full(warpgroup), turn & 1);
+                wait_for_values(stage, block);
+                pin(y);
+                multiply(y, shared.d_out(warpgroup), shared.values(stage));
+            };
+            // The scores are there, and become weights.
+            const auto weigh = [&](float (&lse)[2]) {
                 pin(x);
                 const int first_key = block * Traits::BLOCK_N;
                 const Mask mask = tile.mask(params);
@@ -302,51 +345,91 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                     }
                 }
 #pragma unroll
-                for (int j = 0; j < SCORES; j++) x[j] = exp2_approximate(fmaf(x[j], scale_log2, -of_rows[j % 4 / 2].x));
+                for (int j = 0; j < SCORES; j++) x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
+            };
+            // So are the products with values.
+            const auto take_products = [&](float (&delta)[2]) {
                 wgmma_wait<0>();
                 pin(y);
                 arrive(shared.values_empty(Shared::values_stage(it)));
 #pragma unroll
-                for (int j = 0; j < SCORES; j++) y[j] -= of_rows[j % 4 / 2].y;
+                for (int j = 0; j < SCORES; j++) y[j] -= delta[j % 4 / 2];
             };
-            const auto issue_sum = [&] {
+            const auto pack_slopes = [&] {
 #pragma unroll
                 for (int j = 0; j < SCORES / 2; j++) slopes[j] = pack<Element>(x[2 * j] * y[2 * j], x[2 * j + 1] * y[2 * j + 1]);
                 pin(slopes);
+            };
+            // What packed gradients of scores add to dQ, and that this has ended.
+            const auto issue_sum = [&](int stage) {
                 pin(dq);
-                const unsigned long long rows = matrix_descriptor(shared.keys(Shared::keys_stage(it)), Traits::KEY_SLAB_BYTES);
+                const unsigned long long rows = matrix_descriptor(shared.keys(stage), Traits::KEY_SLAB_BYTES);
                 wgmma_fence();
 #pragma unroll
                 for (int step = 0; step < Traits::BLOCK_N / MMA_K; step++)
                     Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(dq, slopes + 4 * step,
                                                                               advance_descriptor(rows, step * 2 * SWIZZLE_GROUP_BYTES), true);
                 wgmma_commit();
-                it++;
-                block--;
             };
-            // That product has ended: of the block before the one in hand.
-            const auto release_keys = [&] {
+            const auto end_sum = [&](int stage) {
                 pin(dq);
                 pin(slopes);
-                arrive(shared.keys_empty(Shared::keys_stage(it - 1)));
+                arrive(shared.keys_empty(stage));
             };
+            issue_scores();
             issue_products();
-            take_products();
+            {
+                float lse[2], delta[2];
+                load_numbers(lse, 0);
+                load_numbers(delta, Traits::NUMBER_BYTES);
+                wgmma_wait<1>();
+                weigh(lse);
+                take_products(delta);
+            }
 #pragma unroll 1
             while (block > own_first) {
-                issue_sum();
-                issue_products();
-                wgmma_wait<2>();
-                release_keys();
-                take_products();
+                const int stage = uniform(Shared::keys_stage(it));
+                pack_slopes();
+                it++;
+                block--;
+                float lse[2], delta[2];
+                if constexpr (Traits::SCORES_FIRST) {
+                    issue_scores();
+                    issue_sum(stage);
+                    issue_products();
+                    load_numbers(lse, 0);
+                    load_numbers(delta, Traits::NUMBER_BYTES);
+                    wgmma_wait<2>();
+                    weigh(lse);
+                    wgmma_wait<1>();
+                    end_sum(stage);
+                } else {
+                    issue_sum(stage);
+                    issue_scores();
+                    issue_products();
+                    load_numbers(lse, 0);
+                    load_numbers(delta, Traits::NUMBER_BYTES);
+                    wgmma_wait<2>();
+                    end_sum(stage);
+                    wgmma_wait<1>();
+                    weigh(lse);
+                }
+                take_products(delta);
             }
-            issue_sum();
+            arrive(shared.queries_empty(warpgroup));
+            arrive(shared.d_out_empty(warpgroup));
+            const int stage = uniform(Shared::keys_stage(it));
+            pack_slopes();
+            issue_sum(stage);
             wgmma_wait<0>();
-            release_keys();
-            pass_blocks(own_first - uniform(tile.first_block));
+            end_sum(stage);
+            it++;
+            pass_blocks(uniform(tile.first_block), own_first);
+        } else {
+            barrier_wait(shared.d_out_full(warpgroup), turn & 1);
+            arrive(shared.queries_empty(warpgroup));
+            arrive(shared.d_out_empty(warpgroup));
         }
-        arrive(shared.queries_empty(warpgroup));
-        arrive(shared.d_out_empty(warpgroup));
         write_rows<Element>(params, params.dq, tile, first_row(), params.head_dim, dq, params.scoring.scale);
         __syncwarp();
         arrive(shared.tile_empty(turn % 2));
@@ -362,7 +445,12 @@ template <class Traits> __device__ inline void gradients_of_queries(const Backwa
     wait_for_predecessor();
     if (warp < 4) {
         give_registers_back<Traits::LOADING_REGISTERS>();
-        if (threadIdx.x == 0) load_query_tiles(block, shared);
+        if (threadIdx.x == 0)
+            load_queries(block, shared);
+        else if (threadIdx.x == 32)
+            load_keys(block, shared);
+        else if (threadIdx.x == 64)
+            draw_query_tiles(block.backward, shared);
     } else {
         take_registers<Traits::COMPUTING_REGISTERS>();
         query_gradients(block.backward, shared, uniform(thread_index() / 128) - 1);

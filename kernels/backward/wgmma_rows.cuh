@@ -14,39 +14,47 @@ template <class Element> __device__ inline float2 unpacked(unsigned word)
     return {widen(two[0]), widen(two[1])};
 }
 
-// A warpgroup's 64 rows of a gradient, as wgmma leaves them: of the tile's own rows those from `first` on.
-template <class Element, class Tile, int COUNT>
+// A warpgroup's 64 rows of a gradient, as wgmma leaves them: of the tile's own rows those from `first` on. If APART, the code of the two
+// ways of writing is: one's between that of the other would be fetched with it at the end of each tile.
+template <class Element, bool APART = true, class Tile, int COUNT>
 __device__ inline void write_rows(const Backward& params, const Tensor& to, const Tile& tile, int first, int dim, const float (&sums)[COUNT], float factor)
 {
     if (!to.address) return;
-    const bool chunks = writes_chunks<Element>(to, params.gradients, dim);
+    const auto write = [&](const bool chunks) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = first + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half;
-        const long long at = tile.own_entry() * to.batch + (tile.own().first + row) * to.row + tile.own_head() * to.head;
+        for (int half = 0; half < 2; half++) {
+            const int row = first + thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4 + 8 * half;
+            const long long at = tile.own_entry() * to.batch + (tile.own().first + row) * to.row + tile.own_head() * to.head;
 #pragma unroll
-        for (int i = 0; i < COUNT; i += 16) {
-            float2 pairs[4];
+            for (int i = 0; i < COUNT; i += 16) {
+                float2 pairs[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
-            write_groups<Element>(to, params.gradients, chunks, at, row < tile.own().len, 2 * i, dim, pairs);
+                for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
+                write_groups<Element>(to, params.gradients, chunks, at, row < tile.own().len, 2 * i, dim, pairs);
+            }
         }
-    }
+    };
+    const bool chunks = writes_chunks<Element>(to, params.gradients, dim);
+    if (!APART || chunks)
+        write(chunks);
+    else
+        write(false);
 }
 
-// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. Every warpgroup that
-// reads the tile does so before, so that they need not wait for each other.
-template <int ROWS, int SLABS> __device__ inline void clear_end(unsigned tile, int rows, int warpgroup)
+// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. THREADS threads share the
+// work, whole warpgroups, and wait for each other at a barrier of their own. Where it is one warpgroup's, every one that reads the tile does so before, so
+// that they need not wait for each other.
+template <int ROWS, int SLABS, int THREADS = 128> __device__ inline void clear_end(unsigned tile, int rows, int barrier)
 {
     constexpr int SLAB_BYTES = ROWS * SWIZZLE_BYTES;
     const unsigned zeros[4] = {};
 #pragma unroll
     for (int slab = 0; slab < SLABS; slab++)
 #pragma unroll 1
-        for (int byte = rows * SWIZZLE_BYTES + thread_index() % 128 * 16; byte < SLAB_BYTES; byte += 128 * 16)
+        for (int byte = rows * SWIZZLE_BYTES + thread_index() % THREADS * 16; byte < SLAB_BYTES; byte += THREADS * 16)
             store_four_words(tile + slab * SLAB_BYTES + byte, zeros);
     fence_shared_for_async();
-    named_barrier_wait(1 + warpgroup, 128);
+    named_barrier_wait(1 + barrier, THREADS);
 }
 
 } // namespace warptile

@@ -104,9 +104,9 @@ template <class Element> static bool run(const std::string& kernel, const void* 
         if (kernel == "dqkv_d64_64x192_w16_s2") run<true>(all_gradients<OnePassTraits<Element, 64, 64, 192, 16, 2>>, params, grid, threads);
         else if (kernel == "dqkv_d96_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 96, 64, 128, 12, 2>>, params, grid, threads);
         else if (kernel == "dqkv_d128_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 128, 64, 128, 12, 2>>, params, grid, threads);
-        else if (kernel == "wdkv_d192_64x64_w12_s2") run<true>(gradients_of_keys<KeyGradientTraits<Element, 192, 64, 64, 12, 2>>, params, grid, threads);
-        else if (kernel == "wdkv_d256_64x64_w12_s2") run<true>(gradients_of_keys<KeyGradientTraits<Element, 256, 64, 64, 12, 2>>, params, grid, threads);
-        else if (kernel == "wdq_d192_128x64_w12_s2") run<true>(gradients_of_queries<QueryGradientTraits<Element, 192, 128, 64, 12, 2>>, params, grid, threads);
+        else if (kernel == "wdkv_d192_64x64_w12_s3") run<true>(gradients_of_keys<KeyGradientTraits<Element, 192, 64, 64, 12, 3>>, params, grid, threads);
+        else if (kernel == "wdkv_d256_64x64_w12_s3") run<true>(gradients_of_keys<KeyGradientTraits<Element, 256, 64, 64, 12, 3>>, params, grid, threads);
+        else if (kernel == "wdq_d192_128x64_w12_s3") run<true>(gradients_of_queries<QueryGradientTraits<Element, 192, 128, 64, 12, 3>>, params, grid, threads);
         else if (kernel == "wdq_d256_128x64_w12_s2") run<true>(gradients_of_queries<QueryGradientTraits<Element, 256, 128, 64, 12, 2>>, params, grid, threads);
         else return false;
     } else return false;

@@ -10,6 +10,13 @@ __device__ inline void store_matrices_transposed(unsigned row_address, const uns
                  : "memory");
 }
 
+__device__ inline float load_one(unsigned address)
+{
+    float number;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
+    return number;
+}
+
 __device__ inline float2 load_two(unsigned address)
 {
     float2 two;

@@ -9,6 +9,12 @@ inline void store_matrices_transposed(unsigned address, const unsigned* m)
             memcpy(shared + EX.w[8 * matrix + LANE % 4 * 2 + i][0] + LANE / 4 * 2, reinterpret_cast<const char*>(&m[matrix]) + 2 * i, 2);
     WB();
 }
+inline float load_one(unsigned address)
+{
+    float number;
+    memcpy(&number, shared + address, sizeof number);
+    return number;
+}
 inline float2 load_two(unsigned address)
 {
     float2 two;

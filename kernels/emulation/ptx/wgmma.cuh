@@ -46,6 +46,20 @@ template <int N, class A, class B> void multiply(float (&d)[N / 2], bool add, A 
         d[i] = sum;
     }
 }
+// Likewise, with the words of the left operand that the lanes of a warp have.
+template <int N, class Element, class B> void multiply_left(float (&d)[N / 2], const unsigned* a, B b, bool add)
+{
+    auto& rows = EX.product.a;
+    const int row = LANE / 4, k = LANE % 4 * 2;
+    for (int i = 0; i < 4; i++) {
+        Element two[2];
+        memcpy(two, &a[i], 4);
+        for (int j = 0; j < 2; j++) rows[row + 8 * (i % 2)][k + 8 * (i / 2) + j] = widen(two[j]);
+    }
+    WB();
+    multiply<N>(d, add, [&](int row, int k) { return rows[row % 16][k]; }, b);
+    WB();
+}
 template <int N> struct Wgmma {
     template <class Element> static void shared(float (&d)[N / 2], unsigned long long a, unsigned long long b, bool add)
     {
@@ -53,16 +67,7 @@ template <int N> struct Wgmma {
     }
     template <class Element> static void from_registers(float (&d)[N / 2], const unsigned* a, unsigned long long b, bool add)
     {
-        auto& rows = EX.product.a;
-        const int row = LANE / 4, k = LANE % 4 * 2;
-        for (int i = 0; i < 4; i++) {
-            Element two[2];
-            memcpy(two, &a[i], 4);
-            for (int j = 0; j < 2; j++) rows[row + 8 * (i % 2)][k + 8 * (i / 2) + j] = widen(two[j]);
-        }
-        WB();
-        multiply<N>(d, add, [&](int row, int k) { return rows[row % 16][k]; }, [=](int column, int k) { return along_rows_of_k<Element>(b, column, k); });
-        WB();
+        multiply_left<N, Element>(d, a, [=](int column, int k) { return along_rows_of_k<Element>(b, column, k); }, add);
     }
 };
 }

@@ -178,6 +178,7 @@ fn gradients_repeat_bit_for_bit() {
         "b2 q500 k600 h4 d128 bf16",
         "packed=300x300,5x700,640x640 h4/2 d128 bf16 mask=causal sinks",
         "b1 q300 k300 h4/1 d256 bf16 mask=window,64,0",
+        "packed=300x300,5x700,640x640 h4/2 d192 bf16 mask=causal sinks",
     ];
     for (index, text) in cases.into_iter().enumerate() {
         let case: Case = text.parse().unwrap();

@@ -155,8 +155,8 @@ fn hopper_takes_one_pass_where_it_can() {
 #[test]
 fn hopper_takes_wgmma_for_large_heads_where_it_can() {
     let h200 = DeviceProfile::h200();
-    let of_192 = ["wdkv_d192_64x64_w12_s2", "wdq_d192_128x64_w12_s2"];
-    let of_256 = ["wdkv_d256_64x64_w12_s2", "wdq_d256_128x64_w12_s2"];
+    let of_192 = ["wdkv_d192_64x64_w12_s3", "wdq_d192_128x64_w12_s3"];
+    let of_256 = ["wdkv_d256_64x64_w12_s3", "wdq_d256_128x64_w12_s2"];
     for (words, expected) in [
         ("b4 q4096 k4096 h8 d256 bf16", of_256),
         ("b4 q4096 k4096 h32/8 d192 f16 mask=causal", of_192),
@@ -214,6 +214,8 @@ fn the_expected_times_of_gradients_are_near_the_measured_ones() {
         ("b4 q4096 k4096 h16 d128 bf16", 610.0),
         ("b4 q4096 k4096 h32 d64 bf16", 537.0),
         ("b1 q16384 k16384 h16 d128 bf16", 599.0),
+        ("b4 q4096 k4096 h8 d192 bf16", 445.0),
+        ("b4 q4096 k4096 h8 d256 bf16", 459.0),
     ] {
         let case: Case = words.parse().unwrap();
         let backward = Backward::builder(case.call()).build().unwrap();

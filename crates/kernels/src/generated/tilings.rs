@@ -21,14 +21,13 @@ tilings! {
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
     D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
     D160M192N64W16S3: head_dim 160, tile 192 x 64, warps 16, stages 3;
-    D192M128N64W12S2: head_dim 192, tile 128 x 64, warps 12, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
     D192M32N64W8S1: head_dim 192, tile 32 x 64, warps 8, stages 1;
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
     D192M64N32W4S1: head_dim 192, tile 64 x 32, warps 4, stages 1;
-    D192M64N64W12S2: head_dim 192, tile 64 x 64, warps 12, stages 2;
+    D192M64N64W12S3: head_dim 192, tile 64 x 64, warps 12, stages 3;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D192M64N64W8S2: head_dim 192, tile 64 x 64, warps 8, stages 2;
     D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
@@ -41,7 +40,7 @@ tilings! {
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N16W4S1: head_dim 256, tile 64 x 16, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
-    D256M64N64W12S2: head_dim 256, tile 64 x 64, warps 12, stages 2;
+    D256M64N64W12S3: head_dim 256, tile 64 x 64, warps 12, stages 3;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D256M64N64W8S1: head_dim 256, tile 64 x 64, warps 8, stages 1;
     D256M64N64W8S2: head_dim 256, tile 64 x 64, warps 8, stages 2;
@@ -326,14 +325,14 @@ kernels! {
         2: shared 62464, k_stride 104, v_stride 104;
         4: shared 89088, k_stride 104, v_stride 104;
     }
-    Wdkv D192M64N64W12S2 "wdkv_d192_64x64_w12_s2" {
-        2: shared 165128;
+    Wdkv D192M64N64W12S3 "wdkv_d192_64x64_w12_s3" {
+        2: shared 214824;
     }
-    Wdkv D256M64N64W12S2 "wdkv_d256_64x64_w12_s2" {
-        2: shared 214280;
+    Wdkv D256M64N64W12S3 "wdkv_d256_64x64_w12_s3" {
+        2: shared 214552;
     }
-    Wdq D192M128N64W12S2 "wdq_d192_128x64_w12_s2" {
-        2: shared 197896;
+    Wdq D192M128N64W12S3 "wdq_d192_128x64_w12_s3" {
+        2: shared 222488;
     }
     Wdq D256M128N64W12S2 "wdq_d256_128x64_w12_s2" {
         2: shared 230648;

@@ -24,9 +24,9 @@ const TFLOPS: [(Family, u32, f64); 16] = [
     (Family::Dqkv, 64, 559.0),
     (Family::Dqkv, 96, 579.0),
     (Family::Dqkv, 128, 638.0),
-    (Family::Wdkv, 192, 560.0),
-    (Family::Wdkv, 256, 630.0),
-    (Family::Wdq, 192, 560.0),
+    (Family::Wdkv, 192, 615.0),
+    (Family::Wdkv, 256, 675.0),
+    (Family::Wdq, 192, 658.0),
     (Family::Wdq, 256, 630.0),
 ];
 
