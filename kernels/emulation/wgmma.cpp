@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, pairs, softcap, tensors, dropout;
+    bool serving, groups, pairs, softcap, tensors, dropout, blocks;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -65,8 +65,14 @@ template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
             Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::PAIRS, Traits::SOFTCAP,
-            Traits::has_tensors(), drops<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
+            Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
+
+// What kernels with dropout take, and those with lists of blocks.
+union Block {
+    ForwardTmaDropout with_dropout;
+    ForwardTmaBlocks with_blocks;
+};
 
 struct Problem {
     const Tiling tiling;
@@ -79,8 +85,8 @@ struct Problem {
     Memory<float> lse, parts;
     Memory<unsigned> semaphores, counter;
     MapOf maps[4];
-    ForwardTmaDropout whole = {};
-    ForwardTma& params = whole.tma;
+    Block whole = {};
+    ForwardTma& params = whole.with_dropout.tma;
     Forward& block = params.forward;
     bool windows_in_parts = false;
     bool has_many_blocks = false; // in a tile: more than loaders out of pages look up at once, whatever a box is
@@ -93,6 +99,8 @@ struct Problem {
     std::vector<float> given_slopes;
     std::vector<unsigned> given_state; // of dropout
     Memory<unsigned> dropout_state;
+    Memory<int> block_offsets, block_indices;
+    std::vector<int> given_offsets, given_indices; // of lists of blocks
 
     Problem(const Tiling& tiling, Random& random) : tiling(tiling)
     {
@@ -111,13 +119,14 @@ struct Problem {
                   : has_many_blocks  ? random.between(17 * tiling.block_n, 70 * tiling.block_n)
                   : random.one_in(3) ? random.between(0, 2 * tiling.block_n) : random.between(0, 9 * tiling.block_n);
         set_lengths(random, is_packed, has_packed_keys);
-        changes = reads_lengths(block.sequences) && random.one_in(3);
+        changes = (tiling.blocks || reads_lengths(block.sequences)) && random.one_in(3);
         block.heads = heads;
         block.kv_heads = kv_heads;
         block.head_dim = tiling.head_dim;
         block.value_dim = tiling.value_dim;
         set_scoring(random);
         set_terms(random);
+        if (tiling.blocks) set_blocks(random);
         if (tiling.serving && !has_packed_keys && random.one_in(2)) set_pages(random);
         set_output(is_packed);
         set_maps(is_packed, has_packed_keys);
@@ -227,11 +236,44 @@ struct Problem {
         if (tiling.dropout) {
             for (int i = 0; i < 8; i++) given_state.push_back(random.any());
             dropout_state = guarded(given_state);
-            whole.dropout = {dropout_state->data(), (unsigned)random.between(1, 0xffff), 1.5f};
+            whole.with_dropout.dropout = {dropout_state->data(), (unsigned)random.between(1, 0xffff), 1.5f};
         }
         if (!given_bias.empty()) scoring.bias = bias->data();
         if (!given_mask.empty()) scoring.key_mask = key_mask->data();
         if (!given_slopes.empty()) scoring.slopes = slopes->data();
+    }
+
+    // Of any blocks, some behind the last one; rows may end early.
+    void set_blocks(Random& random)
+    {
+        BlockLists& lists = whole.with_blocks.blocks;
+        lists.queries = random.one_in(2) ? 128 : 64;
+        lists.keys = random.one_in(2) ? 128 : 64;
+        lists.rows = (query_len + lists.queries - 1) / lists.queries + random.between(0, 1);
+        lists.head_step = random.between(0, 1);
+        lists.batch_step = random.one_in(2) ? 0 : lists.head_step ? heads : 1;
+        const int rows = lists.rows * (lists.head_step ? heads : 1) * (lists.batch_step ? batch : 1);
+        const int blocks = (key_len + lists.keys - 1) / lists.keys;
+        given_offsets.push_back(0);
+        for (int row = 0; row < rows; row++) {
+            const int one_in = random.between(1, 5);
+            for (int block = 0; block < blocks && !random.one_in(12); block++)
+                if (random.one_in(one_in)) given_indices.push_back(block);
+            if (random.one_in(5)) given_indices.push_back(random.one_in(2) ? INT_MAX : blocks);
+            if (random.one_in(5)) given_indices.insert(given_indices.end(), {-1, 0, INT_MIN});
+            given_offsets.push_back(given_indices.size());
+        }
+        lists.count = given_indices.size();
+        list(block_offsets, lists.offsets, given_offsets);
+        list(block_indices, lists.indices, given_indices);
+    }
+    bool shows(int b, int head, int query, int key) const
+    {
+        const BlockLists& lists = whole.with_blocks.blocks;
+        const int row = (b * lists.batch_step + head * lists.head_step) * lists.rows + query / lists.queries;
+        for (int i = given_offsets[row]; i < given_offsets[row + 1] && given_indices[i] >= 0; i++)
+            if (given_indices[i] == key / lists.keys) return true;
+        return false;
     }
 
     // Of any multiple of 16 rows. Entries of no key are out of range.
@@ -279,7 +321,8 @@ struct Problem {
         maps[0] = {numbers::QUERIES, query_rows, heads, is_packed ? 1 : batch, box_rows, query_heads, {}};
         const Pages& pages = block.pages;
         const int of_block = tiling.block_n & -tiling.block_n;
-        MapOf keys = {numbers::KEYS, key_rows, kv_heads, has_packed_keys ? 1 : batch, tiling.block_n, 1, {}};
+        const int of_stage = tiling.blocks ? LISTED_BOX_ROWS : tiling.block_n;
+        MapOf keys = {numbers::KEYS, key_rows, kv_heads, has_packed_keys ? 1 : batch, of_stage, 1, {}};
         if (pages.table) keys = {numbers::KEYS, pages.rows, kv_heads, pages.count, std::min(pages.rows & -pages.rows, of_block), 1, {}};
         maps[1] = maps[2] = keys;
         maps[2].of = numbers::VALUES;
@@ -406,7 +449,7 @@ struct Problem {
         double max = -INFINITY, sum = 0, values[4] = {};
         std::vector<std::pair<int, double>> scores;
         for (int key = std::max(mask.first_key(query), 0); key < mask.end_key(query, 1); key++) {
-            if (key % 8 >= SAMPLED_KEYS) continue;
+            if (key % 8 >= SAMPLED_KEYS || (tiling.blocks && !shows(b, head, query, key))) continue;
             double score = 0;
             for (int slab = 0; slab < tiling.slabs; slab++)
                 score += (double)numbers::number(numbers::tag(numbers::QUERIES, slab, head, of_batch, row)) *
@@ -427,13 +470,13 @@ struct Problem {
         for (const auto& [key, score] : scores) {
             const double weight = exp(score - max);
             sum += weight;
-            if (tiling.dropout && !DropoutMask(whole.dropout, b).keeps(head, query, key)) continue;
+            if (tiling.dropout && !DropoutMask(whole.with_dropout.dropout, b).keeps(head, query, key)) continue;
             for (int slab = 0; slab < tiling.value_slabs; slab++)
                 values[slab] += weight * numbers::number(key_tag(numbers::VALUES, slab, kv_head, b, key));
         }
         const auto differs = [](double x, double y) { return !(fabs(x - y) <= 3e-3 + fabs(y) * 0x1p-22); };
         for (int slab = 0; slab < tiling.value_slabs; slab++) {
-            const double expected = sum == 0 ? 0 : values[slab] * (tiling.dropout ? whole.dropout.factor : 1) / (QUAD * sum), is = widen(out_at(of_batch, row, head, slab * 64));
+            const double expected = sum == 0 ? 0 : values[slab] * (tiling.dropout ? whole.with_dropout.dropout.factor : 1) / (QUAD * sum), is = widen(out_at(of_batch, row, head, slab * 64));
             // Of a tile without keys, and of rows that others may follow, the first lane writes the first columns alone.
             if (slab > 0 && is == UNWRITTEN && (sum == 0 || reads_lengths(block.sequences))) continue;
             if (differs(is, expected))

@@ -16,6 +16,8 @@ constexpr warptile::Variant VARIANT = warptile::Variant::GROUPS;
 constexpr warptile::Variant VARIANT = warptile::Variant::TENSORS;
 #elif defined(WARPTILE_VARIANT_DROPOUT)
 constexpr warptile::Variant VARIANT = warptile::Variant::DROPOUT;
+#elif defined(WARPTILE_VARIANT_BLOCKS)
+constexpr warptile::Variant VARIANT = warptile::Variant::BLOCKS;
 #else
 constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 #endif
@@ -27,6 +29,8 @@ constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 
 #ifdef WARPTILE_VARIANT_DROPOUT
 using Params = warptile::ForwardTmaDropout;
+#elif defined(WARPTILE_VARIANT_BLOCKS)
+using Params = warptile::ForwardTmaBlocks;
 #else
 using Params = warptile::ForwardTma;
 #endif
@@ -38,7 +42,7 @@ extern "C" __device__ const warptile::RecordWords warptile_record = warptile::im
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-#ifdef WARPTILE_VARIANT_DROPOUT
+#if defined(WARPTILE_VARIANT_DROPOUT) || defined(WARPTILE_VARIANT_BLOCKS)
     warptile::wgmma_attention<Instance>(params.tma);
 #else
     warptile::wgmma_attention<Instance>(params);

@@ -14,12 +14,13 @@
 #include "forward/wgmma_dropout.cuh"
 #include "forward/wgmma_epilogue.cuh"
 #include "forward/wgmma_few_terms.cuh"
+#include "forward/wgmma_listed.cuh"
 #include "forward/wgmma_parts.cuh"
 #include "work/lengths.cuh"
 
 namespace warptile {
 
-template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Traits> {
+template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Traits>, ListedSteps<Traits> {
   public:
     using Element = typename Traits::Element;
 
@@ -70,13 +71,15 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         take_first_scores();
         for (;;) {
             // Where scores have terms, all steps are one code.
-            if constexpr (!Traits::has_tensors())
+            if constexpr (lists_blocks<Traits>()) {
+                while (has_more() && next_is_plain()) step<true>();
+            } else if constexpr (!Traits::has_tensors())
                 if (warp_agrees(block <= plain_top))
                     while (block > plain_floor) {
                         block--;
                         step<true>();
                     }
-            if (warp_agrees(block > last_block)) {
+            if (has_more()) {
                 block--;
                 step<false>();
             } else if (is_part()) {
@@ -119,6 +122,29 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             // descriptors in ordinary registers: twice the instructions around each product.
             __syncwarp();
         }
+    }
+
+    // Returns true if the tile in hand has another block.
+    __device__ bool has_more() const
+    {
+        if constexpr (lists_blocks<Traits>())
+            return !this->is_last;
+        else
+            return warp_agrees(block > last_block);
+    }
+    // Of a list: looks at the next block once its keys have arrived. Returns true if it hides nothing.
+    __device__ bool next_is_plain()
+    {
+        if (!keys_ready) wait_for_keys();
+        keys_ready = true;
+        return this->look(layout.listed(shared, keys_at.stage), warpgroup);
+    }
+    __device__ bool is_last_block() const
+    {
+        if constexpr (lists_blocks<Traits>())
+            return this->is_last;
+        else
+            return block == last_block;
     }
 
     // What all lanes agree on anyway. Of the variants of groups the compiler does not see it, with the same consequence as below.
@@ -250,6 +276,12 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     // Where the tile in hand begins and ends; false if there is nothing to compute in it.
     __device__ bool start_tile()
     {
+        if constexpr (lists_blocks<Traits>()) {
+            const int first_row = tile().first_query + warpgroup * queries();
+            this->start(Mask(params.scoring, tile().query_len, tile().key_len), first_row);
+            hidden = left_behind = 0;
+            return !uniform(tile().is_empty());
+        }
         const int first_block = uniform(tile().first_block);
         const int end_block = uniform(tile().end_block);
 
@@ -283,6 +315,10 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             release_keys();
         }
         wait_for_keys();
+        if constexpr (lists_blocks<Traits>()) {
+            this->look(layout.listed(shared, keys_at.stage), warpgroup);
+            this->move_on();
+        }
     }
 
     // The weights of a tile's first block, whose scores are in flight.
@@ -292,7 +328,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         wgmma_wait<0>();
         pin(scores);
         release_keys();
-        if (block == last_block)
+        if (is_last_block())
             leave_queries();
         state.reset();
         give_up_rows();
@@ -326,6 +362,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     {
         if (!keys_ready)
             wait_for_keys();
+        if constexpr (lists_blocks<Traits>()) this->move_on();
         issue_scores();
         prepare_output<PLAIN>(block + 1);
         issue_output();
@@ -341,11 +378,11 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             else
                 soften_with_terms(plain);
             release_keys();
-            if (block == last_block)
+            if (is_last_block())
                 leave_queries();
         } else {
             release_keys();
-            if (block == last_block)
+            if (is_last_block())
                 leave_queries();
             soften();
             state.keep_before_here();
@@ -366,6 +403,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
 
     __device__ void issue_last_output()
     {
+        if constexpr (lists_blocks<Traits>()) this->keep_last();
         prepare_output<false>(block);
         issue_output();
     }
@@ -377,7 +415,12 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             rescale();
         if (!values_ready)
             wait_for_values();
-        if constexpr (!PLAIN)
+        if constexpr (lists_blocks<Traits>()) {
+            if (keys_are_followed())
+#pragma unroll
+                for (int unit = 0; unit < ListedSteps<Traits>::UNITS; unit++)
+                    clear_values_of_unit(unit, tile().key_len - this->before[unit]);
+        } else if constexpr (!PLAIN)
             if (keys_are_followed())
                 clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
     }
@@ -424,7 +467,10 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             this->add(scores, params.scoring, false, of_rows);
         } else if constexpr (Traits::has_tensors())
             this->add(scores, params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N, scale.unit());
-        apply_mask<Traits>(scores, params, tile(), warpgroup, block);
+        if constexpr (lists_blocks<Traits>())
+            this->hide(scores, params, tile(), tile().first_query + warpgroup * queries());
+        else
+            apply_mask<Traits>(scores, params, tile(), warpgroup, block);
         state.update(scores, scale);
     }
 
@@ -536,6 +582,19 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         unsigned char* values = shared + (layout.values(values_at.stage) - layout.base);
         for (int slab = 0; slab < Traits::VALUE_SLABS; slab++)
             for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
+                 i += WARPGROUP_THREADS)
+                reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
+        fence_shared_for_async();
+        warpgroup_sync();
+    }
+    // The same of a unit of a listed block, which has `rows` rows.
+    __device__ void clear_values_of_unit(int unit, int rows) const
+    {
+        if (rows >= LISTED_BOX_ROWS) return;
+        constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
+        unsigned char* const values = shared + (layout.values(values_at.stage) - layout.base) + unit * LISTED_BOX_ROWS * SWIZZLE_BYTES;
+        for (int slab = 0; slab < Traits::VALUE_SLABS; slab++)
+            for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < LISTED_BOX_ROWS * CHUNKS_PER_ROW;
                  i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
         fence_shared_for_async();

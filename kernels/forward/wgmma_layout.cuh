@@ -4,6 +4,7 @@
 #include "memory/ring.cuh"
 #include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
+#include "rule/blocks.cuh"
 #include "rule/dropout.cuh"
 
 namespace warptile {
@@ -19,7 +20,7 @@ static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a w
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
 // Variants of an image. All but PLAIN have additional abilities.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS };
 
 // The fewest rows of a box of keys in a page. The rows of a page must be a multiple of it.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
@@ -76,7 +77,7 @@ struct WgmmaTraits {
 
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM, and for a third one where scores and output take few registers.
-    static constexpr bool LOADS_MORE = SERVING || PAIRS || GROUPS; // needs registers for the loading thread
+    static constexpr bool LOADS_MORE = SERVING || PAIRS || GROUPS || VARIANT_ == Variant::BLOCKS; // needs registers for the loading thread
     static constexpr int MIN_CTAS = CONSUMERS > 1 ? 1 : HEAD_DIM <= 64 && BLOCK_N <= 80 ? 3 : 2;
     static constexpr int PRODUCER_REGISTERS = LOADS_MORE ? 56 : CONSUMERS >= 3 || MIN_CTAS == 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4   ? 112
@@ -101,7 +102,8 @@ struct WgmmaTraits {
                                                                      : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) |
-        (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) | FEATURE_SINKS | FEATURE_PACKED |
+        (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
+        (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
     // Weights are dropped under the product of those before them, unless there are too few registers.
@@ -112,7 +114,7 @@ struct WgmmaTraits {
     static_assert(HEAD_DIM % MMA_K == 0, "products take 16 columns at a time");
     static_assert(VALUE_DIM % 16 == 0, "the epilogue stores 16 columns at a time");
     static_assert(VALUE_DIM <= HEAD_DIM, "the output fits where the queries were");
-    static_assert(stages_suffice(CONSUMERS, BLOCK_N, STAGES), "the stages hold the blocks that one warpgroup passes over");
+    static_assert(VARIANT_ == Variant::BLOCKS || stages_suffice(CONSUMERS, BLOCK_N, STAGES), "the stages hold the blocks that one warpgroup passes over");
 
     // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
     static constexpr int SHARED_LIMIT = 232448;
@@ -191,6 +193,15 @@ struct ShownKeys {
     int end;
 };
 
+// The keys of a stage with lists of blocks, LISTED_BOX_ROWS from each of several places: the first of each. A unit without keys has the
+// sequence's end, and zeros for rows.
+struct alignas(16) ListedStage {
+    int first_key[2];
+    int is_last; // of the tile
+    int shown;   // bit 2 * unit + warpgroup: the list of the warpgroup's rows has them
+};
+static_assert(sizeof(ListedStage) == 16);
+
 // Addresses in shared memory. `full` barriers say that a buffer's bytes have arrived, `empty` ones that its readers are
 // done; a producer's first wait on an `empty` barrier passes when it waits for parity 1.
 template <class Traits> struct SharedLayout {
@@ -223,6 +234,9 @@ template <class Traits> struct SharedLayout {
     __device__ static constexpr int shown_at() { return END; }
     __device__ static constexpr int shown_barriers_at() { return shown_at() + 16; }
     static_assert(shown_barriers_at() + 16 <= Traits::SHARED_BYTES, "and of the key mask");
+    // With lists of blocks: 16 bytes for each stage of keys (forward/wgmma_listed.cuh).
+    __device__ static constexpr int listed_at() { return (END + 15) / 16 * 16; }
+    static_assert(listed_at() + Traits::STAGES * 16 <= Traits::SHARED_BYTES, "and of lists");
 
     __device__ unsigned queries(int warpgroup, int stage) const
     {
@@ -255,6 +269,10 @@ template <class Traits> struct SharedLayout {
         return reinterpret_cast<Tile*>(shared + TILES_AT)[number % TILE_SLOTS];
     }
     __device__ static ShownKeys& shown(unsigned char* shared) { return *reinterpret_cast<ShownKeys*>(shared + shown_at()); }
+    __device__ static ListedStage& listed(unsigned char* shared, int stage)
+    {
+        return reinterpret_cast<ListedStage*>(shared + listed_at())[stage];
+    }
     __device__ static Part& part(unsigned char* shared, unsigned number)
     {
         return reinterpret_cast<Part*>(shared + PARTS_AT)[number % TILE_SLOTS];

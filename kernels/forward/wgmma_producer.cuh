@@ -2,6 +2,7 @@
 #pragma once
 
 #include "forward/wgmma_blocks.cuh"
+#include "forward/wgmma_listed.cuh"
 #include "forward/wgmma_pair.cuh"
 #include "rule/tensors.cuh"
 
@@ -20,7 +21,7 @@ template <class Traits> struct MaskedLoading<Traits, true> {
     unsigned shown_parity = 0;
 };
 
-template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Traits> {
+template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Traits>, ListedLoading<Traits> {
   public:
     __device__ Producer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout)
         : params(params), shared(shared), layout(layout)
@@ -55,6 +56,8 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             }
             if constexpr (Traits::has_tensors())
                 if (exists && masks_keys_alone(params.forward.scoring)) leave_out_hidden(tile);
+            if constexpr (lists_blocks<Traits>())
+                if (exists) this->open(tile, lists_of<ForwardTmaBlocks>(params));
             if (exists && !tile.is_empty()) {
                 load_tile<PAGED>(tile, order);
                 continue;
@@ -125,6 +128,7 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
     template <bool PAGED, class Order> __device__ void load_tile(const Tile& tile, Order& order)
     {
         if constexpr (PAGED) return load_paged_tile(tile, order);
+        if constexpr (lists_blocks<Traits>()) return load_listed_tile(tile, order);
         const int kv_head = tile.head / (params.forward.heads / params.forward.kv_heads);
         const int batch = params.forward.sequences.key_offsets ? 0 : tile.batch;
         const int first_block = tile.first_block;
@@ -146,6 +150,45 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             values_pending = true;
             row -= Traits::BLOCK_N;
         }
+    }
+
+    // Variant of `load_tile` for a list of blocks.
+    template <class Order> __device__ void load_listed_tile(const Tile& tile, Order& order)
+    {
+        constexpr int DRAW_AT = 2; // stages before the last
+        const int kv_head = tile.head / (params.forward.heads / params.forward.kv_heads);
+        const int batch = params.forward.sequences.key_offsets ? 0 : tile.batch;
+        bool first = true, drawn = false;
+        while (!this->is_done()) {
+            barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
+            int rows[ListedLoading<Traits>::UNITS];
+            this->take(layout.listed(shared, keys_at.stage), rows, tile, params.forward.sequences.key_rows);
+            if (!drawn && (this->is_done() || this->left() <= DRAW_AT * ListedLoading<Traits>::UNITS)) {
+                order.draw();
+                drawn = true;
+            }
+            load_units<Traits::SLABS>(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), rows, kv_head, batch);
+            keys_at.advance();
+            load_pending_values<false>();
+            if (first) announce(tile);
+            first = false;
+#pragma unroll
+            for (int unit = 0; unit < ListedLoading<Traits>::UNITS; unit++) this->value_rows[unit] = rows[unit];
+            pending_values = {0, kv_head, batch};
+            values_pending = true;
+        }
+    }
+
+    template <int SLABS, int UNITS>
+    __device__ void load_units(const TensorMap& map, unsigned destination, unsigned barrier, const int (&rows)[UNITS], int head, int batch)
+    {
+        barrier_arrive_expect_bytes(barrier, SLABS * Traits::KEY_SLAB_BYTES);
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++)
+#pragma unroll
+            for (int slab = 0; slab < SLABS; slab++)
+                copy_box(destination + slab * Traits::KEY_SLAB_BYTES + unit * LISTED_BOX_ROWS * SWIZZLE_BYTES, map, barrier,
+                         slab * SLAB_COLUMNS, rows[unit], head, batch);
     }
 
     // Variant of `load_tile` for pages, which other warps load. This thread arrives for each block of keys, so that it draws the next tile
@@ -198,7 +241,11 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             return;
         values_pending = false;
         barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);
-        load_block<Traits::VALUE_SLABS>(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
+        if constexpr (lists_blocks<Traits>())
+            load_units<Traits::VALUE_SLABS>(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), this->value_rows,
+                                            pending_values.head, pending_values.batch);
+        else
+            load_block<Traits::VALUE_SLABS>(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
         values_at.advance();
     }
 

@@ -130,8 +130,9 @@ template <class Traits> class TileOrder {
                 step *= 2;
         }
         if constexpr (Traits::GROUPS) head <<= group_log(params);
-        // ptxas divides by what it does not know to be a power of 2.
-        const int all_queries = Traits::GROUPS ? q.len + queries - 1 & -queries : (q.len + queries - 1) / queries * queries;
+        // ptxas divides by what it does not know to be a power of 2. With lists of blocks tiles begin at multiples of their rows.
+        const int all_queries = lists_blocks<Traits>() ? (q.len + tile_queries - 1) / tile_queries * tile_queries :
+            Traits::GROUPS ? q.len + queries - 1 & -queries : (q.len + queries - 1) / queries * queries;
         const int end_query = all_queries - tile_row * step;
         const int first_query = end_query - tile_queries;
         tile.batch = batch;
@@ -143,6 +144,12 @@ template <class Traits> class TileOrder {
         tile.key_offset = k.first;
 
         const Mask mask(params.scoring, q.len, k.len);
+        if constexpr (lists_blocks<Traits>()) {
+            // Keys: the loading thread makes blocks of them.
+            tile.first_block = mask.first_key(first_query);
+            tile.end_block = mask.end_key(first_query, tile_queries);
+            return;
+        }
         tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
         tile.end_block = (mask.end_key(first_query, tile_queries) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }

@@ -54,6 +54,15 @@ pub enum Reason {
     /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another
     /// number of them than those it was made for.
     Groups,
+    /// The rows of its tiles are no part of a block of queries of the problem's lists.
+    BlockRows {
+        /// Rows of a tile.
+        rows: u32,
+        /// Queries of a block.
+        queries: usize,
+    },
+    /// It computes lists of blocks only, and this problem has none.
+    OnlyBlocks,
     /// Its CTAs come in clusters of a size that the device does not support.
     Clusters,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
@@ -115,6 +124,11 @@ impl fmt::Display for Reason {
             Reason::Pairs => f.write_str(
                 "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
             ),
+            Reason::BlockRows { rows, queries } => write!(
+                f,
+                "computes {rows} rows of a list of blocks at once; these are of {queries} queries"
+            ),
+            Reason::OnlyBlocks => f.write_str("computes lists of blocks only"),
             Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head"),
             Reason::PageRows { rows, least } => write!(
                 f,

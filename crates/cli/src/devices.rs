@@ -346,7 +346,7 @@ impl SeveralArgs {
             let rows = queries.saturating_mul(keys).isqrt();
             (rows, rows)
         };
-        let mut scoring = case.scoring.without("dropout");
+        let mut scoring = case.scoring.without("dropout").without("blocks");
         let tensors = Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores);
         for word in tensors.filter_map(Operand::word) {
             scoring = scoring.without(word);
@@ -436,6 +436,7 @@ fn for_one_device(case: &Case) -> Option<&'static str> {
         (case.unaligned, "unaligned"),
         (case.device_lengths, "device-lengths"),
         (case.multiprocessors.is_some(), "sms"),
+        (case.scoring.blocks.is_some(), "blocks"),
         (
             case.scoring.alibi == Some(AlibiShape::PerBatchHead),
             "alibi=batch",

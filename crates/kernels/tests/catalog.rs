@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
     Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
-    ForwardE4m3, ForwardTma, ForwardTmaDropout, Merge, Prepass, SinkGradient,
+    ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, Merge, Prepass, SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -252,6 +252,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
                     || record.takes::<ForwardTma>()
                     || record.takes::<ForwardDropout>()
                     || record.takes::<ForwardTmaDropout>()
+                    || record.takes::<ForwardTmaBlocks>()
             }
         };
         assert!(takes_its_block, "{name}");
@@ -280,8 +281,10 @@ fn ptx_and_cubins_of_a_kernel_agree() {
                         image.name, other.name
                     );
                 }
-                let drops = [image, other].map(|one| one.features.contains(Features::DROPOUT));
-                if drops[0] == drops[1] {
+                // These have blocks of their own.
+                let apart = Features::DROPOUT | Features::BLOCKS;
+                let others = [image, other].map(|one| one.features - apart);
+                if image.features - others[0] == other.features - others[1] {
                     assert_eq!(
                         image.param_bytes, other.param_bytes,
                         "{} and {}",

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use warptile_kernels::abi::MIN_BOX_ROWS;
-use warptile_kernels::{Features, Image, Role, Schedule, Target, images_for};
+use warptile_kernels::abi::{MIN_BOX_ROWS, QUERY_BOX_ROWS};
+use warptile_kernels::{Family, Features, Image, Role, Schedule, Target, images_for};
 
 use crate::considered::{Considered, Reason};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::{clusters_at_once, tiles_of};
 use crate::plan::{Basis, Choice, DeviceProfile, Plan, Rates, Standing, Step};
-use crate::spec::{Problem, Splits};
+use crate::spec::{BlockLists, Problem, Splits};
 
 /// Images for forward, by kernel name.
 type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
@@ -302,6 +302,15 @@ impl<'a> Planner<'a> {
         };
         let lacks = |image: &Image| -> Features { needs - image.features };
         let unfit = |image: &Image| match image.schedule {
+            _ if image.features.contains(Features::BLOCKS) && !blocks_fit(problem, image) => {
+                Some(match problem.scoring().blocks {
+                    None => Reason::OnlyBlocks,
+                    Some(lists) => Reason::BlockRows {
+                        rows: image.tiling.block_m,
+                        queries: lists.queries(),
+                    },
+                })
+            }
             Schedule::Pairs if !pairs_share_keys(problem.heads().group_size(), problem.mask()) => {
                 Some(Reason::Pairs)
             }
@@ -387,6 +396,17 @@ impl<'a> Planner<'a> {
         }
         Ok(Step::new(image, device, estimate(image)))
     }
+}
+
+/// Returns true if a block of queries of the problem's lists is whole tiles of the image, or those rows of a tile that have a list of their
+/// own: in `wgmma` those of a warpgroup.
+fn blocks_fit(problem: &Problem, image: &Image) -> bool {
+    let rows = match image.family {
+        Family::Wgmma => QUERY_BOX_ROWS.min(image.tiling.block_m),
+        _ => image.tiling.block_m,
+    };
+    let fits = |lists: BlockLists| lists.queries().is_multiple_of(rows.max(1) as usize);
+    problem.scoring().blocks.is_some_and(fits)
 }
 
 /// Returns true if the image's schedule is that of the problem, where a kernel has images of two: a cluster of CTAs

@@ -309,6 +309,14 @@ impl Rates {
             problem.heads().group_size(),
             image,
         );
+        // Of lists of blocks the number is known, or nothing.
+        let listed = problem.scoring().blocks.and_then(|lists| {
+            let blocks = lists.blocks_of_a_row()?;
+            // A tile of several blocks of queries sees what any of them does.
+            let lists_of_a_tile = (block_m / lists.queries() as f64).max(1.0);
+            Some((blocks * lists.keys()) as f64 * lists_of_a_tile)
+        });
+        let keys = listed.map_or(keys, |listed| keys.at_most(listed.max(block_n)));
         let uneven = !mask.hides_nothing() || problem.is_uneven();
         let blocks = keys.average / block_n;
         let blocks = if uneven { blocks } else { blocks.ceil() };

@@ -59,6 +59,14 @@ impl TileKeys {
             longest: longest.clamp(block_n, all),
         }
     }
+
+    /// Of tiles that see no more than this.
+    pub(crate) fn at_most(self, keys: f64) -> Self {
+        TileKeys {
+            average: self.average.min(keys),
+            longest: self.longest.min(keys),
+        }
+    }
 }
 
 /// Cost of a part of a tile in addition to its keys, in keys: the end of a tile, storing the part in the workspace while no scores of

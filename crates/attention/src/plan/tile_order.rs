@@ -29,7 +29,11 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
     // Only where kernels read neither lengths nor pages on the device: tiles of sequences with lengths of their own are not where their
     // numbers say, or do not exist.
     let listed = |side: &SideLengths| side.offsets().is_given() || side.used().is_given();
-    if listed(call.queries()) || listed(call.keys()) || call.pages().is_some() {
+    if listed(call.queries())
+        || listed(call.keys())
+        || call.pages().is_some()
+        || call.blocks().is_some()
+    {
         return None;
     }
     let heads = interleaved(call, call.heads().query);

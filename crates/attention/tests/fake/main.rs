@@ -2,6 +2,7 @@
 
 mod append;
 mod arguments;
+mod blocks;
 mod cache;
 mod calls;
 mod captures;

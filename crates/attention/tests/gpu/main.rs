@@ -7,6 +7,7 @@ mod append_cases;
 #[path = "../common/append_on_gpu.rs"]
 mod append_on_gpu;
 mod backward;
+mod blocks;
 mod cache;
 #[path = "../common/compositions.rs"]
 mod compositions;

@@ -3,6 +3,7 @@
 mod architectures;
 mod asked_for;
 mod backward;
+mod blocks;
 mod families;
 mod measured;
 mod memory;

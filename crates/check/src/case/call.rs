@@ -9,7 +9,7 @@ use crate::data::Random;
 use crate::error::{Error, Result, limited};
 
 /// Unused rows behind the last packed sequence.
-const PACKED_PADDING: usize = 3;
+pub(super) const PACKED_PADDING: usize = 3;
 
 /// Most entries of a block table, and most sequences with lengths of their own.
 pub(crate) const MAX_ENTRIES: u128 = 1 << 24;

@@ -3,6 +3,7 @@
 use warptile::kernels::{Count, Kind};
 use warptile::spec::{BlockLists, DropoutState, Operand, Slots, TableLayout};
 
+use super::call::PACKED_PADDING;
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
 
@@ -99,7 +100,14 @@ impl Case {
         let mut random = Random::new(self.seed ^ 0xb15c);
         let each = self.lengths.each();
         let longest = |length: fn(&(usize, usize)) -> usize| each.iter().map(length).max();
-        let queries = longest(|lengths| lengths.0).unwrap_or(0);
+        let queries = match &self.lengths {
+            // No sequence is longer than all rows, and the host knows no more.
+            Lengths::Packed(_) if self.device_lengths => {
+                let rows = each.iter().map(|lengths| lengths.0);
+                rows.fold(PACKED_PADDING, usize::saturating_add)
+            }
+            _ => longest(|lengths| lengths.0).unwrap_or(0),
+        };
         let keys = longest(|lengths| lengths.1).unwrap_or(0);
         let blocks = keys.div_ceil(lists.keys().max(1));
         let given = lists.blocks_of_a_row();

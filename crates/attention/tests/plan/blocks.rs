@@ -1,0 +1,102 @@
+//! Lists of blocks: which images compute them, and what is refused before a launch.
+
+use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile_kernels::{Family, Features, Role, images_for};
+
+use crate::{case, choice, device};
+
+#[test]
+fn on_hopper_lists_of_16_bits_are_for_tensor_cores() {
+    for dim in (8..=256).step_by(8) {
+        for element in ["f16", "bf16"] {
+            for words in [
+                "blocks=64x64",
+                "blocks=64x128,head mask=causal",
+                "blocks=128x64,batch",
+                "blocks=128x128,batch,head sinks mask=window,100,3",
+            ] {
+                let plan = choice(&format!("b2 q700 k900 h8/2 d{dim} {element} {words}"));
+                let image = plan.image().unwrap();
+                assert_eq!(image.family, Family::Wgmma, "{dim} {words}: {plan}");
+                assert!(image.features.contains(Features::BLOCKS));
+            }
+        }
+    }
+}
+
+/// The rest is for the CPU so far.
+#[test]
+fn no_other_gpu_type_or_score_has_a_kernel_for_lists() {
+    let shared = crate::CONSUMER_SHARED_BYTES;
+    let refused = |device: &DeviceProfile, words: &str| {
+        let problem = case(&format!("b1 q300 k300 h2 {words} blocks=64x64")).call();
+        let error = Plan::gpu(problem.problem(), device, &Choice::Best).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("lists of blocks"), "{error}");
+    };
+    for device in [
+        device(8, 0, 166_912),
+        device(8, 9, shared),
+        device(10, 0, 232_448),
+        device(12, 0, shared),
+    ] {
+        for words in ["d64 f16", "d128 bf16", "d64 f32"] {
+            refused(&device, words);
+        }
+    }
+    for words in [
+        "d64 f32",
+        "d64 f16 softcap=2",
+        "d64 f16 alibi=head",
+        "d64 f16 bias",
+    ] {
+        refused(&DeviceProfile::h200(), words);
+    }
+}
+
+/// Tiles of 64 rows where rows of 64 have lists of their own, while there are such.
+#[test]
+fn tiles_are_those_of_the_blocks() {
+    for (blocks, rows) in [("64x64", 64), ("128x128", 128)] {
+        let words = format!("b1 q32768 k32768 h8 d128 bf16 blocks={blocks},64");
+        let tiling = choice(&words).image().unwrap().tiling;
+        assert_eq!(tiling.block_m, rows, "{blocks}");
+    }
+}
+
+#[test]
+fn lists_and_what_no_kernel_has_with_them_are_an_error_that_says_so() {
+    let h200 = DeviceProfile::h200();
+    for words in [
+        "b2 q1 k400 h8/2 d128 bf16 pages=16 blocks=64x64",
+        "b2 q100 k400 h8/2 d128 bf16 splits=512 blocks=64x64",
+        "b2 q1 k400 h8/2 d128 bf16 cache=e4m3 blocks=64x64",
+        "b2 q100 k400 h8/2 d128 bf16 dropout=0.5 blocks=64x64",
+    ] {
+        let error = Plan::gpu(case(words).call().problem(), &h200, &Choice::Best).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("does not support lists of blocks"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_image_with_lists_computes_nothing_else() {
+    let plain = case("b2 q512 k512 h8 d64 f16").call().problem();
+    let h200 = DeviceProfile::h200();
+    let images = || images_for(Role::Forward).filter(|one| one.features.contains(Features::BLOCKS));
+    assert!(images().count() > 10);
+    for image in images().filter(|image| image.target.runs_on(9, 0)) {
+        let named = Choice::Image(image.name.to_owned());
+        assert!(Plan::gpu(plain, &h200, &named).is_err(), "{}", image.name);
+    }
+    let error = Plan::gpu(
+        plain,
+        &h200,
+        &Choice::Image("wgmma_d64_64x128_w8_s2_f16_blocks_sm_90a".to_owned()),
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("computes lists of blocks only"), "{error}");
+}
