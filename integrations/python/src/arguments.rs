@@ -5,7 +5,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use warptile::kernels::{Count, Elements, Kind, Operations};
-use warptile::spec::{Operand, Scoring, Slots};
+use warptile::spec::{BlockLists, Operand, ParseBlockListsError, Scoring, Slots};
 use warptile::{Diagonal, Mask};
 
 use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of, library_of};
@@ -74,6 +74,8 @@ softcap: float | None
 dropout_p: float | None
     Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
     `dropout_state`, torch's generator of the device is drawn from.
+block_list: BlockList | None
+    `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
 layout: Literal["bshd", "bhsd"] | None
     Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
 max_seqlen_q: int | None
@@ -103,6 +105,8 @@ pub(crate) struct Options<'py> {
     softcap: Option<f32>,
     /// None for 0.
     dropout: Option<f32>,
+    /// How the blocks of lists are arranged, whose numbers are operands.
+    blocks: Option<BlockLists>,
     pub(crate) layout: Option<String>,
     pub(crate) max_seqlen_q: Option<usize>,
     pub(crate) max_seqlen_k: Option<usize>,
@@ -126,6 +130,7 @@ impl<'py> Options<'py> {
         };
         let mut options = Options::new(names.unwrap_or(Names::ATTENTION));
         let mut has_dropout = false;
+        let mut block_list = None;
         let objects = objects(function, Operations::FORWARD, keywords, |name, object| {
             match name {
                 "return_lse" => {
@@ -142,6 +147,7 @@ impl<'py> Options<'py> {
                     options.dropout = value::<Option<f32>>(name, object)?.filter(|&p| p != 0.0);
                     has_dropout = true;
                 }
+                "block_list" => block_list = Some(object.clone()).filter(|list| !list.is_none()),
                 "layout" => options.layout = value(name, object)?,
                 "max_seqlen_q" => options.max_seqlen_q = value(name, object)?,
                 "max_seqlen_k" => options.max_seqlen_k = value(name, object)?,
@@ -155,6 +161,9 @@ impl<'py> Options<'py> {
         options.operands = objects;
         if has_dropout && options.dropout.is_none() {
             options.operands[Operand::DropoutState] = None;
+        }
+        if let Some(list) = block_list {
+            options.set_blocks(&list)?;
         }
         for (operand, tensor) in [(Operand::Q, q), (Operand::K, k), (Operand::V, v)] {
             options.operands[operand] = Some(tensor.clone());
@@ -194,6 +203,7 @@ impl<'py> Options<'py> {
             scale: None,
             softcap: None,
             dropout: None,
+            blocks: None,
             layout: None,
             max_seqlen_q: None,
             max_seqlen_k: None,
@@ -212,7 +222,24 @@ impl<'py> Options<'py> {
         scoring.scale = self.scale;
         scoring.softcap = self.softcap.filter(|&softcap| softcap != 0.0);
         scoring.dropout = self.dropout;
+        scoring.blocks = self.blocks;
         Ok(scoring)
+    }
+
+    /// The lists of a `warptile.BlockList`.
+    fn set_blocks(&mut self, list: &Bound<'py, PyAny>) -> Result<()> {
+        let arrangement: String = list.getattr("arrangement")?.extract()?;
+        let lists = arrangement.parse().map_err(|error: ParseBlockListsError| {
+            Failure::Invalid(format!("block_list: {error}"))
+        })?;
+        self.blocks = Some(lists);
+        for (operand, name) in [
+            (Operand::BlockOffsets, "offsets"),
+            (Operand::BlockIndices, "indices"),
+        ] {
+            self.operands[operand] = Some(list.getattr(name)?);
+        }
+        Ok(())
     }
 
     /// True if the state of dropout is to be drawn by the library of the queries, which is torch.

@@ -11,10 +11,12 @@ On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 """
 
 from . import _hook
+from ._block_list import BlockList
 from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory, Unsupported
 from ._native import __version__, attention, attention_backward, explain, merge
 
 __all__ = [
+    "BlockList",
     "DeviceError",
     "Error",
     "InvalidInput",

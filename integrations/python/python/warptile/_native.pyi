@@ -34,6 +34,7 @@ def attention(
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
         dropout_p: Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
             `dropout_state`, torch's generator of the device is drawn from.
+        block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
         max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
         max_seqlen_k: On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
@@ -106,6 +107,7 @@ def attention(
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
         dropout_p: Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
             `dropout_state`, torch's generator of the device is drawn from.
+        block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
         max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
         max_seqlen_k: On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.

@@ -9,7 +9,7 @@ from ._native import attention as _attention
 from ._native import attention_backward, attention_without_gradient, gradient_names, options_stub
 
 # What an operator cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
-_NEVER = ("out", "lse", "stream")
+_NEVER = ("out", "lse", "stream", "block_list")
 _RENAMED = {"window": {"left": "int", "right": "int"}, "kernel": {"kernel_name": "str"}}
 _TYPES = {"int | None": "SymInt", "bool | None": "bool", "float | None": "float"}
 
