@@ -2,7 +2,7 @@
 // keys that some of them see. Queries and the gradient of the output stay in shared memory, keys and values come through rings, and gradients of scores
 // are left operands of dQ as they are. dQ stays in registers: each sum has one order.
 //
-// A block's scores and the products of its values are asked for before or behind dQ of the block before, and weights are computed under what follows the
+// A block's scores are asked for before dQ of the block before, if registers have room, else behind it; weights are computed under what follows the
 // scores. No product is under way where the loop begins again: ptxas would wait for it.
 #pragma once
 
@@ -348,16 +348,18 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                 for (int j = 0; j < SCORES; j++) x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
             };
             // So are the products with values.
-            const auto take_products = [&](float (&delta)[2]) {
+            const auto take_products = [&] {
+                float delta[2];
+                load_numbers(delta, Traits::NUMBER_BYTES);
                 wgmma_wait<0>();
                 pin(y);
                 arrive(shared.values_empty(Shared::values_stage(it)));
 #pragma unroll
-                for (int j = 0; j < SCORES; j++) y[j] -= delta[j % 4 / 2];
+                for (int j = 0; j < SCORES; j++) y[j] = x[j] * (y[j] - delta[j % 4 / 2]);
             };
             const auto pack_slopes = [&] {
 #pragma unroll
-                for (int j = 0; j < SCORES / 2; j++) slopes[j] = pack<Element>(x[2 * j] * y[2 * j], x[2 * j + 1] * y[2 * j + 1]);
+                for (int j = 0; j < SCORES / 2; j++) slopes[j] = pack<Element>(y[2 * j], y[2 * j + 1]);
                 pin(slopes);
             };
             // What packed gradients of scores add to dQ, and that this has ended.
@@ -379,26 +381,24 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
             issue_scores();
             issue_products();
             {
-                float lse[2], delta[2];
+                float lse[2];
                 load_numbers(lse, 0);
-                load_numbers(delta, Traits::NUMBER_BYTES);
                 wgmma_wait<1>();
                 weigh(lse);
-                take_products(delta);
             }
+            take_products();
 #pragma unroll 1
             while (block > own_first) {
                 const int stage = uniform(Shared::keys_stage(it));
                 pack_slopes();
                 it++;
                 block--;
-                float lse[2], delta[2];
+                float lse[2];
                 if constexpr (Traits::SCORES_FIRST) {
                     issue_scores();
                     issue_sum(stage);
                     issue_products();
                     load_numbers(lse, 0);
-                    load_numbers(delta, Traits::NUMBER_BYTES);
                     wgmma_wait<2>();
                     weigh(lse);
                     wgmma_wait<1>();
@@ -408,13 +408,12 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                     issue_scores();
                     issue_products();
                     load_numbers(lse, 0);
-                    load_numbers(delta, Traits::NUMBER_BYTES);
                     wgmma_wait<2>();
                     end_sum(stage);
                     wgmma_wait<1>();
                     weigh(lse);
                 }
-                take_products(delta);
+                take_products();
             }
             arrive(shared.queries_empty(warpgroup));
             arrive(shared.d_out_empty(warpgroup));

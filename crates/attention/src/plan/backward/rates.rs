@@ -25,9 +25,9 @@ const TFLOPS: [(Family, u32, f64); 16] = [
     (Family::Dqkv, 96, 579.0),
     (Family::Dqkv, 128, 638.0),
     (Family::Wdkv, 192, 615.0),
-    (Family::Wdkv, 256, 675.0),
+    (Family::Wdkv, 256, 690.0),
     (Family::Wdq, 192, 658.0),
-    (Family::Wdq, 256, 630.0),
+    (Family::Wdq, 256, 610.0),
 ];
 
 /// TFLOP/s of kernels that were not measured: those of f32 use the vector units.
