@@ -59,7 +59,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
                     (gridDim.x % abi::PAIR_CTAS == 0 && (params.work.counter || gridDim.x / abi::PAIR_CTAS >= (unsigned)params.work.tiles)));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS || params.heads / params.kv_heads % 2 == 0 ||
                     (params.scoring.window_left == WINDOW_UNLIMITED && params.scoring.window_right == WINDOW_UNLIMITED));
-    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT_GROUPS || params.heads == 2 * params.kv_heads ||
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT_GROUPS || Traits::FEATURES & FEATURE_PAGED || params.heads == 2 * params.kv_heads ||
                     params.heads == 4 * params.kv_heads || params.heads == abi::MAX_BOX_HEADS * params.kv_heads);
     const Sequences& sequences = params.sequences;
     WARPTILE_ASSERT(sequences.batch > 0 && sequences.query_len >= 0 && sequences.key_len >= 0);

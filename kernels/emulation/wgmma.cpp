@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, pairs, softcap, tensors, dropout, blocks;
+    bool serving, groups, packs, pairs, softcap, tensors, dropout, blocks;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -64,7 +64,7 @@ template <class Traits> std::string name_of_barrier(unsigned address)
 template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-            Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::PAIRS, Traits::SOFTCAP,
+            Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::packs_rows(), Traits::PAIRS, Traits::SOFTCAP,
             Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
 
@@ -109,7 +109,7 @@ struct Problem {
         has_few_keys = tiling.serving && !has_many_blocks && random.one_in(8);
         batch = has_few_keys ? random.between(8, 24) : has_many_blocks ? 1 : random.between(1, 3);
         kv_heads = random.between(1, 2);
-        group = tiling.groups ? 2 << random.between(0, 2) : random.between(1, 4);
+        group = tiling.groups ? 2 << random.between(0, 2) : tiling.packs && random.one_in(2) ? random.between(1, 80) : random.between(1, 4);
         heads = kv_heads * group;
         query_len = has_few_keys || has_many_blocks || (tiling.serving && random.one_in(3)) ? random.between(1, 16) : random.between(1, 2 * tiling.block_m + 70);
         // Parts of tiles whose warpgroups see different first keys.
@@ -340,16 +340,17 @@ struct Problem {
     {
         Work& work = block.work;
         const bool pairs_heads = tiling.pairs && group % 2 == 0;
-        const int numbered_heads = tiling.groups ? kv_heads : pairs_heads ? heads / 2 : heads;
-        const int rows = tiling.pairs && !pairs_heads ? 2 * tiling.block_m : tiling.block_m, rows_of_query = tiling.groups ? group : 1;
+        const bool of_groups = tiling.groups || tiling.packs;
+        const int numbered_heads = of_groups ? kv_heads : pairs_heads ? heads / 2 : heads;
+        const int rows = tiling.pairs && !pairs_heads ? 2 * tiling.block_m : tiling.block_m, rows_of_query = of_groups ? group : 1;
         const int of_a_head = is_packed ? query_rows * rows_of_query / rows + batch : (query_len * rows_of_query + rows - 1) / rows;
         work.query_tiles = of_a_head;
         work.tiles = of_a_head * numbered_heads * (is_packed ? 1 : batch);
         work.heads_at_once = random.between(1, numbered_heads * (is_packed ? 1 : batch));
         const int resident = random.between(windows_in_parts ? 4 : tiling.serving ? 2 : 1, windows_in_parts || random.one_in(4) ? 6 : 3);
-        work.splits = tiling.serving ? random.between(windows_in_parts ? 2 : 1, 3) : 1;
+        work.splits = tiling.serving ? random.between(windows_in_parts ? 2 : 1, tiling.packs && random.one_in(3) ? 19 : 3) : 1;
         // Of a dense launch perhaps in another order.
-        const bool may_be_ordered = !reads_lengths(block.sequences) && work.splits == 1 && !tiling.pairs && !tiling.groups;
+        const bool may_be_ordered = !reads_lengths(block.sequences) && work.splits == 1 && !tiling.pairs && !of_groups;
         if (may_be_ordered && work.tiles <= (int)std::size(params.order) && random.one_in(3)) {
             std::vector<int> order(work.tiles);
             for (int i = 0; i < work.tiles; i++) order[i] = i;
@@ -364,7 +365,8 @@ struct Problem {
         if (numbers > at_once && !random.one_in(4)) work.counter = counter->data();
         const int words_of_part = (tiling.value_dim / 8 + 1) * WARPGROUP_THREADS * 4;
         parts = guarded(std::vector<float>((size_t)split_tiles * work.splits * tiling.consumers * words_of_part));
-        semaphores = guarded(std::vector<unsigned>(split_tiles * tiling.consumers));
+        // Of packed rows with words for those who wait behind them (kernels/forward/wgmma_joint_sum.cuh).
+        semaphores = guarded(std::vector<unsigned>(tiling.packs ? 512 + split_tiles * work.splits * tiling.consumers : split_tiles * tiling.consumers));
         work.partials = parts->data();
         work.semaphores = semaphores->data();
     }
@@ -431,7 +433,9 @@ struct Problem {
     {
         for (int b = 0; b < batch; b++)
             for (int head = 0; head < heads; head++)
-                for (int query = 0; query < queries[b]; query += SAMPLED_ROWS) {
+                for (int query = 0; query < queries[b]; query++) {
+                    // Packed rows are those of all heads of a group.
+                    if ((tiling.packs ? query * group + head % group : query) % SAMPLED_ROWS != 0) continue;
                     const std::string why = wrong_row(b, head, query);
                     if (!why.empty()) return why;
                 }

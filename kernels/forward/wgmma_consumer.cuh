@@ -14,7 +14,9 @@
 #include "forward/wgmma_dropout.cuh"
 #include "forward/wgmma_epilogue.cuh"
 #include "forward/wgmma_few_terms.cuh"
+#include "forward/wgmma_joint_sum.cuh"
 #include "forward/wgmma_listed.cuh"
+#include "forward/wgmma_packed_queries.cuh"
 #include "forward/wgmma_parts.cuh"
 #include "work/lengths.cuh"
 
@@ -150,7 +152,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     // What all lanes agree on anyway. Of the variants of groups the compiler does not see it, with the same consequence as below.
     __device__ static bool warp_agrees(bool condition)
     {
-        if constexpr (Traits::GROUPS) return uniform(condition);
+        if constexpr (Traits::GROUPS || Traits::packs_rows()) return uniform(condition);
         return condition;
     }
 
@@ -170,7 +172,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         const OutputRows<Traits> rows(params, tile(), warpgroup);
         rows.write_zeros();
         const float sink = sink_of_row<Traits>(params, tile(), 0);
-        rows.write_lse({sink, Traits::GROUPS ? sink_of_row<Traits>(params, tile(), 1) : sink});
+        rows.write_lse({sink, Traits::GROUPS || Traits::packs_rows() ? sink_of_row<Traits>(params, tile(), 1) : sink});
     }
 
     __device__ bool is_part() const
@@ -189,6 +191,16 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             if (!has_output)
                 state.reset();
             const Parts<Traits> parts(params, layout.part(shared, tiles - 1), warpgroup);
+            if constexpr (Traits::packs_rows()) {
+                // Each warp for itself: the first ones often have all rows.
+                if (OutputRows<Traits>(params, tile(), warpgroup).has_rows() && has_rows)
+                    parts.leave(output, state, has_output);
+                const JointSum<Traits> sum(params, parts, layout.part(shared, tiles - 1), tile(), warpgroup);
+                sum.run(layout.takes(shared, warpgroup), has_rows);
+                forget_scores();
+                clear_output();
+                return;
+            }
             if (has_rows)
                 parts.leave(output, state, has_output);
             warpgroup_sync(); // all of it is written
@@ -286,8 +298,14 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         const int end_block = uniform(tile().end_block);
 
         const Mask mask(params.scoring, tile().query_len, tile().key_len);
-        const int first_row = tile().first_query + warpgroup * queries();
-        const int seen_blocks = (mask.end_key(first_row, queries()) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        int first_row = tile().first_query + warpgroup * queries(), packed_queries = 0;
+        if constexpr (Traits::packs_rows()) {
+            const QueryRange range = queries_of_rows<Traits>(params, first_row, queries());
+            first_row = range.first;
+            packed_queries = range.count;
+        }
+        const auto seeing = [&] { return Traits::packs_rows() ? packed_queries : queries(); };
+        const int seen_blocks = (mask.end_key(first_row, seeing()) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
         block = uniform(min(end_block, max(seen_blocks, first_block + 1))) - 1;
         last_block = uniform(min(block, max(first_block, mask.first_key(first_row) / Traits::BLOCK_N)));
 
@@ -296,7 +314,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         plain_top = common_end / Traits::BLOCK_N;
         if (keys_are_followed() && (block + 1) * Traits::BLOCK_N > tile().key_len)
             plain_top = min(plain_top, block - 1);
-        const int common_begin = first_row + queries() - 1 + mask.shift - mask.left;
+        const int common_begin = first_row + seeing() - 1 + mask.shift - mask.left;
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
@@ -304,6 +322,13 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         const bool more = first_block < end_block && uniform(has_rows());
         hidden = left_behind + (more ? end_block - 1 - block : 0);
         left_behind = more ? last_block - first_block : 0;
+        if constexpr (Traits::packs_rows())
+            if (more) {
+                const unsigned queries = layout.queries(warpgroup, queries_at.stage);
+                load_packed_queries<Traits>(params, tile(), queries);
+                fence_shared_for_async();
+                warpgroup_sync();
+            }
         return more;
     }
 
@@ -348,7 +373,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     // Rows behind the sequence's last one may be others', whose scores must not make the warp compute blocks again.
     __device__ void give_up_rows()
     {
-        const int rows = tile().query_len - tile().first_query - warpgroup * queries();
+        const int rows = rows_of_queries<Traits>(params, tile().query_len) - tile().first_query - warpgroup * queries();
         if (rows < queries())
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)

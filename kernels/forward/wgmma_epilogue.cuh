@@ -6,7 +6,7 @@
 
 namespace warptile {
 
-// The 16 rows of a tile that one warp writes: of one head, or 8 of each of two.
+// The 16 rows of a tile that one warp writes: of one head, 8 of each of two, or packed ones.
 template <class Traits> class OutputRows {
   public:
     using Element = typename Traits::Element;
@@ -15,6 +15,10 @@ template <class Traits> class OutputRows {
     __device__ OutputRows(const Forward& params, const Tile& tile, int warpgroup) : params(params)
     {
         tile_row = warpgroup * MMA_ROWS + thread_index() % WARPGROUP_THREADS / 32 * WARP_ROWS;
+        if constexpr (Traits::packs_rows()) {
+            find_packed(tile);
+            return;
+        }
         const int first_row = tile.first_query + first_in_tile();
         rows = tile.query_len - first_row;
         out = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch +
@@ -25,12 +29,21 @@ template <class Traits> class OutputRows {
                   tile.query_offset + first_row;
     }
 
+    // Those of another warp: packed rows from `tile_row` of the tile on.
+    __device__ OutputRows(int tile_row, const Forward& params, const Tile& tile) : params(params), tile_row(tile_row)
+    {
+        static_assert(Traits::packs_rows(), "other rows are those of the calling warp");
+        find_packed(tile);
+    }
+
+    __device__ bool has_rows() const { return rows > 0; }
+
     // Log-sum-exp of the thread's rows, written by the first lane of each quad.
     __device__ void write_lse(const float (&values)[ROWS_PER_THREAD]) const
     {
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++)
-            if (lse && thread_index() % 4 == 0 && query_of(quad_row(i)) < rows)
+            if (lse && thread_index() % 4 == 0 && exists(quad_row(i)))
                 lse[query_of(quad_row(i)) + head_of(quad_row(i)) * params.lse_head] = values[i];
     }
 
@@ -85,15 +98,22 @@ template <class Traits> class OutputRows {
     // whole sectors.
     __device__ void write(const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
+        write_columns(output, inverse, 0);
+    }
+    // Some of the columns, from `first_column` on, a multiple of 16.
+    template <int COUNT>
+    __device__ void write_columns(const float (&output)[COUNT], const float (&inverse)[ROWS_PER_THREAD], int first_column) const
+    {
         const bool odd = thread_index() & 1;
-        Element* const first = out + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
+        Element* const first = out + first_column + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++) {
             const int query = query_of(quad_row(i)), head = head_of(quad_row(i));
             Element* const to = first + query * params.out.row + head * params.out.head;
-            const int columns = query < rows ? params.value_dim - (odd ? CHUNK : 0) : 0;
+            const bool exists = Traits::packs_rows() ? this->exists(quad_row(i)) : query < rows;
+            const int columns = exists ? params.value_dim - first_column - (odd ? CHUNK : 0) : 0;
 #pragma unroll
-            for (int block = 0; block < Traits::VALUE_DIM / CHUNK; block += 2) {
+            for (int block = 0; block < COUNT / (CHUNK / 2); block += 2) {
                 const unsigned left = word(output, inverse, i, block);
                 const unsigned right = word(output, inverse, i, block + 1);
                 const unsigned received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
@@ -106,9 +126,9 @@ template <class Traits> class OutputRows {
     __device__ void write_zeros() const
     {
         const int column = thread_index() % 32 * 8;
-        if constexpr (Traits::GROUPS) {
+        if constexpr (Traits::GROUPS || Traits::packs_rows()) {
             for (int row = 0; row < WARP_ROWS && column < params.value_dim; row++)
-                if (query_of(row) < rows)
+                if (exists(row))
                     *reinterpret_cast<uint4*>(out + query_of(row) * params.out.row + head_of(row) * params.out.head + column) = {0, 0, 0, 0};
         } else {
             for (int row = 0; row < min(rows, WARP_ROWS) && column < params.value_dim; row++)
@@ -128,14 +148,33 @@ template <class Traits> class OutputRows {
         return tile.head;
     }
 
-    // The query and the head of one of the warp's rows, both relative to those of its first row.
+    __device__ void find_packed(const Tile& tile)
+    {
+        packed = PackedRows(params, tile.first_query + tile_row);
+        rows = rows_of_queries<Traits>(params, tile.query_len) - tile.first_query - tile_row;
+        out = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch + tile.head * params.out.head +
+              (long long)tile.query_offset * params.out.row;
+        lse = nullptr;
+        if (params.lse) lse = params.lse + tile.batch * params.lse_batch + tile.head * params.lse_head + tile.query_offset;
+    }
+
+    // Returns true if one of the warp's rows is one of the sequence.
+    __device__ bool exists(int row) const
+    {
+        if constexpr (Traits::packs_rows()) return row < rows;
+        return query_of(row) < rows;
+    }
+
+    // The query and the head of one of the warp's rows, both relative to those of its first row, or of packed rows to the sequence's.
     __device__ int query_of(int row) const
     {
+        if constexpr (Traits::packs_rows()) return packed.query(row);
         if constexpr (Traits::GROUPS) return row & (warpgroup_queries<Traits>(params) - 1);
         return row;
     }
     __device__ int head_of(int row) const
     {
+        if constexpr (Traits::packs_rows()) return packed.head(row);
         if constexpr (Traits::GROUPS) return row >= warpgroup_queries<Traits>(params);
         return 0;
     }
@@ -173,18 +212,19 @@ template <class Traits> class OutputRows {
 
     __device__ static int quad_row(int i) { return thread_index() % 32 / 4 + 8 * i; }
 
-    __device__ static unsigned word(const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD],
-                                    int row, int block)
+    template <int COUNT>
+    __device__ static unsigned word(const float (&output)[COUNT], const float (&inverse)[ROWS_PER_THREAD], int row, int block)
     {
         const int at = 4 * block + 2 * row;
         return pack<Element>(output[at] * inverse[row], output[at + 1] * inverse[row]);
     }
 
     const Forward& params;
-    Element* out; // of the warp's first row
-    float* lse;   // of the warp's first row; null if not wanted
+    Element* out; // of the warp's first row; of packed rows the sequence's first one
+    float* lse;   // likewise; null if not wanted
     int rows;     // from the warp's first row to the end of the sequence
     int tile_row; // the warp's first row in the tile
+    PackedRows packed; // if they are
 };
 
 } // namespace warptile

@@ -72,8 +72,13 @@ struct WgmmaTraits {
     static_assert(!PAIRS || (SLABS % 2 == 0 && VALUE_SLABS % 2 == 0), "a half of the slabs for each CTA of a pair");
 
     // Groups: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other.
-    // Under a mask these rows see more nearly the same keys. SERVING_GROUPS is for few queries on many keys: each key is then read once.
-    static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS || VARIANT_ == Variant::SERVING_GROUPS;
+    // Under a mask these rows see more nearly the same keys.
+    // At head size 128 that of 64 rows stays with boxes: ptxas spills in it what adds up packed rows.
+    enum : bool { PACKS_ROWS = VARIANT_ == Variant::SERVING_GROUPS && !(BLOCK_M_ == 64 && HEAD_DIM_ == 128) };
+    static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS || (VARIANT_ == Variant::SERVING_GROUPS && !PACKS_ROWS);
+    // Packed rows: those of all heads of a group of any size, one query after the other, each with all of its heads. For few queries on many
+    // keys: each key is then read once. No box has such rows, so a warpgroup loads and stores them itself.
+    __device__ static constexpr bool packs_rows() { return PACKS_ROWS; }
 
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM, and for a third one where scores and output take few registers.
@@ -98,8 +103,9 @@ struct WgmmaTraits {
     __device__ static constexpr bool has_plain_terms() { return has_fast_terms() && (CONSUMERS > 1 || VALUE_DIM <= 64); }
     static_assert(!SOFTCAP || (CONSUMERS < 3 && MIN_CTAS < 3), "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = PAIRS    ? SCHEDULE_PAIRS
-                                                            : GROUPS ? SCHEDULE_PERSISTENT_GROUPS
-                                                                     : SCHEDULE_PERSISTENT;
+                                                            : GROUPS || PACKS_ROWS
+                                                                ? SCHEDULE_PERSISTENT_GROUPS
+                                                                : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) |
         (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
@@ -128,10 +134,10 @@ struct WgmmaTraits {
 
     // A finished tile leaves through shared memory, from where the copy engine takes it: through its queries' buffer if that
     // is one of two, else through one of its own where it fits, else straight from registers.
-    static constexpr bool OUTPUT_THROUGH_QUERIES = QUERY_STAGES == 2;
+    static constexpr bool OUTPUT_THROUGH_QUERIES = QUERY_STAGES == 2 && !PACKS_ROWS;
     static constexpr int STAGED_BYTES = (VALUE_SLABS < 2 ? VALUE_SLABS : 2) * QUERY_SLAB_BYTES; // one warpgroup's: in parts of a slab
     static constexpr bool OUTPUT_BUFFER =
-        !OUTPUT_THROUGH_QUERIES && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
+        !OUTPUT_THROUGH_QUERIES && !PACKS_ROWS && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
     static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
     static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
@@ -140,7 +146,7 @@ struct WgmmaTraits {
 // Binary logarithm of the number of query heads that share a key/value head, which must be a power of 2.
 __device__ inline int group_log(const Forward& params) { return __clz(params.kv_heads) - __clz(params.heads); }
 
-// Queries of a warpgroup's rows.
+// Queries of a warpgroup's rows; of packed rows, the rows.
 template <class Traits> __device__ int warpgroup_queries(const Forward& params)
 {
     if constexpr (Traits::GROUPS) return MMA_ROWS >> group_log(params);
@@ -151,7 +157,7 @@ template <class Traits> __device__ int warpgroup_queries(const Forward& params)
 struct Tile {
     int batch; // END after the last tile
     int head;        // the first of those that share keys, if the rows are those of all of them
-    int first_query; // in the sequence; a negative multiple of a warpgroup's queries where fewer than the tile's are left
+    int first_query; // in the sequence; a negative multiple of a warpgroup's queries where fewer than the tile's are left. Of packed rows, the first row
     int query_len;
     int key_len;
     int query_offset; // first row of the sequence in a packed tensor; 0 for dense ones
@@ -223,7 +229,7 @@ template <class Traits> struct SharedLayout {
     // warps that load from pages are told the tile.
     static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
     static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
-    static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
+    static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (Traits::packs_rows() ? 2 : 1) * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
     static constexpr int PAGE_LOADERS = 2; // warps: of keys and of values
     // Pairs also have the tile that the other CTA is told, and two barriers.
     static constexpr int MAIL_AT = TILE_BARRIERS_AT + (Traits::SERVING ? TILE_SLOTS * 16 : 0);
@@ -280,6 +286,12 @@ template <class Traits> struct SharedLayout {
     __device__ static unsigned& arrived(unsigned char* shared, int warpgroup)
     {
         return reinterpret_cast<unsigned*>(shared + ARRIVED_AT)[warpgroup];
+    }
+
+    // Two words in its place: the shares of a sum that the warpgroup adds up.
+    __device__ static unsigned (&takes(unsigned char* shared, int warpgroup))[2]
+    {
+        return reinterpret_cast<unsigned(*)[2]>(shared + ARRIVED_AT)[warpgroup];
     }
 
     // The threads that arrive in a phase of each barrier, and those that wait for it. A wait names only a parity, so it must not come after

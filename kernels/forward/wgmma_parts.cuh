@@ -72,6 +72,14 @@ template <class Traits> class Parts {
             }
     }
 
+    // The word in which all parts of the tile and warpgroup are counted.
+    __device__ unsigned* semaphore_word() const { return work.semaphores + semaphore; }
+
+    __device__ float4* words_of(int split, int thread) const
+    {
+        return reinterpret_cast<float4*>(work.partials) + (unsigned long long)(first + split * Traits::CONSUMERS) * WORDS + thread;
+    }
+
   private:
     static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 16 bytes a thread
     // Chunks that are added up at a time. ptxas keeps all their loads in flight, and at head size 256 the output leaves few registers.
@@ -79,11 +87,7 @@ template <class Traits> class Parts {
     static constexpr int WORDS = (CHUNKS + 1) * WARPGROUP_THREADS; // a part's, of 16 bytes
     static_assert(WORDS * sizeof(float4) == MMA_ROWS * (Traits::VALUE_DIM + abi::SPLIT_PART_SUMS) * sizeof(float), "as the host makes room for it");
 
-    __device__ float4* words_of(int split) const
-    {
-        return reinterpret_cast<float4*>(work.partials) +
-               (unsigned long long)(first + split * Traits::CONSUMERS) * WORDS + thread_index() % WARPGROUP_THREADS;
-    }
+    __device__ float4* words_of(int split) const { return words_of(split, thread_index() % WARPGROUP_THREADS); }
 
     const Work& work;
     const int first; // part in the workspace; the next one of the warpgroup is CONSUMERS further on

@@ -279,6 +279,10 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
                 barrier_arrive(full);
                 continue;
             }
+            if constexpr (Traits::packs_rows()) {
+                barrier_arrive(full); // the warpgroup loads them
+                continue;
+            }
             barrier_arrive_expect_bytes(full, Traits::QUERY_BYTES);
             const int row = tile.query_offset + tile.first_query + warpgroup * warpgroup_queries<Traits>(params.forward);
             const unsigned destination = layout.queries(warpgroup, queries_at.stage);

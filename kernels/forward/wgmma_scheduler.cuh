@@ -2,7 +2,7 @@
 // which balances causal work; without one, CTA c computes tiles c, c + grid, c + 2 * grid, ...
 #pragma once
 
-#include "forward/wgmma_layout.cuh"
+#include "forward/wgmma_packed_rows.cuh"
 #include "rule/mask.cuh"
 #include "work/order.cuh"
 
@@ -91,7 +91,7 @@ template <class Traits> class TileOrder {
         if constexpr (Traits::SERVING)
             if (number >= whole_tiles) return whole_tiles + (number - whole_tiles) / params.work.splits;
         // Dense launches may bring an order of tiles (crates/attention/src/plan/tile_order.rs).
-        if constexpr (!Traits::PAIRS && !Traits::GROUPS)
+        if constexpr (!Traits::PAIRS && !Traits::GROUPS && !Traits::packs_rows())
             if (block.ordered) return block.order[number];
         return number;
     }
@@ -102,7 +102,7 @@ template <class Traits> class TileOrder {
         if constexpr (Traits::PAIRS)
             if (pairs_heads(params))
                 return params.heads / 2;
-        if constexpr (Traits::GROUPS) return params.kv_heads;
+        if constexpr (Traits::GROUPS || Traits::packs_rows()) return params.kv_heads;
         return params.heads;
     }
 
@@ -111,6 +111,7 @@ template <class Traits> class TileOrder {
     {
         int rows_of_query = 1;
         if constexpr (Traits::GROUPS) rows_of_query = 1 << group_log(params);
+        if constexpr (Traits::packs_rows()) rows_of_query = group_size(params);
         const TilePlace place = tile_place<ROWS>(params, tile_number(), numbered_heads(), rows_of_query);
         const int tiles = (place.q.len * rows_of_query + ROWS - 1) / ROWS;
         write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
@@ -130,9 +131,11 @@ template <class Traits> class TileOrder {
                 step *= 2;
         }
         if constexpr (Traits::GROUPS) head <<= group_log(params);
+        if constexpr (Traits::packs_rows()) head *= group_size(params);
+        const int len = rows_of_queries<Traits>(params, q.len);
         // ptxas divides by what it does not know to be a power of 2. With lists of blocks tiles begin at multiples of their rows.
-        const int all_queries = lists_blocks<Traits>() ? (q.len + tile_queries - 1) / tile_queries * tile_queries :
-            Traits::GROUPS ? q.len + queries - 1 & -queries : (q.len + queries - 1) / queries * queries;
+        const int all_queries = lists_blocks<Traits>() ? (len + tile_queries - 1) / tile_queries * tile_queries :
+            Traits::GROUPS ? len + queries - 1 & -queries : (len + queries - 1) / queries * queries;
         const int end_query = all_queries - tile_row * step;
         const int first_query = end_query - tile_queries;
         tile.batch = batch;
@@ -150,8 +153,14 @@ template <class Traits> class TileOrder {
             tile.end_block = mask.end_key(first_query, tile_queries);
             return;
         }
-        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
-        tile.end_block = (mask.end_key(first_query, tile_queries) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        int first_seeing = first_query, seeing = tile_queries;
+        if constexpr (Traits::packs_rows()) {
+            const QueryRange range = queries_of_rows<Traits>(params, first_query, end_query - max(first_query, 0));
+            first_seeing = range.first;
+            seeing = range.count;
+        }
+        tile.first_block = mask.first_key(max(first_seeing, 0)) / Traits::BLOCK_N;
+        tile.end_block = (mask.end_key(first_seeing, seeing) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }
 
     const ForwardTma& block;

@@ -8,6 +8,8 @@
 #include "forward/wgmma_layout.cuh"
 #include "rule/mask.cuh"
 #include "rule/score.cuh"
+// Behind those: the order of constants is that of the symbols in each image.
+#include "forward/wgmma_packed_rows.cuh"
 
 namespace warptile {
 
@@ -17,12 +19,17 @@ constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
 __device__ inline int lane_row() { return thread_index() % WARPGROUP_THREADS / 32 * 16 + thread_index() % 32 / 4; }
 __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 
+// The first row of a tile that the calling warp has: warps of the loading warpgroup come before those that compute.
+__device__ inline int warp_row() { return (int)(thread_index() / 32 - WARPGROUP_WARPS) * (MMA_ROWS / WARPGROUP_WARPS); }
+
 // The sink of one of the thread's rows, by its head. If a warpgroup has rows of several heads, the first `warpgroup_queries` rows belong
-// to the tile's head.
-template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row)
+// to the tile's head. `first_row`: where packed rows begin in the tile that are not the warp's own.
+template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row, int first_row = -1)
 {
     int head = tile.head;
     if constexpr (Traits::GROUPS) head += ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS;
+    if constexpr (Traits::packs_rows())
+        head += PackedRows(params, tile.first_query + (first_row < 0 ? warp_row() : first_row)).head(thread_index() % 32 / 4 + 8 * row);
     return sink_of(params.scoring, head);
 }
 
@@ -108,7 +115,7 @@ template <class Traits> struct RowState {
 
     // Results of a row after its last key: the inverse that its output is multiplied by, and its log-sum-exp.
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params,
-                           const Tile& tile) const
+                           const Tile& tile, int first_row = -1) const
     {
         float total[ROWS_PER_THREAD], max[ROWS_PER_THREAD], keep[ROWS_PER_THREAD];
 #pragma unroll
@@ -118,10 +125,10 @@ template <class Traits> struct RowState {
             keep[row] = 1;
         }
         if (__builtin_expect(params.scoring.sinks != nullptr, false)) {
-            float sink = sink_of_row<Traits>(params, tile, 0);
+            float sink = sink_of_row<Traits>(params, tile, 0, first_row);
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++) {
-                if (Traits::GROUPS && row > 0) sink = sink_of_row<Traits>(params, tile, row);
+                if ((Traits::GROUPS || Traits::packs_rows()) && row > 0) sink = sink_of_row<Traits>(params, tile, row, first_row);
                 if (sink != negative_infinity())
                     keep[row] = join_sink(max[row], total[row], sink);
             }
@@ -366,13 +373,15 @@ __device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Forward& 
 {
     const Mask mask(params.scoring, tile.query_len, tile.key_len);
     const int queries = warpgroup_queries<Traits>(params), first_row = tile.first_query + warpgroup * queries;
-    if (!mask.hides_part_of(first_row, queries, block * Traits::BLOCK_N, Traits::BLOCK_N))
+    const QueryRange range = queries_of_rows<Traits>(params, first_row, queries);
+    if (!mask.hides_part_of(range.first, range.count, block * Traits::BLOCK_N, Traits::BLOCK_N))
         return;
     const int first_key = block * Traits::BLOCK_N + lane_column();
 #pragma unroll
     for (int row = 0; row < ROWS_PER_THREAD; row++) {
         int query = lane_row() + 8 * row;
         if constexpr (Traits::GROUPS) query &= queries - 1;
+        if constexpr (Traits::packs_rows()) query = PackedRows(params, first_row).query(query) - first_row;
         const int diagonal = first_row + query + mask.shift;
         const int first_seen = diagonal - mask.left - first_key;
         const int end_seen = min(diagonal + mask.right, tile.key_len - 1) + 1 - first_key;

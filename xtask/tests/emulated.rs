@@ -186,3 +186,23 @@ fn tiles_that_are_told_too_early_are_found() {
     let (said, passed) = emulate(&kernels, "TILING(128, 128, 64, 128, 8, 2, SERVING)\n");
     assert!(!passed && said.contains("phases behind"), "{said}");
 }
+
+/// With a share that nobody adds up where one has left, and with words that are left behind.
+#[test]
+fn sums_that_leave_something_behind_or_out_are_found() {
+    let file = "forward/wgmma_joint_sum.cuh";
+    for (before, after, found) in [
+        ("*word(split) = 0;", "", "a semaphore is left"),
+        (
+            "*word(split) = 0;\n            return 1;",
+            "*word(split) = 0;\n            return 0;",
+            "expected",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let kernels = changed(folder.path(), &[(file, before, after)]);
+        let tiling = "TILING(128, 128, 128, 128, 12, 2, SERVING_GROUPS)\n";
+        let (said, passed) = emulate(&kernels, tiling);
+        assert!(!passed && said.contains(found), "{said}");
+    }
+}

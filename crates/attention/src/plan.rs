@@ -38,7 +38,9 @@ pub use planner::Planner;
 pub use rates::{Rates, Standing, Timed};
 pub use rows::RowProblem;
 pub use settings::Settings;
-pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
+pub(crate) use split_tiles::{
+    PackedSpeed, TileKeys, packs_rows, rest_keys, splits_of, splits_tiles,
+};
 pub use step::{LaunchShape, Scratch, Step};
 #[cfg(test)]
 pub(crate) use tile_order::SEARCHES;

@@ -253,7 +253,7 @@ pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 19008] = *include_bytes!("../image
 pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 20034] = *include_bytes!("../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 199983] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 243407] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
 pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 24679] = *include_bytes!("../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
@@ -280,10 +280,10 @@ pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!(".
 pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 216759] = *include_bytes!("../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 231470] = *include_bytes!("../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 192039] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 233369] = *include_bytes!("../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
 pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
@@ -292,7 +292,7 @@ pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../ima
 pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 23351] = *include_bytes!("../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 192089] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 214334] = *include_bytes!("../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../images/wgmma_d64_64x64_w8_s2_sm_90.zst");

@@ -5,7 +5,7 @@ use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
 use warptile_kernels::{Features, Operand, Schedule, Slots};
 
 use crate::error::Result;
-use crate::plan::{LaunchShape, Scratch, Step, tile_order};
+use crate::plan::{LaunchShape, Scratch, Step, packs_rows, tile_order};
 use crate::spec::{Call, Diagonal, Dropout, ElementType, Heads, Layout};
 
 /// The block of kernels that read through addresses.
@@ -263,9 +263,10 @@ pub(super) fn forward_tma(
         tensor_map(driver, call.element(), address, layout, rows_heads)
     };
     let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
-    // Where a tile has all heads that share keys, a box has rows of each of them; its number of rows is the same.
+    // Where a tile has all heads that share keys, a box has rows of each of them; its number of rows is the same. Images that pack rows load
+    // and store these without a map.
     let query_heads = match image.schedule {
-        Schedule::PersistentGroups => call.heads().group_size() as u32,
+        Schedule::PersistentGroups if !packs_rows(image) => call.heads().group_size() as u32,
         _ => 1,
     };
     let query_box = [QUERY_BOX_ROWS / query_heads, query_heads];

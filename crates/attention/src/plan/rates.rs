@@ -8,10 +8,12 @@ mod whole_tiles;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use warptile_kernels::abi::PART_SUMS;
 use warptile_kernels::{Family, Features, Image, Schedule};
 
 use crate::plan::{
-    DeviceProfile, Numbered, Settings, TileKeys, rest_keys, splits_of, splits_tiles,
+    DeviceProfile, Numbered, PackedSpeed, Settings, TileKeys, packs_rows, rest_keys, splits_of,
+    splits_tiles,
 };
 use crate::spec::Problem;
 
@@ -301,7 +303,15 @@ impl Rates {
             let tiles = problem.typical_group_tiles(image.tiling.block_m)
                 / f64::from(device.multiprocessors.max(1));
             let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
-            return launch_us + blocks * block_us;
+            let sum_us = match image.schedule {
+                // As many CTAs as there are for a tile, each with a block of keys at least.
+                Schedule::SharedKeys => {
+                    let ctas = f64::from(ctas_per_multiprocessor) / tiles;
+                    sum_us(image, ctas.min((seen as f64 / block_n).ceil()))
+                }
+                _ => 0.0,
+            };
+            return launch_us + blocks * block_us + sum_us;
         }
         let keys = TileKeys::of(
             mask,
@@ -349,6 +359,26 @@ impl Rates {
             // A multiprocessor that holds several CTAs works through the tiles of all.
             let rest = tiles.ceil() as u64 % resident;
             let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
+            if packs_rows(image) {
+                // More rows were not measured: rather others.
+                const MOST_ROWS: usize = 512;
+                let known = match query_len * problem.heads().group_size() {
+                    ..=MOST_ROWS => 1.0,
+                    _ => 1.3,
+                };
+                let of_bandwidth =
+                    reads_once(problem, image).unwrap_or(1.0) * PackedSpeed::OF_READING;
+                let speed = PackedSpeed {
+                    flops: tflops * 1e6 / times,
+                    bytes: self.bandwidth * 1e6 * of_bandwidth,
+                    multiprocessors: f64::from(self.multiprocessors),
+                };
+                let share = 1.0 - rest as f64 / tiles;
+                let whole =
+                    (whole * block_us).max(share.max(0.0) * self.reading_us(problem, of_bandwidth));
+                let rest = speed.rest_us(image, rest, resident, splits, &keys);
+                return launch_us + known * (whole + rest);
+            }
             let rest = rest_keys(image, rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
             return launch_us + ((whole + rest) * block_us).max(reading);
@@ -391,6 +421,20 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
     let warp_rows = (image.tiling.block_m as usize / warps).max(1);
     let rows = problem.typical_lengths().0 * problem.heads().group_size();
     rows.div_ceil(warp_rows).clamp(1, warps) as f64 / warps as f64
+}
+
+/// How much longer than its rates say a kernel takes whose CTAs share keys, where the last CTA of a tile adds up the parts of many: what is
+/// more than in the problems that rates are fitted to. The last one reads 17 bytes a nanosecond
+/// (docs/notebook/wgmma.md, 2026-11-28).
+fn sum_us(image: &Image, parts: f64) -> f64 {
+    const USUAL_BYTES: f64 = 160e3;
+    const BYTES_A_MICROSECOND: f64 = 17e3;
+    // Of larger heads parts are added up in groups.
+    if image.tiling.head_dim > 256 {
+        return 0.0;
+    }
+    let bytes = parts * image.tiling.part_bytes(PART_SUMS) as f64;
+    (bytes - USUAL_BYTES).max(0.0) / BYTES_A_MICROSECOND
 }
 
 /// The share of the memory's speed at which each key is read once, by the copy engine: where the rows of a group are

@@ -13,10 +13,18 @@ pub(crate) fn splits_tiles(image: &Image) -> bool {
     ) && image.features.contains(Features::PAGED)
 }
 
+/// Returns true if a tile has as many rows of a key/value head as fit, whatever the number of query heads that share it: `packs_rows` in
+/// kernels/forward/wgmma_layout.cuh.
+pub(crate) fn packs_rows(image: &Image) -> bool {
+    let in_boxes = image.tiling.block_m == 64 && image.tiling.head_dim == 128;
+    splits_tiles(image) && image.schedule == Schedule::PersistentGroups && !in_boxes
+}
+
 /// Parts of split tiles that a CTA computes, at most: what bounds the workspace.
 pub(super) const PARTS_A_CTA: usize = 3;
 
-/// Semaphores of shared tiles: one a CTA, or one for each warpgroup of a tile that is split.
+/// Semaphores of shared tiles: one a CTA, or one for each warpgroup of a tile that is split. Of images that pack rows the second half are
+/// words at which CTAs wait (kernels/forward/wgmma_joint_sum.cuh).
 pub(super) const SEMAPHORES: usize = 1024;
 
 /// Keys that a tile of query rows loads.
@@ -26,6 +34,10 @@ pub(crate) struct TileKeys {
     pub(crate) average: f64,
     /// At most, rounded up to blocks.
     pub(crate) longest: f64,
+    /// Of packed rows, tiles that load the same ones, if all their rows do: they are read from memory once.
+    pub(crate) tiles: f64,
+    /// Rows of a warpgroup, in whole warps.
+    pub(crate) warpgroup_rows: f64,
 }
 
 impl TileKeys {
@@ -54,7 +66,13 @@ impl TileKeys {
         };
         let all = (key_len as f64 / block_n).ceil().max(1.0) * block_n;
         let longest = ((widest as f64 + beside) / block_n).ceil() * block_n;
+        let tiles = match packs_rows(image) {
+            true => (query_len * group_size) as f64 / rows,
+            false => 1.0,
+        };
         TileKeys {
+            tiles: tiles.ceil().max(1.0),
+            warpgroup_rows: (query_len * group_size).clamp(1, 64).next_multiple_of(16) as f64,
             average: (visible + beside).clamp(block_n, all),
             longest: longest.clamp(block_n, all),
         }
@@ -65,6 +83,7 @@ impl TileKeys {
         TileKeys {
             average: self.average.min(keys),
             longest: self.longest.min(keys),
+            ..self
         }
     }
 }
@@ -74,6 +93,63 @@ impl TileKeys {
 pub(super) const TILE_END_KEYS: f64 = 200.0;
 const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
+/// How fast a device computes and reads packed rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PackedSpeed {
+    /// FLOP of a microsecond on all multiprocessors.
+    pub(crate) flops: f64,
+    /// Bytes of a microsecond.
+    pub(crate) bytes: f64,
+    pub(crate) multiprocessors: f64,
+}
+
+impl PackedSpeed {
+    /// That of the GPUs that have such images. Ranges are chosen by it: their number must not depend on what is known of a device.
+    const USUAL: Self = PackedSpeed {
+        flops: 600e6,
+        bytes: 3.0e6,
+        multiprocessors: 132.0,
+    };
+    /// What of the speed of images with boxes is reached: 32 x 8192 keys, 48/1 heads of 128 take 59.0 us on an H100, 52.3 were expected.
+    pub(crate) const OF_READING: f64 = 0.9;
+    /// Bytes of a microsecond that a CTA can ask for.
+    const BYTES_A_CTA: f64 = 60e3;
+    /// The end of a part besides its sum, and what adding up each part of a tile costs besides its bytes, of which so many are read in a
+    /// microsecond: whoever comes last does it (docs/notebook/wgmma.md, 2026-11-28).
+    const END_US: f64 = 1.5;
+    const SUM_US: f64 = 0.25;
+    const SUM_BYTES: f64 = 28e3;
+
+    /// Microseconds for the `rest` tiles of an image if each is split.
+    pub(crate) fn rest_us(
+        self,
+        image: &Image,
+        rest: u64,
+        resident: u64,
+        splits: u64,
+        keys: &TileKeys,
+    ) -> f64 {
+        let columns: usize = image.tiling.dims().iter().sum();
+        let parts = rest * splits;
+        let turns = parts.div_ceil(resident) as f64;
+        let at_once = parts.min(resident) as f64;
+        let bytes = (columns * image.element.size()) as f64;
+        let read_us = (bytes / Self::BYTES_A_CTA)
+            .max(bytes * at_once / (self.bytes * keys.tiles.min(at_once)));
+        let flops = 2.0 * f64::from(image.tiling.block_m) * columns as f64;
+        let compute_us = flops * at_once.max(self.multiprocessors) / self.flops;
+        let sum_us = match splits {
+            1 => 0.0,
+            _ => {
+                let part =
+                    keys.warpgroup_rows * image.tiling.dims()[1] as f64 * size_of::<f32>() as f64;
+                splits as f64 * (Self::SUM_US + part / Self::SUM_BYTES)
+            }
+        };
+        turns * (keys.longest / splits as f64 * read_us.max(compute_us) + Self::END_US) + sum_us
+    }
+}
+
 /// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook/wgmma.md, 2026-11-23).
 const GROUP_SUM_KEYS: f64 = 70.0;
 /// Additional cost of each part when their number is chosen, because few CTAs read a key faster than many: 1 x 8192
@@ -107,7 +183,8 @@ pub(crate) fn splits_of(
 ) -> u64 {
     let rest = tiles % resident;
     let warpgroups = u64::from(image.tiling.block_m.div_ceil(QUERY_BOX_ROWS));
-    if rest == 0 || rest * warpgroups > SEMAPHORES as u64 {
+    let semaphores = SEMAPHORES / if packs_rows(image) { 2 } else { 1 };
+    if rest == 0 || rest * warpgroups > semaphores as u64 {
         return 1;
     }
     // Drawn tiles that differ in length even out: the last ones are the shortest.
@@ -125,8 +202,9 @@ pub(crate) fn splits_of(
         true => GROUP_PART_KEYS,
         false => 0.0,
     };
-    let cost = |splits: u64| {
-        rest_keys(image, rest, resident, splits, keys.longest) + splits as f64 * beside
+    let cost = |splits: u64| match packs_rows(image) {
+        true => PackedSpeed::USUAL.rest_us(image, rest, resident, splits, keys),
+        false => rest_keys(image, rest, resident, splits, keys.longest) + splits as f64 * beside,
     };
     let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
     best.unwrap_or(1)
@@ -167,7 +245,11 @@ mod tests {
     #[test]
     fn few_ctas_read_a_key_faster_than_many() {
         let image = { catalog().iter() }
-            .find(|image| splits_tiles(image) && image.schedule.has_group_tiles())
+            .find(|image| {
+                image.schedule == Schedule::PersistentGroups
+                    && splits_tiles(image)
+                    && !packs_rows(image)
+            })
             .unwrap();
         let keys = TileKeys::of(Mask::none(), [1, 8192], 8, image);
         assert_eq!(splits_of(8, 132, &keys, image, None), 8);

@@ -1,5 +1,6 @@
 //! Hundreds of launches give the bits of the first, however they are synchronized: the predecessor's kernel did not.
 
+use warptile::kernels::Family;
 use warptile_check::{Case, OnGpu, ResultBuffers};
 use warptile_driver::Graph;
 
@@ -162,4 +163,53 @@ fn replays_of_a_captured_graph() {
             );
         }
     });
+}
+
+/// Parts of a tile are added up by whichever warps come first, in an order of their own: the bits stay, also beside a launch that keeps
+/// multiprocessors busy.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn sums_by_all_who_left_a_part_repeat() {
+    let others = case("b2 h16 q2048 k2048 d128 f16 seed=9");
+    for (problem, image) in [
+        (
+            "b1 h48/1 q1 k20000 d128 f16 seed=1",
+            "wgmma_d128_128x128_w12_s2_f16_serving_groups_sm_90a",
+        ),
+        (
+            "b3 h16/1 q5 k9000 d256 f16 mask=causal seed=2",
+            "wgmma_d256_128x64_w12_s2_f16_serving_groups_sm_90a",
+        ),
+        (
+            "b2 h71/1 q2 k7000 d64 f16 mask=causal seed=3",
+            "wgmma_d64_128x128_w12_s2_f16_serving_groups_sm_90a",
+        ),
+    ] {
+        let Some(image) = warptile_kernels::catalog()
+            .iter()
+            .find(|one| one.name == image)
+        else {
+            panic!("no image {image}");
+        };
+        if !image
+            .target
+            .runs_on(gpu().profile().major, gpu().profile().minor)
+        {
+            continue;
+        }
+        let (case, images) = (case(problem), Images::One(image));
+        let first = first_result(&case, images);
+        let mut on_gpu = upload(&case, images);
+        let mut beside = upload(&others, Images::Family(Family::Wgmma));
+        for launch in 1..=LAUNCHES {
+            if launch % 7 == 0 {
+                beside.launch().unwrap();
+            }
+            on_gpu.launch().unwrap();
+            if launch % 100 == 0 {
+                let again = on_gpu.result().unwrap();
+                assert!(same_bits(&first, &again), "{case} after {launch} launches");
+            }
+        }
+    }
 }

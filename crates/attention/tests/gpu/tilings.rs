@@ -94,13 +94,21 @@ fn images_of_pairs_and_groups_are_right() {
         "b4 q300 k700 h3 used=300x700,0x5,17x0,299x1 device-lengths",
         "packed=100x200,1x300,257x129,0x5,640x640 h3 device-lengths sms=5",
     ];
-    // Few queries: parts of a tile, a few rows of each head, two heads that share a warp, and pages.
+    // Few queries: parts of a tile, rows of groups of any size, the last warpgroup partly empty, and pages.
     let few = [
         "b2 q8 k5000 h8/2 mask=causal",
         "b3 q3 k2000 h16/2 mask=causal sinks",
         "b1 q13 k3000 h8/1 mask=window,500,3 sms=7",
         "b4 k1500 q5 h8/4 used=5x700,0x5,1x0,4x1500 device-lengths mask=causal pages=16",
         "b2 q1 k4000 h8/1 pages=64",
+        "b2 q1 k9000 h48/1 sinks",
+        "b1 q3 k5000 h71/1 mask=causal sinks",
+        "b3 q7 k3000 h14/2 mask=window,700,0 layout=gaps",
+        "b4 k1500 q9 h12/4 used=9x700,0x5,1x0,4x1500 device-lengths mask=causal pages=16",
+        "packed=3x2000,0x5,17x900,1x4000,2x0 h71/1 mask=causal device-lengths sinks",
+        "b1 q40 k2500 h5/1 mask=causal diagonal=top-left sms=3",
+        "b1 q130 k1 h3/1",
+        "b2 q5 k0 h16/1 sinks",
     ];
     let (major, minor) = (gpu().profile().major, gpu().profile().minor);
     let images = warptile_kernels::images_for(Role::Forward)

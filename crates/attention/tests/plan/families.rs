@@ -132,6 +132,32 @@ fn up_to_64_rows_of_a_group_on_long_caches_are_one_tile_of_wgmma() {
     }
 }
 
+/// Groups that are no power of two, or larger than 8: the rows of all their heads are one tile, and each key is read once. `decode` took
+/// 1.2 to 3.7 times as long on an H100 (docs/notebook/wgmma.md, 2026-11-28).
+#[test]
+fn groups_of_any_size_on_long_caches_are_tiles_of_wgmma() {
+    let h100 = "NVIDIA H100 80GB HBM3";
+    for line in [
+        "b4 q1 k16384 h48/1 d128 bf16",
+        "b32 q1 k8192 h48/1 d128 bf16",
+        "b8 q1 k8192 h71/1 d64 bf16",
+        "b8 q7 k16384 h71/1 d64 bf16 mask=causal",
+        "b4 q1 k16384 h16/1 d256 bf16",
+        "b4 q8 k16384 h16/1 d256 bf16 mask=causal",
+    ] {
+        let mut device = DeviceProfile::h200();
+        h100.clone_into(&mut device.name);
+        let plan = plan(&case(line), &device);
+        assert!(
+            plan.image().unwrap().name.contains("serving_groups"),
+            "{plan}"
+        );
+    }
+    // Where it is faster.
+    let plan = plan(&case("b8 q1 k8192 h8/1 d256 bf16"), &DeviceProfile::h200());
+    assert_eq!(family(&plan), Family::Decode, "{plan}");
+}
+
 /// Short sequences are not read by what reads long ones fastest.
 #[test]
 fn whole_tiles_of_few_keys_are_chosen_by_what_they_compute() {

@@ -129,7 +129,10 @@ fn serving(kernel: &str, multiprocessors: u32) -> Step {
     let image = warptile_kernels::catalog()
         .iter()
         .find(|image| {
-            image.kernel == kernel && image.element == ElementType::F16 && splits_tiles(image)
+            image.kernel == kernel
+                && image.element == ElementType::F16
+                && splits_tiles(image)
+                && image.schedule == Schedule::Persistent
         })
         .unwrap();
     Step {
