@@ -242,7 +242,7 @@ fn gradients_are_timed_by_kernel_and_by_target() {
     };
     for (arguments, expected) in [
         (&[][..], &["dqkv"][..]),
-        (&["--kernel", "families"], &["dkv", "dqkv"]),
+        (&["--kernel", "families"], &["dkv", "dqkv", "wdkv"]),
         (&["--kernel", "dkv"], &["dkv"]),
         (&["--kernel", "dkv_d64_64x64_w4_s2,dq"], &["dkv", "dkv"]),
         (&["--target", "sm_90"], &["dkv"]),
