@@ -8,11 +8,6 @@ namespace warptile {
 // True of traits whose kernels walk over lists.
 template <class Traits> __device__ constexpr bool lists_blocks() { return Traits::FEATURES & FEATURE_BLOCKS; }
 
-// Traits of a kernel that walks over lists. Its block begins with the other's.
-template <class Plain> struct Listing : Plain {
-    static constexpr unsigned FEATURES = Plain::FEATURES | FEATURE_BLOCKS;
-};
-
 // The lists of a block that such a kernel was given.
 template <class Block, class Params> __device__ inline const BlockLists& lists_of(const Params& params)
 {

@@ -731,14 +731,6 @@ declare! {
         keys: i32,
     }
 
-    /// Block of the kernels with lists of blocks that read through addresses.
-    struct ForwardBlocks {
-        /// Everything else.
-        forward: Forward,
-        /// The lists.
-        blocks: BlockLists,
-    }
-
     /// Block of the kernels with lists of blocks that read through tensor maps. Boxes of keys and values have LISTED_BOX_ROWS rows.
     struct ForwardTmaBlocks align 64 {
         /// Everything else.
@@ -870,7 +862,6 @@ blocks!(
     ForwardDropout,
     ForwardTmaDropout,
     BackwardDropout,
-    ForwardBlocks,
     ForwardTmaBlocks
 );
 
@@ -890,7 +881,6 @@ pub const FORWARD_BLOCKS: &[u64] = &[
     ForwardTma::HASH,
     ForwardDropout::HASH,
     ForwardTmaDropout::HASH,
-    ForwardBlocks::HASH,
     ForwardTmaBlocks::HASH,
 ];
 

@@ -83,9 +83,6 @@ impl Operation for Call {
         } else if kernel.takes::<abi::ForwardE4m3>() {
             let scales = filled::scales(&at.operands, |operand| self.reach(operand));
             kernel.give(&abi::ForwardE4m3 { forward, scales }, taker)
-        } else if kernel.takes::<abi::ForwardBlocks>() {
-            let blocks = filled::blocks(self, &at.operands);
-            kernel.give(&abi::ForwardBlocks { forward, blocks }, taker)
         } else if kernel.takes::<abi::ForwardDropout>() {
             let dropout = filled::dropout(self, &at.operands);
             kernel.give(&abi::ForwardDropout { forward, dropout }, taker)

@@ -2,11 +2,11 @@
 
 use super::declared::{Block, Declared, Member};
 use super::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardBlocks,
-    ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, GRADIENTS_ADD,
-    GRADIENTS_F32, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD,
-    RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout,
-    cpp_backward_tma, cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_structs,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
+    ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, GRADIENTS_ADD, GRADIENTS_F32,
+    LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC,
+    SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout, cpp_backward_tma,
+    cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_structs,
 };
 use crate::capability::{self, Features};
 
@@ -155,7 +155,6 @@ pub fn cpp_header_of_blocks() -> String {
         &format!("enum : unsigned {{ FEATURE_BLOCKS = {feature} }};\nenum : int {{ LISTED_BOX_ROWS = {LISTED_BOX_ROWS} }};\n\n"),
         &cpp_blocks(),
         "\n#ifdef WARPTILE_VARIANT_BLOCKS\n",
-        &cpp_hash::<ForwardBlocks>(),
         &cpp_hash::<ForwardTmaBlocks>(),
         "#endif\n\n} // namespace warptile\n",
     ]
