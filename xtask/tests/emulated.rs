@@ -187,7 +187,7 @@ fn tiles_that_are_told_too_early_are_found() {
     assert!(!passed && said.contains("phases behind"), "{said}");
 }
 
-/// With a share that nobody adds up where one has left, and with words that are left behind.
+/// A share that is left out, and words that are left behind.
 #[test]
 fn sums_that_leave_something_behind_or_out_are_found() {
     let file = "forward/wgmma_joint_sum.cuh";

@@ -54,7 +54,7 @@ pub enum Reason {
     /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another
     /// number of them than those it was made for.
     Groups,
-    /// The rows of its tiles are no part of a block of queries of the problem's lists.
+    /// Its tiles have rows of more than one block of queries of the problem's lists.
     BlockRows {
         /// Rows of a tile.
         rows: u32,

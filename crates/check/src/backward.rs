@@ -55,7 +55,8 @@ pub enum GradientFailure {
 }
 
 impl Case {
-    /// The case nearest to this one that has a backward pass: without pages, lists of blocks and quantized keys, with head sizes of at most 256.
+    /// The case nearest to this one that has a backward pass: without pages, lists of blocks and quantized keys, with head sizes of at most
+    /// 256.
     pub fn differentiable(&self) -> Case {
         let mut case = self.clone();
         (case.pages, case.runs, case.quantized) = (None, 1, None);

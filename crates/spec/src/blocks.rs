@@ -210,7 +210,7 @@ impl BlockList {
         Self::from_rows(lists, (0..batch * heads * rows).map(row))
     }
 
-    /// Lists the blocks of which some query sees some key of the first `sinks` ones, or of those that the mask shows. `lengths`: queries
+    /// Lists a block if some of its queries sees a key: one of the first `sinks`, or one that the mask shows. `lengths`: queries
     /// and keys. The call's own mask still holds inside: for sinks it must not be a window.
     pub fn window(lists: BlockLists, mask: Mask, sinks: usize, lengths: [usize; 2]) -> Self {
         let [queries, keys] = lengths;
@@ -229,7 +229,7 @@ impl BlockList {
     /// Lists the blocks of documents that lie end to end in a sequence, where each sees itself.
     ///
     /// # Errors
-    /// [`Invalid::Lengths`] if a document other than the last is no multiple of the blocks.
+    /// [`Invalid::Lengths`] if a document other than the last does not consist of whole blocks.
     pub fn documents(lists: BlockLists, lengths: &[usize]) -> Result<Self> {
         let (queries, keys) = (lists.queries().max(1), lists.keys().max(1));
         let mut rows: Vec<Range<usize>> = Vec::new();
@@ -259,7 +259,7 @@ impl BlockList {
     ) -> Self {
         let (mut offsets, mut indices) = (vec![0], Vec::new());
         for row in rows {
-            // What does not fit is beyond every sequence.
+            // A number that does not fit is beyond every sequence.
             indices.extend(row.filter_map(|block| i32::try_from(block).ok()));
             offsets.push(i32::try_from(indices.len()).unwrap_or(i32::MAX));
         }
@@ -400,8 +400,8 @@ impl BlocksRequest<'_> {
         })
     }
 
-    /// Checks the lists of a batch against its lengths, and blocks against the rows of keys, unless these are in pages. Lists on the host are
-    /// counted.
+    /// Checks the lists of a batch against its lengths, and blocks against the rows of keys, unless these are in pages. Lists on the host
+    /// are counted.
     pub(crate) fn check(
         self,
         lists: BlockLists,
@@ -419,7 +419,8 @@ impl BlocksRequest<'_> {
                 argument: name,
                 index: found,
                 rule: format!(
-                    "ends the list: {} have as many rows each, {needed} or more for blocks of {} queries, and one number more is needed than there are rows",
+                    "ends the list: {} have as many rows each, {needed} or more for blocks of {} queries, and one number more is \
+                     needed than there are rows",
                     crate::call::counted(count, "list"),
                     lists.queries()
                 ),

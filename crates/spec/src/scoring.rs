@@ -121,8 +121,9 @@ impl Scoring {
         self
     }
 
-    /// With an operand that belongs to an option; blocks are of 64 queries and keys unless [`blocks`](Self::blocks) says otherwise; slopes are one for each head unless [`alibi`](Self::alibi) says
-    /// otherwise, and no weight is dropped unless [`dropout`](Self::dropout) says so.
+    /// With an operand that belongs to an option; blocks are of 64 queries and keys unless [`blocks`](Self::blocks) says otherwise; slopes
+    /// are one for each head unless [`alibi`](Self::alibi) says otherwise, and no weight is dropped unless [`dropout`](Self::dropout) says
+    /// so.
     pub fn with(mut self, operand: Operand) -> Self {
         match operand {
             Operand::Slopes => self.alibi = self.alibi.or(Some(AlibiShape::PerHead)),

@@ -76,7 +76,7 @@ impl Tensors {
         &self.stream
     }
 
-    /// What a group and tensors are made of.
+    /// The backend, for a group and for tensors.
     pub fn backend(&self) -> &Backend {
         &self.backend
     }

@@ -263,8 +263,8 @@ pub(super) fn forward_tma(
         tensor_map(driver, call.element(), address, layout, rows_heads)
     };
     let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
-    // Where a tile has all heads that share keys, a box has rows of each of them; its number of rows is the same. Images that pack rows load
-    // and store these without a map.
+    // Where a tile has all heads that share keys, a box has rows of each of them; its number of rows is the same. Images that pack rows
+    // load and store these without a map.
     let query_heads = match image.schedule {
         Schedule::PersistentGroups if !packs_rows(image) => call.heads().group_size() as u32,
         _ => 1,

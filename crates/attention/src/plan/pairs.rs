@@ -66,7 +66,8 @@ pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
     has_pairs_of_heads(group_size) || mask.hides_nothing()
 }
 
-/// Returns true if tiles can have the rows of all heads of a group: in boxes a power of two. Prompts with 8 heads a group have not been measured.
+/// Returns true if tiles can have the rows of all heads of a group: in boxes a power of two. Prompts with 8 heads a group have not been
+/// measured.
 pub(super) fn groups_fit_boxes(group_size: usize, image: &Image) -> bool {
     matches!(group_size, 2 | 4)
         || group_size == MAX_BOX_HEADS && splits_tiles(image)

@@ -319,7 +319,7 @@ impl Rates {
             problem.heads().group_size(),
             image,
         );
-        // Of lists of blocks the number is known, or nothing.
+        // The planner knows how many blocks a list has, or nothing.
         let listed = problem.scoring().blocks.and_then(|lists| {
             let blocks = lists.blocks_of_a_row()?;
             // A tile of several blocks of queries sees what any of them does.
@@ -429,7 +429,7 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
 fn sum_us(image: &Image, parts: f64) -> f64 {
     const USUAL_BYTES: f64 = 160e3;
     const BYTES_A_MICROSECOND: f64 = 17e3;
-    // Of larger heads parts are added up in groups.
+    // Kernels with larger heads add up parts in groups.
     if image.tiling.head_dim > 256 {
         return 0.0;
     }

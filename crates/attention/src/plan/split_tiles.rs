@@ -13,7 +13,7 @@ pub(crate) fn splits_tiles(image: &Image) -> bool {
     ) && image.features.contains(Features::PAGED)
 }
 
-/// Returns true if a tile has as many rows of a key/value head as fit, whatever the number of query heads that share it: `packs_rows` in
+/// Returns true if a tile has as many rows of a key/value head as fit, for any number of query heads that share it: `packs_rows` in
 /// kernels/forward/wgmma_layout.cuh.
 pub(crate) fn packs_rows(image: &Image) -> bool {
     let in_boxes = image.tiling.block_m == 64 && image.tiling.head_dim == 128;
@@ -34,7 +34,7 @@ pub(crate) struct TileKeys {
     pub(crate) average: f64,
     /// At most, rounded up to blocks.
     pub(crate) longest: f64,
-    /// Of packed rows, tiles that load the same ones, if all their rows do: they are read from memory once.
+    /// How many tiles load the same keys, where rows are packed: memory is read once for them.
     pub(crate) tiles: f64,
     /// Rows of a warpgroup, in whole warps.
     pub(crate) warpgroup_rows: f64,
@@ -78,7 +78,7 @@ impl TileKeys {
         }
     }
 
-    /// Of tiles that see no more than this.
+    /// The same tiles, if they see no more than this.
     pub(crate) fn at_most(self, keys: f64) -> Self {
         TileKeys {
             average: self.average.min(keys),
@@ -104,18 +104,18 @@ pub(crate) struct PackedSpeed {
 }
 
 impl PackedSpeed {
-    /// That of the GPUs that have such images. Ranges are chosen by it: their number must not depend on what is known of a device.
+    /// The speed of the GPUs that have such images. Ranges are chosen by it: their number must not depend on what is known of a device.
     const USUAL: Self = PackedSpeed {
         flops: 600e6,
         bytes: 3.0e6,
         multiprocessors: 132.0,
     };
-    /// What of the speed of images with boxes is reached: 32 x 8192 keys, 48/1 heads of 128 take 59.0 us on an H100, 52.3 were expected.
+    /// The part of the speed of images with boxes that is reached: 32 x 8192 keys, 48/1 heads of 128 take 59.0 us on an H100, 52.3 were expected.
     pub(crate) const OF_READING: f64 = 0.9;
     /// Bytes of a microsecond that a CTA can ask for.
     const BYTES_A_CTA: f64 = 60e3;
-    /// The end of a part besides its sum, and what adding up each part of a tile costs besides its bytes, of which so many are read in a
-    /// microsecond: whoever comes last does it (docs/notebook/wgmma.md, 2026-11-28).
+    /// The end of a part besides its sum, what adding up each part of a tile costs besides its bytes, and how many of these are read in a
+    /// microsecond: the last CTA does it (docs/notebook/wgmma.md, 2026-11-28).
     const END_US: f64 = 1.5;
     const SUM_US: f64 = 0.25;
     const SUM_BYTES: f64 = 28e3;

@@ -75,7 +75,7 @@ fn gradients_in_one_pass_equal_float64() {
     }
 }
 
-/// What the kernels for Hopper with large heads take, by name.
+/// Problems that the kernels for Hopper with large heads take, by name.
 #[test]
 #[ignore = "needs g++"]
 fn gradients_of_large_heads_equal_float64() {

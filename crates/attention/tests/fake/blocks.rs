@@ -49,7 +49,7 @@ fn lists_travel_with_the_call_or_lie_on_the_device() {
             assert_eq!((lists.queries, lists.keys), (64, 128));
         }
     }
-    // Of too few offsets nothing is launched.
+    // Nothing is launched with too few offsets.
     let keys = Keys::new(&x, &x);
     let short = given.slice(..8).unwrap();
     let keys = keys.blocks_on_device(arranged, short, indices.as_slice());

@@ -132,7 +132,7 @@ fn up_to_64_rows_of_a_group_on_long_caches_are_one_tile_of_wgmma() {
     }
 }
 
-/// Groups that are no power of two, or larger than 8: the rows of all their heads are one tile, and each key is read once. `decode` took
+/// Groups of 16, 48 and 71 heads: the rows of all their heads are one tile, and each key is read once. `decode` took
 /// 1.2 to 3.7 times as long on an H100 (docs/notebook/wgmma.md, 2026-11-28).
 #[test]
 fn groups_of_any_size_on_long_caches_are_tiles_of_wgmma() {

@@ -251,8 +251,8 @@ impl Case {
         self
     }
 
-    /// The case with the image's types, with dropout or lists of blocks if the image has them, and heads that its tiles can hold. What else the image asks for
-    /// is left to the draw, such as aligned rows or keys in pages.
+    /// The case with the image's types, with dropout or lists of blocks if the image has them, and heads that its tiles can hold. What else
+    /// the image asks for is left to the draw, such as aligned rows or keys in pages.
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
         self.quantized = image.types().scaled();

@@ -118,7 +118,8 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// Row offsets, used lengths, lists of blocks, the words of a [`DropoutState`], or with [`table_layout`](Self::table_layout) the entries of a block table.
+    /// Row offsets, used lengths, lists of blocks, the words of a [`DropoutState`], or with [`table_layout`](Self::table_layout) the
+    /// entries of a block table.
     pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
         match operand {
             Operand::QueryOffsets => self.lengths.queries.offsets = numbers,

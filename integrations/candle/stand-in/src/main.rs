@@ -82,7 +82,7 @@ fn check(what: &str, launches: usize) {
 fn over_two_ranks(device: &Device) -> Result<usize> {
     let devices = Devices::local(&[device.clone(), device.clone()])?;
     let shards = devices.shards(&Sharding::Zigzag, 256)?;
-    // Of one head, which candle transposes without a kernel; it has none here.
+    // One head: candle transposes it without a kernel, and has no kernels here.
     let all = Tensor::zeros((1, 256, 1, 64), DType::F16, &Device::Cpu)?;
     let out = {
         let rows = devices.split(&shards, &all)?;

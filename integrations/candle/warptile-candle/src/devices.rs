@@ -104,7 +104,7 @@ impl Devices {
     /// several times.
     ///
     /// # Errors
-    /// What warptile-distributed says of such a group, such as GPUs that do not reach each other's memory.
+    /// The group is refused, for example because GPUs do not reach each other's memory.
     pub fn local(devices: &[Device]) -> Result<Self> {
         let places = devices.iter().map(Place::new).collect::<Result<Vec<_>>>()?;
         let group = Group::local(places.iter().map(Place::backend)).map_err(of_group)?;
