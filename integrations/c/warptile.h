@@ -346,6 +346,31 @@ typedef struct warptile_attention_desc {
    * dropout_state says which are. 0: none.
    */
   double dropout;
+  /**
+   * Queries of a block, 64 or 128: each block of queries sees the blocks of keys that block_offsets and block_indices list, and of these
+   * what the mask shows. 0: no lists.
+   */
+  uint32_t block_queries;
+  /**
+   * Keys of a block, 64 or 128.
+   */
+  uint32_t block_keys;
+  /**
+   * 1: each sequence has lists of its own.
+   */
+  uint32_t blocks_per_batch;
+  /**
+   * 1: each query head has lists of its own. Those of a sequence's heads follow each other.
+   */
+  uint32_t blocks_per_head;
+  /**
+   * How many numbers block_offsets has: one for each row of each list, and one more.
+   */
+  int64_t block_offset_count;
+  /**
+   * How many numbers block_indices has.
+   */
+  int64_t block_index_count;
 } warptile_attention_desc;
 
 /**
@@ -436,6 +461,14 @@ typedef struct warptile_attention_memory {
    * head, query and key. Those of query and key are multiples of 32.
    */
   const int32_t *dropout_state;
+  /**
+   * Where each row of the lists of blocks begins in block_indices, and where the last one ends. A row belongs to a block of queries.
+   */
+  const int32_t *block_offsets;
+  /**
+   * Numbers of blocks of keys, ascending in each row. One below 0 ends its row.
+   */
+  const int32_t *block_indices;
 } warptile_attention_memory;
 
 /**
@@ -1028,4 +1061,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 134dfb706da03924d0bf37e5c8ee870ae9c56e89ad928994e79bfd717b7f3ea7 */
+/* Seal of header.sh: 0634c61d31c61b926c733ce15111c272d31b240bc74a22b920c5cdaed35ac9d7 */

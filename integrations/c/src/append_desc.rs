@@ -199,6 +199,7 @@ pub(crate) unsafe fn write(
         sequences,
         entries: sequences.saturating_mul(columns),
         new_rows: k.batch().saturating_mul(k.rows()),
+        blocks: [0; 2],
     };
     let to_slots = flag("slots", desc.slots)?;
     // SAFETY: the caller's promise, of every list.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use attention::spec::{AlibiShape, Call, Operand, Scoring, TableLayout};
+use attention::spec::{AlibiShape, BlockLists, Call, Operand, Scoring, TableLayout};
 use attention::{Diagonal, Mask, Splits};
 
 use crate::error::{Failure, Result};
@@ -117,6 +117,19 @@ pub struct AttentionDesc {
     /// Probability of dropping a weight, from 0 to below 1, rounded to a multiple of 2^-16. Weights that are kept are divided by 1 - dropout;
     /// dropout_state says which are. 0: none.
     pub dropout: f64,
+    /// Queries of a block, 64 or 128: each block of queries sees the blocks of keys that block_offsets and block_indices list, and of these
+    /// what the mask shows. 0: no lists.
+    pub block_queries: u32,
+    /// Keys of a block, 64 or 128.
+    pub block_keys: u32,
+    /// 1: each sequence has lists of its own.
+    pub blocks_per_batch: u32,
+    /// 1: each query head has lists of its own. Those of a sequence's heads follow each other.
+    pub blocks_per_head: u32,
+    /// How many numbers block_offsets has: one for each row of each list, and one more.
+    pub block_offset_count: i64,
+    /// How many numbers block_indices has.
+    pub block_index_count: i64,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -172,6 +185,10 @@ pub struct AttentionMemory {
     /// Eight words: the seed and the offset of dropout's random numbers, each with the low half first, and the numbers of the first sequence,
     /// head, query and key. Those of query and key are multiples of 32.
     pub dropout_state: *const i32,
+    /// Where each row of the lists of blocks begins in block_indices, and where the last one ends. A row belongs to a block of queries.
+    pub block_offsets: *const i32,
+    /// Numbers of blocks of keys, ascending in each row. One below 0 ends its row.
+    pub block_indices: *const i32,
 }
 
 // SAFETY: as above.
@@ -197,6 +214,8 @@ memory!(AttentionMemory {
     KScale: k_scale,
     VScale: v_scale,
     DropoutState: dropout_state,
+    BlockOffsets: block_offsets,
+    BlockIndices: block_indices,
 });
 
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
@@ -253,6 +272,10 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
     if let Some(table) = table {
         builder = builder.table_layout(table);
     }
+    let blocks = block_lists(desc)?;
+    if let Some((lists, _)) = blocks {
+        builder = builder.block_lists(lists);
+    }
     let lists = Lists {
         memory,
         sequences,
@@ -261,6 +284,7 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
             { rows.saturating_mul(table.row_stride) }.saturating_add(table.shape[1])
         }),
         new_rows: 0,
+        blocks: blocks.map_or([0; 2], |(_, counts)| counts),
     };
     let query_lengths = flag("query_lengths", desc.query_lengths)?;
     for (operand, wanted) in [
@@ -270,6 +294,8 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
         (Operand::KeyLengths, key_lengths),
         (Operand::BlockTable, table.is_some()),
         (Operand::DropoutState, desc.dropout != 0.0),
+        (Operand::BlockOffsets, blocks.is_some()),
+        (Operand::BlockIndices, blocks.is_some()),
     ] {
         // SAFETY: the caller's promise.
         let numbers = unsafe { lists.get(operand, wanted) }?;
@@ -346,6 +372,31 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
         true => scoring.with(Operand::Sinks),
         false => scoring,
     })
+}
+
+/// How blocks are listed, and how many offsets and indices there are.
+fn block_lists(desc: &AttentionDesc) -> Result<Option<(BlockLists, [usize; 2])>> {
+    let counts = [
+        count("block_offset_count", desc.block_offset_count)?,
+        count("block_index_count", desc.block_index_count)?,
+    ];
+    let mut lists = BlockLists::new(desc.block_queries, desc.block_keys);
+    if flag("blocks_per_batch", desc.blocks_per_batch)? {
+        lists = lists.per_batch();
+    }
+    if flag("blocks_per_head", desc.blocks_per_head)? {
+        lists = lists.per_head();
+    }
+    if desc.block_queries != 0 {
+        return Ok(Some((lists, counts)));
+    }
+    match lists == BlockLists::new(0, 0) && counts == [0; 2] {
+        true => Ok(None),
+        false => Err(Failure::of(
+            "block_queries",
+            "is 0, but other fields of lists of blocks are given",
+        )),
+    }
 }
 
 fn table(desc: &AttentionDesc, sequences: usize) -> Result<Option<TableLayout>> {

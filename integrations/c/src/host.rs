@@ -67,6 +67,8 @@ pub(crate) struct Lists<'m, M> {
     pub(crate) entries: usize,
     /// New rows, counted through the batch.
     pub(crate) new_rows: usize,
+    /// Offsets and indices of the lists of blocks.
+    pub(crate) blocks: [usize; 2],
 }
 
 impl<M: Memory> Lists<'_, M> {
@@ -84,6 +86,8 @@ impl<M: Memory> Lists<'_, M> {
             Kind::List(Count::Table) => self.entries,
             Kind::List(Count::State) => DropoutState::WORDS,
             Kind::List(Count::NewRows) => self.new_rows,
+            Kind::List(Count::BlockRows) => self.blocks[0],
+            Kind::List(Count::Blocks) => self.blocks[1],
             _ => self.sequences,
         };
         match (self.memory.map(|memory| memory.pointer(operand)), wanted) {

@@ -7,7 +7,7 @@
 
 #include "../examples/memory.h"
 
-enum { MOST_SEQUENCES = 3 };
+enum { MOST_SEQUENCES = 3, MOST_BLOCKS = 2 };
 
 static uint64_t state;
 

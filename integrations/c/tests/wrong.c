@@ -89,6 +89,16 @@ static void descriptions(void) {
     INVALID(RUN(m.dropout_state = (int32_t[8]){0}), "dropout_state is given, but");
     WORKS(RUN(d.dropout = 0.5; m.dropout_state = (int32_t[8]){1, 2, 3}));
     INVALID(RUN(d.dropout = 0.5; m.dropout_state = (int32_t[8]){0, 0, 0, 0, 0, 0, 0, 8}), "dropout_state[7] is 8");
+    INVALID(DESC(d.block_queries = d.block_keys = 3), "blocks is 3x3, but must be 64 or 128 queries and 64 or 128 keys a block");
+    INVALID(DESC(d.block_keys = 64), "block_queries is 0, but other fields of lists of blocks are given");
+    INVALID(DESC(d.block_index_count = -1), "block_index_count is -1");
+#define LISTED(...) RUN(d.block_queries = d.block_keys = 64; d.block_offset_count = 2; d.block_index_count = 1; __VA_ARGS__)
+    INVALID(LISTED(), "block_offsets is null");
+    INVALID(LISTED(m.block_offsets = list), "block_indices is null");
+    INVALID(LISTED(m.block_offsets = list; m.block_indices = list + 1), "block_indices[0] is 1");
+    INVALID(LISTED(m.block_offsets = list + 1; m.block_indices = list), "block_offsets[1] is 2 after 1");
+    WORKS(LISTED(m.block_offsets = list; m.block_indices = list));
+    INVALID(RUN(m.block_offsets = list), "block_offsets is given, but");
     INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");
     INVALID(DESC(d.v_scales = 1), "v_scales is given, but cache_element is not WARPTILE_E4M3");
     INVALID(DESC(d.cache_element = WARPTILE_E4M3; d.k_scales = 3), "k_scale has 3 numbers; it needs 1, or one for each of the 2");
