@@ -14,9 +14,9 @@ dry=
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# A line for each package for crates.io that this folder's workspace has or takes from beside it: which of these, name, version, folder.
+# A line for each package for crates.io, with those that features ask for, that this folder's workspace has or takes from beside it: which of these, name, version, folder.
 packages() {
-    cargo metadata --format-version 1 | python3 -c '
+    cargo metadata --all-features --format-version 1 | python3 -c '
 import json, os, sys
 metadata = json.load(sys.stdin)
 for package in metadata["packages"]:
