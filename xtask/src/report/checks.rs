@@ -206,7 +206,7 @@ pub(super) fn unproven(images: &[ManifestEntry], checks: &[&Checks]) -> String {
         }
         if unproven.len() == of_target.len() {
             text.push_str(&format!(
-                "- `{target}`: compiled, never run ({} images)\n",
+                "- `{target}`: compiled, no run on record ({} images)\n",
                 of_target.len()
             ));
             continue;
@@ -235,7 +235,7 @@ pub(super) fn proven_share(images: &[&ManifestEntry], checks: &[&Checks]) -> Str
     };
     let on_gpus: Vec<String> = checks.iter().filter_map(on_gpu).collect();
     match on_gpus.is_empty() {
-        true => "compiled, never run".to_owned(),
+        true => "compiled, no run on record".to_owned(),
         false => on_gpus.join(", "),
     }
 }
@@ -301,7 +301,7 @@ pub(super) mod tests {
         ]);
         assert_eq!(
             unproven(&images, &[&checks]),
-            "- `sm_80`: compiled, never run (1 images)\n\
+            "- `sm_80`: compiled, no run on record (1 images)\n\
              - `sm_90`: 3 of 4 images\n  \
                - `scalar_d64_f16_sm_90`\n  \
                - `scalar_d96_f16_sm_90`\n  \

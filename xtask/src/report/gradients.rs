@@ -166,6 +166,7 @@ mod tests {
             text.contains("mean of the 2 ratios 1.000, the lowest 0.50, at least 1.00 in 1."),
             "{text}"
         );
+        assert!(text.contains("graph-backward.svg)"), "{text}");
         assert_eq!(table(&[]), "Nothing is measured yet.\n");
     }
 }

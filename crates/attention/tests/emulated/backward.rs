@@ -34,10 +34,8 @@ fn verdict(case: &Case, choice: &Choice) -> TestResult {
     }
 }
 
-/// What the one-pass kernels take, by name.
-#[test]
-#[ignore = "needs g++"]
-fn gradients_in_one_pass_equal_float64() {
+/// Problems by name, each with all `heads` and by all `families`. `longest` has several tiles of keys.
+fn equal_float64(families: &[Family], heads: &[&str], longest: &str) {
     for (lengths, masks) in [
         ("b1 q64 k128", &["none"][..]),
         ("b1 q1 k1", &["none", "causal"]),
@@ -47,10 +45,7 @@ fn gradients_in_one_pass_equal_float64() {
             "b1 q70 k300",
             &["window,5,0 diagonal=top-left", "causal diagonal=40"],
         ),
-        (
-            "b1 q300 k520",
-            &["window,64,0", "causal diagonal=-60 sinks"],
-        ),
+        (longest, &["window,64,0", "causal diagonal=-60 sinks"]),
         (
             "packed=70x130,1x1,0x3,64x128,5x0,200x77",
             &["none", "causal", "window,20,5"],
@@ -59,56 +54,35 @@ fn gradients_in_one_pass_equal_float64() {
         ("b2 q70 k0", &["none"]),
     ] {
         for mask in masks {
-            for heads in [
-                "h2 d64 bf16",
-                "h2/1 d128 f16",
-                "h2/1 d40 f16",
-                "h1 d96/88 f16",
-                "h1 d104/72 bf16",
-            ] {
+            for heads in heads {
                 let case: Case = format!("{lengths} {heads} mask={mask}").parse().unwrap();
-                let choice = Choice::Family(Family::Dqkv);
-                let failed = verdict(&case, &choice);
-                assert!(!failed.is_failure(), "{failed:?}");
-            }
-        }
-    }
-}
-
-/// Problems that the kernels for Hopper with large heads take, by name.
-#[test]
-#[ignore = "needs g++"]
-fn gradients_of_large_heads_equal_float64() {
-    for (lengths, masks) in [
-        ("b1 q64 k128", &["none"][..]),
-        ("b1 q1 k1", &["none", "causal"]),
-        ("b1 q200 k300", &["none", "causal", "window,70,30"]),
-        ("b2 q130 k70", &["causal", "causal diagonal=top-left"]),
-        (
-            "b1 q70 k300",
-            &["window,5,0 diagonal=top-left", "causal diagonal=40"],
-        ),
-        (
-            "b1 q300 k200",
-            &["window,64,0", "causal diagonal=-60 sinks"],
-        ),
-        (
-            "packed=70x130,1x1,0x3,64x128,5x0,200x77",
-            &["none", "causal", "window,20,5"],
-        ),
-        ("b2 q0 k70", &["none"]),
-        ("b2 q70 k0", &["none"]),
-    ] {
-        for mask in masks {
-            for heads in ["h2/1 d192 bf16", "h2 d256 f16", "h1 d136/72 f16"] {
-                let case: Case = format!("{lengths} {heads} mask={mask}").parse().unwrap();
-                for family in [Family::Wdkv, Family::Wdq] {
-                    let failed = verdict(&case, &Choice::Family(family));
+                for family in families {
+                    let failed = verdict(&case, &Choice::Family(*family));
                     assert!(!failed.is_failure(), "{failed:?}");
                 }
             }
         }
     }
+}
+
+#[test]
+#[ignore = "needs g++"]
+fn gradients_in_one_pass_equal_float64() {
+    let heads = [
+        "h2 d64 bf16",
+        "h2/1 d128 f16",
+        "h2/1 d40 f16",
+        "h1 d96/88 f16",
+        "h1 d104/72 bf16",
+    ];
+    equal_float64(&[Family::Dqkv], &heads, "b1 q300 k520");
+}
+
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_large_heads_equal_float64() {
+    let heads = ["h2/1 d192 bf16", "h2 d256 f16", "h1 d136/72 f16"];
+    equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
 }
 
 #[test]

@@ -1,41 +1,23 @@
 //! Lists of blocks on a GPU: results against float64, and lists on the device that say anything.
 
-use warptile::kernels::{Features, Image, Role, images_for};
+use warptile::kernels::{Features, Image};
 use warptile::plan::Choice;
 use warptile::{Attention, Backend, BlockList, BlockLists, Element, ElementType, Keys, Tensor};
 use warptile_check::Case;
 use warptile_driver::DeviceBuffer;
 
-use crate::harness::{Images, gpu, passes, ran, side_by_side};
+use crate::harness::{Images, equal_float64, gpu, images_with, passes, side_by_side};
 
 /// The images with lists of blocks that run here.
 fn images() -> impl Iterator<Item = &'static Image> + Send {
-    let profile = gpu().profile();
-    images_for(Role::Forward)
-        .filter(|image| image.features.contains(Features::BLOCKS))
-        .filter(|image| image.target.runs_on(profile.major, profile.minor))
+    images_with(Features::BLOCKS)
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_image_with_blocks_equals_float64() {
-    const CASES: usize = 60;
     assert!(images().next().is_some());
-    side_by_side(images(), |image| {
-        let mut taken = 0;
-        for seed in 0..8000 {
-            let case = Case::random(seed, 600).for_image(image);
-            match passes(&case, Images::One(image)) {
-                Ok(takes) => taken += usize::from(takes),
-                Err(failure) => panic!("{failure}"),
-            }
-            if taken == CASES {
-                break;
-            }
-        }
-        assert_eq!(taken, CASES, "{}", image.name);
-        ran(image);
-    });
+    equal_float64(images(), 60);
 }
 
 fn random<T: Element>(backend: &Backend, [rows, heads]: [usize; 2], seed: usize) -> Tensor<T> {

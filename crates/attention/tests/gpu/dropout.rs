@@ -1,42 +1,23 @@
 //! Dropout on a GPU: results against float64, and the weights that each image keeps.
 
 use half::{bf16, f16};
-use warptile::kernels::{Features, Image, Role, images_for};
+use warptile::kernels::{Features, Image};
 use warptile::plan::Choice;
 use warptile::spec::{Dropout, DropoutState};
 use warptile::{Attention, Backend, Element, ElementType, Tensor};
-use warptile_check::Case;
 
-use crate::harness::{Images, gpu, passes, ran, side_by_side};
+use crate::harness::{equal_float64, images_with, side_by_side};
 
 /// The forward images with dropout that run here.
 fn images() -> impl Iterator<Item = &'static Image> + Send {
-    let profile = gpu().profile();
-    images_for(Role::Forward)
-        .filter(|image| image.features.contains(Features::DROPOUT))
-        .filter(|image| image.target.runs_on(profile.major, profile.minor))
+    images_with(Features::DROPOUT)
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_image_with_dropout_equals_float64() {
-    const CASES: usize = 40;
     assert!(images().next().is_some());
-    side_by_side(images(), |image| {
-        let mut taken = 0;
-        for seed in 0..4000 {
-            let case = Case::random(seed, 600).for_image(image);
-            match passes(&case, Images::One(image)) {
-                Ok(takes) => taken += usize::from(takes),
-                Err(failure) => panic!("{failure}"),
-            }
-            if taken == CASES {
-                break;
-            }
-        }
-        assert_eq!(taken, CASES, "{}", image.name);
-        ran(image);
-    });
+    equal_float64(images(), 40);
 }
 
 const STATE: DropoutState = DropoutState {

@@ -12,7 +12,7 @@ use warptile::plan::{Choice, Plan, Planner};
 use warptile::{Element, ElementType, Error};
 use warptile_check::{Case, Expectation, Ferry, Inputs, ReferenceOnGpu, ResultBuffers};
 use warptile_driver::{Driver, Stream};
-use warptile_kernels::{Image, Role, Target, catalog};
+use warptile_kernels::{Features, Image, Role, Target, catalog};
 
 /// Device 0, opened once.
 pub(crate) fn gpu() -> &'static Gpu {
@@ -267,4 +267,34 @@ pub(crate) fn assert_passes(case: &Case) {
 pub(crate) fn case(text: &str) -> Case {
     text.parse()
         .unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// The forward images with a feature that run here.
+pub(crate) fn images_with(feature: Features) -> impl Iterator<Item = &'static Image> + Send {
+    let profile = gpu().profile();
+    warptile_kernels::images_for(Role::Forward)
+        .filter(move |image| image.features.contains(feature))
+        .filter(|image| image.target.runs_on(profile.major, profile.minor))
+}
+
+/// Each image computes as many random cases that it takes, and equals float64 in all of them.
+pub(crate) fn equal_float64(
+    images: impl IntoIterator<Item = &'static Image, IntoIter: Send>,
+    cases: usize,
+) {
+    side_by_side(images, |image| {
+        let mut taken = 0;
+        for seed in 0..8000 {
+            let case = Case::random(seed, 600).for_image(image);
+            match passes(&case, Images::One(image)) {
+                Ok(takes) => taken += usize::from(takes),
+                Err(failure) => panic!("{failure}"),
+            }
+            if taken == cases {
+                break;
+            }
+        }
+        assert_eq!(taken, cases, "{}", image.name);
+        ran(image);
+    });
 }

@@ -119,7 +119,7 @@ pub(super) fn check_gradients<T: Element>(
         found.iter().zip(&again).any(|(a, b)| bits(a) != bits(b))
             || d_sinks.as_deref().map(bits) != sinks_again.as_deref().map(bits)
     };
-    // They are those of the output as the devices rounded it.
+    // Gradients follow from the output as the devices rounded it.
     if let Some(Data::Elements(of_host)) = &mut data.inputs.others[Operand::Out] {
         of_host.data[of_host.offset..][..out.len()].copy_from_slice(&out);
     }

@@ -11,7 +11,7 @@ use crate::attention::{Attention, ROWS};
 use crate::caller::Caller;
 use crate::cuda::{Number, Rank};
 
-const CALLER: Caller = Caller("attention_over");
+const CALLER: Caller = Caller("forward_over");
 
 /// Devices that compute a call together, in the order of ranks: [`Attention::forward_over`].
 ///

@@ -3,10 +3,16 @@
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{Attention, Devices, Sharding};
 
+/// In f32 only the order of additions may differ, in 16 bits also the rounding.
 fn close(found: &Tensor, expected: &Tensor) -> Result<()> {
+    let allowed = match found.dtype() {
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        _ => 1.6e-2,
+    };
     let difference = (found.to_dtype(DType::F32)? - expected.to_dtype(DType::F32)?)?;
     let largest = difference.abs()?.max_all()?.to_scalar::<f32>()?;
-    assert!(largest < 1e-2, "{largest}");
+    assert!(largest < allowed, "{largest}");
     Ok(())
 }
 
