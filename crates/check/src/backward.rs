@@ -61,8 +61,11 @@ impl Case {
         let mut case = self.clone();
         (case.pages, case.runs, case.quantized) = (None, 1, None);
         case.scoring.blocks = None;
-        case.heads.dim = case.heads.dim.min(Backward::MAX_HEAD_DIM);
-        case.heads.value_dim = case.heads.value_dim.min(Backward::MAX_HEAD_DIM);
+        let sizes = case
+            .heads
+            .dims()
+            .map(|size| size.min(Backward::MAX_HEAD_DIM));
+        case.heads = case.heads.with_dims(sizes);
         case
     }
 

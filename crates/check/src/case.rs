@@ -188,10 +188,15 @@ impl Case {
         self.lengths.each().into_iter().map(part).collect()
     }
 
+    /// Returns true if an operand is a padding mask.
+    pub(crate) fn is_padding(&self, operand: Operand) -> bool {
+        self.padding && operand == Operand::KeyMask
+    }
+
     /// The keys of each sequence that a padding mask shows, if an operand is one.
     pub fn shown_keys(&self, operand: Operand) -> Option<Vec<usize>> {
-        let is_padding = self.padding && operand == Operand::KeyMask;
-        is_padding.then(|| self.ragged().into_iter().map(|shown| shown.1).collect())
+        self.is_padding(operand)
+            .then(|| self.ragged().into_iter().map(|shown| shown.1).collect())
     }
 
     /// Without the option that has this word.

@@ -521,19 +521,24 @@ mod tests {
     #[test]
     fn words_for_one_device_are_named() {
         let args = SeveralArgs::default();
-        for (problem, rule) in [
-            ("q9 pages=16", "`pages` is for one device"),
-            ("q9 keymask", "`keymask` is for one device"),
-            ("q9 alibi=batch", "`alibi=batch` is for one device"),
-            ("q9 lengths=ragged", "`lengths` is for one device"),
-            ("q9 k8", "several devices need as many keys as queries"),
-        ] {
+        let tensors = Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores);
+        let tensors = tensors.filter_map(Operand::word).map(|word| (word, word));
+        let words = [
+            ("pages=16", "pages"),
+            ("alibi=batch", "alibi=batch"),
+            ("lengths=ragged", "lengths"),
+        ];
+        let words = words.into_iter().chain(tensors);
+        let rules = words.map(|(word, name)| (word, format!("`{name}` is for one device")));
+        let of_keys = "several devices need as many keys as queries".to_owned();
+        for (word, rule) in rules.chain([("k8", of_keys)]) {
+            let problem = format!("q9 {word}");
             let error = args
                 .deal(&problem.parse().unwrap())
                 .unwrap_err()
                 .to_string();
             assert!(
-                error.starts_with("--devices: `b1 q9") && error.ends_with(rule),
+                error.starts_with("--devices: `b1 q9") && error.ends_with(&rule),
                 "{error}"
             );
         }

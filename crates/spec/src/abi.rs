@@ -783,6 +783,18 @@ impl Pages {
     }
 }
 
+impl From<crate::Heads> for Heads {
+    fn from(heads: crate::Heads) -> Self {
+        let [head_dim, value_dim] = heads.dims().map(|size| size as i32);
+        Heads {
+            heads: heads.query as i32,
+            kv_heads: heads.key_value as i32,
+            head_dim,
+            value_dim,
+        }
+    }
+}
+
 impl Sequences {
     /// With `ragged` as the pointers have it.
     pub const fn with_ragged(self, pages: &Pages) -> Self {

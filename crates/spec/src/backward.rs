@@ -144,7 +144,7 @@ impl Backward {
     pub fn flops(&self) -> u128 {
         let heads = self.call.heads();
         // Operations for scores, dq and dk, then for d_out v and dv.
-        let of_a_pair = 3 * heads.dim + 2 * heads.value_dim;
+        let of_a_pair = heads.dim + 2 * heads.key_value_elements();
         2 * self.call.visible_pairs() * heads.query as u128 * of_a_pair as u128
     }
 

@@ -142,6 +142,12 @@ impl Call {
         }
     }
 
+    /// Returns true if any tensor has an element for each score.
+    pub fn has_score_tensors(&self) -> bool {
+        { Operand::ALL.into_iter() }
+            .any(|operand| operand.kind() == Kind::Scores && self.has(operand))
+    }
+
     /// The layout of a tensor, if the call has it. A bias and a key mask are `[batch, queries, heads, keys]`, broadcast by steps of 0.
     pub fn layout(&self, operand: Operand) -> Option<&Layout> {
         self.terms.layouts.get(operand as usize)?.as_ref()

@@ -186,8 +186,7 @@ pub enum Invalid {
     /// Row offsets or lengths of sequences, the numbers of their pages, or positions break a rule.
     #[error("{argument}[{index}] {rule}")]
     Lengths {
-        /// `query_offsets`, `key_offsets`, `query_lengths`, `key_lengths`, `block_table`, `block_offsets` or `block_indices`; `positions`
-        /// of a cache write; `rows` of a step.
+        /// The name of the list's [`Operand`](crate::Operand); `rows` of a step.
         argument: &'static str,
         /// The first entry at fault.
         index: usize,

@@ -216,8 +216,8 @@ impl Attention {
     /// ```
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); without the output's lse; and for calls that have no backward pass: keys and
-    /// values in pages or in e4m3, and head sizes above 256.
+    /// As [`forward`](Self::forward); without the output's lse; and for calls that have no backward pass, which
+    /// [`BackwardBuilder::build`](crate::spec::BackwardBuilder::build) names.
     pub fn backward<'a, T: Element>(
         &self,
         gradient: impl Into<OutputGradient<'a, T>>,

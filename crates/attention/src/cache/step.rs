@@ -87,7 +87,7 @@ impl Step {
         columns: usize,
         longest: usize,
     ) -> Result<Self> {
-        let mut numbers = crate::tensor::zeros("block_table", most.saturating_mul(2 + columns))?;
+        let mut numbers = crate::tensor::zeros("sequences", most.saturating_mul(2 + columns))?;
         numbers[2 * most..].fill(NO_PAGE);
         let device = match backend.place() {
             Place::Cpu => None,

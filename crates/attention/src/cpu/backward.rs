@@ -405,8 +405,7 @@ impl<T: Element> Pass<'_, T> {
     fn of_keys(&self, sequence: &Sequence, kv_head: usize, first: usize) -> [Rows; 2] {
         let heads = self.call().heads();
         let keys = self.keys(sequence, kv_head, first);
-        let mut dk = Rows::zeros(BLOCK_N, heads.dim);
-        let mut dv = Rows::zeros(BLOCK_N, heads.value_dim);
+        let [mut dk, mut dv] = heads.dims().map(|size| Rows::zeros(BLOCK_N, size));
         for head in kv_head * heads.group_size()..(kv_head + 1) * heads.group_size() {
             for first_query in (0..sequence.q_len).step_by(BLOCK_M) {
                 if !self.meet(sequence, first_query, first) {

@@ -318,8 +318,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Returns true if products only have to be multiplied to be scores in units of ln 2.
     pub(super) fn plain(&self) -> bool {
-        let tensors = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
-        !self.call.scoring().changes_scores() && !tensors
+        !self.call.scoring().changes_scores() && !self.call.has_score_tensors()
     }
 
     /// The factor of the products.

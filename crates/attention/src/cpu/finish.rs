@@ -34,7 +34,7 @@ impl<T: Element> Block<'_, T> {
         }
         let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
         let unlisted = !self.lists_all(panel, keys);
-        let shown = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask) || unlisted;
+        let shown = self.call.has_score_tensors() || unlisted;
         // A bias may be anything.
         let safe = safe && (self.plain() || self.call.scoring().bounds_scores()) && !shown;
         if safe && !masked {

@@ -5,7 +5,7 @@ use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::error::Result;
-use crate::gpu::block::{heads, scales, tensor};
+use crate::gpu::block::{pages, scales, tensor};
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
@@ -94,18 +94,13 @@ impl Operation for Append {
     ) -> Result<()> {
         let at = &launch.at.operands;
         let count = |n: usize| n as i32;
-        let [pages, page_rows, ..] = self.k_pages().shape;
+        let [count_of_pages, page_rows, ..] = self.k_pages().shape;
         let q = self
             .layout(Operand::Q)
             .map_or_else(abi::Tensor::default, |layout| {
                 tensor(at[Operand::Q], layout)
             });
-        let pages = abi::Pages::of(
-            at[Operand::BlockTable],
-            self.columns() as i64,
-            count(page_rows),
-            count(pages),
-        );
+        let pages = pages(at, self.columns() as i64, [count_of_pages, page_rows]);
         let append = abi::Append {
             sequences: abi::Sequences {
                 batch: count(self.batch()),
@@ -121,7 +116,7 @@ impl Operation for Append {
             .with_ragged(&pages),
             pages,
             slots: at[Operand::NewSlots],
-            heads: heads(self.heads()),
+            heads: self.heads().into(),
             lanes: lanes(self) as i32,
             row_ctas: launch.shape.ctas_of_row() as i32,
             q,

@@ -4,7 +4,7 @@ use warptile_kernels::abi;
 use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::Result;
-use crate::gpu::block::{backward_tma, dropout, heads, scoring, sequences, tensor};
+use crate::gpu::block::{backward_tma, dropout, scoring, sequences, tensor};
 use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
 use crate::gpu::prepass::block as prepass_block;
 use crate::gpu::{Gpu, Prepared};
@@ -157,7 +157,7 @@ fn block(
             heads_at_once: shape.heads_at_once as i32,
             ..Default::default()
         },
-        heads: heads(call.heads()),
+        heads: call.heads().into(),
         sequences: sequences(call, at, &abi::Pages::default()),
         scoring: scoring(call, at),
         rows,

@@ -6,7 +6,7 @@ use warptile_kernels::{Features, Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, packs_rows, tile_order};
-use crate::spec::{Call, Diagonal, Dropout, ElementType, Heads, Layout};
+use crate::spec::{Call, Diagonal, Dropout, ElementType, Layout};
 
 /// The block of kernels that read through addresses.
 ///
@@ -18,20 +18,15 @@ pub(super) fn forward(
     at: &Slots<u64>,
     workspace: u64,
 ) -> abi::Forward {
-    let count = |n: usize| n as i32;
     let in_workspace = |used: bool, offset: usize| match used {
         true => workspace + offset as u64,
         false => 0,
     };
     let queries = call.queries();
     let rows = call.q().rows();
-    let pages = call.pages().map_or_else(abi::Pages::default, |pages| {
-        abi::Pages::of(
-            at[Operand::BlockTable],
-            stride(&pages.layout().elements(), 1),
-            count(pages.rows()),
-            count(pages.count()),
-        )
+    let pages = call.pages().map_or_else(abi::Pages::default, |paged| {
+        let table_row = stride(&paged.layout().elements(), 1);
+        pages(at, table_row, [paged.count(), paged.rows()])
     });
     abi::Forward {
         q: tensor(at[Operand::Q], call.q()),
@@ -61,8 +56,18 @@ pub(super) fn forward(
                 false => 0,
             },
         },
-        heads: heads(call.heads()),
+        heads: call.heads().into(),
     }
+}
+
+/// So many pages of so many rows, and their table, whose rows begin `table_row` entries apart.
+pub(super) fn pages(at: &Slots<u64>, table_row: i64, [count, rows]: [usize; 2]) -> abi::Pages {
+    abi::Pages::of(
+        at[Operand::BlockTable],
+        table_row,
+        rows as i32,
+        count as i32,
+    )
 }
 
 /// Lengths, and where sequences begin.
@@ -81,16 +86,6 @@ pub(super) fn sequences(call: &Call, at: &Slots<u64>, pages: &abi::Pages) -> abi
         ..Default::default()
     }
     .with_ragged(pages)
-}
-
-pub(super) fn heads(heads: Heads) -> abi::Heads {
-    let count = |n: usize| n as i32;
-    abi::Heads {
-        heads: count(heads.query),
-        kv_heads: count(heads.key_value),
-        head_dim: count(heads.dim),
-        value_dim: count(heads.value_dim),
-    }
 }
 
 /// The scales of quantized keys and values. `count` is the number of scales of an operand.
@@ -391,7 +386,8 @@ mod tests {
             .build()
             .unwrap();
         let block = block(&call);
-        assert_eq!((block.heads.head_dim, block.heads.value_dim), (192, 128));
+        let heads: [i32; 4] = bytemuck::cast(block.heads);
+        assert_eq!(heads, [8, 8, 192, 128]);
         assert_eq!((block.k.row, block.v.row), (192, 128));
         assert_eq!((block.q.head, block.out.head), (192, 128));
         assert_eq!(block.scoring.scale, 1.0 / 192_f32.sqrt());

@@ -425,7 +425,7 @@ impl Step {
             });
         }
         let size = ElementType::size(call.element());
-        let read_again = others.bound() * group * (heads.dim + heads.value_dim) * size;
+        let read_again = others.bound() * group * heads.key_value_elements() * size;
         let resident = self.resident() as usize;
         let at_once = match self.role {
             Role::AllGradients => {

@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    /// Layout of the bias, or of the key mask: in each dimension but the last whole or of extent 1, as the seed has it or padding, and
+    /// Layout of a tensor with an element for each score: in each dimension but the last whole or of extent 1, as the seed has it or padding, and
     /// stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
     pub(crate) fn score_layout(&self, operand: Operand) -> Layout {
         let Lengths::Dense { batch, query, key } = self.lengths else {
@@ -75,7 +75,7 @@ impl Case {
             0 => extent,
             _ => 1,
         };
-        let shape = match self.padding && operand == Operand::KeyMask {
+        let shape = match self.is_padding(operand) {
             true => [batch, 1, 1, key],
             false => [
                 maybe_one(batch),

@@ -194,16 +194,13 @@ impl<'a> OfDevices<'a> {
             scoring: call.scoring().scale(call.scale()),
             splits: call.splits(),
         };
-        let heads = case.heads;
-        let row_elements = [
-            heads.query * heads.dim,
-            heads.key_value * heads.dim,
-            heads.key_value * heads.value_dim,
-        ];
+        let shape = |rows: &Layout| [rows.heads(), rows.head_dim()];
+        let shapes = [call.q(), call.k(), call.v()].map(shape);
+        let of_out = shape(call.out());
+        let elements = |[heads, size]: [usize; 2]| dealt.len * heads * size;
         let host = data.to_vecs().map(|mut host| {
             // Without the rows behind the last packed sequence.
-            { host.iter_mut().zip(row_elements) }
-                .for_each(|(data, row)| data.truncate(dealt.len * row));
+            { host.iter_mut().zip(shapes) }.for_each(|(data, of)| data.truncate(elements(of)));
             host
         });
         let Some([q, k, v]) = &host else {
@@ -215,7 +212,7 @@ impl<'a> OfDevices<'a> {
         let mut d_out = Vec::new();
         if case.backward {
             d_out = data.d_out(&call).to_vec();
-            d_out.truncate(dealt.len * heads.query * heads.value_dim);
+            d_out.truncate(elements(of_out));
         }
         let mut one = Vec::new();
         let mut each_us = Vec::new();
@@ -258,15 +255,11 @@ impl<'a> OfDevices<'a> {
         if !case.backward {
             attention = attention.without_lse();
         }
-        let rows = [
-            (&q[..], [heads.query, heads.dim]),
-            (k, [heads.key_value, heads.dim]),
-            (v, [heads.key_value, heads.value_dim]),
-        ];
+        let rows = [(&q[..], shapes[0]), (k, shapes[1]), (v, shapes[2])];
         let problem = OnTeam::new(self.team, dealt, attention, rows)?;
         let mut before = None;
         if case.backward {
-            let d_out = problem.split((&d_out, [heads.query, heads.value_dim]))?;
+            let d_out = problem.split((&d_out, of_out))?;
             before = Some((d_out, problem.forward()?));
         }
         // A tensor of each result.
@@ -448,13 +441,11 @@ impl<T: Element> Sampled<'_, T> {
         row: usize,
         head: usize,
     ) -> Result<Vec<f64>, Failure> {
+        let heads = self.case.heads;
         let Heads {
-            query,
-            key_value,
-            dim,
-            value_dim,
-            ..
-        } = self.case.heads;
+            query, key_value, ..
+        } = heads;
+        let [dim, of_values] = heads.dims();
         let mut scoring = self.case.scoring;
         let diagonal = scoring.mask.diagonal.offset(rows, rows) + row as i128;
         // Distances of ALiBi are from the last key: it is the query's own.
@@ -471,8 +462,8 @@ impl<T: Element> Sampled<'_, T> {
         let ([q, k, v, d_out], at) = (self.inputs, start + row);
         let q = of(q, query, dim, at..at + 1, head);
         let k = of(k, key_value, dim, start..start + keys, kv_head);
-        let v = of(v, key_value, value_dim, start..start + keys, kv_head);
-        let [lq, lk, lv] = [[1, dim], [keys, dim], [keys, value_dim]]
+        let v = of(v, key_value, of_values, start..start + keys, kv_head);
+        let [lq, lk, lv] = [[1, dim], [keys, dim], [keys, of_values]]
             .map(|[rows, dim]| Layout::bshd([1, rows, 1, dim]));
         let scoring = scoring.scale(self.case.scoring.scale_of(dim));
         let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);
@@ -503,7 +494,7 @@ impl<T: Element> Sampled<'_, T> {
         }
         let out: Vec<T> = forward.out.iter().map(|&x| T::from_f64(x)).collect();
         let lse: Vec<f32> = forward.lse.iter().map(|&x| x as f32).collect();
-        let d_out = of(d_out, query, value_dim, at..at + 1, head);
+        let d_out = of(d_out, query, of_values, at..at + 1, head);
         inputs.set(Operand::Out, &out);
         inputs.set(Operand::Lse, &lse);
         inputs.set(Operand::DOut, &d_out);

@@ -3,7 +3,6 @@
 use candle_core::op::BackpropOp;
 use candle_core::{DType, Device, Result, Shape, Storage, Tensor, WithDType};
 use half::{bf16, f16};
-use warptile::spec::Operand;
 use warptile::{Backend, Layout};
 use warptile_distributed::{Group, Shards, World};
 
@@ -188,8 +187,8 @@ impl Devices {
 
 impl Attention {
     /// Attention of sequences to themselves, whose rows are dealt to several devices. q, k and v have a tensor for each rank of this
-    /// process, `(1, rows, heads, head size)`, and so has the output. The mask, the softcap, ALiBi slopes and sinks are taken, the latter
-    /// from any device. No gradient flows.
+    /// process, `(1, rows, heads, head size)`, and so has the output. Of the options those of scores are taken, their tensors from any
+    /// device. No gradient flows.
     ///
     /// # Errors
     /// Another option; tensors that are not their rank's; what warptile-distributed refuses.
@@ -239,14 +238,11 @@ impl Attention {
             .without_lse();
         for (operand, tensor) in self.lists() {
             let numbers = || tensor.to_device(&Device::Cpu)?.to_vec1::<f32>();
-            attention = match operand {
-                Operand::Slopes => attention.alibi_slopes(&numbers()?),
-                Operand::Sinks => attention.sinks(&numbers()?),
-                other => {
-                    let name = crate::caller::name_of(other);
-                    return Err(CALLER.broken(format!("{name} is not taken over several devices")));
-                }
-            };
+            if operand.word().is_none() {
+                let name = crate::caller::name_of(operand);
+                return Err(CALLER.broken(format!("{name} is not taken over several devices")));
+            }
+            attention = attention.numbers(operand, &numbers()?);
         }
         Ok(attention)
     }

@@ -67,6 +67,7 @@ pub(super) fn estimate_us(
     of_tiles: f64,
 ) -> f64 {
     let (heads, (queries, keys)) = (problem.problem.heads(), problem.problem.typical_lengths());
+    let [of_keys, of_values] = heads.dims();
     let head_dim = f64::from(image.tiling.head_dim);
     let sequences = problem.problem.typical_sequences() * heads.query as f64;
     let size = ElementType::size(problem.problem.element());
@@ -76,9 +77,9 @@ pub(super) fn estimate_us(
     };
     let products = match image.role {
         // The output and its gradient are read.
-        Role::Prepass => return reads(2 * heads.value_dim * size),
+        Role::Prepass => return reads(2 * of_values * size),
         // Sums are read in f32, and gradients are written.
-        Role::QuerySums => return reads(heads.dim * (size_of::<f32>() + size)),
+        Role::QuerySums => return reads(of_keys * (size_of::<f32>() + size)),
         Role::SinkGradients => return reads(2 * size_of::<f32>()),
         Role::AllGradients => 5.0,
         Role::KeyGradients => 4.0,
