@@ -42,10 +42,10 @@ use crate::team::Team;
 ///
 /// Each problem runs twice. Both results must be bit-for-bit identical. Their error against float64 must pass the rule of FlashAttention's
 /// tests: a small multiple of that of the plain, unfused computation in the element type, plus a rounding error. Nothing may be written
-/// outside the result, and the NaNs around the inputs must not reach it. On a GPU, every other problem is planned as if the GPU had only 1 to 5
-/// multiprocessors, so that persistent kernels draw their tiles from the counter. The host computes the reference of small
-/// problems and of every 17th large one. The GPU, which is faster, computes the others. A failing problem is made as small as possible and
-/// printed as a command that repeats it.
+/// outside the result, and the NaNs around the inputs must not reach it. On a GPU, every other problem is planned as if the GPU had only 1
+/// to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. The host computes the reference of small problems
+/// and of every 17th large one. The GPU, which is faster, computes the others. A failing problem is made as small as possible and printed
+/// as a command that repeats it.
 ///
 /// With --devices, each problem is computed by several devices together. Results are compared with float64 as those of one device are.
 ///
