@@ -9,7 +9,7 @@ begin 1 "$@"
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 ./install.sh "$prefix"
-for source in examples/attention tests/numeric tests/gradients tests/gpu; do
+for source in examples/attention examples/several tests/numeric tests/gradients tests/gpu; do
     cc -std=c11 -O1 -s -Wall -Wextra -Werror -I "$prefix/include" -o "$directory/$(basename $source)" $source.c \
         "$prefix/lib/libwarptile.a" -lpthread -ldl -lm
 done
@@ -19,6 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 device=${1:-0}
 ./attention --device "$device"
+./several "$device" "$device"
 ./numeric --device "$device" 2000
 ./gradients --device "$device" 1000
 ./gpu "$device"

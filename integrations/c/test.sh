@@ -2,7 +2,7 @@
 # Usage: test.sh
 #
 # Installs libwarptile in the target folder, and compiles and runs the example and the tests with it: as C and as C++, linked with the
-# shared and with the static library, on the CPU and with the stand-in for the driver. Needs cc, c++ and pkg-config, and no CUDA.
+# shared and with the static library, on the CPU and with the stand-ins for the driver and for NCCL. Needs cc, c++ and pkg-config, and no CUDA.
 set -euo pipefail
 cd "$(dirname "$0")"
 metadata=$(cargo metadata --locked --no-deps --format-version 1)
@@ -28,19 +28,20 @@ cc -std=c11 -pedantic $warnings -Wpadded -fsyntax-only -x c warptile.h
 # shellcheck disable=SC2086
 c++ -std=c++11 $warnings $flags -o "$prefix/header" tests/header.cpp "$prefix/lib/libwarptile.a" $private
 # shellcheck disable=SC2086
-for test in wrong numeric gradients; do
+for test in wrong numeric gradients several; do
     c tests/$test.c $test $shared -lm -ldl
 done
 # shellcheck disable=SC2086
 {
     c examples/attention.c attention $shared -lm -ldl
     c examples/attention.c attention-static "$prefix/lib/libwarptile.a" $private
-    c tests/stand_in.c stand_in $shared -ldl
+    c examples/several.c several-example $shared -lm -ldl
+    c tests/stand_in.c stand_in $shared -ldl -lpthread
 }
 sed -n '/^```c$/,/^```$/p' README.md | sed '1d; $d' >"$prefix/readme.c"
 # shellcheck disable=SC2086
 c "$prefix/readme.c" readme $shared
-for program in readme header wrong numeric gradients attention attention-static; do
+for program in readme header wrong numeric gradients several attention attention-static several-example; do
     "$prefix/$program"
 done
 
@@ -58,4 +59,4 @@ fi
 readelf --dynamic --wide "$prefix/attention" | grep -q "NEEDED.*libwarptile\.so\.[0-9]*\.[0-9]*\]"
 
 fake=$(../../crates/fake-cuda/library.sh)
-WARPTILE_LIBCUDA=$fake "$prefix/stand_in"
+WARPTILE_LIBCUDA=$fake WARPTILE_LIBNCCL=$(dirname "$fake")/libwarptile_fake_nccl.so "$prefix/stand_in"

@@ -25,7 +25,7 @@
 #define WARPTILE_NO_KERNEL 2
 
 /**
- * There is no usable driver, or no such device.
+ * There is no usable driver, no such device, or what several GPUs need is missing: access to each other's memory, or NCCL.
  */
 #define WARPTILE_NO_DEVICE 3
 
@@ -43,6 +43,12 @@
  * A fault of this library. What was being written is undefined.
  */
 #define WARPTILE_FAULT 6
+
+/**
+ * Ranks of a group have not met, one is lost or late, or their calls differ. The text says which. The group is of no more use, unless
+ * only the bound of a wait has passed.
+ */
+#define WARPTILE_RANKS 7
 
 /**
  * Elements are IEEE half precision, 2 bytes.
@@ -150,6 +156,36 @@
 #define WARPTILE_MERGE_PARTS 32
 
 /**
+ * The GPU that has the number of this process among those of its host, where warptile_group_nccl asks for a device.
+ */
+#define WARPTILE_LOCAL_RANK -2
+
+/**
+ * Each rank has one chunk of the rows, in order: balanced without a mask.
+ */
+#define WARPTILE_SHARDING_CONTIGUOUS 0
+
+/**
+ * There are twice as many chunks as ranks, and rank r has chunk r and chunk 2 ranks - 1 - r: balanced under a causal mask.
+ */
+#define WARPTILE_SHARDING_ZIGZAG 1
+
+/**
+ * The rows are those of packed documents. Long ones are dealt out in zigzag, short ones stay whole; no query sees another document.
+ */
+#define WARPTILE_SHARDING_DOCUMENTS 2
+
+/**
+ * Each rank fetches the keys that its queries see.
+ */
+#define WARPTILE_SCHEME_GATHER 0
+
+/**
+ * Each rank gets all rows of some heads: for at least as many query heads as ranks.
+ */
+#define WARPTILE_SCHEME_HEADS 1
+
+/**
  * A write that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
  */
 typedef struct warptile_append warptile_append;
@@ -165,9 +201,25 @@ typedef struct warptile_attention warptile_attention;
 typedef struct warptile_backward warptile_backward;
 
 /**
+ * Devices that compute together, in the order of their ranks. Any number of threads may use a group at the same time, except that calls of
+ * several processes come in one order on all of them.
+ */
+typedef struct warptile_group warptile_group;
+
+/**
  * A merge that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
  */
 typedef struct warptile_merge warptile_merge;
+
+/**
+ * A description that was checked for a group, whose rows are dealt to the ranks. Any number of threads may use it at the same time.
+ */
+typedef struct warptile_sharded warptile_sharded;
+
+/**
+ * The output of warptile_sharded_forward as a backward pass needs it, with its log-sum-exp.
+ */
+typedef struct warptile_sharded_output warptile_sharded_output;
 
 /**
  * Where the elements of a tensor lie.
@@ -863,6 +915,132 @@ typedef struct warptile_merge_memory {
   float *lse;
 } warptile_merge_memory;
 
+/**
+ * A process among those of a job, each of which has one GPU. Fill the struct with zeros, then set `size`.
+ */
+typedef struct warptile_world {
+  /**
+   * `sizeof(warptile_world)`.
+   */
+  size_t size;
+  /**
+   * This process's rank, from 0.
+   */
+  int64_t rank;
+  /**
+   * How many processes there are. 0: rank, ranks and address are those that torchrun, an MPI or SLURM has put into the environment;
+   * the address is WARPTILE_RENDEZVOUS, or the host of MASTER_ADDR and the port behind MASTER_PORT.
+   */
+  int64_t ranks;
+  /**
+   * Where rank 0 listens and the others connect, such as "host:29501". Null where the environment says it.
+   */
+  const char *address;
+  /**
+   * Seconds that ranks may take to find each other, to make a call that others have made, and to send the rows of a call. 0: 60.
+   */
+  double timeout;
+  /**
+   * Seconds without a sign of life after which a rank is lost. 0: 5.
+   */
+  double silence;
+} warptile_world;
+
+/**
+ * Attention of a sequence, or of packed documents, to itself, over several devices. Fill the struct with zeros, then set `size` and
+ * `attention`.
+ */
+typedef struct warptile_sharded_desc {
+  /**
+   * `sizeof(warptile_sharded_desc)`.
+   */
+  size_t size;
+  /**
+   * The whole computation: q, k and v are [1, all rows, heads, head size], with zeros for strides. Masks, scale, softcap, sinks,
+   * dropout, ALiBi, want_lse, split_keys and kernel are taken; `unchecked` does not count.
+   */
+  const struct warptile_attention_desc *attention;
+  /**
+   * WARPTILE_SHARDING_CONTIGUOUS, and so on.
+   */
+  uint32_t sharding;
+  /**
+   * WARPTILE_SCHEME_GATHER, and so on.
+   */
+  uint32_t scheme;
+  /**
+   * Documents, for WARPTILE_SHARDING_DOCUMENTS.
+   */
+  int64_t documents;
+  /**
+   * Where each document begins among the rows, and where the last one ends: documents + 1 numbers in host memory.
+   */
+  const int64_t *document_offsets;
+} warptile_sharded_desc;
+
+/**
+ * The memory of a call over several devices. Tensors are lists of addresses, one for each rank of this process, in its device's memory:
+ * its rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size].
+ */
+typedef struct warptile_sharded_memory {
+  /**
+   * `sizeof(warptile_sharded_memory)`.
+   */
+  size_t size;
+  /**
+   * How many addresses each list has: the ranks of this process.
+   */
+  size_t ranks;
+  /**
+   * Queries.
+   */
+  const void *const *q;
+  /**
+   * Keys.
+   */
+  const void *const *k;
+  /**
+   * Values.
+   */
+  const void *const *v;
+  /**
+   * Receives the output, unless this is a backward pass.
+   */
+  void *const *out;
+  /**
+   * For a backward pass: the gradient of the output.
+   */
+  const void *const *d_out;
+  /**
+   * Receives the gradient of the queries, if given.
+   */
+  void *const *dq;
+  /**
+   * Receives the gradient of the keys, if given.
+   */
+  void *const *dk;
+  /**
+   * Receives the gradient of the values, if given.
+   */
+  void *const *dv;
+  /**
+   * Receives the gradients of the sinks, if given: one number for each query head, in the memory of rank 0.
+   */
+  float *d_sinks;
+  /**
+   * ALiBi slopes, in host memory.
+   */
+  const float *alibi_slopes;
+  /**
+   * Sinks, in host memory.
+   */
+  const float *sinks;
+  /**
+   * The state of dropout, in host memory.
+   */
+  const int32_t *dropout_state;
+} warptile_sharded_memory;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1056,9 +1234,168 @@ int32_t warptile_merge_run(const struct warptile_merge *merge, const struct warp
  */
 void warptile_merge_free(struct warptile_merge *merge);
 
+/**
+ * Groups devices of this process: GPUs of one host, whose memory is opened to each other, or WARPTILE_CPU several times over. There are at
+ * least two; a GPU may be there several times. The handle is freed with warptile_group_free.
+ *
+ * `streams` has a stream for each device, a CUstream or cudaStream_t of its primary context, on which the rank's tensors are read and
+ * written. Null, for one stream or for the list, is the legacy default stream. On the CPU streams are null.
+ *
+ * # Safety
+ * `devices` is null, which is an error, or `count` numbers; `streams` is null or `count` streams, which live until the group and all
+ * handles made of it are freed. `group` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_group_local(const int32_t *devices,
+                             void *const *streams,
+                             size_t count,
+                             struct warptile_group **group);
+
+/**
+ * Groups processes, each of which has one rank on a GPU of its own, by NCCL, which is opened now: WARPTILE_LIBNCCL, or the libnccl.so.2
+ * that the process has loaded or the loader finds. Waits until all processes have called this. `device` is the number of a GPU, or
+ * WARPTILE_LOCAL_RANK; `stream` is as for warptile_group_local.
+ *
+ * Each process makes the same calls of the group, and passes the rows of its rank alone. Results count once warptile_group_synchronize has
+ * succeeded after them.
+ *
+ * Returns WARPTILE_NO_DEVICE if there is no NCCL, WARPTILE_RANKS if the processes have not met.
+ *
+ * # Safety
+ * `world` is null, which is an error, or valid for reading `world->size` bytes; its address is null or ends with a NUL. `stream` lives
+ * until the group and all handles made of it are freed. `group` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_group_nccl(const struct warptile_world *world,
+                            int32_t device,
+                            void *stream,
+                            struct warptile_group **group);
+
+/**
+ * How many ranks a group has in all processes, and the numbers of this process's: `count` from `first` on. Each may be null.
+ *
+ * # Safety
+ * `group` is null, which is an error, or a handle that was not freed. The others are null or valid for writing.
+ */
+int32_t warptile_group_ranks(const struct warptile_group *group, size_t *all, size_t *first, size_t *count);
+
+/**
+ * Waits until this process's ranks have done what was submitted to them, at most as many seconds as `timeout` says. Returns WARPTILE_RANKS
+ * with the rank that has not, or that has failed.
+ *
+ * # Safety
+ * `group` is null, which is an error, or a handle that was not freed.
+ */
+int32_t warptile_group_synchronize(const struct warptile_group *group,
+                                   double timeout);
+
+/**
+ * Frees a group. Over NCCL this leaves it, which takes at most 10 seconds; the other processes are told. Handles that were made of the
+ * group keep it until they are freed.
+ *
+ * # Safety
+ * `group` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_group_free(struct warptile_group *group);
+
+/**
+ * Checks a description of a computation over a group's devices, and deals the rows to the ranks. Nothing is planned and no kernel is
+ * loaded before the first call. The handle is freed with warptile_sharded_free, and keeps the group until then.
+ *
+ * # Safety
+ * `group` is null, which is an error, or a handle that was not freed. `desc` is null, which is an error, or valid for reading `desc->size`
+ * bytes; likewise `desc->attention`, as for warptile_attention_prepare; document_offsets are as many as it says. `sharded` is null, which
+ * is an error, or valid for writing.
+ */
+int32_t warptile_sharded_prepare(const struct warptile_group *group,
+                                 const struct warptile_sharded_desc *desc,
+                                 struct warptile_sharded **sharded);
+
+/**
+ * Which rows a rank of any process has, in the order of its tensors: at most `capacity` numbers are written to `rows`, and to `needed` how
+ * many there are. `rows` may be null if `capacity` is 0, and `needed` may be null.
+ *
+ * # Safety
+ * `sharded` is null, which is an error, or a handle that was not freed. `rows` is valid for writing `capacity` numbers, `needed` for
+ * writing, unless they are null.
+ */
+int32_t warptile_sharded_rows(const struct warptile_sharded *sharded,
+                              int64_t rank,
+                              int64_t *rows,
+                              size_t capacity,
+                              size_t *needed);
+
+/**
+ * Computes. On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
+ * submitted to that stream later finds the output. On the CPU it is there on return. A call is no part of a capture.
+ *
+ * If `output` is not null it receives a handle for warptile_sharded_backward and warptile_sharded_lse, which need the description's
+ * want_lse. The handle holds copies of the output, and is freed with warptile_sharded_output_free.
+ *
+ * # Safety
+ * - `sharded` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or valid for reading
+ *   `memory->size` bytes. `output` is null or valid for writing.
+ * - Each list of tensors has as many addresses as `memory->ranks` says, and each tensor as many rows as its rank has. They stay valid
+ *   until the work has ended that was then submitted to the rank's stream. Meanwhile nothing else writes the inputs, or uses the outputs.
+ * - Slopes and sinks are one for each query head, and a state is eight words.
+ * - On GPUs no stream of the group is being destroyed or captured.
+ */
+int32_t warptile_sharded_forward(const struct warptile_sharded *sharded,
+                                 const struct warptile_sharded_memory *memory,
+                                 struct warptile_sharded_output **output);
+
+/**
+ * Computes the gradients of queries, keys, values and sinks from that of the output, as warptile_sharded_forward computes. `output` is
+ * that of a call of `sharded` with the same inputs, whose description has want_lse. Those gradients are written that `memory` has; equal
+ * arguments give the same bits each time.
+ *
+ * # Safety
+ * As warptile_sharded_forward; `output` is null, which is an error, or a handle that was not freed.
+ */
+int32_t warptile_sharded_backward(const struct warptile_sharded *sharded,
+                                  const struct warptile_sharded_output *output,
+                                  const struct warptile_sharded_memory *memory);
+
+/**
+ * Writes the natural log-sum-exp of all rows into host memory, [all rows, heads], and waits for what computes it. Not over NCCL.
+ *
+ * # Safety
+ * As warptile_sharded_backward. `lse` is null, which is an error, or valid for writing as many numbers.
+ */
+int32_t warptile_sharded_lse(const struct warptile_sharded *sharded, const struct warptile_sharded_output *output, float *lse);
+
+/**
+ * Predicts a call over as many GPUs as `ranks` says, by either scheme, from the plan for one: some lines of text, written as
+ * warptile_explain does, whose arguments `device`, `gpu`, `text`, `capacity` and `needed` are. The GPUs are taken to be joined by NVLink.
+ *
+ * # Safety
+ * `desc` as for warptile_sharded_prepare; the others as for warptile_explain.
+ */
+int32_t warptile_sharded_explain(int32_t device,
+                                 const char *gpu,
+                                 int64_t ranks,
+                                 const struct warptile_sharded_desc *desc,
+                                 char *text,
+                                 size_t capacity,
+                                 size_t *needed);
+
+/**
+ * Frees a handle. Work that it has submitted goes on.
+ *
+ * # Safety
+ * `sharded` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_sharded_free(struct warptile_sharded *sharded);
+
+/**
+ * Frees a handle.
+ *
+ * # Safety
+ * `output` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_sharded_output_free(struct warptile_sharded_output *output);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 0634c61d31c61b926c733ce15111c272d31b240bc74a22b920c5cdaed35ac9d7 */
+/* Seal of header.sh: a716b465ed3c4775de8e88b20d39c422c655a7918d2b2d78359cef4b6e2bcbd7 */

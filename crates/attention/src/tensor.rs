@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::backend::{Backend, Place};
@@ -103,6 +103,38 @@ impl<T: Pod> Tensor<T> {
         layout.check_buffer("buffer", buffer.len())?;
         let storage = Storage::Device(Arc::new(buffer));
         Ok(Self::from_storage(backend.clone(), layout, storage))
+    }
+
+    /// Submits a copy of device memory that somebody else made, from the layout's first element to its last, to the backend's stream.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] on the CPU; when the device is out of memory, or what the driver reports.
+    ///
+    /// # Safety
+    /// `address` is that of as many elements as the layout reaches over, aligned for `T`, in memory of the backend's device. They stay there
+    /// until the copy is made, in the order of the stream.
+    pub unsafe fn copy_of(backend: &Backend, address: u64, layout: Layout) -> Result<Self> {
+        let stream = stream("tensor", backend)?;
+        let mut buffer = DeviceBuffer::uninit(stream, layout.reach())?;
+        // SAFETY: the caller's promise; nothing is freed here.
+        let source = unsafe { DeviceBuffer::borrow(stream, address, layout.reach(), Arc::new(())) };
+        buffer.copy_from(&source?)?;
+        Self::from_device(backend, buffer, layout)
+    }
+
+    /// Submits a copy of the memory, from the first element to the last, into device memory that somebody else made, to the stream of
+    /// `backend`, which may be another GPU's: the copy comes behind what writes the tensor.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] on the CPU; what the driver reports.
+    ///
+    /// # Safety
+    /// As [`copy_of`](Self::copy_of), of memory that only the copy uses meanwhile.
+    pub unsafe fn copy_to(&self, backend: &Backend, address: u64) -> Result<()> {
+        let (stream, from) = (stream("to", backend)?, self.on_device("tensor")?);
+        // SAFETY: the caller's promise; nothing is freed here.
+        let target = unsafe { DeviceBuffer::borrow(stream, address, from.len(), Arc::new(())) };
+        Ok(target?.as_slice_mut().copy_from(&from)?)
     }
 
     /// Batch, length, heads and head size, regardless of the order in memory.
@@ -419,6 +451,13 @@ pub(crate) fn expect_context<T: Pod>(backend: &Backend, buffer: &DeviceBuffer<T>
             found: format!("cuda:{}", context.device().ordinal()),
         }),
     }
+}
+
+/// The stream of a GPU.
+fn stream<'a>(argument: &'static str, backend: &'a Backend) -> Result<&'a Stream> {
+    { backend.gpu() }
+        .map(|gpu| gpu.stream())
+        .ok_or_else(|| elsewhere(argument, "a GPU", backend.to_string()))
 }
 
 pub(crate) fn elsewhere(argument: &'static str, expected: &str, found: String) -> Error {

@@ -16,7 +16,7 @@ pub const WARPTILE_OK: i32 = 0;
 pub const WARPTILE_INVALID: i32 = 1;
 /// No kernel can compute this on the device. The text lists every kernel and the reason. Nothing was launched.
 pub const WARPTILE_NO_KERNEL: i32 = 2;
-/// There is no usable driver, or no such device.
+/// There is no usable driver, no such device, or what several GPUs need is missing: access to each other's memory, or NCCL.
 pub const WARPTILE_NO_DEVICE: i32 = 3;
 /// The driver reports an error; it may be that of earlier work on the device.
 pub const WARPTILE_DRIVER: i32 = 4;
@@ -25,11 +25,18 @@ pub const WARPTILE_OUT_OF_MEMORY: i32 = 5;
 /// A fault of this library. What was being written is undefined.
 pub const WARPTILE_FAULT: i32 = 6;
 
+/// Ranks of a group have not met, one is lost or late, or their calls differ. The text says which. The group is of no more use, unless
+/// only the bound of a wait has passed.
+pub const WARPTILE_RANKS: i32 = 7;
+
 /// Why a function did not do its work.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// From the attention crate.
     Attention(Error),
+    /// Of several ranks.
+    #[cfg(feature = "distributed")]
+    Ranks(warptile_distributed::Error),
     /// An argument, and the rule that it breaks.
     Argument(String),
 }
@@ -54,6 +61,13 @@ impl From<DriverError> for Failure {
     }
 }
 
+#[cfg(feature = "distributed")]
+impl From<warptile_distributed::Error> for Failure {
+    fn from(error: warptile_distributed::Error) -> Self {
+        Failure::Ranks(error)
+    }
+}
+
 impl Failure {
     /// `argument` breaks a rule.
     pub(crate) fn of(argument: impl Display, rule: impl Display) -> Self {
@@ -63,20 +77,9 @@ impl Failure {
     fn code(&self) -> i32 {
         match self {
             Failure::Argument(_) => WARPTILE_INVALID,
-            Failure::Attention(error) => match error {
-                Error::NoKernel { .. } => WARPTILE_NO_KERNEL,
-                Error::Invalid(Invalid::Allocation { .. }) => WARPTILE_OUT_OF_MEMORY,
-                Error::Driver(error) if error.is_out_of_memory() => WARPTILE_OUT_OF_MEMORY,
-                Error::Driver(
-                    DriverError::Load(_)
-                    | DriverError::NoDevice
-                    | DriverError::NoSuchDevice { .. }
-                    | DriverError::Unsupported { .. },
-                ) => WARPTILE_NO_DEVICE,
-                Error::Driver(_) => WARPTILE_DRIVER,
-                Error::Image(_) | Error::OtherAbi { .. } => WARPTILE_FAULT,
-                _ => WARPTILE_INVALID,
-            },
+            Failure::Attention(error) => code(error),
+            #[cfg(feature = "distributed")]
+            Failure::Ranks(error) => code_of_ranks(error),
         }
     }
 
@@ -84,14 +87,45 @@ impl Failure {
         match self {
             Failure::Argument(text) => text.clone(),
             Failure::Attention(error) => with_causes(error),
+            #[cfg(feature = "distributed")]
+            Failure::Ranks(error) => with_causes(error),
         }
     }
 }
 
+fn code(error: &Error) -> i32 {
+    match error {
+        Error::NoKernel { .. } => WARPTILE_NO_KERNEL,
+        Error::Invalid(Invalid::Allocation { .. }) => WARPTILE_OUT_OF_MEMORY,
+        Error::Driver(error) if error.is_out_of_memory() => WARPTILE_OUT_OF_MEMORY,
+        Error::Driver(
+            DriverError::Load(_)
+            | DriverError::NoDevice
+            | DriverError::NoSuchDevice { .. }
+            | DriverError::Unsupported { .. },
+        ) => WARPTILE_NO_DEVICE,
+        Error::Driver(_) => WARPTILE_DRIVER,
+        Error::Image(_) | Error::OtherAbi { .. } => WARPTILE_FAULT,
+        _ => WARPTILE_INVALID,
+    }
+}
+
+#[cfg(feature = "distributed")]
+fn code_of_ranks(error: &warptile_distributed::Error) -> i32 {
+    use warptile_distributed::Error as Ranks;
+    match error {
+        Ranks::Rank { source, .. } => code(source),
+        Ranks::NoPeerAccess { .. } | Ranks::Nccl(_) => WARPTILE_NO_DEVICE,
+        Ranks::Rendezvous(_) | Ranks::Failure(_) | Ranks::TimedOut { .. } => WARPTILE_RANKS,
+        Ranks::NoThreads(_) => WARPTILE_OUT_OF_MEMORY,
+        _ => WARPTILE_INVALID,
+    }
+}
+
 /// The message with those of the errors behind it that it does not contain.
-fn with_causes(error: &Error) -> String {
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
+    let mut source = error.source();
     while let Some(cause) = source {
         let words = cause.to_string();
         if !text.contains(&words) {

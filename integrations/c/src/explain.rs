@@ -28,6 +28,29 @@ pub unsafe extern "C" fn warptile_explain(
     capacity: usize,
     needed: *mut usize,
 ) -> i32 {
+    let explain = || {
+        // SAFETY: the caller's promise.
+        let desc = unsafe { read("desc", desc) }?;
+        // SAFETY: the caller's promise; there are no lists.
+        let (call, choice) = unsafe { (call(&desc, None)?, choice(desc.kernel)?) };
+        // SAFETY: the caller's promise.
+        let gpu = unsafe { name("gpu", gpu) }?;
+        Ok(plan(device, gpu.as_deref(), call.problem(), &choice)?.explain())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { write(text, capacity, needed, explain) }
+}
+
+/// Writes a text as warptile_explain does.
+///
+/// # Safety
+/// `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
+pub(crate) unsafe fn write(
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+    words: impl FnOnce() -> Result<String>,
+) -> i32 {
     guarded(|| {
         if capacity != 0 {
             check_pointer("text", text, 1)?;
@@ -35,15 +58,7 @@ pub unsafe extern "C" fn warptile_explain(
         if !needed.is_null() {
             check_pointer("needed", needed, align_of::<usize>())?;
         }
-        // SAFETY: the caller's promise.
-        let desc = unsafe { read("desc", desc) }?;
-        // SAFETY: the caller's promise; there are no lists.
-        let (call, choice) = unsafe { (call(&desc, None)?, choice(desc.kernel)?) };
-        // SAFETY: the caller's promise.
-        let gpu = unsafe { name("gpu", gpu) }?;
-        let words = plan(device, gpu.as_deref(), call.problem(), &choice)?
-            .explain()
-            .replace('\0', "");
+        let words = words()?.replace('\0', "");
         // SAFETY: not null where something is written, aligned, and valid by the caller's promise; `written` is below `capacity`.
         unsafe {
             if let Some(room) = capacity.checked_sub(1) {
@@ -59,7 +74,12 @@ pub unsafe extern "C" fn warptile_explain(
     })
 }
 
-fn plan(device: i32, gpu: Option<&str>, problem: Problem, choice: &Choice) -> Result<Plan> {
+pub(crate) fn plan(
+    device: i32,
+    gpu: Option<&str>,
+    problem: Problem,
+    choice: &Choice,
+) -> Result<Plan> {
     if let Some(gpu) = gpu {
         return Ok(Plan::gpu(problem, &DeviceProfile::named(gpu)?, choice)?);
     }

@@ -24,3 +24,10 @@ pub mod append;
 pub mod append_desc;
 
 pub mod merge;
+
+#[cfg(feature = "distributed")]
+pub mod group;
+#[cfg(feature = "distributed")]
+pub mod sharded;
+#[cfg(feature = "distributed")]
+pub mod sharded_desc;

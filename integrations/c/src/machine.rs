@@ -201,18 +201,8 @@ fn check_stream(context: &Context, stream: CUstream) -> Result<()> {
 }
 
 fn check_address(gpu: &Gpu, argument: &str, address: u64) -> Result<()> {
-    if address == 0 {
+    let Some(rule) = not_of(gpu, address) else {
         return Ok(());
-    }
-    let mut ordinal = 0_i32;
-    let value = (&raw mut ordinal).cast();
-    let get = gpu.context().driver().api().pointer_get_attribute;
-    // SAFETY: the attribute's value is an `int`; any address may be asked for.
-    let code = unsafe { get(value, CUpointerAttribute::DEVICE_ORDINAL, address) };
-    let rule = match (code, u32::try_from(ordinal)) {
-        (CUresult::SUCCESS, Ok(found)) if found == gpu.ordinal() => return Ok(()),
-        (CUresult::SUCCESS, _) => format!("is on device {ordinal}"),
-        _ => "is no memory that the CUDA driver knows".to_owned(),
     };
     Err(Failure::of(
         argument,
@@ -222,4 +212,21 @@ fn check_address(gpu: &Gpu, argument: &str, address: u64) -> Result<()> {
             gpu.ordinal()
         ),
     ))
+}
+
+/// Says what an address is of, unless it is 0 or of this GPU's memory. The context is current.
+pub(crate) fn not_of(gpu: &Gpu, address: u64) -> Option<String> {
+    if address == 0 {
+        return None;
+    }
+    let mut ordinal = 0_i32;
+    let value = (&raw mut ordinal).cast();
+    let get = gpu.context().driver().api().pointer_get_attribute;
+    // SAFETY: the attribute's value is an `int`; any address may be asked for.
+    let code = unsafe { get(value, CUpointerAttribute::DEVICE_ORDINAL, address) };
+    match (code, u32::try_from(ordinal)) {
+        (CUresult::SUCCESS, Ok(found)) if found == gpu.ordinal() => None,
+        (CUresult::SUCCESS, _) => Some(format!("is on device {ordinal}")),
+        _ => Some("is no memory that the CUDA driver knows".to_owned()),
+    }
 }

@@ -18,7 +18,32 @@ int main() {
     int status = warptile_attention_prepare(WARPTILE_CPU, &desc, &attention);
     if (status == WARPTILE_OK) status = warptile_attention_run(attention, &memory, nullptr);
     warptile_attention_free(attention);
-    if (status != WARPTILE_OK || out != values) {
+
+    // Two ranks with a row each, which see their own row only, as a document.
+    warptile_sharded_desc dealt = {};
+    dealt.size = sizeof dealt;
+    dealt.attention = &desc;
+    dealt.sharding = WARPTILE_SHARDING_DOCUMENTS;
+    const int64_t offsets[] = {0, 1, 2};
+    dealt.documents = 2;
+    dealt.document_offsets = offsets;
+    const int32_t devices[] = {WARPTILE_CPU, WARPTILE_CPU};
+    std::vector<float> dealt_out(16);
+    const void *in[] = {values.data(), values.data() + 8};
+    void *to[] = {dealt_out.data(), dealt_out.data() + 8};
+    warptile_sharded_memory ranks = {};
+    ranks.size = sizeof ranks;
+    ranks.ranks = 2;
+    ranks.q = ranks.k = ranks.v = in;
+    ranks.out = to;
+    warptile_group *group = nullptr;
+    warptile_sharded *sharded = nullptr;
+    if (status == WARPTILE_OK) status = warptile_group_local(devices, nullptr, 2, &group);
+    if (status == WARPTILE_OK) status = warptile_sharded_prepare(group, &dealt, &sharded);
+    if (status == WARPTILE_OK) status = warptile_sharded_forward(sharded, &ranks, nullptr);
+    warptile_sharded_free(sharded);
+    warptile_group_free(group);
+    if (status != WARPTILE_OK || out != values || dealt_out != values) {
         std::fprintf(stderr, "from C++: %d %s\n", status, warptile_last_error());
         return 1;
     }

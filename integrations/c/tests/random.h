@@ -11,53 +11,53 @@ enum { MOST_SEQUENCES = 3, MOST_BLOCKS = 2 };
 
 static uint64_t state;
 
-static unsigned draw(unsigned below) {
+static inline unsigned draw(unsigned below) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     return (unsigned)((state >> 33) % below);
 }
 
-static float draw_float(void) { return (float)draw(1 << 16) / (1 << 15) - 1; }
+static inline float draw_float(void) { return (float)draw(1 << 16) / (1 << 15) - 1; }
 
-static uint32_t bits_of(float value) {
+static inline uint32_t bits_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static float float_of(uint32_t bits) {
+static inline float float_of(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
 // To the nearest, ties to even. No number here is too large for half precision.
-static uint16_t to_f16(float value) {
+static inline uint16_t to_f16(float value) {
     uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
     bits &= 0x7fffffff;
     if (bits < 0x38800000) return (uint16_t)(sign | (bits_of(float_of(bits) + 0.5f) - 0x3f000000));
     return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
 }
 
-static float from_f16(uint16_t value) {
+static inline float from_f16(uint16_t value) {
     uint32_t sign = (uint32_t)(value & 0x8000) << 16, magnitude = value & 0x7fff;
     float wide = magnitude < 0x400 ? (float)magnitude / (1 << 24) : float_of((magnitude << 13) + 0x38000000);
     return float_of(bits_of(wide) | sign);
 }
 
-static uint16_t to_bf16(float value) {
+static inline uint16_t to_bf16(float value) {
     uint32_t bits = bits_of(value);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // 4 bits of exponent and 3 of fraction.
-static float from_e4m3(uint8_t value) {
+static inline float from_e4m3(uint8_t value) {
     int exponent = value >> 3 & 15, fraction = value & 7;
     float size = exponent ? ldexpf(8 + (float)fraction, exponent - 10) : ldexpf((float)fraction, -9);
     return value & 0x80 ? -size : size;
 }
 
 // One of the nearest numbers.
-static uint8_t to_e4m3(float value) {
+static inline uint8_t to_e4m3(float value) {
     uint8_t best = 0;
     for (int i = 0; i < 0x7f; i++) {
         if (fabsf(from_e4m3((uint8_t)i) - fabsf(value)) < fabsf(from_e4m3(best) - fabsf(value))) best = (uint8_t)i;
@@ -65,15 +65,15 @@ static uint8_t to_e4m3(float value) {
     return value < 0 ? best | 0x80 : best;
 }
 
-static size_t size_of(uint32_t element) { return element == WARPTILE_F32 ? 4 : element == WARPTILE_E4M3 ? 1 : 2; }
+static inline size_t size_of(uint32_t element) { return element == WARPTILE_F32 ? 4 : element == WARPTILE_E4M3 ? 1 : 2; }
 
-static void put(void *to, uint32_t element, int64_t at, float value) {
+static inline void put(void *to, uint32_t element, int64_t at, float value) {
     if (element == WARPTILE_F32) ((float *)to)[at] = value;
     else if (element == WARPTILE_E4M3) ((uint8_t *)to)[at] = to_e4m3(value);
     else ((uint16_t *)to)[at] = element == WARPTILE_F16 ? to_f16(value) : to_bf16(value);
 }
 
-static float get(const void *from, uint32_t element, int64_t at) {
+static inline float get(const void *from, uint32_t element, int64_t at) {
     if (element == WARPTILE_F32) return ((const float *)from)[at];
     if (element == WARPTILE_E4M3) return from_e4m3(((const uint8_t *)from)[at]);
     uint16_t value = ((const uint16_t *)from)[at];
@@ -88,17 +88,17 @@ typedef struct {
     void *host, *memory;
 } tensor;
 
-static int64_t offset(const tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d) {
+static inline int64_t offset(const tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d) {
     const int64_t *s = tensor->layout.strides;
     return b * s[0] + i * s[1] + h * s[2] + d * s[3];
 }
 
-static float at(const tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d) {
+static inline float at(const tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d) {
     return get(tensor->host, tensor->element, offset(tensor, b, i, h, d));
 }
 
 // Random values, in one of two orders, with or without gaps. Strides are multiples of 16 bytes unless the problem is unaligned.
-static tensor make(uint32_t element, int64_t batch, int64_t rows, int64_t heads, int64_t size, int step) {
+static inline tensor make(uint32_t element, int64_t batch, int64_t rows, int64_t heads, int64_t size, int step) {
     tensor made = {{{batch, rows, heads, size}, {0, 0, 0, 1}}, element, 0, NULL, NULL};
     int64_t *s = made.layout.strides, gap = draw(2) ? step : 0;
     if (draw(2)) {
@@ -118,12 +118,12 @@ static tensor make(uint32_t element, int64_t batch, int64_t rows, int64_t heads,
     return made;
 }
 
-static void drop(tensor *tensor) {
+static inline void drop(tensor *tensor) {
     free(tensor->host);
     if (tensor->memory) release(tensor->memory);
 }
 
-static void wrong(uint64_t seed, const char *format, ...) {
+static inline void wrong(uint64_t seed, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     fprintf(stderr, "problem %llu: ", (unsigned long long)seed);
@@ -133,7 +133,7 @@ static void wrong(uint64_t seed, const char *format, ...) {
 }
 
 // Runs the problems that the command line asks for; fails if the device has a kernel for less than half of them.
-static int run_all(const char *name, int (*run)(uint64_t), int argc, char **argv) {
+static inline int run_all(const char *name, int (*run)(uint64_t), int argc, char **argv) {
     int first = 1, computed = 0;
     if (argc > 2 && strcmp(argv[1], "--device") == 0) {
         open_device(atoi(argv[2]));

@@ -1,5 +1,10 @@
 // The GPU's path against the stand-in for the driver (crates/fake-cuda), which runs no kernel, but checks what it is asked, counts it, and
 // fails on demand. WARPTILE_LIBCUDA names its library.
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "../examples/memory.h"
 
 enum { ERROR_OUT_OF_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700, ERROR_LAUNCH_FAILED = 719, RELAXED = 2 };
@@ -305,6 +310,257 @@ static void gradients(void) {
     check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
 }
 
+enum { ROWS = 512 };
+
+// A tensor of a call over two ranks, of which each has half of the rows, on its device. Heads are of size 64.
+static void on_both(int heads, void **parts) {
+    for (int rank = 0; rank < 2; rank++) {
+        open_device(rank);
+        parts[rank] = allocate((size_t)(ROWS / 2 * heads * 64) * 2);
+    }
+    open_device(0);
+}
+
+typedef struct {
+    warptile_attention_desc whole;
+    warptile_sharded *sharded;
+    warptile_sharded_memory memory;
+    void *q[2], *kv[2], *out[2], *dq[2], *dk[2];
+} dealt_problem;
+
+// Device memory for both ranks, or for this process's.
+static void make_dealt(dealt_problem *made, warptile_group *group) {
+    memset(made, 0, sizeof *made);
+    made->whole.size = sizeof made->whole;
+    made->whole.element = WARPTILE_BF16;
+    made->whole.mask = WARPTILE_MASK_CAUSAL;
+    made->whole.want_lse = 1;
+    made->whole.q = (warptile_layout){{1, ROWS, 8, 64}, {0}};
+    made->whole.k = made->whole.v = (warptile_layout){{1, ROWS, 2, 64}, {0}};
+    warptile_sharded_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.attention = &made->whole;
+    desc.sharding = WARPTILE_SHARDING_ZIGZAG;
+    WORKS(warptile_sharded_prepare(group, &desc, &made->sharded));
+    on_both(8, made->q);
+    on_both(2, made->kv);
+    on_both(8, made->out);
+    on_both(8, made->dq);
+    on_both(2, made->dk);
+    size_t first, count;
+    WORKS(warptile_group_ranks(group, NULL, &first, &count));
+    made->memory.size = sizeof made->memory;
+    made->memory.ranks = count;
+    made->memory.q = (const void *const *)made->q + first;
+    made->memory.k = made->memory.v = (const void *const *)made->kv + first;
+    made->memory.out = made->out + first;
+}
+
+static void drop_dealt(dealt_problem *made) {
+    warptile_sharded_free(made->sharded);
+    void **all[] = {made->q, made->kv, made->out, made->dq, made->dk};
+    for (int i = 0; i < 10; i++) release(all[i / 2][i % 2]);
+}
+
+static int forward_and_backward(dealt_problem *made) {
+    warptile_sharded_output *output;
+    int status = warptile_sharded_forward(made->sharded, &made->memory, &output);
+    if (status != WARPTILE_OK) return status;
+    warptile_sharded_memory back = made->memory;
+    size_t first = (size_t)(made->memory.out - made->out);
+    back.d_out = (const void *const *)made->memory.out;
+    back.out = NULL;
+    back.dq = made->dq + first;
+    back.dk = made->dk + first;
+    status = warptile_sharded_backward(made->sharded, output, &back);
+    // Work goes on after it.
+    warptile_sharded_output_free(output);
+    return status;
+}
+
+// Two GPUs of one process, with streams of the caller's.
+static void several_devices(void) {
+    void *streams[2], *graph, *swapped[2];
+    for (int device = 1; device >= 0; device--) {
+        open_device(device);
+        streams[device] = new_stream();
+    }
+    warptile_group *group = NULL;
+    const int32_t devices[2] = {0, 1};
+    INVALID(warptile_group_local(devices, (void *const[]){streams[0], streams[0]}, 2, &group), "streams[1] cannot be used: ");
+    INVALID(warptile_group_local(devices, (void *const[]){(void *)2, streams[1]}, 2, &group), "streams[0] cannot be used: ");
+    INVALID(warptile_group_local((const int32_t[]){0, WARPTILE_CPU}, NULL, 2, &group), "rank 1 is on cpu, but rank 0 is on ");
+    EXPECT(warptile_group_local((const int32_t[]){0, 7}, NULL, 2, &group), WARPTILE_NO_DEVICE, "there is no CUDA device 7");
+    WORKS(warptile_group_local(devices, streams, 2, &group));
+    dealt_problem problem;
+    make_dealt(&problem, group);
+    size_t before = fake_launch_count();
+    WORKS(forward_and_backward(&problem));
+    WORKS(warptile_group_synchronize(group, 60));
+    if (fake_launch_count() < before + 8) fail("several_devices", "kernels are missing");
+    before = fake_launch_count();
+    // Nothing is launched, and the tensors of another device are named.
+#define FORWARD(...) (bad = problem.memory, __VA_ARGS__, warptile_sharded_forward(problem.sharded, &bad, NULL))
+    warptile_sharded_memory bad;
+    swapped[0] = problem.q[1];
+    swapped[1] = problem.q[0];
+    uint64_t calls = fake_calls("cuMemcpyPeerAsync") + fake_calls("cuMemcpyDtoDAsync_v2");
+    INVALID(FORWARD(bad.q = (const void *const *)swapped), "q[0] is 0x");
+    if (!strstr(warptile_last_error(), "which is on device 1, but rank 0 is on device 0")) fail("text", warptile_last_error());
+    INVALID(FORWARD(bad.out = swapped), "out[0] is 0x");
+    INVALID(FORWARD(bad.k = (const void *const[]){problem.kv[0], &bad}), "k[1] is 0x");
+    INVALID(FORWARD(bad.out = (void *const[]){problem.out[0], NULL}), "out[1] is null");
+    INVALID(warptile_sharded_lse(problem.sharded, NULL, (float *)swapped), "output is null");
+    check_cuda(cuda.cuStreamBeginCapture_v2(streams[0], RELAXED), "cuStreamBeginCapture");
+    INVALID(warptile_sharded_forward(problem.sharded, &problem.memory, NULL), "the stream of rank 0 is being captured");
+    check_cuda(cuda.cuStreamEndCapture(streams[0], &graph), "cuStreamEndCapture");
+    check_cuda(cuda.cuGraphDestroy(graph), "cuGraphDestroy");
+    EQUAL(fake_calls("cuMemcpyPeerAsync") + fake_calls("cuMemcpyDtoDAsync_v2"), calls, "copies after errors");
+    WORKS(warptile_group_synchronize(group, 60));
+    EQUAL(fake_launch_count(), before, "kernels after errors");
+    // A failing launch names the rank, and the next call works.
+    fake_fail("cuLaunchKernelEx", 1, ERROR_LAUNCH_FAILED);
+    EXPECT(warptile_sharded_forward(problem.sharded, &problem.memory, NULL), WARPTILE_DRIVER, "rank ");
+    fake_fail(NULL, 0, 0);
+    WORKS(forward_and_backward(&problem));
+    // The group is freed before what was made of it, with work in its queues.
+    warptile_group_free(group);
+    WORKS(forward_and_backward(&problem));
+    for (int device = 1; device >= 0; device--) {
+        open_device(device);
+        wait_for(streams[device]);
+    }
+    drop_dealt(&problem);
+    for (int device = 1; device >= 0; device--) {
+        open_device(device);
+        check_cuda(cuda.cuStreamDestroy_v2(streams[device]), "cuStreamDestroy");
+    }
+    // The default streams, and a GPU that is there twice.
+    WORKS(warptile_group_local((const int32_t[]){0, 0}, NULL, 2, &group));
+    warptile_group_free(group);
+    launched(NULL);
+}
+
+// Every call of the driver fails in turn, over two devices: a code and a text, and the next try works.
+static void faults_of_several(void) {
+    warptile_group *group;
+    int hits = 0;
+    WORKS(warptile_group_local((const int32_t[]){0, 1}, NULL, 2, &group));
+    dealt_problem problem;
+    make_dealt(&problem, group);
+    uint64_t before = fake_calls(NULL);
+    WORKS(forward_and_backward(&problem));
+    for (uint64_t nth = 1, calls = fake_calls(NULL) - before; nth < calls; nth += 1 + nth / 4) {
+        fake_fail(NULL, nth, ERROR_LAUNCH_FAILED);
+        int status = forward_and_backward(&problem);
+        fake_fail(NULL, 0, 0);
+        if (status == WARPTILE_OK) continue;
+        hits++;
+        // What an address is of was asked.
+        if (strstr(warptile_last_error(), "no memory that the CUDA driver knows")) continue;
+        EXPECT(status, WARPTILE_DRIVER, "");
+        if (!strstr(warptile_last_error(), "CUDA_ERROR_LAUNCH_FAILED")) fail("text", warptile_last_error());
+        // What failed while something ended may be found once, too, on either device.
+        for (int i = 0; i < 2; i++) warptile_group_synchronize(group, 60);
+        WORKS(forward_and_backward(&problem));
+    }
+    if (hits < 10) fail("faults", "few calls of the driver were hit");
+    for (int i = 0; i < 2; i++) warptile_group_synchronize(group, 60);
+    WORKS(warptile_group_synchronize(group, 60));
+    drop_dealt(&problem);
+    warptile_group_free(group);
+    launched(NULL);
+}
+
+typedef struct {
+    warptile_world world;
+    warptile_group *group;
+    dealt_problem problem;
+    char text[500];
+} process;
+
+static void *meet(void *of) {
+    process *self = of;
+    WORKS(warptile_group_nccl(&self->world, (int32_t)self->world.rank, NULL, &self->group));
+    return NULL;
+}
+
+static void *compute(void *of) {
+    process *self = of;
+    WORKS(forward_and_backward(&self->problem));
+    WORKS(warptile_group_synchronize(self->group, 60));
+    return NULL;
+}
+
+// Another problem on one rank than on the other.
+static void *disagree(void *of) {
+    process *self = of;
+    EXPECT(forward_and_backward(&self->problem), WARPTILE_RANKS, "");
+    snprintf(self->text, sizeof self->text, "%s", warptile_last_error());
+    EXPECT(warptile_group_synchronize(self->group, 60), WARPTILE_RANKS, self->text);
+    return NULL;
+}
+
+static void *leave(void *of) {
+    process *self = of;
+    drop_dealt(&self->problem);
+    warptile_group_free(self->group);
+    return NULL;
+}
+
+static void on_threads(void *(*step)(void *), process *processes) {
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        if (pthread_create(&threads[i], NULL, step, &processes[i])) fail("pthread_create", "failed");
+    }
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+}
+
+// Ranks over the stand-in for NCCL, WARPTILE_LIBNCCL: a thread each.
+static void over_nccl(void) {
+    struct sockaddr_in address = {0};
+    socklen_t len = sizeof address;
+    char text[40];
+    // A port that is free now.
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) || getsockname(listener, (struct sockaddr *)&address, &len)) {
+        fail("bind", "no port");
+    }
+    close(listener);
+    snprintf(text, sizeof text, "127.0.0.1:%d", ntohs(address.sin_port));
+    static process processes[2];
+    for (int64_t rank = 0; rank < 2; rank++) {
+        warptile_world *world = &processes[rank].world;
+        world->size = sizeof *world;
+        world->rank = rank;
+        world->ranks = 2;
+        world->address = text;
+    }
+    EXPECT((processes[1].world.timeout = 0.1, warptile_group_nccl(&processes[1].world, 1, NULL, &processes[1].group)), WARPTILE_RANKS,
+           "the ranks have not met: rank 1 and rank 0 at ");
+    processes[1].world.timeout = 0;
+    on_threads(meet, processes);
+    for (int i = 0; i < 2; i++) make_dealt(&processes[i].problem, processes[i].group);
+    INVALID(warptile_sharded_lse(processes[0].problem.sharded, NULL, (float *)text), "output is null");
+    on_threads(compute, processes);
+    on_threads(compute, processes);
+    warptile_sharded_free(processes[1].problem.sharded);
+    warptile_sharded_desc other = {0};
+    other.size = sizeof other;
+    other.attention = &processes[1].problem.whole;
+    WORKS(warptile_sharded_prepare(processes[1].group, &other, &processes[1].problem.sharded));
+    on_threads(disagree, processes);
+    if (strcmp(processes[0].text, processes[1].text) != 0 || !strstr(processes[0].text, "sharding")) fail("texts", processes[0].text);
+    for (int device = 1; device >= 0; device--) {
+        open_device(device);
+        wait_for(NULL);
+    }
+    on_threads(leave, processes);
+    launched(NULL);
+}
+
 // Every call of the driver fails in turn: a code and a text, and the next try works.
 static void faults(void) {
     problem good = make(0);
@@ -377,6 +633,9 @@ int main(void) {
     captures();
     operations_beside();
     gradients();
+    several_devices();
+    faults_of_several();
+    over_nccl();
     faults();
     for (size_t i = 0; i < fake_violation_count(); i++) {
         char text[1000];

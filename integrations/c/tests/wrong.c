@@ -2,20 +2,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#include "../examples/memory.h"
-
-static int checks, mistakes;
-
-// That `status` is `code`, and that the last error's text begins with `text`.
-static void expect(int line, int status, int code, const char *text) {
-    checks++;
-    if (status == code && (code == WARPTILE_OK || strncmp(warptile_last_error(), text, strlen(text)) == 0)) return;
-    mistakes++;
-    fprintf(stderr, "line %d: status %d, not %d; text \"%s\", not \"%s...\"\n", line, status, code, warptile_last_error(), text);
-}
-
-#define INVALID(status, text) expect(__LINE__, status, WARPTILE_INVALID, text)
-#define WORKS(status) expect(__LINE__, status, WARPTILE_OK, "")
+#include "expect.h"
 
 // Two sequences of 3 queries and 5 keys, 2 heads of 8.
 static float q[96], k[160], v[160], out[128], lse[12];

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
 use warptile::driver::sys::CUstream;
-use warptile::driver::{DeviceBuffer, Stream};
-use warptile::gpu::Gpu;
+use warptile::driver::Stream;
 use warptile::{Backend, Element, Layout, Tensor};
 
 use crate::error::{Error, Result};
@@ -49,8 +48,6 @@ use crate::session::gpu;
 pub struct Tensors {
     stream: Arc<CudaStream>,
     backend: Backend,
-    /// The stream as Warptile's.
-    ours: Stream,
 }
 
 impl Tensors {
@@ -66,8 +63,7 @@ impl Tensors {
         let ours = ours.map_err(warptile::Error::from)?;
         Ok(Tensors {
             stream: stream.clone(),
-            backend: Backend::from_gpu(Arc::new(Gpu::on_stream(&ours)?)),
-            ours,
+            backend: Backend::on_stream(&ours)?,
         })
     }
 
@@ -88,13 +84,9 @@ impl Tensors {
     pub fn tensor<T: Element>(&self, view: CudaView<'_, T>, layout: Layout) -> Result<Tensor<T>> {
         layout.check_buffer("view", view.len())?;
         self.check_context("view", view.stream())?;
-        let mut buffer =
-            DeviceBuffer::uninit(&self.ours, layout.reach()).map_err(warptile::Error::from)?;
         let (address, _guard) = view.device_ptr(&self.stream);
-        // SAFETY: as `foreign` asks, of a view that is at least as long.
-        let source = unsafe { self.foreign(address, layout.reach()) }?;
-        buffer.copy_from(&source).map_err(warptile::Error::from)?;
-        Ok(Tensor::from_device(&self.backend, buffer, layout)?)
+        // SAFETY: the view is at least as long, in the stream's context, and cudarc frees it behind the event of the guard.
+        Ok(unsafe { Tensor::copy_of(&self.backend, address, layout) }?)
     }
 
     /// Submits a copy of a tensor's memory, from its first element to its last, into cudarc's. The tensor may be on another stream or GPU:
@@ -103,16 +95,14 @@ impl Tensors {
     /// # Errors
     /// [`Error::OnCpu`]; [`Error::OtherContext`]; a view that is too short; what the driver reports.
     pub fn copy<T: Element>(&self, tensor: &Tensor<T>, mut to: CudaViewMut<'_, T>) -> Result<()> {
-        let Some(from) = tensor.device_slice() else {
+        if tensor.device_slice().is_none() {
             return Err(Error::OnCpu { argument: "tensor" });
-        };
+        }
         tensor.layout().check_buffer("to", to.len())?;
         self.check_context("to", to.stream())?;
         let (address, _guard) = to.device_ptr_mut(&self.stream);
-        // SAFETY: as `foreign` asks, of a view that is at least as long.
-        let mut target = unsafe { self.foreign::<T>(address, from.len()) }?;
-        let copied = target.as_slice_mut().copy_from(&from);
-        Ok(copied.map_err(warptile::Error::from)?)
+        // SAFETY: as above, and the view is exclusive.
+        Ok(unsafe { tensor.copy_to(&self.backend, address) }?)
     }
 
     fn check_context(&self, argument: &'static str, stream: &CudaStream) -> Result<()> {
@@ -125,17 +115,6 @@ impl Tensors {
                 found: theirs.ordinal(),
             }),
         }
-    }
-
-    /// Memory of cudarc's for a copy on the stream.
-    ///
-    /// # Safety
-    /// `address` was taken of a view of at least `len` elements, in the stream's context, for work on the stream. The guard that came with
-    /// it is dropped after the buffer is, with the copy submitted.
-    unsafe fn foreign<T: Element>(&self, address: u64, len: usize) -> Result<DeviceBuffer<T>> {
-        // SAFETY: the memory is borrowed until the guard is dropped, and cudarc frees it behind the events of its guards.
-        let buffer = unsafe { DeviceBuffer::borrow(&self.ours, address, len, Arc::new(())) };
-        Ok(buffer.map_err(warptile::Error::from)?)
     }
 }
 

@@ -1,0 +1,376 @@
+// Several ranks on the CPU: outputs have the bits of one call, gradients its values; what is wrong names the argument and the rule.
+#include "expect.h"
+#include "random.h"
+
+enum { HEADS = 4, KV_HEADS = 2, SIZE = 16, VALUE_SIZE = 24, MOST_RANKS = 3 };
+
+static void *zeros(size_t count, size_t size) {
+    void *made = calloc(count ? count : 1, size);
+    if (!made) fail("calloc", "out of memory");
+    return made;
+}
+
+static const int32_t cpus[MOST_RANKS] = {WARPTILE_CPU, WARPTILE_CPU, WARPTILE_CPU};
+
+static warptile_group *group_of(size_t ranks) {
+    warptile_group *group;
+    check(warptile_group_local(cpus, NULL, ranks, &group), "warptile_group_local");
+    return group;
+}
+
+// A whole tensor, [rows, heads, head size], and the ranks' parts of it, [heads, rows of the rank, head size].
+typedef struct {
+    char *whole;
+    void *parts[MOST_RANKS];
+    int64_t rows, heads, row_bytes;
+} tensor_of_ranks;
+
+static tensor_of_ranks new_tensor(int64_t rows, int64_t heads, int64_t size, uint32_t element, int random) {
+    tensor_of_ranks made = {0};
+    made.rows = rows;
+    made.heads = heads;
+    made.row_bytes = size * (int64_t)size_of(element);
+    made.whole = zeros((size_t)(rows * heads), (size_t)made.row_bytes);
+    for (int64_t i = 0; random && i < rows * heads * size; i++) put(made.whole, element, i, draw_float());
+    return made;
+}
+
+static void drop_tensor(tensor_of_ranks *tensor) {
+    free(tensor->whole);
+    for (int rank = 0; rank < MOST_RANKS; rank++) free(tensor->parts[rank]);
+}
+
+// Copies the rows between the whole and the parts.
+static void deal(tensor_of_ranks *tensor, const warptile_sharded *sharded, size_t ranks, int back) {
+    for (size_t rank = 0; rank < ranks; rank++) {
+        size_t rows, bytes = (size_t)tensor->row_bytes;
+        check(warptile_sharded_rows(sharded, (int64_t)rank, NULL, 0, &rows), "warptile_sharded_rows");
+        int64_t *numbers = zeros(rows, sizeof *numbers);
+        check(warptile_sharded_rows(sharded, (int64_t)rank, numbers, rows, NULL), "warptile_sharded_rows");
+        if (!tensor->parts[rank]) tensor->parts[rank] = zeros(rows * (size_t)tensor->heads, bytes);
+        for (size_t head = 0; head < (size_t)tensor->heads; head++) {
+            for (size_t row = 0; row < rows; row++) {
+                char *part = (char *)tensor->parts[rank] + (head * rows + row) * bytes;
+                char *whole = tensor->whole + ((size_t)numbers[row] * (size_t)tensor->heads + head) * bytes;
+                if (back) memcpy(whole, part, bytes);
+                else memcpy(part, whole, bytes);
+            }
+        }
+        free(numbers);
+    }
+}
+
+static void near_to(const char *what, uint32_t element, const void *found, const void *expected, int64_t count) {
+    double unit = element == WARPTILE_F32 ? 1e-5 : element == WARPTILE_F16 ? 1e-3 : 8e-3;
+    checks++;
+    for (int64_t i = 0; i < count; i++) {
+        double value = get(found, element, i), other = get(expected, element, i);
+        if (fabs(value - other) <= 2 * unit * (fabs(other) + 1)) continue;
+        mistakes++;
+        fprintf(stderr, "%s[%d] is %g, not %g\n", what, (int)i, value, other);
+        return;
+    }
+}
+
+static void equal_bits(const char *what, const void *found, const void *expected, size_t bytes) {
+    checks++;
+    if (memcmp(found, expected, bytes) == 0) return;
+    mistakes++;
+    fprintf(stderr, "%s has other bits than one call\n", what);
+}
+
+static const int64_t documents[] = {0, 20, 20, 101};
+static const int32_t document_rows[] = {0, 20, 20, 101};
+
+static warptile_attention_desc whole_of(uint32_t element, int64_t rows) {
+    warptile_attention_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.element = element;
+    desc.mask = WARPTILE_MASK_CAUSAL;
+    desc.want_lse = 1;
+    desc.q = (warptile_layout){{1, rows, HEADS, SIZE}, {0, 0, 0, 0}};
+    desc.k = (warptile_layout){{1, rows, KV_HEADS, SIZE}, {0, 0, 0, 0}};
+    desc.v = (warptile_layout){{1, rows, KV_HEADS, VALUE_SIZE}, {0, 0, 0, 0}};
+    return desc;
+}
+
+// One problem by several ranks and by one call.
+static void compare(uint32_t element, uint32_t sharding, uint32_t scheme, size_t ranks, int dropout) {
+    static const float sinks[HEADS] = {0.5f, -1, 2, 0.25f};
+    static const int32_t dropout_state[8] = {77, 0, 3, 0, 0, 0, 0, 0};
+    int64_t rows = dropout ? 192 : 101;
+    int packed = sharding == WARPTILE_SHARDING_DOCUMENTS;
+    state = element * 100 + sharding * 10 + ranks;
+    warptile_attention_desc desc = whole_of(element, rows);
+    desc.softcap = 5;
+    // Numbers for each head are for one of the schemes.
+    desc.sinks = scheme == WARPTILE_SCHEME_GATHER;
+    desc.dropout = dropout ? 0.25 : 0;
+    warptile_sharded_desc dealt = {0};
+    dealt.size = sizeof dealt;
+    dealt.attention = &desc;
+    dealt.sharding = sharding;
+    dealt.scheme = scheme;
+    dealt.documents = packed ? 3 : 0;
+    dealt.document_offsets = packed ? documents : NULL;
+    warptile_group *group = group_of(ranks);
+    warptile_sharded *sharded;
+    check(warptile_sharded_prepare(group, &dealt, &sharded), "warptile_sharded_prepare");
+    // The handles keep the group.
+    warptile_group_free(group);
+
+    tensor_of_ranks q = new_tensor(rows, HEADS, SIZE, element, 1), k = new_tensor(rows, KV_HEADS, SIZE, element, 1);
+    tensor_of_ranks v = new_tensor(rows, KV_HEADS, VALUE_SIZE, element, 1), d_out = new_tensor(rows, HEADS, VALUE_SIZE, element, 1);
+    tensor_of_ranks out = new_tensor(rows, HEADS, VALUE_SIZE, element, 0), dq = new_tensor(rows, HEADS, SIZE, element, 0);
+    tensor_of_ranks dk = new_tensor(rows, KV_HEADS, SIZE, element, 0), dv = new_tensor(rows, KV_HEADS, VALUE_SIZE, element, 0);
+    tensor_of_ranks *all[] = {&q, &k, &v, &d_out, &out, &dq, &dk, &dv};
+    for (size_t i = 0; i < 8; i++) deal(all[i], sharded, ranks, 0);
+    float d_sinks[HEADS], *lse = zeros((size_t)rows * HEADS, sizeof(float));
+    warptile_sharded_memory memory = {0};
+    memory.size = sizeof memory;
+    memory.ranks = ranks;
+    memory.q = (const void *const *)q.parts;
+    memory.k = (const void *const *)k.parts;
+    memory.v = (const void *const *)v.parts;
+    memory.sinks = desc.sinks ? sinks : NULL;
+    memory.dropout_state = dropout ? dropout_state : NULL;
+    memory.out = out.parts;
+    warptile_sharded_output *output, *again;
+    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
+    check(warptile_sharded_lse(sharded, output, lse), "warptile_sharded_lse");
+    check(warptile_sharded_forward(sharded, &memory, &again), "warptile_sharded_forward");
+    memory.out = NULL;
+    memory.d_out = (const void *const *)d_out.parts;
+    memory.dq = dq.parts;
+    memory.dk = dk.parts;
+    memory.dv = dv.parts;
+    memory.d_sinks = desc.sinks ? d_sinks : NULL;
+    check(warptile_sharded_backward(sharded, output, &memory), "warptile_sharded_backward");
+    for (size_t i = 4; i < 8; i++) deal(all[i], sharded, ranks, 1);
+    // A part of the gradients has the same bits.
+    tensor_of_ranks once_more = new_tensor(rows, KV_HEADS, SIZE, element, 0);
+    deal(&once_more, sharded, ranks, 0);
+    memory.dk = once_more.parts;
+    memory.dq = memory.dv = NULL;
+    memory.d_sinks = NULL;
+    check(warptile_sharded_backward(sharded, again, &memory), "warptile_sharded_backward");
+    deal(&once_more, sharded, ranks, 1);
+    equal_bits("dk", once_more.whole, dk.whole, (size_t)(rows * KV_HEADS * dk.row_bytes));
+    drop_tensor(&once_more);
+    warptile_sharded_output_free(output);
+    warptile_sharded_output_free(again);
+    warptile_sharded_free(sharded);
+
+    desc.packed_queries = desc.packed_keys = (uint32_t)packed;
+    desc.sequences = packed ? 3 : 0;
+    float one_d_sinks[HEADS], *one_lse = zeros((size_t)rows * HEADS, sizeof(float));
+    warptile_attention_memory one = {0};
+    one.size = sizeof one;
+    one.q = q.whole;
+    one.k = k.whole;
+    one.v = v.whole;
+    one.out = zeros((size_t)(rows * HEADS), (size_t)out.row_bytes);
+    one.lse = one_lse;
+    one.sinks = desc.sinks ? sinks : NULL;
+    one.dropout_state = dropout ? dropout_state : NULL;
+    one.query_offsets = one.key_offsets = packed ? document_rows : NULL;
+    warptile_attention *attention;
+    check(warptile_attention_prepare(WARPTILE_CPU, &desc, &attention), "warptile_attention_prepare");
+    check(warptile_attention_run(attention, &one, NULL), "warptile_attention_run");
+    warptile_attention_free(attention);
+    equal_bits("out", out.whole, one.out, (size_t)(rows * HEADS * out.row_bytes));
+    for (int64_t i = 0; i < rows * HEADS; i++) {
+        if (lse[i] == one_lse[i % HEADS * rows + i / HEADS]) continue;
+        mistakes++;
+        fprintf(stderr, "lse[%d] is %g, not %g\n", (int)i, lse[i], one_lse[i % HEADS * rows + i / HEADS]);
+        break;
+    }
+    warptile_backward_desc wanted = {0};
+    wanted.size = sizeof wanted;
+    wanted.attention = &desc;
+    wanted.want_dq = wanted.want_dk = wanted.want_dv = 1;
+    wanted.want_d_sinks = desc.sinks;
+    warptile_backward_memory gradients = {0};
+    gradients.size = sizeof gradients;
+    gradients.attention = &one;
+    gradients.d_out = d_out.whole;
+    gradients.dq = zeros((size_t)(rows * HEADS), (size_t)dq.row_bytes);
+    gradients.dk = zeros((size_t)(rows * KV_HEADS), (size_t)dk.row_bytes);
+    gradients.dv = zeros((size_t)(rows * KV_HEADS), (size_t)dv.row_bytes);
+    gradients.d_sinks = desc.sinks ? one_d_sinks : NULL;
+    warptile_backward *backward;
+    check(warptile_backward_prepare(WARPTILE_CPU, &wanted, &backward), "warptile_backward_prepare");
+    check(warptile_backward_run(backward, &gradients, NULL), "warptile_backward_run");
+    warptile_backward_free(backward);
+    near_to("dq", element, dq.whole, gradients.dq, rows * HEADS * SIZE);
+    near_to("dk", element, dk.whole, gradients.dk, rows * KV_HEADS * SIZE);
+    near_to("dv", element, dv.whole, gradients.dv, rows * KV_HEADS * VALUE_SIZE);
+    if (desc.sinks) near_to("d_sinks", WARPTILE_F32, d_sinks, one_d_sinks, HEADS);
+    void *made[] = {lse, one_lse, one.out, gradients.dq, gradients.dk, gradients.dv};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) free(made[i]);
+    for (size_t i = 0; i < 8; i++) drop_tensor(all[i]);
+}
+
+static void wrong_groups(void) {
+    warptile_group *group = NULL;
+    warptile_world world = {0};
+    INVALID(warptile_group_local(cpus, NULL, 2, NULL), "group is null");
+    INVALID(warptile_group_local(NULL, NULL, 2, &group), "devices is null");
+    INVALID(warptile_group_local(cpus, NULL, 1, &group), "a group needs at least 2 ranks, not 1");
+    INVALID(warptile_group_local((const int32_t[]){WARPTILE_CPU, -5}, NULL, 2, &group), "device is -5, but must be WARPTILE_CPU or");
+    INVALID(warptile_group_local(cpus, (void *const[]){NULL, &world}, 2, &group), "stream is given, but ");
+    INVALID(warptile_group_nccl(NULL, 0, NULL, &group), "world is null");
+    INVALID(warptile_group_nccl(&world, 0, NULL, &group), "world has size 0");
+    world.size = sizeof world;
+    world.rank = 1;
+    INVALID(warptile_group_nccl(&world, 0, NULL, &group), "rank is given, but ranks is 0");
+    world.ranks = 2;
+    INVALID(warptile_group_nccl(&world, 0, NULL, &group), "address is null, but ranks is given");
+    world.address = "127.0.0.1:1";
+    INVALID(warptile_group_nccl(&world, WARPTILE_CPU, NULL, &group), "device is the CPU, but NCCL is for GPUs");
+    world.timeout = -1;
+    INVALID(warptile_group_nccl(&world, 0, NULL, &group), "timeout is -1");
+    world.rank = -1;
+    INVALID(warptile_group_nccl(&world, 0, NULL, &group), "rank is -1");
+    if (group) fail("group", "a handle after an error");
+    INVALID(warptile_group_synchronize(NULL, 1), "group is null");
+    INVALID(warptile_group_ranks(NULL, NULL, NULL, NULL), "group is null");
+    size_t all = 0, first = 1, count = 0;
+    group = group_of(3);
+    WORKS(warptile_group_ranks(group, &all, &first, &count));
+    if (all != 3 || first != 0 || count != 3) fail("warptile_group_ranks", "wrong numbers");
+    WORKS(warptile_group_synchronize(group, 1));
+    warptile_group_free(group);
+    warptile_group_free(NULL);
+}
+
+static void wrong_calls(void) {
+    warptile_group *group = group_of(2);
+    warptile_attention_desc whole = whole_of(WARPTILE_F32, 10), bad_whole;
+    warptile_sharded_desc desc = {0}, bad;
+    warptile_sharded *sharded = NULL, *other;
+    desc.size = sizeof desc;
+    desc.attention = &whole;
+#define PREPARE(...) \
+    (bad_whole = whole, bad = desc, bad.attention = &bad_whole, __VA_ARGS__, warptile_sharded_prepare(group, &bad, &sharded))
+    INVALID(warptile_sharded_prepare(NULL, &desc, &sharded), "group is null");
+    INVALID(warptile_sharded_prepare(group, NULL, &sharded), "desc is null");
+    INVALID(warptile_sharded_prepare(group, &desc, NULL), "sharded is null");
+    INVALID(PREPARE(bad.attention = NULL), "attention is null");
+    INVALID(PREPARE(bad.sharding = 3), "sharding is 3, which is none of");
+    INVALID(PREPARE(bad.scheme = 2), "scheme is 2, which is none of");
+    INVALID(PREPARE(bad.documents = 1), "documents is given, but sharding is not");
+    INVALID(PREPARE(bad.sharding = WARPTILE_SHARDING_DOCUMENTS, bad.documents = 3), "document_offsets is null");
+    INVALID(PREPARE(bad.sharding = WARPTILE_SHARDING_DOCUMENTS, bad.documents = 3, bad.document_offsets = documents),
+            "sharding: the offsets of documents must rise from 0 to the length 10");
+    INVALID(PREPARE(bad.sharding = WARPTILE_SHARDING_DOCUMENTS, bad.document_offsets = (const int64_t[]){-1}), "document_offsets[0] is -1");
+    INVALID(PREPARE(bad_whole.element = 9), "element is 9");
+    INVALID(PREPARE(bad_whole.k.shape[1] = bad_whole.v.shape[1] = 9), "k.shape[1] is 9, but q has 10 rows");
+    INVALID(PREPARE(bad_whole.q.shape[0] = bad_whole.k.shape[0] = bad_whole.v.shape[0] = 2), "q.shape[0] is 2, but must be 1");
+    INVALID(PREPARE(bad_whole.k.strides[0] = 320, bad_whole.k.strides[1] = 16, bad_whole.k.strides[2] = 160, bad_whole.k.strides[3] = 1),
+            "k.strides must be zeros");
+    INVALID(PREPARE(bad_whole.key_lengths = 1), "key_lengths is not for several devices");
+    INVALID(PREPARE(bad_whole.cache_element = WARPTILE_E4M3), "k_scale is not for several devices");
+    INVALID(PREPARE(bad_whole.bias = (warptile_layout){{1, 10, HEADS, 10}, {0, 0, 0, 0}}), "bias is not for several devices");
+    INVALID(PREPARE(bad_whole.kernel = "wgmma"), "");
+    if (sharded) fail("sharded", "a handle after an error");
+
+    check(warptile_sharded_prepare(group, &desc, &sharded), "warptile_sharded_prepare");
+    check(warptile_sharded_prepare(group, &desc, &other), "warptile_sharded_prepare");
+    static float data[10 * HEADS * VALUE_SIZE], result[10 * HEADS * VALUE_SIZE];
+    const void *const in[2] = {data, data}, *const null_in[2] = {data, NULL};
+    void *const to[2] = {result, result + 5 * HEADS * VALUE_SIZE};
+    warptile_sharded_memory memory = {0}, good;
+    warptile_sharded_output *output;
+    memory.size = sizeof memory;
+    memory.ranks = 2;
+    memory.q = memory.k = memory.v = in;
+    memory.out = to;
+#define FORWARD(...) (good = memory, __VA_ARGS__, warptile_sharded_forward(sharded, &good, NULL))
+    INVALID(warptile_sharded_forward(NULL, &memory, NULL), "sharded is null");
+    INVALID(warptile_sharded_forward(sharded, NULL, NULL), "memory is null");
+    INVALID(FORWARD(good.size = 8), "memory has size 8");
+    INVALID(FORWARD(good.ranks = 3), "ranks is 3, but this process has 2 ranks");
+    INVALID(FORWARD(good.k = NULL), "k is null");
+    INVALID(FORWARD(good.v = null_in), "v[1] is null");
+    INVALID(FORWARD(good.q = (const void *const[]){data, (char *)data + 2}), "q[1] is 0x");
+    INVALID(FORWARD(good.out = NULL), "out is null");
+    INVALID(FORWARD(good.dq = to), "dq is given, but is for warptile_sharded_backward");
+    INVALID(FORWARD(good.sinks = data), "sinks is given, but the description is without it");
+    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
+    memory.out = NULL;
+    memory.d_out = in;
+    memory.dq = to;
+#define BACKWARD(...) (good = memory, __VA_ARGS__, warptile_sharded_backward(sharded, output, &good))
+    INVALID(warptile_sharded_backward(sharded, NULL, &memory), "output is null");
+    INVALID(warptile_sharded_backward(other, output, &memory), "output is that of another handle than sharded");
+    INVALID(BACKWARD(good.d_out = NULL), "d_out is null");
+    INVALID(BACKWARD(good.out = to), "out is given, but ");
+    INVALID(BACKWARD(good.d_sinks = result), "d_sinks is given, but the description has no sinks");
+    INVALID(BACKWARD(good.dk = (void *const[]){result, NULL}), "dk[1] is null");
+    WORKS(warptile_sharded_backward(sharded, output, &memory));
+    INVALID(warptile_sharded_lse(sharded, output, NULL), "lse is null");
+    INVALID(warptile_sharded_lse(other, output, result), "output is that of another handle than sharded");
+    INVALID(warptile_sharded_rows(sharded, 2, NULL, 0, NULL), "rank is 2, but there are 2 ranks");
+    INVALID(warptile_sharded_rows(sharded, 0, NULL, 1, NULL), "rows is null");
+    warptile_sharded_output_free(output);
+    warptile_sharded_output_free(NULL);
+    warptile_sharded_free(sharded);
+    // Without its lse an output has no gradients.
+    whole.want_lse = 0;
+    memory.out = to;
+    memory.d_out = NULL;
+    memory.dq = NULL;
+    check(warptile_sharded_prepare(group, &desc, &sharded), "warptile_sharded_prepare");
+    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
+    INVALID(warptile_sharded_lse(sharded, output, result), "output has no log-sum-exp: set want_lse");
+    memory.out = NULL;
+    memory.d_out = in;
+    INVALID(warptile_sharded_backward(sharded, output, &memory), "rank 0: the output has no lse");
+    warptile_sharded_output_free(output);
+    warptile_sharded_free(sharded);
+    warptile_sharded_free(other);
+    warptile_sharded_free(NULL);
+    warptile_group_free(group);
+}
+
+static void predictions(void) {
+    char text[1 << 14];
+    size_t needed;
+    warptile_attention_desc whole = whole_of(WARPTILE_BF16, 65536);
+    whole.q.shape[2] = 32;
+    whole.k.shape[2] = whole.v.shape[2] = 8;
+    whole.q.shape[3] = whole.k.shape[3] = whole.v.shape[3] = 128;
+    warptile_sharded_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.attention = &whole;
+    desc.sharding = WARPTILE_SHARDING_ZIGZAG;
+    desc.scheme = WARPTILE_SCHEME_HEADS;
+    check(warptile_sharded_explain(0, "h100", 4, &desc, text, sizeof text, &needed), "warptile_sharded_explain");
+    if (strncmp(text, "devices  4 by heads: ", 21) != 0 || !strstr(text, "\nnot      gather in 2 groups of heads: ") ||
+        !strstr(text, "\nforward  wgmma_d128") || needed != strlen(text) + 1) {
+        fail("warptile_sharded_explain", text);
+    }
+    // Less is gained than it is worth.
+    whole.q.shape[1] = whole.k.shape[1] = whole.v.shape[1] = 64;
+    check(warptile_sharded_explain(0, "h100", 4, &desc, text, sizeof text, NULL), "warptile_sharded_explain");
+    if (!strstr(text, "\nwarning  several devices are expected to gain ")) fail("warptile_sharded_explain", text);
+    INVALID(warptile_sharded_explain(0, "h100", 0, &desc, text, sizeof text, NULL), "sharding: no ranks");
+    INVALID(warptile_sharded_explain(0, "h100", -1, &desc, text, sizeof text, NULL), "ranks is -1");
+}
+
+int main(void) {
+    static const uint32_t elements[] = {WARPTILE_F16, WARPTILE_BF16, WARPTILE_F32};
+    for (int i = 0; i < 3; i++) {
+        for (uint32_t sharding = 0; sharding < 3; sharding++) {
+            for (uint32_t scheme = 0; scheme < 2; scheme++) compare(elements[i], sharding, scheme, 2 + (sharding + scheme) % 2, 0);
+        }
+    }
+    compare(WARPTILE_F32, WARPTILE_SHARDING_ZIGZAG, WARPTILE_SCHEME_GATHER, 3, 1);
+    compare(WARPTILE_BF16, WARPTILE_SHARDING_CONTIGUOUS, WARPTILE_SCHEME_HEADS, 2, 1);
+    wrong_groups();
+    wrong_calls();
+    predictions();
+    printf("several: %d checks, %d mistakes\n", checks, mistakes);
+    return mistakes != 0;
+}
