@@ -42,6 +42,10 @@ pub(crate) struct Streams {
     pub(crate) near: Stream,
 }
 
+/// How long a wait keeps a core busy, and how often it asks after that.
+const AT_ONCE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_micros(100);
+
 impl Group {
     /// A group of at least two backends; their order is that of the ranks. Opens the memory of each GPU to all others.
     ///
@@ -203,7 +207,11 @@ impl Group {
                         waited: timeout,
                     });
                 }
-                std::thread::yield_now();
+                // At first it is asked at once, so that a short call is not found late.
+                match start.elapsed() < AT_ONCE {
+                    true => std::thread::yield_now(),
+                    false => std::thread::sleep(PAUSE),
+                }
             }
         }
         check()

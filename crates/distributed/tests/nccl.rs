@@ -1,9 +1,10 @@
 //! Ranks over the stand-in libnccl: a thread each, with a device of the stand-in driver each. The channel between them is real.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,11 @@ use warptile_distributed::{Error, Failure, Group, Result, Scheme, ShardedCache, 
 use warptile_fake_cuda::FakeDriver;
 use warptile_fake_nccl::{FakeNccl, Fault};
 
-const TIMEOUT: Duration = Duration::from_millis(2500);
-const SILENCE: Duration = Duration::from_millis(1500);
-/// For what a call may take beyond its bound, on a busy machine.
-const SLACK: Duration = Duration::from_secs(10);
+/// A bound that even a busy machine does not reach, for ranks that wait for nothing.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The bound of ranks that wait in vain.
+const TIMEOUT: Duration = Duration::from_secs(4);
+const SILENCE: Duration = Duration::from_secs(3);
 
 struct Host {
     cuda: FakeDriver,
@@ -47,6 +49,11 @@ impl Host {
         Group::nccl_with(&self.api, world, &backend)
     }
 
+    /// Of each device, to be kept with the kernels that they load.
+    fn backends<const N: usize>(&self) -> [Backend; N] {
+        std::array::from_fn(|at| Backend::cuda_with(&self.driver, at as u32).unwrap())
+    }
+
     fn assert_clean(&self) {
         self.nccl.assert_clean();
         self.cuda.assert_clean();
@@ -60,12 +67,14 @@ fn free_port() -> u16 {
 }
 
 fn worlds(ranks: usize) -> Vec<World> {
+    worlds_within(PATIENCE, ranks)
+}
+
+fn worlds_within(timeout: Duration, ranks: usize) -> Vec<World> {
     let address = format!("127.0.0.1:{}", free_port());
+    let world = |rank| World::new(rank, ranks, &address);
     (0..ranks)
-        .map(|rank| {
-            let world = World::new(rank, ranks, &address);
-            world.timeout(TIMEOUT).silence(SILENCE)
-        })
+        .map(|rank| world(rank).timeout(timeout).silence(PATIENCE))
         .collect()
 }
 
@@ -123,6 +132,23 @@ fn failure(result: Result<()>) -> Failure {
     }
 }
 
+/// The failure that all ranks report.
+fn same(failures: &[Failure]) -> &Failure {
+    let first = &failures[0];
+    assert!(failures.iter().all(|other| other == first), "{failures:?}");
+    first
+}
+
+/// Waits until a rank knows that its group has failed.
+fn wait_for_failure(group: &Group) -> Failure {
+    loop {
+        match group.synchronize(PATIENCE) {
+            Ok(()) => thread::sleep(Duration::from_millis(1)),
+            failed => return failure(failed),
+        }
+    }
+}
+
 #[test]
 fn copies_and_kernels_are_ordered() {
     for ranks in [2, 3, 4] {
@@ -150,7 +176,7 @@ fn copies_and_kernels_are_ordered() {
             }
             // The group is dropped with work in its queues.
             if ranks != 3 {
-                group.synchronize(SLACK).unwrap();
+                group.synchronize(PATIENCE).unwrap();
             }
         });
         assert!(!host.cuda.launches().is_empty());
@@ -171,7 +197,7 @@ fn launches_are_those_of_one_process() {
         let documents = Sharding::Documents(vec![0, 2100, 2140, 2180]);
         let sinks = Attention::new().mask(Mask::window(90, 0)).sinks(&[0.5; 8]);
         forward_of(group, &documents, 2180, &sinks, f16::ONE).unwrap();
-        group.synchronize(SLACK).unwrap();
+        group.synchronize(PATIENCE).unwrap();
     };
     let launches = |host: &Host| {
         let launches = host.cuda.launches().into_iter();
@@ -183,8 +209,7 @@ fn launches_are_those_of_one_process() {
     let host = Host::new(3);
     each(&worlds(3), |world| calls(&host.group(world).unwrap()));
     let local = Host::new(3);
-    let backends = (0..3).map(|at| Backend::cuda_with(&local.driver, at).unwrap());
-    calls(&Group::local(backends).unwrap());
+    calls(&Group::local(local.backends::<3>()).unwrap());
     assert!(!launches(&local).is_empty());
     assert_eq!(launches(&host), launches(&local));
     host.assert_clean();
@@ -195,16 +220,17 @@ fn launches_are_those_of_one_process() {
 #[test]
 fn a_failure_amid_gradients_is_that_of_all_ranks() {
     let mut failed = 0;
+    let host = Host::new(2);
+    let backends = host.backends::<2>();
     for nth in 1..100 {
-        let host = Host::new(2);
         let met = Barrier::new(2);
         let results = each(&worlds(2), |world| {
-            let group = host.group(world).unwrap();
+            let group = Group::nccl_with(&host.api, world, &backends[world.rank()]).unwrap();
             let shards = group.shards(&Sharding::Zigzag, 512).unwrap();
             let attention = Attention::new().mask(Mask::causal()).sinks(&[0.5; 4]);
             let q = shards.split(&[f16::ONE; 512 * 4 * 64], 4, 64).unwrap();
             let output = shards.forward(&attention, &q, (&q, &q)).unwrap();
-            group.synchronize(SLACK).unwrap();
+            group.synchronize(PATIENCE).unwrap();
             met.wait();
             if world.rank() == 0 {
                 host.cuda.fail(Some("cuLaunchKernelEx"), nth, 701);
@@ -271,18 +297,16 @@ fn results_of_all_ranks_are_merged_on_each() {
         for _ in 0..3 {
             decode(&group, 8).unwrap();
         }
-        group.synchronize(SLACK).unwrap();
+        group.synchronize(PATIENCE).unwrap();
         // A failure ends the calls of all ranks.
         all_done.wait();
         failure(decode(&group, [8, 8, 4][world.rank()]))
     });
-    for failure in failures {
-        let text = failure.to_string();
-        assert!(
-            text.contains("merge of ") && text.starts_with("rank 2 "),
-            "{text}"
-        );
-    }
+    let text = same(&failures).to_string();
+    assert!(
+        text.contains("merge of ") && text.starts_with("rank 2 "),
+        "{text}"
+    );
     host.assert_clean();
 }
 
@@ -297,7 +321,7 @@ fn cache_of(group: &Group, pages: usize) -> ShardedCache<'_, f16> {
 /// Steps of a prompt and of tokens; each process has all new rows and all queries.
 fn decode_dealt(group: &Group, pauses: impl Fn(usize)) -> Result<()> {
     let backend = &group.backends()[0];
-    let mut cache = cache_of(group, 64);
+    let mut cache = cache_of(group, 8);
     let sequences = [cache.allocate(), cache.allocate()];
     for (at, rows) in [[70, 33], [1, 1], [1, 1]].into_iter().enumerate() {
         pauses(at);
@@ -344,7 +368,7 @@ fn a_cache_is_dealt_to_processes() {
             assert_eq!(cache.caches()[0].free_pages(), free[world.rank()]);
         }
         cache.step(&[(sequence, 42)]).unwrap();
-        group.synchronize(SLACK).unwrap();
+        group.synchronize(PATIENCE).unwrap();
         cache.free(sequence).unwrap();
         assert_eq!(cache.caches()[0].free_pages(), 4);
         // A failure ends the calls of all ranks.
@@ -352,52 +376,40 @@ fn a_cache_is_dealt_to_processes() {
         let sequence = cache.allocate();
         failure(cache.step(&[(sequence, 1 + world.rank() / 2)]))
     });
-    for failure in failures {
-        let text = failure.to_string();
-        let expected = "rank 2 calls with a step of lengths and new rows [(0, 2)], but rank ";
-        assert!(text.starts_with(expected), "{text}");
-    }
+    let text = same(&failures).to_string();
+    let expected = "rank 2 calls with a step of lengths and new rows [(0, 2)], but rank ";
+    assert!(text.starts_with(expected), "{text}");
     host.assert_clean();
 }
 
 #[test]
 fn different_calls_are_an_error_on_all_ranks() {
-    type Call = fn(&Group) -> Result<()>;
+    type Call = fn(&Group, &Attention) -> Result<()>;
+    const ZIGZAG: &Sharding = &Sharding::Zigzag;
     let calls: [(Call, &str); 6] = [
         (
-            |group| {
-                let (rows, attention) = ((&Sharding::Zigzag, 512), Attention::new());
-                forward_by(Scheme::Heads, group, rows, &attention, f16::ONE)
-            },
+            |of, attention| forward_by(Scheme::Heads, of, (ZIGZAG, 512), attention, f16::ONE),
             "heads of 512 rows",
         ),
-        (|group| forward(group, 500), "500 rows"),
+        (|of, _| forward(of, 500), "500 rows"),
         (
-            |group| {
-                let attention = Attention::new().mask(Mask::causal());
-                forward_of(group, &Sharding::Contiguous, 512, &attention, f16::ONE)
-            },
+            |of, attention| forward_of(of, &Sharding::Contiguous, 512, attention, f16::ONE),
             "sharding",
         ),
         (
-            |group| {
-                let attention = Attention::new().mask(Mask::causal());
-                forward_of(group, &Sharding::Zigzag, 512, &attention, bf16::ONE)
-            },
+            |of, attention| forward_of(of, ZIGZAG, 512, attention, bf16::ONE),
             "bf16",
         ),
         (
-            |group| forward_of(group, &Sharding::Zigzag, 512, &Attention::new(), f16::ONE),
+            |of, _| forward_of(of, ZIGZAG, 512, &Attention::new(), f16::ONE),
             "Attention",
         ),
         (
-            |group| {
-                let attention = Attention::new().mask(Mask::causal()).scale(0.3);
-                forward_of(group, &Sharding::Zigzag, 512, &attention, f16::ONE)
-            },
+            |of, attention| forward_of(of, ZIGZAG, 512, &attention.clone().scale(0.3), f16::ONE),
             "0.3",
         ),
     ];
+    let attention = Attention::new().mask(Mask::causal());
     let (host, met) = (Host::new(3), Barrier::new(3));
     for (call, expected) in calls {
         let failures = each(&worlds(3), |world| {
@@ -406,26 +418,19 @@ fn different_calls_are_an_error_on_all_ranks() {
             // A failure ends the calls of all ranks.
             met.wait();
             let called = match world.rank() {
-                2 => call(&group),
+                2 => call(&group, &attention),
                 _ => forward(&group, 512),
             };
             let failure = failure(called);
             // And from now on.
-            assert_eq!(self::failure(group.synchronize(SLACK)), failure);
+            assert_eq!(self::failure(group.synchronize(PATIENCE)), failure);
             failure
         });
+        let failure = same(&failures);
         assert!(
-            failures.iter().all(|failure| *failure == failures[0]),
-            "{failures:?}"
-        );
-        assert!(
-            matches!(&failures[0], Failure::Disagree { ranks, .. } if ranks.contains(&2)),
-            "{failures:?}"
-        );
-        assert!(
-            failures[0].to_string().contains(expected),
-            "{}",
-            failures[0]
+            matches!(failure, Failure::Disagree { ranks, .. } if ranks.contains(&2))
+                && failure.to_string().contains(expected),
+            "{failure}"
         );
         host.assert_clean();
     }
@@ -436,30 +441,21 @@ fn ranks_that_do_not_call_are_named() {
     let host = Host::new(3);
     for absent in [0, 2] {
         let met = Barrier::new(3);
-        let failures = each(&worlds(3), |world| {
+        let failures = each(&worlds_within(TIMEOUT, 3), |world| {
             let group = host.group(world).unwrap();
-            let begin = Instant::now();
-            let called = match world.rank() == absent {
-                true => {
-                    while group.synchronize(SLACK).is_ok() {
-                        thread::sleep(Duration::from_millis(10));
-                    }
-                    forward(&group, 512)
-                }
-                false => forward(&group, 512),
-            };
-            assert!(begin.elapsed() < TIMEOUT + SLACK);
             met.wait();
-            failure(called)
+            if world.rank() == absent {
+                wait_for_failure(&group);
+            }
+            let failure = failure(forward(&group, 512));
+            met.wait();
+            failure
         });
         let expected = Failure::Late {
             ranks: vec![absent],
             waited: TIMEOUT,
         };
-        assert!(
-            failures.iter().all(|failure| *failure == expected),
-            "{failures:?}"
-        );
+        assert_eq!(*same(&failures), expected);
     }
     // A group that is closed instead is said to be.
     let failures = each(&worlds(2), |world| {
@@ -521,43 +517,37 @@ fn proxy(to: &str, state: &Arc<AtomicU8>) -> String {
 #[test]
 fn lost_and_stopped_ranks_are_named() {
     let host = Host::new(4);
-    for (how, sign) in [(CUT, "its connection has ended"), (STOP, "no sign of life")] {
+    for (how, silence, sign) in [
+        (CUT, PATIENCE, "its connection has ended"),
+        (STOP, SILENCE, "no sign of life"),
+    ] {
         for late in [false, true] {
             let state = Arc::new(AtomicU8::new(PASS));
-            let mut worlds = worlds(4);
             let address = format!("127.0.0.1:{}", free_port());
-            for (rank, world) in worlds.iter_mut().enumerate() {
+            let world = |rank| {
                 let to = match rank {
                     2 => proxy(&address, &state),
                     _ => address.clone(),
                 };
-                *world = World::new(rank, 4, to).timeout(SLACK).silence(SILENCE);
-            }
+                World::new(rank, 4, to).timeout(PATIENCE).silence(silence)
+            };
             let done = Barrier::new(4);
-            let failures = each(&worlds, |world| {
+            let failures = each(&(0..4).map(world).collect::<Vec<_>>(), |world| {
                 let group = host.group(world).unwrap();
                 forward(&group, 512).unwrap();
-                group.synchronize(SLACK).unwrap();
+                group.synchronize(PATIENCE).unwrap();
                 done.wait();
-                let begin = Instant::now();
-                let called = match world.rank() {
-                    2 => {
-                        state.store(how, Ordering::Relaxed);
-                        thread::sleep(SILENCE * 2);
-                        forward(&group, 512)
-                    }
-                    // Waits in the call when the rank is lost, or calls when it is.
-                    _ => {
-                        if late {
-                            thread::sleep(SILENCE * 3);
-                        }
-                        forward(&group, 512)
-                    }
-                };
-                assert!(begin.elapsed() < SLACK);
+                if world.rank() == 2 {
+                    state.store(how, Ordering::Relaxed);
+                }
+                // Else waits in the call when the rank is lost.
+                if late || world.rank() == 2 {
+                    wait_for_failure(&group);
+                }
+                let failure = failure(forward(&group, 512));
                 // Nobody's group ends before all have failed.
                 done.wait();
-                failure(called)
+                failure
             });
             let text = failures[0].to_string();
             assert!(
@@ -565,11 +555,8 @@ fn lost_and_stopped_ranks_are_named() {
                 "{text}"
             );
             assert_eq!([&failures[1], &failures[3]], [&failures[0]; 2]);
-            assert!(
-                failures[2].to_string().starts_with("rank 0 is lost: "),
-                "{}",
-                failures[2]
-            );
+            let text = failures[2].to_string();
+            assert!(text.starts_with("rank 0 is lost: "), "{text}");
             host.assert_clean();
         }
     }
@@ -581,7 +568,7 @@ fn messages_that_do_not_come_end_the_group() {
     let host = Host::new(2);
     let met = Barrier::new(2);
     let stalled = AtomicBool::new(false);
-    let failures = each(&worlds(2), |world| {
+    let failures = each(&worlds_within(TIMEOUT, 2), |world| {
         let group = host.group(world).unwrap();
         forward(&group, 512).unwrap();
         met.wait();
@@ -589,26 +576,20 @@ fn messages_that_do_not_come_end_the_group() {
             host.cuda.set_stalled(true);
         }
         met.wait();
-        let begin = Instant::now();
-        let failure = failure(group.synchronize(SLACK));
-        assert!(begin.elapsed() < TIMEOUT + SLACK);
+        let failure = failure(group.synchronize(PATIENCE));
         met.wait();
         host.cuda.set_stalled(false);
         failure
     });
-    assert_eq!(failures[0], failures[1]);
-    assert!(
-        failures[0].to_string().contains("messages have not come"),
-        "{}",
-        failures[0]
-    );
+    let text = same(&failures).to_string();
+    assert!(text.contains("messages have not come"), "{text}");
     host.assert_clean();
 }
 
 #[test]
 fn ranks_that_do_not_meet_are_named() {
     let host = Host::new(3);
-    let all = worlds(3);
+    let all = worlds_within(TIMEOUT, 3);
     let errors = each(&all[..2], |world| {
         host.group(world).unwrap_err().to_string()
     });
@@ -691,20 +672,15 @@ impl Random {
 /// Faults of NCCL at any call of any rank, with ranks that come at different times. `WARPTILE_SCHEDULES` sets their number.
 #[test]
 fn no_schedule_hangs() {
-    const SYMBOLS: [&str; 6] = [
-        "ncclCommInitRankConfig",
-        "ncclSend",
-        "ncclRecv",
-        "ncclGroupEnd",
-        "ncclCommFinalize",
-        "ncclCommAbort",
-    ];
+    /// On a busy machine a schedule takes long, but one of several ends.
+    const HANG: Duration = Duration::from_secs(300);
     let schedules: u64 =
         std::env::var("WARPTILE_SCHEDULES").map_or(80, |text| text.parse().unwrap());
-    let next = std::sync::atomic::AtomicU64::new(0);
-    let failed = std::sync::atomic::AtomicU64::new(0);
-    let run = || {
+    let next = AtomicU64::new(0);
+    let under_way = Mutex::new(BTreeSet::new());
+    let run = |ended: &mpsc::Sender<bool>| {
         let host = Host::new(4);
+        let backends = host.backends::<4>();
         let context = Context::new(&host.driver.device(0).unwrap()).unwrap();
         let going_on = Arc::new(());
         let going = Arc::downgrade(&going_on);
@@ -723,22 +699,38 @@ fn no_schedule_hangs() {
                 if seed >= schedules {
                     return;
                 }
-                let has_failed = schedule(&host, seed, &SYMBOLS);
-                failed.fetch_add(u64::from(has_failed), Ordering::Relaxed);
+                under_way.lock().unwrap().insert(seed);
+                let has_failed = schedule(&host, &backends, seed);
+                under_way.lock().unwrap().remove(&seed);
+                ended.send(has_failed).unwrap();
             }
         });
         assert_eq!(host.cuda.violations(), Vec::<String>::new());
     };
-    thread::scope(|scope| {
+    let failed = thread::scope(|scope| {
+        let (ended, ends) = mpsc::channel();
         for _ in 0..8 {
-            scope.spawn(|| {
+            let (ended, next, run) = (ended.clone(), &next, &run);
+            scope.spawn(move || {
                 while next.load(Ordering::Relaxed) < schedules {
-                    run();
+                    run(&ended);
                 }
             });
         }
+        drop(ended);
+        let mut failed = 0;
+        loop {
+            match ends.recv_timeout(HANG) {
+                Ok(has_failed) => failed += u64::from(has_failed),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return failed,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    eprintln!("one of these hangs: {:?}", under_way.lock().unwrap());
+                    // Its threads cannot be ended.
+                    std::process::abort();
+                }
+            }
+        }
     });
-    let failed = failed.into_inner();
     assert!(
         failed > schedules / 5,
         "{failed} of {schedules} schedules failed"
@@ -746,10 +738,18 @@ fn no_schedule_hangs() {
 }
 
 /// Returns true if the ranks failed.
-fn schedule(host: &Host, seed: u64, symbols: &[&str]) -> bool {
+fn schedule(host: &Host, backends: &[Backend], seed: u64) -> bool {
+    const SYMBOLS: [&str; 6] = [
+        "ncclCommInitRankConfig",
+        "ncclSend",
+        "ncclRecv",
+        "ncclGroupEnd",
+        "ncclCommFinalize",
+        "ncclCommAbort",
+    ];
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let ranks = 2 + random.below(3) as usize;
-    let symbol = symbols[random.below(symbols.len() as u64) as usize];
+    let symbol = SYMBOLS[random.below(SYMBOLS.len() as u64) as usize];
     let culprit = random.below(ranks as u64) as usize;
     let nth = 1 + random.below(if symbol.starts_with("ncclComm") { 1 } else { 6 });
     let fault = match random.below(4) {
@@ -760,62 +760,60 @@ fn schedule(host: &Host, seed: u64, symbols: &[&str]) -> bool {
     };
     host.nccl.fault(culprit, symbol, nth, fault);
     let delays: Vec<Vec<u64>> = (0..ranks)
-        .map(|_| (0..4).map(|_| random.below(30)).collect())
+        .map(|_| (0..3).map(|_| random.below(30)).collect())
         .collect();
+    // The end of what never ends is a bound, which on a busy machine ranks may reach that only are slow.
+    let is_stuck = fault == Fault::Stuck;
+    let timeout = match is_stuck {
+        true => Duration::from_millis(400),
+        false => PATIENCE,
+    };
     let begin = Instant::now();
     let (met, any_failed) = (Barrier::new(ranks), AtomicBool::new(false));
-    let results = each(&worlds(ranks), |world| {
+    let results = each(&worlds_within(timeout, ranks), |world| {
         let pause = |at: usize| thread::sleep(Duration::from_millis(delays[world.rank()][at]));
         pause(0);
-        let group = host.group(world);
-        let result = group.as_ref().map_err(Error::to_string).map(drop);
-        let result = result.and_then(|()| {
-            let group = group.as_ref().unwrap();
-            let computed = match [Scheme::Gather, Scheme::Heads].get(seed as usize % 3) {
-                Some(scheme) => (1..4).try_for_each(|call| {
+        let group = Group::nccl_with(&host.api, world, &backends[world.rank()]);
+        let compute = |group: &Group| {
+            match [Scheme::Gather, Scheme::Heads].get(seed as usize % 3) {
+                Some(scheme) => (1..3).try_for_each(|call| {
                     pause(call);
                     let attention = Attention::new().mask(Mask::causal());
-                    let rows = (&Sharding::Zigzag, 256);
+                    let rows = (&Sharding::Zigzag, 64);
                     forward_by(*scheme, group, rows, &attention, f16::ONE)
-                }),
-                None => decode_dealt(group, |call| pause(call + 1)),
-            };
-            computed.map_err(|error| error.to_string())?;
-            group.synchronize(SLACK).map_err(|error| error.to_string())
-        });
+                })?,
+                None => decode_dealt(group, |call| pause(call % 3))?,
+            }
+            group.synchronize(PATIENCE)
+        };
+        let result = { group.as_ref().map_err(Error::to_string) }
+            .and_then(|group| compute(group).map_err(|error| error.to_string()));
         any_failed.fetch_or(result.is_err(), Ordering::Relaxed);
         // Groups are not closed before all ranks have learned of a failure.
         met.wait();
-        let again = group.and_then(|group| {
-            loop {
-                group.synchronize(SLACK)?;
-                if !any_failed.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-            }
-        });
-        result.and(again.map_err(|error| error.to_string()))
+        if let (Ok(group), true) = (&group, any_failed.load(Ordering::Relaxed)) {
+            return result.and(Err(wait_for_failure(group).to_string()));
+        }
+        result
     });
     host.nccl.forget_faults();
     let about =
         format!("seed {seed}: {ranks} ranks, {symbol} {nth} of {culprit}: {fault:?}: {results:?}");
-    // The end of a communicator may take 10 s.
-    assert!(begin.elapsed() < TIMEOUT + SLACK + SLACK, "{about}");
+    // No rank has waited for a bound in vain.
+    assert!(is_stuck || begin.elapsed() < PATIENCE, "{about}");
     assert_eq!(host.nccl.violations(), "", "{about}");
     assert_eq!(host.nccl.live(), 0, "{about}");
-    let is_benign = matches!(fault, Fault::Takes(_));
     let Some(error) = results.iter().find_map(|result| result.as_ref().err()) else {
         return false;
     };
-    assert!(!is_benign, "{about}");
+    assert!(!matches!(fault, Fault::Takes(_)), "{about}");
     // All say the same, and who it was, or, of a call that does not end, who saw it first.
-    assert!(
-        results
-            .iter()
-            .all(|result| result.as_ref().err() == Some(error)),
-        "{about}"
-    );
+    let says_so = |result: &Result<(), String>| match result {
+        Err(other) => other == error || is_stuck && other.contains("the ranks have not met"),
+        Ok(()) => false,
+    };
+    assert!(results.iter().all(says_so), "{about}");
     let blames = error.starts_with(&format!("rank {culprit} failed: "));
-    assert!(blames || fault == Fault::Stuck, "{about}");
+    assert!(blames || is_stuck, "{about}");
     true
 }

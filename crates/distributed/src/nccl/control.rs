@@ -17,8 +17,8 @@ use crate::nccl::world::World;
 const BEAT: Duration = Duration::from_millis(100);
 /// How often bounds are looked at.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a rank waits for rank 0 to decide on a failure that it has reported.
-const DECISION: Duration = Duration::from_secs(1);
+/// What a rank allows the others beyond their bounds: to send what they have to say, or to close.
+const GRACE: Duration = Duration::from_secs(1);
 /// Between fields of a call.
 pub(crate) const FIELD: char = '\x1f';
 /// Between a call and a rank's reason not to make it.
@@ -50,7 +50,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     failure: Option<Failure>,
-    /// A failure that rank 0 has been told.
+    /// A failure that rank 0 has been told, which is to decide before it counts as silent.
     reported: Option<(Failure, Instant)>,
     /// How many calls all ranks have agreed on.
     agreed: u64,
@@ -68,7 +68,7 @@ impl Control {
         for Link { stream, .. } in &links {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(TICK))?;
-            stream.set_write_timeout(Some(DECISION))?;
+            stream.set_write_timeout(Some(GRACE))?;
         }
         let shared = Arc::new(Shared {
             world: world.clone(),
@@ -130,7 +130,7 @@ impl Control {
             _ => shared.tell(&format!("call\t{call}")),
         }
         // Rank 0's own bound is the timeout.
-        let until = Instant::now() + timeout + 2 * DECISION;
+        let until = Instant::now() + timeout + 2 * GRACE;
         let mut state = shared.state();
         loop {
             if let Some(failure) = &state.failure {
@@ -163,7 +163,7 @@ impl Control {
     pub(crate) fn fail(&self, failure: Failure) -> Failure {
         let shared = &self.shared;
         shared.report(failure.clone());
-        let until = Instant::now() + 2 * DECISION;
+        let until = Instant::now() + shared.world.silence + GRACE;
         let mut state = shared.state();
         while Instant::now() < until {
             if let Some(failure) = &state.failure {
@@ -235,7 +235,7 @@ impl Shared {
                 said = Instant::now();
             }
             if self.state().closing
-                && closing_since.get_or_insert_with(Instant::now).elapsed() > DECISION
+                && closing_since.get_or_insert_with(Instant::now).elapsed() > GRACE
             {
                 return;
             }
@@ -265,7 +265,7 @@ impl Shared {
                     });
                 }
                 if let Some((failure, since)) = &state.reported
-                    && since.elapsed() > DECISION
+                    && since.elapsed() > self.world.silence
                 {
                     undecided = Some(failure.clone());
                 }
