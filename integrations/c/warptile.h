@@ -201,6 +201,12 @@ typedef struct warptile_attention warptile_attention;
 typedef struct warptile_backward warptile_backward;
 
 /**
+ * A cache whose pages are dealt to the ranks of a group: page p of a sequence is with rank p modulo their number, so each has its share of
+ * every long sequence. Calls of several threads take turns.
+ */
+typedef struct warptile_dealt_cache warptile_dealt_cache;
+
+/**
  * Devices that compute together, in the order of their ranks. Any number of threads may use a group at the same time, except that calls of
  * several processes come in one order on all of them.
  */
@@ -916,6 +922,91 @@ typedef struct warptile_merge_memory {
 } warptile_merge_memory;
 
 /**
+ * What a cache is for. Fill the struct with zeros, then set `size`, `element`, `kv_heads` and `head_size`.
+ */
+typedef struct warptile_dealt_cache_desc {
+  /**
+   * `sizeof(warptile_dealt_cache_desc)`.
+   */
+  size_t size;
+  /**
+   * Element type of keys, values, queries and outputs.
+   */
+  uint32_t element;
+  /**
+   * Rows of a page, 1 to 256. 0: 16.
+   */
+  uint32_t page_rows;
+  /**
+   * Key/value heads.
+   */
+  int64_t kv_heads;
+  /**
+   * Head size of keys.
+   */
+  int64_t head_size;
+  /**
+   * Head size of values. 0: that of keys.
+   */
+  int64_t value_size;
+  /**
+   * Pages of each rank, for each layer. 0: 256.
+   */
+  int64_t pages;
+  /**
+   * Layers, each with keys and values of its own. 0: 1.
+   */
+  int64_t layers;
+  /**
+   * The most sequences of a step. 0: 1.
+   */
+  int64_t sequences;
+} warptile_dealt_cache_desc;
+
+/**
+ * Attention of one new row for each sequence of a step to all its keys. Fill the struct with zeros, then set `size`, `heads`, `q` and
+ * `out`.
+ */
+typedef struct warptile_dealt_call {
+  /**
+   * `sizeof(warptile_dealt_call)`.
+   */
+  size_t size;
+  /**
+   * The layer.
+   */
+  int64_t layer;
+  /**
+   * Query heads, a multiple of the key/value heads.
+   */
+  int64_t heads;
+  /**
+   * Queries, [sequences, heads, head size], in the memory of this process's first rank. Each process has them.
+   */
+  const void *q;
+  /**
+   * Receives the output, [sequences, heads, head size of values], there.
+   */
+  void *out;
+  /**
+   * Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
+   */
+  float scale;
+  /**
+   * 0 or 1.
+   */
+  uint32_t scale_given;
+  /**
+   * Bounds the scores, as in warptile_attention_desc. 0: no bound.
+   */
+  float softcap;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
+} warptile_dealt_call;
+
+/**
  * A process among those of a job, each of which has one GPU. Fill the struct with zeros, then set `size`.
  */
 typedef struct warptile_world {
@@ -1235,6 +1326,87 @@ int32_t warptile_merge_run(const struct warptile_merge *merge, const struct warp
 void warptile_merge_free(struct warptile_merge *merge);
 
 /**
+ * Makes a cache whose pages are dealt to the ranks of a group. It keeps the group, and is freed with warptile_dealt_cache_free.
+ *
+ * # Safety
+ * `group` is null, which is an error, or a handle that was not freed. `desc` is null, which is an error, or valid for reading `desc->size`
+ * bytes. `cache` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_dealt_cache_create(const struct warptile_group *group,
+                                    const struct warptile_dealt_cache_desc *desc,
+                                    struct warptile_dealt_cache **cache);
+
+/**
+ * Gives a new sequence without rows, by its number. Of several processes, each makes the same calls.
+ *
+ * # Safety
+ * `cache` is null, which is an error, or a handle that was not freed. `sequence` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_dealt_cache_allocate(const struct warptile_dealt_cache *cache,
+                                      int64_t *sequence);
+
+/**
+ * Gives a sequence's pages back.
+ *
+ * # Safety
+ * `cache` is null, which is an error, or a handle that was not freed.
+ */
+int32_t warptile_dealt_cache_release(const struct warptile_dealt_cache *cache, int64_t sequence);
+
+/**
+ * Tells how many rows a sequence has.
+ *
+ * # Safety
+ * `cache` is null, which is an error, or a handle that was not freed. `rows` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_dealt_cache_rows(const struct warptile_dealt_cache *cache, int64_t sequence, int64_t *rows);
+
+/**
+ * Begins a step, in which `sequences[i]` gets `rows[i]` new rows. No sequence has grown if it is refused.
+ *
+ * # Safety
+ * `cache` is null, which is an error, or a handle that was not freed. Both lists are null or `count` numbers.
+ */
+int32_t warptile_dealt_cache_step(const struct warptile_dealt_cache *cache,
+                                  const int64_t *sequences,
+                                  const int64_t *rows,
+                                  size_t count);
+
+/**
+ * Writes the keys and values of the step into a layer, each row into the pages of its owner. `k` and `v` are in the memory of this
+ * process's first rank, [rows of all sequences, heads, head size], in the order of the step; each process has all of them. Rotate keys
+ * before, by their places in their sequences.
+ *
+ * # Safety
+ * `cache` is null, which is an error, or a handle that was not freed. `k` and `v` reach as far as the step says, and are not written until
+ * the work has ended that was then submitted to the rank's stream, which is not being captured.
+ */
+int32_t warptile_dealt_cache_append(const struct warptile_dealt_cache *cache,
+                                    int64_t layer,
+                                    const void *k,
+                                    const void *v);
+
+/**
+ * Attention of a step of one new row for each sequence to all keys of its sequence, the new one included: each rank attends to its keys,
+ * and the results are merged on this process's first rank, in the order of the ranks. Streams as for warptile_sharded_forward.
+ *
+ * # Safety
+ * `cache` is null, which is an error, or a handle that was not freed. `call` is null, which is an error, or valid for reading `call->size`
+ * bytes. The queries and the output reach as far as the step and the heads say, until the work has ended that was then submitted to the
+ * rank's stream, which is not being captured; meanwhile nothing else writes the queries, or uses the output.
+ */
+int32_t warptile_dealt_cache_attend(const struct warptile_dealt_cache *cache,
+                                    const struct warptile_dealt_call *call);
+
+/**
+ * Frees a cache. Work that it has submitted goes on.
+ *
+ * # Safety
+ * `cache` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_dealt_cache_free(struct warptile_dealt_cache *cache);
+
+/**
  * Groups devices of this process: GPUs of one host, whose memory is opened to each other, or WARPTILE_CPU several times over. There are at
  * least two; a GPU may be there several times. The handle is freed with warptile_group_free.
  *
@@ -1398,4 +1570,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: a716b465ed3c4775de8e88b20d39c422c655a7918d2b2d78359cef4b6e2bcbd7 */
+/* Seal of header.sh: f60e0ea92ec47f01ed1179cb20c83a01e376b81b53d92c23a5f2b63b9c04a31a */

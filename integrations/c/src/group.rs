@@ -8,10 +8,11 @@ use std::time::Duration;
 use attention::Backend;
 use attention::driver::sys::CUstream;
 use attention::driver::{DriverError, Stream};
-use warptile_distributed::{Group as Ranks, World as Job};
+use warptile_distributed::World as Job;
 
 use crate::error::{Failure, Result, guarded};
 use crate::machine::{Machine, no_stream};
+use crate::ranks::{Ranks, list};
 use crate::structs::{
     Versioned, WARPTILE_CPU, check_pointer, count, free, give, handle, name, read,
 };
@@ -228,17 +229,4 @@ unsafe fn job(world: &World) -> Result<Job> {
 fn seconds(argument: &str, seconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| Failure::of(argument, format_args!("is {seconds}: {error}")))
-}
-
-/// `count` values that a call reads.
-///
-/// # Safety
-/// `start` is null or points to as many values, which no other code writes meanwhile.
-pub(crate) unsafe fn list<'a, T>(argument: &str, start: *const T, count: usize) -> Result<&'a [T]> {
-    if count == 0 {
-        return Ok(&[]);
-    }
-    check_pointer(argument, start, align_of::<T>())?;
-    // SAFETY: not null and aligned; the rest is the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(start, count) })
 }

@@ -26,7 +26,11 @@ pub mod append_desc;
 pub mod merge;
 
 #[cfg(feature = "distributed")]
+pub mod dealt;
+#[cfg(feature = "distributed")]
 pub mod group;
+#[cfg(feature = "distributed")]
+mod ranks;
 #[cfg(feature = "distributed")]
 pub mod sharded;
 #[cfg(feature = "distributed")]

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use attention::half::{bf16, f16};
 use attention::plan::Choice;
 use attention::spec::{DropoutState, Operand};
-use attention::{Attention, Backend, Element, ElementType, Layout, Tensor};
-use warptile_distributed::{Expected, Group as Ranks, Output, RowMap, Scheme, Shards};
+use attention::{Attention, Element, ElementType, Layout, Tensor};
+use warptile_distributed::{Expected, Output, RowMap, Scheme, Shards};
 
 use crate::error::{Failure, Result, guarded};
 use crate::explain;
-use crate::group::{Group, list};
-use crate::machine::not_of;
+use crate::group::Group;
+use crate::ranks::{self, Ranks, check, check_idle, list, take};
 use crate::sharded_desc::{Described, ShardedDesc, ShardedMemory, described};
-use crate::structs::{address, check_pointer, choice, count, free, give, handle, name, read};
+use crate::structs::{check_pointer, choice, count, free, give, handle, name, read};
 
 /// A description that was checked for a group, whose rows are dealt to the ranks. Any number of threads may use it at the same time.
 #[derive(Debug)]
@@ -338,7 +338,7 @@ impl Sharded {
         for (at, ((rank, backend), (pointer, layout))) in each.enumerate() {
             if layout.reach() != 0 {
                 let argument = format!("{name}[{at}]");
-                self.check(
+                check(
                     &argument,
                     rank,
                     backend,
@@ -350,50 +350,16 @@ impl Sharded {
         Ok(Field { pointers, layouts })
     }
 
-    /// Looks at an address of a rank's memory.
-    fn check(
-        &self,
-        argument: &str,
-        rank: usize,
-        backend: &Backend,
-        pointer: *const c_void,
-        alignment: usize,
-    ) -> Result<()> {
-        check_pointer(argument, pointer, alignment)?;
-        let Some(gpu) = backend.gpu() else {
-            return Ok(());
-        };
-        let context = gpu.context();
-        match context.within(|| Ok::<_, Failure>(not_of(gpu, address(pointer))))? {
-            None => Ok(()),
-            Some(rule) => {
-                let (address, device) = (address(pointer), gpu.ordinal());
-                let rule =
-                    format!("is {address:#x}, which {rule}, but rank {rank} is on device {device}");
-                Err(Failure::of(argument, rule))
-            }
-        }
-    }
-
     /// Copies of the tensors.
     ///
     /// # Safety
     /// As warptile_sharded_forward.
     unsafe fn take<T: Element>(&self, field: &Field<'_>) -> Result<Vec<Tensor<T>>> {
         let ranks = self.group.backends().iter().zip(&field.layouts);
-        let copies = ranks
-            .zip(field.pointers)
-            .map(|((backend, layout), pointer)| {
-                Ok(match backend.is_gpu() {
-                    // SAFETY: the caller's promise.
-                    true => unsafe { Tensor::copy_of(backend, address(*pointer), *layout) }?,
-                    false => {
-                        // SAFETY: the caller's promise, and `field` has looked.
-                        let rows = unsafe { list("tensor", pointer.cast::<T>(), layout.reach()) }?;
-                        Tensor::from_vec(backend, rows.to_vec(), *layout)?
-                    }
-                })
-            });
+        let copies = ranks.zip(field.pointers);
+        // SAFETY: the caller's promise.
+        let copies =
+            copies.map(|((backend, layout), from)| unsafe { take(backend, *from, *layout) });
         copies.collect()
     }
 
@@ -408,7 +374,7 @@ impl Sharded {
             .zip(field.pointers)
         {
             // SAFETY: the caller's promise; the tensor has the field's layout.
-            unsafe { give_one(tensor, backend, *to) }?;
+            unsafe { ranks::give(tensor, backend, *to) }?;
         }
         Ok(())
     }
@@ -444,20 +410,6 @@ impl Sharded {
         })
     }
 
-    fn check_idle(&self) -> Result<()> {
-        for (rank, backend) in self.group.local_ranks().zip(self.group.backends()) {
-            if let Some(gpu) = backend.gpu()
-                && gpu.stream().is_capturing()?
-            {
-                let rule = format!(
-                    "of rank {rank} is being captured: a call over several devices is no part of a capture"
-                );
-                return Err(Failure::of("the stream", rule));
-            }
-        }
-        Ok(())
-    }
-
     /// # Safety
     /// As warptile_sharded_forward.
     unsafe fn forward<T: Element>(&self, memory: &ShardedMemory) -> Result<ShardedOutput> {
@@ -489,7 +441,7 @@ impl Sharded {
                 )?,
             ]
         };
-        self.check_idle()?;
+        check_idle(&self.group)?;
         // SAFETY: as above.
         let (attention, q, k, v) = unsafe {
             (
@@ -558,7 +510,7 @@ impl Sharded {
                 ));
             }
             let rank = self.group.local_ranks().start;
-            self.check(
+            check(
                 "d_sinks",
                 rank,
                 home,
@@ -566,7 +518,7 @@ impl Sharded {
                 align_of::<f32>(),
             )?;
         }
-        self.check_idle()?;
+        check_idle(&self.group)?;
         // SAFETY: as above.
         let (attention, q, k, v, d_out) = unsafe {
             (
@@ -588,7 +540,7 @@ impl Sharded {
         }
         if let (Some(sinks), false) = (&found.d_sinks, memory.d_sinks.is_null()) {
             // SAFETY: as above.
-            unsafe { give_one(sinks, home, memory.d_sinks.cast()) }?;
+            unsafe { ranks::give(sinks, home, memory.d_sinks.cast()) }?;
         }
         Ok(())
     }
@@ -605,26 +557,6 @@ impl Sharded {
             .filter(|_| output.of == self.number)
             .ok_or_else(|| Failure::of("output", "is that of another handle than sharded"))
     }
-}
-
-/// Copies a tensor to a rank's memory.
-///
-/// # Safety
-/// There is as much of it.
-unsafe fn give_one<T: Element>(
-    tensor: &Tensor<T>,
-    backend: &Backend,
-    to: *mut c_void,
-) -> Result<()> {
-    match tensor.as_slice() {
-        // SAFETY: the caller's promise; the tensor is a copy of warptile's.
-        Some(rows) => unsafe {
-            std::ptr::copy_nonoverlapping(rows.as_ptr(), to.cast(), rows.len())
-        },
-        // SAFETY: likewise.
-        None => unsafe { tensor.copy_to(backend, address(to)) }?,
-    }
-    Ok(())
 }
 
 /// Returns true if numbers of an option are wanted, which then must be there, and else must not.

@@ -8,7 +8,7 @@ use warptile_distributed::{Scheme, Sharding};
 
 use crate::attention_desc::{AttentionDesc, call};
 use crate::error::{Failure, Result};
-use crate::group::list;
+use crate::ranks::list;
 use crate::structs::{Versioned, count, read};
 
 /// Each rank has one chunk of the rows, in order: balanced without a mask.

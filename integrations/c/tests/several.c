@@ -334,6 +334,138 @@ static void wrong_calls(void) {
     warptile_group_free(group);
 }
 
+// Two sequences, which get a prompt and then rows one by one, in pages of three ranks and by one call over all keys.
+static void decoding(uint32_t element) {
+    enum { SEQUENCES = 2, STEPS = 5, MOST = 80 };
+    static const int64_t prompts[SEQUENCES] = {70, 33};
+    size_t bytes = size_of(element);
+    // Keys and values of a sequence, [rows, heads, head size].
+    char *k[SEQUENCES], *v[SEQUENCES], *in[2], *q = zeros(SEQUENCES * HEADS * SIZE, bytes), *out = zeros(SEQUENCES * HEADS * VALUE_SIZE, bytes);
+    state = element;
+    for (int b = 0; b < SEQUENCES; b++) {
+        k[b] = zeros(MOST * KV_HEADS * SIZE, bytes);
+        v[b] = zeros(MOST * KV_HEADS * VALUE_SIZE, bytes);
+        for (int64_t i = 0; i < MOST * KV_HEADS * SIZE; i++) put(k[b], element, i, draw_float());
+        for (int64_t i = 0; i < MOST * KV_HEADS * VALUE_SIZE; i++) put(v[b], element, i, draw_float());
+        in[b] = zeros(2 * MOST * KV_HEADS * VALUE_SIZE, bytes);
+    }
+    warptile_group *group = group_of(3);
+    warptile_dealt_cache_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.element = element;
+    desc.kv_heads = KV_HEADS;
+    desc.head_size = SIZE;
+    desc.value_size = VALUE_SIZE;
+    desc.pages = 4;
+    desc.sequences = SEQUENCES;
+    warptile_dealt_cache *cache;
+    check(warptile_dealt_cache_create(group, &desc, &cache), "warptile_dealt_cache_create");
+    warptile_group_free(group);
+    int64_t sequences[SEQUENCES], lengths[SEQUENCES] = {0}, found;
+    for (int b = 0; b < SEQUENCES; b++) check(warptile_dealt_cache_allocate(cache, &sequences[b]), "warptile_dealt_cache_allocate");
+    warptile_dealt_call call = {0};
+    call.size = sizeof call;
+    call.heads = HEADS;
+    call.q = q;
+    call.out = out;
+    call.softcap = 3;
+    for (int step = 0; step < STEPS; step++) {
+        int64_t rows[SEQUENCES], at = 0;
+        for (int b = 0; b < SEQUENCES; b++) {
+            rows[b] = step ? 1 : prompts[b];
+            memcpy(in[0] + (size_t)at * KV_HEADS * SIZE * bytes, k[b] + (size_t)lengths[b] * KV_HEADS * SIZE * bytes,
+                   (size_t)rows[b] * KV_HEADS * SIZE * bytes);
+            memcpy(in[1] + (size_t)at * KV_HEADS * VALUE_SIZE * bytes, v[b] + (size_t)lengths[b] * KV_HEADS * VALUE_SIZE * bytes,
+                   (size_t)rows[b] * KV_HEADS * VALUE_SIZE * bytes);
+            at += rows[b];
+            lengths[b] += rows[b];
+        }
+        check(warptile_dealt_cache_step(cache, sequences, rows, SEQUENCES), "warptile_dealt_cache_step");
+        check(warptile_dealt_cache_append(cache, 0, in[0], in[1]), "warptile_dealt_cache_append");
+        for (int64_t i = 0; i < SEQUENCES * HEADS * SIZE; i++) put(q, element, i, draw_float());
+        if (step == 0) {
+            INVALID(warptile_dealt_cache_attend(cache, &call), "rank 0: each sequence of the step must have one new row");
+            continue;
+        }
+        check(warptile_dealt_cache_attend(cache, &call), "warptile_dealt_cache_attend");
+        for (int b = 0; b < SEQUENCES; b++) {
+            warptile_attention_desc one = whole_of(element, 1);
+            one.k.shape[1] = one.v.shape[1] = lengths[b];
+            one.softcap = 3;
+            one.want_lse = 0;
+            char expected[HEADS * VALUE_SIZE * 4];
+            warptile_attention_memory memory = {0};
+            memory.size = sizeof memory;
+            memory.q = q + (size_t)b * HEADS * SIZE * bytes;
+            memory.k = k[b];
+            memory.v = v[b];
+            memory.out = expected;
+            warptile_attention *attention;
+            check(warptile_attention_prepare(WARPTILE_CPU, &one, &attention), "warptile_attention_prepare");
+            check(warptile_attention_run(attention, &memory, NULL), "warptile_attention_run");
+            warptile_attention_free(attention);
+            near_to("a row", element, out + (size_t)b * HEADS * VALUE_SIZE * bytes, expected, HEADS * VALUE_SIZE);
+        }
+    }
+    check(warptile_dealt_cache_rows(cache, sequences[0], &found), "warptile_dealt_cache_rows");
+    if (found != 74) fail("warptile_dealt_cache_rows", "not 74");
+
+    const int64_t one = 1, much = 200, negative = -1;
+    INVALID(warptile_dealt_cache_step(cache, sequences, &much, 1), "rank 0: ");
+    INVALID(warptile_dealt_cache_step(cache, sequences, &negative, 1), "rows[0] is -1");
+    INVALID(warptile_dealt_cache_step(cache, &much, &one, 1), "sequences[0] is 200, which is no sequence of the cache");
+    INVALID(warptile_dealt_cache_step(cache, NULL, &one, 1), "sequences is null");
+    check(warptile_dealt_cache_step(cache, sequences, &one, 1), "warptile_dealt_cache_step");
+    INVALID(warptile_dealt_cache_append(cache, 0, NULL, v[0]), "k is null");
+    INVALID(warptile_dealt_cache_append(cache, 0, k[0], v[0] + 1), "v is 0x");
+    INVALID(warptile_dealt_cache_append(cache, -1, k[0], v[0]), "layer is -1");
+    INVALID(warptile_dealt_cache_append(cache, 1, k[0], v[0]), "rank 0: ");
+    check(warptile_dealt_cache_append(cache, 0, k[0], v[0]), "warptile_dealt_cache_append");
+    warptile_dealt_call bad;
+#define ATTEND(...) (bad = call, __VA_ARGS__, warptile_dealt_cache_attend(cache, &bad))
+    INVALID(ATTEND(bad.q = NULL), "q is null");
+    INVALID(ATTEND(bad.out = NULL), "out is null");
+    INVALID(ATTEND(bad.heads = 3), "rank 0: ");
+    INVALID(ATTEND(bad.layer = 4), "rank 0: ");
+    INVALID(ATTEND(bad.scale_given = 2), "scale_given is 2");
+    INVALID(ATTEND(bad.reserved = 1), "reserved is 1");
+    INVALID(warptile_dealt_cache_attend(cache, NULL), "call is null");
+    INVALID(warptile_dealt_cache_attend(NULL, &call), "cache is null");
+    WORKS(warptile_dealt_cache_attend(cache, &call));
+    WORKS(warptile_dealt_cache_release(cache, sequences[0]));
+    INVALID(warptile_dealt_cache_release(cache, sequences[0]), "sequence is 0, which is no sequence of the cache");
+    INVALID(warptile_dealt_cache_rows(cache, sequences[0], &found), "sequence is 0, which is no sequence");
+    warptile_dealt_cache_free(cache);
+    warptile_dealt_cache_free(NULL);
+    for (int b = 0; b < SEQUENCES; b++) {
+        free(k[b]);
+        free(v[b]);
+        free(in[b]);
+    }
+    free(q);
+    free(out);
+}
+
+static void wrong_caches(void) {
+    warptile_group *group = group_of(2);
+    warptile_dealt_cache *cache = NULL;
+    warptile_dealt_cache_desc good = {0}, bad;
+    good.size = sizeof good;
+    good.element = WARPTILE_F16;
+    good.kv_heads = KV_HEADS;
+    good.head_size = SIZE;
+#define CREATE(...) (bad = good, __VA_ARGS__, warptile_dealt_cache_create(group, &bad, &cache))
+    INVALID(warptile_dealt_cache_create(NULL, &good, &cache), "group is null");
+    INVALID(warptile_dealt_cache_create(group, NULL, &cache), "desc is null");
+    INVALID(warptile_dealt_cache_create(group, &good, NULL), "cache is null");
+    INVALID(CREATE(bad.element = WARPTILE_E4M3), "element is 4");
+    INVALID(CREATE(bad.kv_heads = -2), "kv_heads is -2");
+    INVALID(CREATE(bad.head_size = 7), "rank 0: ");
+    INVALID(CREATE(bad.page_rows = 300), "rank 0: ");
+    if (cache) fail("cache", "a handle after an error");
+    warptile_group_free(group);
+}
+
 static void predictions(void) {
     char text[1 << 14];
     size_t needed;
@@ -368,6 +500,8 @@ int main(void) {
     }
     compare(WARPTILE_F32, WARPTILE_SHARDING_ZIGZAG, WARPTILE_SCHEME_GATHER, 3, 1);
     compare(WARPTILE_BF16, WARPTILE_SHARDING_CONTIGUOUS, WARPTILE_SCHEME_HEADS, 2, 1);
+    for (int i = 0; i < 3; i++) decoding(elements[i]);
+    wrong_caches();
     wrong_groups();
     wrong_calls();
     predictions();

@@ -378,6 +378,37 @@ static int forward_and_backward(dealt_problem *made) {
     return status;
 }
 
+// A prompt and a row of one sequence, in pages of all ranks; tensors are of this process's first rank, whose context is current.
+static void decode_dealt(warptile_group *group) {
+    warptile_dealt_cache_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.element = WARPTILE_F16;
+    desc.kv_heads = 2;
+    desc.head_size = 64;
+    warptile_dealt_cache *cache;
+    WORKS(warptile_dealt_cache_create(group, &desc, &cache));
+    void *kv = allocate(100 * 2 * 64 * 2), *q = allocate(8 * 64 * 2), *out = allocate(8 * 64 * 2);
+    static const int64_t rows[2] = {100, 1};
+    int64_t sequence;
+    WORKS(warptile_dealt_cache_allocate(cache, &sequence));
+    for (int i = 0; i < 2; i++) {
+        WORKS(warptile_dealt_cache_step(cache, &sequence, &rows[i], 1));
+        WORKS(warptile_dealt_cache_append(cache, 0, kv, kv));
+    }
+    INVALID(warptile_dealt_cache_append(cache, 0, &desc, kv), "k is 0x");
+    warptile_dealt_call call = {0};
+    call.size = sizeof call;
+    call.heads = 8;
+    call.q = q;
+    call.out = out;
+    WORKS(warptile_dealt_cache_attend(cache, &call));
+    WORKS(warptile_group_synchronize(group, 60));
+    warptile_dealt_cache_free(cache);
+    release(kv);
+    release(q);
+    release(out);
+}
+
 // Two GPUs of one process, with streams of the caller's.
 static void several_devices(void) {
     void *streams[2], *graph, *swapped[2];
@@ -423,6 +454,7 @@ static void several_devices(void) {
     EXPECT(warptile_sharded_forward(problem.sharded, &problem.memory, NULL), WARPTILE_DRIVER, "rank ");
     fake_fail(NULL, 0, 0);
     WORKS(forward_and_backward(&problem));
+    decode_dealt(group);
     // The group is freed before what was made of it, with work in its queues.
     warptile_group_free(group);
     WORKS(forward_and_backward(&problem));
@@ -476,6 +508,7 @@ typedef struct {
     warptile_world world;
     warptile_group *group;
     dealt_problem problem;
+    void *context;
     char text[500];
 } process;
 
@@ -489,6 +522,8 @@ static void *compute(void *of) {
     process *self = of;
     WORKS(forward_and_backward(&self->problem));
     WORKS(warptile_group_synchronize(self->group, 60));
+    check_cuda(cuda.cuCtxSetCurrent(self->context), "cuCtxSetCurrent");
+    decode_dealt(self->group);
     return NULL;
 }
 
@@ -542,7 +577,11 @@ static void over_nccl(void) {
            "the ranks have not met: rank 1 and rank 0 at ");
     processes[1].world.timeout = 0;
     on_threads(meet, processes);
-    for (int i = 0; i < 2; i++) make_dealt(&processes[i].problem, processes[i].group);
+    for (int i = 0; i < 2; i++) {
+        make_dealt(&processes[i].problem, processes[i].group);
+        open_device(i);
+        check_cuda(cuda.cuCtxGetCurrent(&processes[i].context), "cuCtxGetCurrent");
+    }
     INVALID(warptile_sharded_lse(processes[0].problem.sharded, NULL, (float *)text), "output is null");
     on_threads(compute, processes);
     on_threads(compute, processes);

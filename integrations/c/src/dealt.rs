@@ -1,0 +1,415 @@
+//! Decoding from a cache whose pages are dealt to the ranks of a group.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use attention::cache::SequenceId;
+use attention::half::{bf16, f16};
+use attention::{Attention, Element, ElementType, KvCache, Layout};
+use warptile_distributed::ShardedCache;
+
+use crate::error::{Failure, Result, guarded};
+use crate::group::Group;
+use crate::ranks::{Ranks, check, check_idle, give, list, take};
+use crate::structs::{
+    Versioned, check_pointer, count, element, flag, free, give as give_handle, handle, read,
+};
+
+/// A cache whose pages are dealt to the ranks of a group: page p of a sequence is with rank p modulo their number, so each has its share of
+/// every long sequence. Calls of several threads take turns.
+pub struct DealtCache {
+    /// Borrows from the group, so it goes first.
+    cache: Mutex<Box<dyn Dealt>>,
+    _group: Arc<Ranks>,
+}
+
+/// What a cache is for. Fill the struct with zeros, then set `size`, `element`, `kv_heads` and `head_size`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct DealtCacheDesc {
+    /// `sizeof(warptile_dealt_cache_desc)`.
+    pub size: usize,
+    /// Element type of keys, values, queries and outputs.
+    pub element: u32,
+    /// Rows of a page, 1 to 256. 0: 16.
+    pub page_rows: u32,
+    /// Key/value heads.
+    pub kv_heads: i64,
+    /// Head size of keys.
+    pub head_size: i64,
+    /// Head size of values. 0: that of keys.
+    pub value_size: i64,
+    /// Pages of each rank, for each layer. 0: 256.
+    pub pages: i64,
+    /// Layers, each with keys and values of its own. 0: 1.
+    pub layers: i64,
+    /// The most sequences of a step. 0: 1.
+    pub sequences: i64,
+}
+
+// SAFETY: numbers, the size first, without padding.
+unsafe impl Versioned for DealtCacheDesc {
+    const LEAST: usize = std::mem::offset_of!(DealtCacheDesc, value_size);
+}
+
+/// Attention of one new row for each sequence of a step to all its keys. Fill the struct with zeros, then set `size`, `heads`, `q` and
+/// `out`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct DealtCall {
+    /// `sizeof(warptile_dealt_call)`.
+    pub size: usize,
+    /// The layer.
+    pub layer: i64,
+    /// Query heads, a multiple of the key/value heads.
+    pub heads: i64,
+    /// Queries, [sequences, heads, head size], in the memory of this process's first rank. Each process has them.
+    pub q: *const c_void,
+    /// Receives the output, [sequences, heads, head size of values], there.
+    pub out: *mut c_void,
+    /// Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
+    pub scale: f32,
+    /// 0 or 1.
+    pub scale_given: u32,
+    /// Bounds the scores, as in warptile_attention_desc. 0: no bound.
+    pub softcap: f32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers and raw pointers, the size first, without padding.
+unsafe impl Versioned for DealtCall {
+    const LEAST: usize = std::mem::offset_of!(DealtCall, scale);
+}
+
+/// Makes a cache whose pages are dealt to the ranks of a group. It keeps the group, and is freed with warptile_dealt_cache_free.
+///
+/// # Safety
+/// `group` is null, which is an error, or a handle that was not freed. `desc` is null, which is an error, or valid for reading `desc->size`
+/// bytes. `cache` is null, which is an error, or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_create(
+    group: *const Group,
+    desc: *const DealtCacheDesc,
+    cache: *mut *mut DealtCache,
+) -> i32 {
+    guarded(|| {
+        check_pointer("cache", cache, align_of::<*mut DealtCache>())?;
+        // SAFETY: the caller's promise.
+        let group = unsafe { handle("group", group) }?.ranks.clone();
+        // SAFETY: the caller's promise.
+        let desc = unsafe { read("desc", desc) }?;
+        // SAFETY: it stays where it is until the handle is dropped, whose cache goes before it.
+        let ranks: &'static Ranks = unsafe { &*Arc::as_ptr(&group) };
+        let made: Box<dyn Dealt> = match element(desc.element)? {
+            ElementType::F16 => Box::new(Typed::<f16>::new(ranks, &desc)?),
+            ElementType::Bf16 => Box::new(Typed::<bf16>::new(ranks, &desc)?),
+            _ => Box::new(Typed::<f32>::new(ranks, &desc)?),
+        };
+        let made = DealtCache {
+            cache: Mutex::new(made),
+            _group: group,
+        };
+        // SAFETY: not null, aligned, and valid by the caller's promise.
+        unsafe { give_handle(cache, made) };
+        Ok(())
+    })
+}
+
+/// Gives a new sequence without rows, by its number. Of several processes, each makes the same calls.
+///
+/// # Safety
+/// `cache` is null, which is an error, or a handle that was not freed. `sequence` is null, which is an error, or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_allocate(
+    cache: *const DealtCache,
+    sequence: *mut i64,
+) -> i32 {
+    guarded(|| {
+        check_pointer("sequence", sequence, align_of::<i64>())?;
+        // SAFETY: the caller's promise.
+        let number = unsafe { locked(cache) }?.allocate();
+        // SAFETY: not null, aligned, and valid by the caller's promise.
+        unsafe { sequence.write(number) };
+        Ok(())
+    })
+}
+
+/// Gives a sequence's pages back.
+///
+/// # Safety
+/// `cache` is null, which is an error, or a handle that was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_release(
+    cache: *const DealtCache,
+    sequence: i64,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    guarded(|| unsafe { locked(cache) }?.release(sequence))
+}
+
+/// Tells how many rows a sequence has.
+///
+/// # Safety
+/// `cache` is null, which is an error, or a handle that was not freed. `rows` is null, which is an error, or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_rows(
+    cache: *const DealtCache,
+    sequence: i64,
+    rows: *mut i64,
+) -> i32 {
+    guarded(|| {
+        check_pointer("rows", rows, align_of::<i64>())?;
+        // SAFETY: the caller's promise.
+        let found = unsafe { locked(cache) }?.rows(sequence)?;
+        // SAFETY: not null, aligned, and valid by the caller's promise.
+        unsafe { rows.write(found as i64) };
+        Ok(())
+    })
+}
+
+/// Begins a step, in which `sequences[i]` gets `rows[i]` new rows. No sequence has grown if it is refused.
+///
+/// # Safety
+/// `cache` is null, which is an error, or a handle that was not freed. Both lists are null or `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_step(
+    cache: *const DealtCache,
+    sequences: *const i64,
+    rows: *const i64,
+    count: usize,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (sequences, rows) = unsafe {
+            (
+                list("sequences", sequences, count)?,
+                list("rows", rows, count)?,
+            )
+        };
+        // SAFETY: the caller's promise.
+        unsafe { locked(cache) }?.step(sequences, rows)
+    })
+}
+
+/// Writes the keys and values of the step into a layer, each row into the pages of its owner. `k` and `v` are in the memory of this
+/// process's first rank, [rows of all sequences, heads, head size], in the order of the step; each process has all of them. Rotate keys
+/// before, by their places in their sequences.
+///
+/// # Safety
+/// `cache` is null, which is an error, or a handle that was not freed. `k` and `v` reach as far as the step says, and are not written until
+/// the work has ended that was then submitted to the rank's stream, which is not being captured.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_append(
+    cache: *const DealtCache,
+    layer: i64,
+    k: *const c_void,
+    v: *const c_void,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        unsafe { locked(cache)?.append(count("layer", layer)?, [k, v]) }
+    })
+}
+
+/// Attention of a step of one new row for each sequence to all keys of its sequence, the new one included: each rank attends to its keys,
+/// and the results are merged on this process's first rank, in the order of the ranks. Streams as for warptile_sharded_forward.
+///
+/// # Safety
+/// `cache` is null, which is an error, or a handle that was not freed. `call` is null, which is an error, or valid for reading `call->size`
+/// bytes. The queries and the output reach as far as the step and the heads say, until the work has ended that was then submitted to the
+/// rank's stream, which is not being captured; meanwhile nothing else writes the queries, or uses the output.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_attend(
+    cache: *const DealtCache,
+    call: *const DealtCall,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let call = unsafe { read("call", call) }?;
+        // SAFETY: the caller's promise.
+        unsafe { locked(cache)?.attend(&call) }
+    })
+}
+
+/// Frees a cache. Work that it has submitted goes on.
+///
+/// # Safety
+/// `cache` is null, or a handle that was not freed and that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_dealt_cache_free(cache: *mut DealtCache) {
+    // SAFETY: the caller's promise.
+    unsafe { free(cache) };
+}
+
+/// # Safety
+/// `cache` is null or a handle that was not freed.
+unsafe fn locked<'a>(cache: *const DealtCache) -> Result<MutexGuard<'a, Box<dyn Dealt>>> {
+    // SAFETY: the caller's promise.
+    let cache = unsafe { handle("cache", cache) }?;
+    // After a panic the cache is whole, as between two calls.
+    Ok(cache.cache.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A cache of some element type.
+trait Dealt: Send {
+    fn allocate(&mut self) -> i64;
+    fn release(&mut self, sequence: i64) -> Result<()>;
+    fn rows(&self, sequence: i64) -> Result<usize>;
+    fn step(&mut self, sequences: &[i64], rows: &[i64]) -> Result<()>;
+    /// # Safety
+    /// As [`warptile_dealt_cache_append`].
+    unsafe fn append(&mut self, layer: usize, kv: [*const c_void; 2]) -> Result<()>;
+    /// # Safety
+    /// As [`warptile_dealt_cache_attend`].
+    unsafe fn attend(&self, call: &DealtCall) -> Result<()>;
+}
+
+struct Typed<T: Element> {
+    ranks: &'static Ranks,
+    cache: ShardedCache<'static, T>,
+    kv_heads: usize,
+    /// Head sizes of keys and of values.
+    dims: [usize; 2],
+    sequences: BTreeMap<i64, SequenceId>,
+    next: i64,
+    /// Sequences and rows of the step.
+    step: [usize; 2],
+}
+
+impl<T: Element> Typed<T> {
+    fn new(ranks: &'static Ranks, desc: &DealtCacheDesc) -> Result<Self> {
+        let number = |name: &str, value, default| {
+            Ok::<_, Failure>(match count(name, value)? {
+                0 => default,
+                given => given,
+            })
+        };
+        let (kv_heads, dim) = (
+            count("kv_heads", desc.kv_heads)?,
+            count("head_size", desc.head_size)?,
+        );
+        let value_dim = number("value_size", desc.value_size, dim)?;
+        let builder = KvCache::<T>::builder(kv_heads, dim)
+            .value_dim(value_dim)
+            .pages(number("pages", desc.pages, 256)?)
+            .page_rows(number("page_rows", desc.page_rows.into(), 16)?)
+            .layers(number("layers", desc.layers, 1)?)
+            .sequences(number("sequences", desc.sequences, 1)?);
+        check_idle(ranks)?;
+        Ok(Typed {
+            ranks,
+            cache: ranks.cache(&builder)?,
+            kv_heads,
+            dims: [dim, value_dim],
+            sequences: BTreeMap::new(),
+            next: 0,
+            step: [0; 2],
+        })
+    }
+
+    fn known(&self, argument: &str, sequence: i64) -> Result<SequenceId> {
+        let known = self.sequences.get(&sequence).copied();
+        known.ok_or_else(|| {
+            Failure::of(
+                argument,
+                format!("is {sequence}, which is no sequence of the cache"),
+            )
+        })
+    }
+
+    /// Looks at memory of the first rank.
+    fn check(&self, argument: &str, pointer: *const c_void, layout: &Layout) -> Result<()> {
+        let (rank, home) = (self.ranks.local_ranks().start, &self.ranks.backends()[0]);
+        match layout.reach() {
+            0 => Ok(()),
+            _ => check(argument, rank, home, pointer, size_of::<T>()),
+        }
+    }
+}
+
+impl<T: Element> Dealt for Typed<T> {
+    fn allocate(&mut self) -> i64 {
+        let number = self.next;
+        self.next += 1;
+        self.sequences.insert(number, self.cache.allocate());
+        number
+    }
+
+    fn release(&mut self, sequence: i64) -> Result<()> {
+        let known = self.known("sequence", sequence)?;
+        self.sequences.remove(&sequence);
+        Ok(self.cache.free(known)?)
+    }
+
+    fn rows(&self, sequence: i64) -> Result<usize> {
+        let known = self.known("sequence", sequence)?;
+        Ok(self.cache.len(known).unwrap_or(0))
+    }
+
+    fn step(&mut self, sequences: &[i64], rows: &[i64]) -> Result<()> {
+        let pairs = sequences.iter().zip(rows).enumerate();
+        let pairs = pairs.map(|(at, (sequence, rows))| {
+            let sequence = self.known(&format!("sequences[{at}]"), *sequence)?;
+            Ok((sequence, count(&format!("rows[{at}]"), *rows)?))
+        });
+        let pairs = pairs.collect::<Result<Vec<_>>>()?;
+        check_idle(self.ranks)?;
+        self.step = [0; 2];
+        self.cache.step(&pairs)?;
+        self.step = [pairs.len(), pairs.iter().map(|(_, rows)| rows).sum()];
+        Ok(())
+    }
+
+    unsafe fn append(&mut self, layer: usize, kv: [*const c_void; 2]) -> Result<()> {
+        let [_, rows] = self.step;
+        let layouts = self
+            .dims
+            .map(|dim| Layout::bshd([1, rows, self.kv_heads, dim]));
+        for ((name, pointer), layout) in ["k", "v"].into_iter().zip(kv).zip(&layouts) {
+            self.check(name, pointer, layout)?;
+        }
+        check_idle(self.ranks)?;
+        let home = &self.ranks.backends()[0];
+        // SAFETY: the caller's promise.
+        let [k, v] = [0, 1].map(|at| unsafe { take::<T>(home, kv[at], layouts[at]) });
+        Ok(self.cache.append(layer, &k?, &v?)?)
+    }
+
+    unsafe fn attend(&self, call: &DealtCall) -> Result<()> {
+        let (layer, heads) = (count("layer", call.layer)?, count("heads", call.heads)?);
+        if call.reserved != 0 {
+            return Err(Failure::of(
+                "reserved",
+                format!("is {}, but must be 0", call.reserved),
+            ));
+        }
+        let layouts = self
+            .dims
+            .map(|dim| Layout::bshd([self.step[0], 1, heads, dim]));
+        self.check("q", call.q, &layouts[0])?;
+        self.check("out", call.out, &layouts[1])?;
+        check_idle(self.ranks)?;
+        let mut attention = Attention::new();
+        if flag("scale_given", call.scale_given)? {
+            attention = attention.scale(call.scale);
+        }
+        if call.softcap != 0.0 {
+            attention = attention.softcap(call.softcap);
+        }
+        let home = &self.ranks.backends()[0];
+        // SAFETY: the caller's promise.
+        let q = unsafe { take::<T>(home, call.q, layouts[0]) }?;
+        let (out, _) = self.cache.attend(layer, &attention, &q)?;
+        // SAFETY: the caller's promise.
+        unsafe { give(&out, home, call.out) }
+    }
+}
+
+impl fmt::Debug for DealtCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DealtCache").finish_non_exhaustive()
+    }
+}

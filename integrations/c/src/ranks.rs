@@ -1,0 +1,103 @@
+//! The caller's memory on the devices of a group.
+
+use std::ffi::c_void;
+
+use attention::{Backend, Element, Layout, Tensor};
+
+use crate::error::{Failure, Result};
+use crate::machine::not_of;
+use crate::structs::{address, check_pointer};
+
+pub(crate) use warptile_distributed::Group as Ranks;
+
+/// `count` values that a call reads.
+///
+/// # Safety
+/// `start` is null or points to as many values, which no other code writes meanwhile.
+pub(crate) unsafe fn list<'a, T>(argument: &str, start: *const T, count: usize) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    check_pointer(argument, start, align_of::<T>())?;
+    // SAFETY: not null and aligned; the rest is the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(start, count) })
+}
+
+/// Looks at an address of a rank's memory.
+pub(crate) fn check(
+    argument: &str,
+    rank: usize,
+    backend: &Backend,
+    pointer: *const c_void,
+    alignment: usize,
+) -> Result<()> {
+    check_pointer(argument, pointer, alignment)?;
+    let Some(gpu) = backend.gpu() else {
+        return Ok(());
+    };
+    let context = gpu.context();
+    match context.within(|| Ok::<_, Failure>(not_of(gpu, address(pointer))))? {
+        None => Ok(()),
+        Some(rule) => {
+            let (address, device) = (address(pointer), gpu.ordinal());
+            let rule =
+                format!("is {address:#x}, which {rule}, but rank {rank} is on device {device}");
+            Err(Failure::of(argument, rule))
+        }
+    }
+}
+
+/// Refuses a call while a rank's stream is being captured.
+pub(crate) fn check_idle(ranks: &Ranks) -> Result<()> {
+    for (rank, backend) in ranks.local_ranks().zip(ranks.backends()) {
+        if let Some(gpu) = backend.gpu()
+            && gpu.stream().is_capturing()?
+        {
+            let rule = format!(
+                "of rank {rank} is being captured: a call over several devices is no part of a capture"
+            );
+            return Err(Failure::of("the stream", rule));
+        }
+    }
+    Ok(())
+}
+
+/// A copy of a rank's memory, which [`check`] has looked at.
+///
+/// # Safety
+/// As many elements as the layout has are there. Nothing writes them before what is then submitted to the rank's stream has ended.
+pub(crate) unsafe fn take<T: Element>(
+    backend: &Backend,
+    from: *const c_void,
+    layout: Layout,
+) -> Result<Tensor<T>> {
+    Ok(match backend.is_gpu() {
+        // SAFETY: the caller's promise.
+        true => unsafe { Tensor::copy_of(backend, address(from), layout) }?,
+        false => {
+            // SAFETY: the caller's promise.
+            let rows = unsafe { list("tensor", from.cast::<T>(), layout.reach()) }?;
+            Tensor::from_vec(backend, rows.to_vec(), layout)?
+        }
+    })
+}
+
+/// Copies a tensor to a rank's memory.
+///
+/// # Safety
+/// There is as much of it.
+pub(crate) unsafe fn give<T: Element>(
+    tensor: &Tensor<T>,
+    backend: &Backend,
+    to: *mut c_void,
+) -> Result<()> {
+    match tensor.as_slice() {
+        // SAFETY: the caller's promise; the tensor is a copy of warptile's.
+        Some(rows) => unsafe {
+            std::ptr::copy_nonoverlapping(rows.as_ptr(), to.cast(), rows.len())
+        },
+        // SAFETY: likewise.
+        None => unsafe { tensor.copy_to(backend, address(to)) }?,
+    }
+    Ok(())
+}
