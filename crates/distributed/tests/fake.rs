@@ -7,16 +7,47 @@ use warptile::{Attention, Backend, KvCache, Layout, Mask, half::f16};
 use warptile_distributed::{Error, Group, Scheme, ShardedCache, Sharding};
 use warptile_fake_cuda::FakeDriver;
 
-fn open(ranks: &[u32]) -> (FakeDriver, Group) {
+fn open_devices(ranks: &[u32]) -> (FakeDriver, Vec<Backend>) {
     let fake = FakeDriver::open();
     fake.set_device_count(2);
     // SAFETY: the library is the stand-in, with the driver's signatures.
     let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
-    let backends = ranks
-        .iter()
-        .map(|&at| Backend::cuda_with(&driver, at).unwrap());
-    let group = Group::local(backends).unwrap();
-    (fake, group)
+    let backend = |&at| Backend::cuda_with(&driver, at).unwrap();
+    let backends = ranks.iter().map(backend).collect();
+    (fake, backends)
+}
+
+fn open(ranks: &[u32]) -> (FakeDriver, Group) {
+    let (fake, backends) = open_devices(ranks);
+    (fake, Group::local(backends).unwrap())
+}
+
+/// Makes each `step`th call of a function fail in turn: the work then ends with a rank's error, and can be done again.
+fn each_failure(
+    (symbol, code, step): (&str, u32, usize),
+    work: impl Fn(&Group) -> warptile_distributed::Result<()>,
+) {
+    // Kept, as are the kernels that they load.
+    let (fake, backends) = open_devices(&[0, 1]);
+    for nth in (1..).step_by(step) {
+        let group = Group::local(backends.clone()).unwrap();
+        fake.fail(Some(symbol), nth, code);
+        let result = work(&group);
+        if fake.fault().is_none() {
+            assert!(nth > 1, "{symbol} is never called");
+            result.unwrap();
+            break;
+        }
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.starts_with("rank 0: ") || error.starts_with("rank 1: "),
+            "{error}"
+        );
+        work(&group).unwrap();
+        group.synchronize(Duration::from_secs(10)).unwrap();
+    }
+    drop(backends);
+    fake.assert_clean();
 }
 
 fn forward(group: &Group, len: usize) -> warptile_distributed::Result<()> {
@@ -76,21 +107,9 @@ fn heads_travel_and_outputs_come_back_in_order() {
         drop(group);
         fake.assert_clean();
     }
-    for nth in (1..).step_by(3) {
-        let (fake, group) = open(&[0, 1]);
-        fake.fail(Some("cuMemcpyBatchAsync"), nth, 1);
-        let result = forward_by(Scheme::Heads, &group, &Sharding::Zigzag, 256);
-        if fake.fault().is_none() {
-            assert!(nth > 1);
-            break;
-        }
-        let error = result.unwrap_err().to_string();
-        assert!(error.starts_with("rank "), "{error}");
-        forward_by(Scheme::Heads, &group, &Sharding::Zigzag, 256).unwrap();
-        group.synchronize(Duration::from_secs(10)).unwrap();
-        drop(group);
-        fake.assert_clean();
-    }
+    each_failure(("cuMemcpyBatchAsync", 1, 3), |group| {
+        forward_by(Scheme::Heads, group, &Sharding::Zigzag, 256)
+    });
 }
 
 #[test]
@@ -119,31 +138,13 @@ fn copies_wait_for_no_kernel_of_their_call() {
 #[test]
 fn a_failing_call_of_the_driver_is_an_error_and_leaks_nothing() {
     // Out of memory, and copies that the driver refuses.
-    for (symbol, code, step) in [
+    for failure in [
         ("cuMemAllocFromPoolAsync", 2, 1),
         ("cuMemcpyBatchAsync", 1, 1),
         ("cuStreamWaitEvent", 1, 7),
         ("cuEventRecord", 1, 7),
     ] {
-        for nth in (1..).step_by(step) {
-            let (fake, group) = open(&[0, 1]);
-            fake.fail(Some(symbol), nth, code);
-            let result = forward(&group, 256);
-            if fake.fault().is_none() {
-                assert!(nth > 1, "{symbol} is never called");
-                break;
-            }
-            let error = result.unwrap_err().to_string();
-            assert!(
-                error.starts_with("rank 0: ") || error.starts_with("rank 1: "),
-                "{error}"
-            );
-            // The group is usable again.
-            forward(&group, 256).unwrap();
-            group.synchronize(Duration::from_secs(10)).unwrap();
-            drop(group);
-            fake.assert_clean();
-        }
+        each_failure(failure, |group| forward(group, 256));
     }
 }
 
@@ -204,27 +205,12 @@ fn a_failure_amid_gradients_is_an_error_and_leaks_nothing() {
         ("cuLaunchKernelEx", 1, 5),
         ("cuStreamWaitEvent", 1, 13),
     ];
-    for (scheme, heads) in [(Scheme::Gather, [8, 4]), (Scheme::Heads, [2, 1])] {
-        for (symbol, code, step) in symbols {
-            for nth in (1..).step_by(step) {
-                let (fake, group) = open(&[0, 1]);
-                let train = || {
-                    let sizes = [256, heads[0], heads[1]];
-                    train(scheme, &group, &Sharding::Zigzag, sizes, false)
-                };
-                fake.fail(Some(symbol), nth, code);
-                let result = train();
-                if fake.fault().is_none() {
-                    assert!(nth > 1, "{symbol} is never called");
-                    break;
-                }
-                let error = result.unwrap_err().to_string();
-                assert!(error.starts_with("rank "), "{error}");
-                train().unwrap();
-                group.synchronize(Duration::from_secs(10)).unwrap();
-                drop(group);
-                fake.assert_clean();
-            }
+    for (scheme, heads, kv_heads) in [(Scheme::Gather, 8, 4), (Scheme::Heads, 2, 1)] {
+        for failure in symbols {
+            each_failure(failure, |group| {
+                let sizes = [256, heads, kv_heads];
+                train(scheme, group, &Sharding::Zigzag, sizes, false)
+            });
         }
     }
 }
@@ -319,36 +305,18 @@ fn a_dealt_cache_is_written_and_read_in_order() {
         drop(group);
         fake.assert_clean();
     }
-    for (symbol, code, step) in [
+    for failure in [
         ("cuMemAllocFromPoolAsync", 2, 5),
         ("cuMemcpyHtoDAsync_v2", 1, 1),
     ] {
-        for nth in (1..).step_by(step) {
-            let (fake, group) = open(&[0, 1]);
-            fake.fail(Some(symbol), nth, code);
-            let result = generate(&group);
-            if fake.fault().is_none() {
-                assert!(nth > 1, "{symbol} is never called");
-                break;
-            }
-            let error = result.unwrap_err().to_string();
-            assert!(error.starts_with("rank "), "{error}");
-            generate(&group).unwrap();
-            group.synchronize(Duration::from_secs(10)).unwrap();
-            drop(group);
-            fake.assert_clean();
-        }
+        each_failure(failure, generate);
     }
 }
 
 #[test]
 fn a_group_without_access_is_refused() {
-    let fake = FakeDriver::open();
-    fake.set_device_count(2);
-    // SAFETY: the library is the stand-in, with the driver's signatures.
-    let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+    let (fake, backends) = open_devices(&[0, 1]);
     fake.fail_always(&["cuMemPoolSetAccess"], 801);
-    let backends = [0, 1].map(|at| Backend::cuda_with(&driver, at).unwrap());
     let error = Group::local(backends).unwrap_err().to_string();
     assert!(
         error.starts_with("rank 0 has no peer access to rank 1: "),
