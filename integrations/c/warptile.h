@@ -922,7 +922,7 @@ typedef struct warptile_merge_memory {
 } warptile_merge_memory;
 
 /**
- * What a cache is for. Fill the struct with zeros, then set `size`, `element`, `kv_heads` and `head_size`.
+ * A cache to be dealt. Fill the struct with zeros, then set `size`, `element`, `kv_heads` and `head_size`.
  */
 typedef struct warptile_dealt_cache_desc {
   /**
@@ -1115,7 +1115,7 @@ typedef struct warptile_sharded_memory {
    */
   void *const *dv;
   /**
-   * Receives the gradients of the sinks, if given: one number for each query head, in the memory of rank 0.
+   * Receives the gradients of the sinks, if given: one number for each query head, in the memory of rank 0. Only its process has them.
    */
   float *d_sinks;
   /**
@@ -1570,4 +1570,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: f60e0ea92ec47f01ed1179cb20c83a01e376b81b53d92c23a5f2b63b9c04a31a */
+/* Seal of header.sh: dd0f4a30b1a01cd012c27cf6ff68de4307e02baadd11441180c91a9674f46090 */

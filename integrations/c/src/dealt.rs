@@ -6,13 +6,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use attention::cache::SequenceId;
-use attention::half::{bf16, f16};
-use attention::{Attention, Element, ElementType, KvCache, Layout};
+use attention::{Attention, Element, KvCache, Layout};
 use warptile_distributed::ShardedCache;
 
 use crate::error::{Failure, Result, guarded};
 use crate::group::Group;
-use crate::ranks::{Ranks, check, check_idle, give, list, take};
+use crate::ranks::{Ranks, check, check_idle, give, list, of_element, take};
 use crate::structs::{
     Versioned, check_pointer, count, element, flag, free, give as give_handle, handle, read,
 };
@@ -25,7 +24,7 @@ pub struct DealtCache {
     _group: Arc<Ranks>,
 }
 
-/// What a cache is for. Fill the struct with zeros, then set `size`, `element`, `kv_heads` and `head_size`.
+/// A cache to be dealt. Fill the struct with zeros, then set `size`, `element`, `kv_heads` and `head_size`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct DealtCacheDesc {
@@ -103,11 +102,8 @@ pub unsafe extern "C" fn warptile_dealt_cache_create(
         let desc = unsafe { read("desc", desc) }?;
         // SAFETY: it stays where it is until the handle is dropped, whose cache goes before it.
         let ranks: &'static Ranks = unsafe { &*Arc::as_ptr(&group) };
-        let made: Box<dyn Dealt> = match element(desc.element)? {
-            ElementType::F16 => Box::new(Typed::<f16>::new(ranks, &desc)?),
-            ElementType::Bf16 => Box::new(Typed::<bf16>::new(ranks, &desc)?),
-            _ => Box::new(Typed::<f32>::new(ranks, &desc)?),
-        };
+        let made: Box<dyn Dealt> =
+            of_element!(element(desc.element)?, T => Box::new(Typed::<T>::new(ranks, &desc)?));
         let made = DealtCache {
             cache: Mutex::new(made),
             _group: group,

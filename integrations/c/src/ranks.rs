@@ -10,6 +10,27 @@ use crate::structs::{address, check_pointer};
 
 pub(crate) use warptile_distributed::Group as Ranks;
 
+/// An expression of an element type, which has the name that is given.
+macro_rules! of_element {
+    ($element:expr, $T:ident => $done:expr) => {
+        match $element {
+            attention::ElementType::F16 => {
+                type $T = attention::half::f16;
+                $done
+            }
+            attention::ElementType::Bf16 => {
+                type $T = attention::half::bf16;
+                $done
+            }
+            _ => {
+                type $T = f32;
+                $done
+            }
+        }
+    };
+}
+pub(crate) use of_element;
+
 /// `count` values that a call reads.
 ///
 /// # Safety

@@ -5,16 +5,16 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use attention::half::{bf16, f16};
 use attention::plan::Choice;
 use attention::spec::{DropoutState, Operand};
-use attention::{Attention, Element, ElementType, Layout, Tensor};
+use attention::{Attention, Element, Layout, Tensor};
 use warptile_distributed::{Expected, Output, RowMap, Scheme, Shards};
 
 use crate::error::{Failure, Result, guarded};
 use crate::explain;
 use crate::group::Group;
-use crate::ranks::{self, Ranks, check, check_idle, list, take};
+use crate::host::Memory;
+use crate::ranks::{self, Ranks, check, check_idle, list, of_element, take};
 use crate::sharded_desc::{Described, ShardedDesc, ShardedMemory, described};
 use crate::structs::{check_pointer, choice, count, free, give, handle, name, read};
 
@@ -153,13 +153,7 @@ pub unsafe extern "C" fn warptile_sharded_forward(
         // SAFETY: the caller's promise.
         let memory = unsafe { read("memory", memory) }?;
         // SAFETY: the caller's promise.
-        let computed = unsafe {
-            match sharded.described.call.element() {
-                ElementType::F16 => sharded.forward::<f16>(&memory),
-                ElementType::Bf16 => sharded.forward::<bf16>(&memory),
-                _ => sharded.forward::<f32>(&memory),
-            }
-        }?;
+        let computed = of_element!(sharded.described.call.element(), T => unsafe { sharded.forward::<T>(&memory) })?;
         if !output.is_null() {
             // SAFETY: not null, aligned, and valid by the caller's promise.
             unsafe { give(output, computed) };
@@ -186,13 +180,7 @@ pub unsafe extern "C" fn warptile_sharded_backward(
         // SAFETY: the caller's promise.
         let memory = unsafe { read("memory", memory) }?;
         // SAFETY: the caller's promise.
-        unsafe {
-            match sharded.described.call.element() {
-                ElementType::F16 => sharded.backward::<f16>(output, &memory),
-                ElementType::Bf16 => sharded.backward::<bf16>(output, &memory),
-                _ => sharded.backward::<f32>(output, &memory),
-            }
-        }
+        of_element!(sharded.described.call.element(), T => unsafe { sharded.backward::<T>(output, &memory) })
     })
 }
 
@@ -210,11 +198,7 @@ pub unsafe extern "C" fn warptile_sharded_lse(
         check_pointer("lse", lse, align_of::<f32>())?;
         // SAFETY: the caller's promise.
         let (sharded, output) = unsafe { (handle("sharded", sharded)?, handle("output", output)?) };
-        let found = match sharded.described.call.element() {
-            ElementType::F16 => sharded.lse::<f16>(output),
-            ElementType::Bf16 => sharded.lse::<bf16>(output),
-            _ => sharded.lse::<f32>(output),
-        }?;
+        let found = of_element!(sharded.described.call.element(), T => sharded.lse::<T>(output))?;
         // SAFETY: not null, aligned, and valid by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), lse, found.len()) };
         Ok(())
@@ -302,6 +286,15 @@ fn explained(
     ))
 }
 
+/// Members of the memory for a backward pass alone.
+const GRADIENTS: [Operand; 5] = [
+    Operand::DOut,
+    Operand::DQ,
+    Operand::DK,
+    Operand::DV,
+    Operand::DSinks,
+];
+
 /// A tensor of each rank of this process.
 struct Field<'m> {
     pointers: &'m [*mut c_void],
@@ -313,12 +306,9 @@ impl Sharded {
     ///
     /// # Safety
     /// The list is null or has as many addresses as `memory` says.
-    unsafe fn field<'m>(
-        &self,
-        memory: &ShardedMemory,
-        (name, pointers): (&str, *const *const c_void),
-        [heads, dim]: [usize; 2],
-    ) -> Result<Field<'m>> {
+    unsafe fn field<'m>(&self, memory: &ShardedMemory, operand: Operand) -> Result<Field<'m>> {
+        let (name, pointers) = (operand.name(), memory.pointer(operand));
+        let [heads, dim] = self.described.sizes(operand);
         let ranks = self.group.local_ranks();
         if memory.ranks != ranks.len() {
             let rule = format!(
@@ -329,7 +319,13 @@ impl Sharded {
             return Err(Failure::of("ranks", rule));
         }
         // SAFETY: the caller's promise.
-        let pointers = unsafe { list(name, pointers.cast::<*mut c_void>(), memory.ranks) }?;
+        let pointers = unsafe {
+            list(
+                name,
+                pointers.cast::<*mut c_void>().cast_const(),
+                memory.ranks,
+            )
+        }?;
         let layout = |rank| Layout::bhsd([1, heads, self.shards.map().local_len(rank), dim]);
         let layouts: Vec<_> = ranks.clone().map(layout).collect();
         let each = ranks
@@ -386,19 +382,16 @@ impl Sharded {
     unsafe fn attention(&self, memory: &ShardedMemory) -> Result<Attention> {
         let call = &self.described.call;
         let mut attention = self.attention.clone();
-        for (operand, numbers) in [
-            (Operand::Slopes, memory.alibi_slopes),
-            (Operand::Sinks, memory.sinks),
-        ] {
-            if wanted(operand, call.has(operand), numbers)? {
+        for operand in [Operand::Slopes, Operand::Sinks] {
+            if wanted(memory, operand, call.has(operand))? {
+                let numbers = memory.pointer(operand).cast_const().cast::<f32>();
                 // SAFETY: the caller's promise.
-                let numbers =
-                    unsafe { list(operand.name(), numbers, self.described.heads().query) }?;
+                let numbers = unsafe { list(operand.name(), numbers, call.heads().query) }?;
                 attention = attention.numbers(operand, numbers);
             }
         }
         let (state, dropout) = (Operand::DropoutState, call.scoring().dropout);
-        if wanted(state, dropout.is_some(), memory.dropout_state)? {
+        if wanted(memory, state, dropout.is_some())? {
             // SAFETY: the caller's promise.
             let words = unsafe { list(state.name(), memory.dropout_state, DropoutState::WORDS) }?;
             let words = std::array::from_fn(|at| words[at]);
@@ -413,45 +406,22 @@ impl Sharded {
     /// # Safety
     /// As warptile_sharded_forward.
     unsafe fn forward<T: Element>(&self, memory: &ShardedMemory) -> Result<ShardedOutput> {
-        let heads = self.described.heads();
-        for (name, given) in [
-            ("d_out", !memory.d_out.is_null()),
-            ("dq", !memory.dq.is_null()),
-            ("dk", !memory.dk.is_null()),
-            ("dv", !memory.dv.is_null()),
-            ("d_sinks", !memory.d_sinks.is_null()),
-        ] {
-            if given {
-                return Err(Failure::of(
-                    name,
-                    "is given, but is for warptile_sharded_backward",
-                ));
+        for operand in GRADIENTS {
+            if !memory.pointer(operand).is_null() {
+                let rule = "is given, but is for warptile_sharded_backward";
+                return Err(Failure::of(operand.name(), rule));
             }
         }
-        // SAFETY: the caller's promise, here and below.
-        let [q, k, v, out] = unsafe {
-            [
-                self.field(memory, ("q", memory.q), [heads.query, heads.dim])?,
-                self.field(memory, ("k", memory.k), [heads.key_value, heads.dim])?,
-                self.field(memory, ("v", memory.v), [heads.key_value, heads.value_dim])?,
-                self.field(
-                    memory,
-                    ("out", memory.out.cast()),
-                    [heads.query, heads.value_dim],
-                )?,
-            ]
-        };
+        let fields = [Operand::Q, Operand::K, Operand::V, Operand::Out];
+        // SAFETY: the caller's promise.
+        let [q, k, v, out] = fields.map(|operand| unsafe { self.field(memory, operand) });
+        let (inputs, out) = ([q?, k?, v?], out?);
         check_idle(&self.group)?;
         // SAFETY: as above.
-        let (attention, q, k, v) = unsafe {
-            (
-                self.attention(memory)?,
-                self.take::<T>(&q)?,
-                self.take::<T>(&k)?,
-                self.take::<T>(&v)?,
-            )
-        };
-        let output = self.shards.forward(&attention, &q, (&k, &v))?;
+        let attention = unsafe { self.attention(memory) }?;
+        // SAFETY: as above.
+        let [q, k, v] = inputs.map(|field| unsafe { self.take::<T>(&field) });
+        let output = self.shards.forward(&attention, &q?, (&k?, &v?))?;
         // SAFETY: as above.
         unsafe { self.give(&output.out, &out) }?;
         Ok(ShardedOutput {
@@ -468,79 +438,49 @@ impl Sharded {
         memory: &ShardedMemory,
     ) -> Result<()> {
         let output = self.output::<T>(output)?;
-        let heads = self.described.heads();
         if !memory.out.is_null() {
-            return Err(Failure::of(
-                "out",
-                "is given, but the output is that of the handle",
-            ));
+            let rule = "is given, but the output is that of the handle";
+            return Err(Failure::of("out", rule));
         }
-        let [of_q, of_k] = [[heads.query, heads.dim], [heads.key_value, heads.dim]];
-        let [of_v, of_out] = [
-            [heads.key_value, heads.value_dim],
-            [heads.query, heads.value_dim],
-        ];
-        // SAFETY: the caller's promise, here and below.
-        let [q, k, v, d_out] = unsafe {
-            [
-                self.field(memory, ("q", memory.q), of_q)?,
-                self.field(memory, ("k", memory.k), of_k)?,
-                self.field(memory, ("v", memory.v), of_v)?,
-                self.field(memory, ("d_out", memory.d_out), of_out)?,
-            ]
+        let fields = [Operand::Q, Operand::K, Operand::V, Operand::DOut];
+        // SAFETY: the caller's promise.
+        let [q, k, v, d_out] = fields.map(|operand| unsafe { self.field(memory, operand) });
+        let inputs = [q?, k?, v?, d_out?];
+        let to = |operand| match memory.pointer(operand).is_null() {
+            true => Ok(None),
+            // SAFETY: as above.
+            false => unsafe { self.field(memory, operand) }.map(Some),
         };
-        let mut to = Vec::new();
-        for (name, pointers, dims) in [
-            ("dq", memory.dq, of_q),
-            ("dk", memory.dk, of_k),
-            ("dv", memory.dv, of_v),
-        ] {
-            to.push(match pointers.is_null() {
-                true => None,
-                // SAFETY: as above.
-                false => Some(unsafe { self.field(memory, (name, pointers.cast()), dims) }?),
-            });
-        }
-        let home = &self.group.backends()[0];
-        if !memory.d_sinks.is_null() {
-            if !self.described.call.has(Operand::Sinks) {
-                return Err(Failure::of(
-                    "d_sinks",
-                    "is given, but the description has no sinks",
-                ));
+        let to = [to(Operand::DQ)?, to(Operand::DK)?, to(Operand::DV)?];
+        let (first, home) = (self.group.local_ranks().start, &self.group.backends()[0]);
+        let d_sinks: *mut c_void = memory.d_sinks.cast();
+        if !d_sinks.is_null() {
+            let rule = match (self.described.call.has(Operand::Sinks), first) {
+                (true, 0) => None,
+                (true, _) => Some("is given, but rank 0 is in another process"),
+                (false, _) => Some("is given, but the description has no sinks"),
+            };
+            if let Some(rule) = rule {
+                return Err(Failure::of("d_sinks", rule));
             }
-            let rank = self.group.local_ranks().start;
-            check(
-                "d_sinks",
-                rank,
-                home,
-                memory.d_sinks.cast(),
-                align_of::<f32>(),
-            )?;
+            check("d_sinks", first, home, d_sinks, align_of::<f32>())?;
         }
         check_idle(&self.group)?;
         // SAFETY: as above.
-        let (attention, q, k, v, d_out) = unsafe {
-            (
-                self.attention(memory)?,
-                self.take::<T>(&q)?,
-                self.take::<T>(&k)?,
-                self.take::<T>(&v)?,
-                self.take::<T>(&d_out)?,
-            )
-        };
-        let found = self
-            .shards
-            .backward(&attention, &d_out, &q, (&k, &v), output)?;
+        let attention = unsafe { self.attention(memory) }?;
+        // SAFETY: as above.
+        let [q, k, v, d_out] = inputs.map(|field| unsafe { self.take::<T>(&field) });
+        let shards = &self.shards;
+        let found = shards.backward(&attention, &d_out?, &q?, (&k?, &v?), output)?;
         for (tensors, to) in [&found.dq, &found.dk, &found.dv].into_iter().zip(&to) {
             if let Some(to) = to {
                 // SAFETY: as above.
                 unsafe { self.give(tensors, to) }?;
             }
         }
-        if let (Some(sinks), false) = (&found.d_sinks, memory.d_sinks.is_null()) {
+        if let (Some(sinks), false) = (&found.d_sinks, d_sinks.is_null()) {
             // SAFETY: as above.
-            unsafe { ranks::give(sinks, home, memory.d_sinks.cast()) }?;
+            unsafe { ranks::give(sinks, home, d_sinks) }?;
         }
         Ok(())
     }
@@ -560,13 +500,11 @@ impl Sharded {
 }
 
 /// Returns true if numbers of an option are wanted, which then must be there, and else must not.
-fn wanted<T>(operand: Operand, wanted: bool, numbers: *const T) -> Result<bool> {
-    match (wanted, numbers.is_null()) {
-        (true, true) => Err(Failure::of(operand.name(), "is missing")),
-        (false, false) => Err(Failure::of(
-            operand.name(),
-            "is given, but the description is without it",
-        )),
-        _ => Ok(wanted),
-    }
+fn wanted(memory: &ShardedMemory, operand: Operand, wanted: bool) -> Result<bool> {
+    let rule = match (wanted, memory.pointer(operand).is_null()) {
+        (true, true) => "is missing",
+        (false, false) => "is given, but the description is without it",
+        _ => return Ok(wanted),
+    };
+    Err(Failure::of(operand.name(), rule))
 }

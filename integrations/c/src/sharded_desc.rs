@@ -3,11 +3,12 @@
 use std::ffi::c_void;
 
 use attention::Layout;
-use attention::spec::{Call, Heads, Operand};
+use attention::spec::{Call, Operand};
 use warptile_distributed::{Scheme, Sharding};
 
 use crate::attention_desc::{AttentionDesc, call};
 use crate::error::{Failure, Result};
+use crate::host::memory;
 use crate::ranks::list;
 use crate::structs::{Versioned, count, read};
 
@@ -73,7 +74,7 @@ pub struct ShardedMemory {
     pub dk: *const *mut c_void,
     /// Receives the gradient of the values, if given.
     pub dv: *const *mut c_void,
-    /// Receives the gradients of the sinks, if given: one number for each query head, in the memory of rank 0.
+    /// Receives the gradients of the sinks, if given: one number for each query head, in the memory of rank 0. Only its process has them.
     pub d_sinks: *mut f32,
     /// ALiBi slopes, in host memory.
     pub alibi_slopes: *const f32,
@@ -88,7 +89,23 @@ unsafe impl Versioned for ShardedMemory {
     const LEAST: usize = std::mem::offset_of!(ShardedMemory, d_out);
 }
 
-/// What a description says.
+// Of tensors these are the lists, a tensor for each rank.
+memory!(ShardedMemory {
+    Q: q,
+    K: k,
+    V: v,
+    Out: out,
+    DOut: d_out,
+    DQ: dq,
+    DK: dk,
+    DV: dv,
+    DSinks: d_sinks,
+    Slopes: alibi_slopes,
+    Sinks: sinks,
+    DropoutState: dropout_state,
+});
+
+/// A description that was read.
 #[derive(Debug)]
 pub(crate) struct Described {
     pub(crate) call: Call,
@@ -97,8 +114,15 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    pub(crate) fn heads(&self) -> Heads {
-        self.call.heads()
+    /// Heads and head size of a tensor.
+    pub(crate) fn sizes(&self, operand: Operand) -> [usize; 2] {
+        let heads = self.call.heads();
+        match operand {
+            Operand::Q | Operand::DQ => [heads.query, heads.dim],
+            Operand::K | Operand::DK => [heads.key_value, heads.dim],
+            Operand::V | Operand::DV => [heads.key_value, heads.value_dim],
+            _ => [heads.query, heads.value_dim],
+        }
     }
 }
 
