@@ -49,7 +49,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int D_OUT_AT = QUERIES_AT + STAGES * QUERY_BYTES, WEIGHTS_AT = D_OUT_AT + D_OUT_STAGES * QUERY_BYTES;
     static constexpr int LSE_AT = WEIGHTS_AT + WEIGHT_STAGES * WEIGHT_BYTES, DELTA_AT = LSE_AT + STAGES * NUMBER_BYTES;
     static constexpr int BARRIERS_AT = DELTA_AT + D_OUT_STAGES * NUMBER_BYTES;
-    static constexpr int BARRIERS = 8 + 2 * (STAGES + D_OUT_STAGES + WEIGHT_STAGES), TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
+    static constexpr int BARRIERS = 9 + 2 * (STAGES + D_OUT_STAGES + WEIGHT_STAGES), TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(KeyTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
@@ -73,7 +73,8 @@ template <class Traits> struct KeyGradientShared {
     __device__ unsigned values_empty() const { return barrier(3); }
     __device__ unsigned tile_full(int which) const { return barrier(4 + which); }
     __device__ unsigned tile_empty(int which) const { return barrier(6 + which); }
-    __device__ unsigned queries_full(int stage) const { return barrier(8 + stage); }
+    __device__ unsigned cleared() const { return barrier(8); }
+    __device__ unsigned queries_full(int stage) const { return barrier(9 + stage); }
     __device__ unsigned queries_empty(int stage) const { return queries_full(Traits::STAGES + stage); }
     __device__ unsigned d_out_full(int stage) const { return queries_full(2 * Traits::STAGES + stage); }
     __device__ unsigned d_out_empty(int stage) const { return d_out_full(Traits::D_OUT_STAGES + stage); }
@@ -101,6 +102,7 @@ template <class Traits> struct KeyGradientShared {
             barrier_init(tile_full(i), 1);
             barrier_init(tile_empty(i), COMPUTING + 2);
         }
+        barrier_init(cleared(), COMPUTING);
         for (int i = 0; i < Traits::STAGES; i++) {
             barrier_init(queries_full(i), 1);
             barrier_init(queries_empty(i), COMPUTING);
@@ -277,16 +279,19 @@ __device__ inline void add_rows(float (&sums)[Traits::RESULTS], const unsigned (
     wgmma_commit();
 }
 
-// The block in hand is the last of a sequence that others may follow: its rows behind the end become 0. Both computing warpgroups come here, and wait for
-// each other.
+// The block in hand is the last of a sequence that others may follow: its rows behind the end become 0. Both computing warpgroups come here, each from its
+// own code, and wait for each other. `turn` counts how often.
 template <class Traits>
 __device__ inline void clear_queries(const KeyGradientShared<Traits> shared, const RingPosition<Traits::STAGES>& queries_at,
-                                     const RingPosition<Traits::D_OUT_STAGES>& d_out_at, int rows)
+                                     const RingPosition<Traits::D_OUT_STAGES>& d_out_at, int rows, unsigned turn)
 {
     barrier_wait(shared.queries_full(queries_at.stage), queries_at.parity);
     barrier_wait(shared.d_out_full(d_out_at.stage), d_out_at.parity);
-    clear_end<Traits::BLOCK_M, Traits::SLABS, 256>(shared.queries(queries_at.stage), rows, 0);
-    clear_end<Traits::BLOCK_M, Traits::SLABS, 256>(shared.d_out(d_out_at.stage), rows, 0);
+    clear_rows<Traits::BLOCK_M, Traits::SLABS, 256>(shared.queries(queries_at.stage), rows);
+    clear_rows<Traits::BLOCK_M, Traits::SLABS, 256>(shared.d_out(d_out_at.stage), rows);
+    __syncwarp();
+    if (thread_index() % 32 == 0) barrier_arrive(shared.cleared());
+    barrier_wait(shared.cleared(), turn & 1);
 }
 
 // The first computing warpgroup: weights, and dV. The scores of the next block come before dV of this one, so that the next weights are computed under it.
@@ -299,7 +304,8 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
-    unsigned loads = 0; // tiles with blocks
+    unsigned loads = 0;  // tiles with blocks
+    unsigned clears = 0; // blocks whose end was cleared
     RingPosition<Traits::STAGES> queries_at;
     RingPosition<Traits::D_OUT_STAGES> d_out_at;
     RingPosition<Traits::WEIGHT_STAGES> weights_at;
@@ -318,7 +324,7 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
             // Asks for the scores of the block in hand.
             const auto issue_scores = [&] {
                 const int stage = uniform(queries_at.stage);
-                if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows);
+                if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows, clears++);
                 barrier_wait(shared.queries_full(stage), queries_at.parity);
                 begin_at(x, shared.lse(stage) + thread_index() % 4 * 8, lse_factor);
                 multiply_columns<Traits>(x, shared.base + Traits::KEYS_AT, last, shared.queries(stage));
@@ -422,7 +428,7 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
-    unsigned loads = 0;
+    unsigned loads = 0, clears = 0;
     RingPosition<Traits::STAGES> queries_at;
     RingPosition<Traits::D_OUT_STAGES> d_out_at;
     RingPosition<Traits::WEIGHT_STAGES> weights_at;
@@ -440,7 +446,7 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
             // Asks for the products of values and the block in hand.
             const auto issue_products = [&] {
                 const int stage = uniform(d_out_at.stage);
-                if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows);
+                if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows, clears++);
                 barrier_wait(shared.d_out_full(stage), d_out_at.parity);
                 begin_at(y, shared.delta(stage) + thread_index() % 4 * 8, -1);
                 multiply_columns<Traits>(y, shared.base + Traits::VALUES_AT, last, shared.d_out(stage));

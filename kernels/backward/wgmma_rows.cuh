@@ -42,9 +42,8 @@ __device__ inline void write_rows(const Backward& params, const Tensor& to, cons
 }
 
 // The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. THREADS threads share the
-// work, whole warpgroups, and wait for each other at a barrier of their own. Where it is one warpgroup's, every one that reads the tile does so before, so
-// that they need not wait for each other.
-template <int ROWS, int SLABS, int THREADS = 128> __device__ inline void clear_end(unsigned tile, int rows, int barrier)
+// work, whole warpgroups; products see the zeros once these have met.
+template <int ROWS, int SLABS, int THREADS> __device__ inline void clear_rows(unsigned tile, int rows)
 {
     constexpr int SLAB_BYTES = ROWS * SWIZZLE_BYTES;
     const unsigned zeros[4] = {};
@@ -54,6 +53,13 @@ template <int ROWS, int SLABS, int THREADS = 128> __device__ inline void clear_e
         for (int byte = rows * SWIZZLE_BYTES + thread_index() % THREADS * 16; byte < SLAB_BYTES; byte += THREADS * 16)
             store_four_words(tile + slab * SLAB_BYTES + byte, zeros);
     fence_shared_for_async();
+}
+
+// The same by threads that meet at a barrier of their own. Where they are one warpgroup, every one that reads the tile does so before, so that these need
+// not wait for each other.
+template <int ROWS, int SLABS, int THREADS = 128> __device__ inline void clear_end(unsigned tile, int rows, int barrier)
+{
+    clear_rows<ROWS, SLABS, THREADS>(tile, rows);
     named_barrier_wait(1 + barrier, THREADS);
 }
 

@@ -129,7 +129,7 @@ impl fmt::Display for Reason {
                 "computes {rows} rows of a list of blocks at once; these are of {queries} queries"
             ),
             Reason::OnlyBlocks => f.write_str("computes lists of blocks only"),
-            Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head"),
+            Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head, 8 where it splits keys"),
             Reason::PageRows { rows, least } => write!(
                 f,
                 "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"

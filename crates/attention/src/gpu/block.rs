@@ -293,6 +293,10 @@ pub(super) fn forward_tma(
         forward,
         ..Default::default()
     };
+    if packs_rows(image) && !shape.draws_tiles {
+        // All CTAs may run at once: those that share a tile wait for each other, and each adds up a share of its parts.
+        block.forward.work.counter = 0;
+    }
     if let Some(order) = tile_order(step, call, shape) {
         block.ordered = order.len() as i32;
         block.order[..order.len()].copy_from_slice(&order);

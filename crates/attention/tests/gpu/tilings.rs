@@ -94,13 +94,16 @@ fn images_of_pairs_and_groups_are_right() {
         "b4 q300 k700 h3 used=300x700,0x5,17x0,299x1 device-lengths",
         "packed=100x200,1x300,257x129,0x5,640x640 h3 device-lengths sms=5",
     ];
-    // Few queries: parts of a tile, rows of groups of any size, the last warpgroup partly empty, and pages.
+    // Few queries: parts of a tile, the last warpgroup partly empty, and pages.
     let few = [
         "b2 q8 k5000 h8/2 mask=causal",
         "b3 q3 k2000 h16/2 mask=causal sinks",
         "b1 q13 k3000 h8/1 mask=window,500,3 sms=7",
         "b4 k1500 q5 h8/4 used=5x700,0x5,1x0,4x1500 device-lengths mask=causal pages=16",
         "b2 q1 k4000 h8/1 pages=64",
+    ];
+    // Rows of groups of any size, which boxes of 64 rows do not hold.
+    let packed = [
         "b2 q1 k9000 h48/1 sinks",
         "b1 q3 k5000 h71/1 mask=causal sinks",
         "b3 q7 k3000 h14/2 mask=window,700,0 layout=gaps",
@@ -114,13 +117,17 @@ fn images_of_pairs_and_groups_are_right() {
     let images = warptile_kernels::images_for(Role::Forward)
         .filter(|image| image.target.runs_on(major, minor));
     side_by_side(images, |image| {
-        let single = match image.schedule {
-            Schedule::Pairs => &single[..],
-            Schedule::PersistentGroups if image.features.contains(Features::PAGED) => &few[..],
-            Schedule::PersistentGroups => &[],
+        let in_boxes = image.tiling.block_m == 64 && image.tiling.head_dim == 128;
+        let (more, any_group) = match image.schedule {
+            Schedule::Pairs => (&single[..], &[][..]),
+            Schedule::PersistentGroups if !image.features.contains(Features::PAGED) => {
+                (&[][..], &[][..])
+            }
+            Schedule::PersistentGroups if in_boxes => (&few[..], &[][..]),
+            Schedule::PersistentGroups => (&few[..], &packed[..]),
             _ => return,
         };
-        for (seed, problem) in grouped.iter().chain(single).enumerate() {
+        for (seed, problem) in grouped.iter().chain(more).chain(any_group).enumerate() {
             let (sizes, element) = (sizes_of(&image.tiling), image.element);
             let case = case(&format!("{problem} {sizes} {element} seed={seed}"));
             assert_eq!(

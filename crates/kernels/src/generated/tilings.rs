@@ -326,10 +326,10 @@ kernels! {
         4: shared 89088, k_stride 104, v_stride 104;
     }
     Wdkv D192M64N64W12S3 "wdkv_d192_64x64_w12_s3" {
-        2: shared 214824;
+        2: shared 214832;
     }
     Wdkv D256M64N64W12S3 "wdkv_d256_64x64_w12_s3" {
-        2: shared 214552;
+        2: shared 214560;
     }
     Wdq D192M128N64W12S3 "wdq_d192_128x64_w12_s3" {
         2: shared 222488;
