@@ -289,9 +289,7 @@ __device__ inline void clear_queries(const KeyGradientShared<Traits> shared, con
     barrier_wait(shared.d_out_full(d_out_at.stage), d_out_at.parity);
     clear_rows<Traits::BLOCK_M, Traits::SLABS, 256>(shared.queries(queries_at.stage), rows);
     clear_rows<Traits::BLOCK_M, Traits::SLABS, 256>(shared.d_out(d_out_at.stage), rows);
-    __syncwarp();
-    if (thread_index() % 32 == 0) barrier_arrive(shared.cleared());
-    barrier_wait(shared.cleared(), turn & 1);
+    meet(shared.cleared(), turn);
 }
 
 // The first computing warpgroup: weights, and dV. The scores of the next block come before dV of this one, so that the next weights are computed under it.

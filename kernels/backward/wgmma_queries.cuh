@@ -58,7 +58,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int QUERIES_AT = 0, D_OUT_AT = QUERIES_AT + CONSUMERS * QUERY_BYTES, KEYS_AT = D_OUT_AT + CONSUMERS * QUERY_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + STAGES * KEY_BYTES, NUMBERS_AT = VALUES_AT + VALUE_STAGES * KEY_BYTES;
     static constexpr int BARRIERS_AT = NUMBERS_AT + 2 * CONSUMERS * NUMBER_BYTES;
-    static constexpr int BARRIERS = 4 + 4 * CONSUMERS + 2 * STAGES + 2 * VALUE_STAGES, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
+    static constexpr int BARRIERS = 5 + 4 * CONSUMERS + 2 * STAGES + 2 * VALUE_STAGES, TILES_AT = BARRIERS_AT + BARRIERS * BARRIER_BYTES;
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(QueryTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
@@ -83,7 +83,8 @@ template <class Traits> struct QueryGradientShared {
     __device__ unsigned queries_empty(int warpgroup) const { return barrier(4 + Traits::CONSUMERS + warpgroup); }
     __device__ unsigned d_out_full(int warpgroup) const { return barrier(4 + 2 * Traits::CONSUMERS + warpgroup); }
     __device__ unsigned d_out_empty(int warpgroup) const { return barrier(4 + 3 * Traits::CONSUMERS + warpgroup); }
-    __device__ unsigned keys_full(int stage) const { return barrier(4 + 4 * Traits::CONSUMERS + stage); }
+    __device__ unsigned cleared() const { return barrier(4 + 4 * Traits::CONSUMERS); }
+    __device__ unsigned keys_full(int stage) const { return barrier(5 + 4 * Traits::CONSUMERS + stage); }
     __device__ unsigned keys_empty(int stage) const { return keys_full(Traits::STAGES + stage); }
     __device__ unsigned values_full(int stage) const { return keys_full(2 * Traits::STAGES + stage); }
     __device__ unsigned values_empty(int stage) const { return values_full(Traits::VALUE_STAGES + stage); }
@@ -112,6 +113,7 @@ template <class Traits> struct QueryGradientShared {
             barrier_init(tile_full(i), 1);
             barrier_init(tile_empty(i), COMPUTING + 2);
         }
+        barrier_init(cleared(), COMPUTING);
         for (int i = 0; i < Traits::CONSUMERS; i++) {
             barrier_init(queries_full(i), 1);
             barrier_init(queries_empty(i), OF_GROUP);
@@ -252,21 +254,28 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
     const auto own_row = [] { return thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4; };
-    unsigned it = 0; // blocks
+    unsigned it = 0;     // blocks
+    unsigned clears = 0; // ends that were cleared
     for (unsigned turn = 0;; turn++) {
         const QueryTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
         const auto first_row = [&] { return uniform(tile.first_query) + warpgroup * MMA_ROWS; };
         const auto own_blocks = [&] { return key_blocks<Traits>(tile.mask(params), first_row(), MMA_ROWS); };
-        // Waits for keys and values of a block. Those who wait for such that are not all the sequence's wait for each other.
+        // Waits for keys and values of a block. Those who wait for such that are not all the sequence's clear the others, and wait for each other.
         const auto rows_of = [&](int block) { return keys_are_followed(params.sequences) ? tile.k.len - block * Traits::BLOCK_N : Traits::BLOCK_N; };
+        const auto clear_after = [&](unsigned rows_at, int block) {
+            const int rows = rows_of(block);
+            if (rows >= Traits::BLOCK_N) return;
+            clear_rows<Traits::BLOCK_N, Traits::SLABS, 256>(rows_at, rows);
+            meet(shared.cleared(), clears++);
+        };
         const auto wait_for_keys = [&](int stage, int block) {
             barrier_wait(shared.keys_full(stage), Shared::keys_phase(it));
-            if (const int rows = rows_of(block); rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS, 256>(shared.keys(stage), rows, 0);
+            clear_after(shared.keys(stage), block);
         };
         const auto wait_for_values = [&](int stage, int block) {
             barrier_wait(shared.values_full(stage), Shared::values_phase(it));
-            if (const int rows = rows_of(block); rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS, 256>(shared.values(stage), rows, 0);
+            clear_after(shared.values(stage), block);
         };
         // Blocks [first, end) that only others' rows see.
         const auto pass_blocks = [&](int first, int end) {

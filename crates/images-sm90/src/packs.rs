@@ -247,10 +247,10 @@ pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24226] = *include_bytes!("../image
 pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 27993] = *include_bytes!("../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 19008] = *include_bytes!("../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 19338] = *include_bytes!("../images/wdq_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
-pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 20034] = *include_bytes!("../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 20545] = *include_bytes!("../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
 pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 243407] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");

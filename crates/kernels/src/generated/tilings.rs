@@ -332,10 +332,10 @@ kernels! {
         2: shared 214560;
     }
     Wdq D192M128N64W12S3 "wdq_d192_128x64_w12_s3" {
-        2: shared 222488;
+        2: shared 222496;
     }
     Wdq D256M128N64W12S2 "wdq_d256_128x64_w12_s2" {
-        2: shared 230648;
+        2: shared 230656;
     }
     Wgmma D128M128N128W12S2 "wgmma_d128_128x128_w12_s2" {
         2: shared 197632;
