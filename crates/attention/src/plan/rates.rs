@@ -360,23 +360,23 @@ impl Rates {
             let rest = tiles.ceil() as u64 % resident;
             let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
             if packs_rows(image) {
-                // More rows were not measured: rather others.
-                const MOST_ROWS: usize = 512;
+                // Fewer rows than a warp has, and many more, were not measured: rather others.
                 let known = match query_len * problem.heads().group_size() {
-                    ..=MOST_ROWS => 1.0,
+                    ..16 => 1.2,
+                    16..=512 => 1.0,
                     _ => 1.3,
                 };
-                let of_bandwidth =
-                    reads_once(problem, image).unwrap_or(1.0) * PackedSpeed::OF_READING;
+                let of_bandwidth = reads_once(problem, image).unwrap_or(1.0);
                 let speed = PackedSpeed {
-                    flops: tflops * 1e6 / times,
+                    times,
                     bytes: self.bandwidth * 1e6 * of_bandwidth,
                     multiprocessors: f64::from(self.multiprocessors),
                 };
                 let share = 1.0 - rest as f64 / tiles;
                 let whole =
                     (whole * block_us).max(share.max(0.0) * self.reading_us(problem, of_bandwidth));
-                let rest = speed.rest_us(image, rest, resident, splits, &keys);
+                let tiles = tiles.ceil() as u64;
+                let rest = speed.rest_us(image, [tiles, resident, splits], &keys);
                 return launch_us + known * (whole + rest);
             }
             let rest = rest_keys(image, rest, resident, splits, keys.longest) / block_n

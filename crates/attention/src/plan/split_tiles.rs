@@ -36,8 +36,10 @@ pub(crate) struct TileKeys {
     pub(crate) longest: f64,
     /// How many tiles load the same keys, where rows are packed: memory is read once for them.
     pub(crate) tiles: f64,
+    /// Rows of all queries of a sequence and their heads.
+    rows: f64,
     /// Rows of a warpgroup, in whole warps.
-    pub(crate) warpgroup_rows: f64,
+    warpgroup_rows: f64,
 }
 
 impl TileKeys {
@@ -72,9 +74,18 @@ impl TileKeys {
         };
         TileKeys {
             tiles: tiles.ceil().max(1.0),
+            rows: (query_len * group_size) as f64,
             warpgroup_rows: (query_len * group_size).clamp(1, 64).next_multiple_of(16) as f64,
             average: (visible + beside).clamp(block_n, all),
             longest: longest.clamp(block_n, all),
+        }
+    }
+
+    /// How many warpgroups have rows, where these are packed.
+    fn warpgroups(&self, image: &Image) -> u32 {
+        match self.tiles > 1.0 || self.rows > f64::from(QUERY_BOX_ROWS) {
+            true => image.tiling.block_m.div_ceil(QUERY_BOX_ROWS),
+            false => 1,
         }
     }
 
@@ -96,8 +107,8 @@ const SUM_KEYS: f64 = 20.0;
 /// How fast a device computes and reads packed rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedSpeed {
-    /// FLOP of a microsecond on all multiprocessors.
-    pub(crate) flops: f64,
+    /// How much longer a score takes than without options.
+    pub(crate) times: f64,
     /// Bytes of a microsecond.
     pub(crate) bytes: f64,
     pub(crate) multiprocessors: f64,
@@ -106,48 +117,70 @@ pub(crate) struct PackedSpeed {
 impl PackedSpeed {
     /// The speed of the GPUs that have such images. Ranges are chosen by it: their number must not depend on what is known of a device.
     const USUAL: Self = PackedSpeed {
-        flops: 600e6,
-        bytes: 3.0e6,
+        times: 1.0,
+        bytes: 3.1e6,
         multiprocessors: 132.0,
     };
-    /// The part of the speed of images with boxes that is reached: 32 x 8192 keys, 48/1 heads of 128 take 59.0 us on an H100, 52.3 were expected.
-    pub(crate) const OF_READING: f64 = 0.9;
-    /// Bytes of a microsecond that a CTA can ask for.
-    const BYTES_A_CTA: f64 = 60e3;
-    /// The end of a part besides its sum, what adding up each part of a tile costs besides its bytes, and how many of these are read in a
-    /// microsecond: the last CTA does it (docs/notebook/wgmma.md, 2026-11-28).
+    /// The end of a part besides its sum. Two microseconds less than it takes: times of other kernels with few queries are too short by
+    /// as much.
     const END_US: f64 = 1.5;
-    const SUM_US: f64 = 0.25;
-    const SUM_BYTES: f64 = 28e3;
+    /// What a sum costs, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
+    const LAST_SUMS: [f64; 2] = [0.25, 1.0 / 28.0];
+    /// The same where all CTAs that have a part add up some columns each: for each part, each KB, and each MB of all parts.
+    const JOINT_SUMS: [f64; 3] = [0.1, 0.06, 0.25];
+
+    /// Microseconds that a tile's rows take for a key, where `at_once` parts are computed. One warpgroup waits for its softmax more often
+    /// than two do, or two CTAs of one each; multiprocessors are slower when all compute (fitted to an H100: docs/notebook/wgmma.md, "All
+    /// add up").
+    fn computing_us(self, image: &Image, keys: &TileKeys, at_once: f64) -> f64 {
+        let columns: usize = image.tiling.dims().iter().sum();
+        let columns = columns as f64;
+        let on_each = at_once / self.multiprocessors;
+        self.times
+            * match keys.warpgroups(image) {
+                1 => (3.8e-3 + 13.5e-6 * columns) * (0.8 * on_each).max(1.0),
+                _ => (32e-6 * columns).max(7.2e-3) * (1.0 + 0.3 * on_each),
+            }
+    }
 
     /// Microseconds for the `rest` tiles of an image if each is split.
     pub(crate) fn rest_us(
         self,
         image: &Image,
-        rest: u64,
-        resident: u64,
-        splits: u64,
+        [tiles, resident, splits]: [u64; 3],
         keys: &TileKeys,
     ) -> f64 {
-        let columns: usize = image.tiling.dims().iter().sum();
-        let parts = rest * splits;
-        let turns = parts.div_ceil(resident) as f64;
+        let [columns, value_columns] = image.tiling.dims();
+        let parts = tiles % resident * splits;
         let at_once = parts.min(resident) as f64;
-        let bytes = (columns * image.element.size()) as f64;
-        let read_us = (bytes / Self::BYTES_A_CTA)
-            .max(bytes * at_once / (self.bytes * keys.tiles.min(at_once)));
-        let flops = 2.0 * f64::from(image.tiling.block_m) * columns as f64;
-        let compute_us = flops * at_once.max(self.multiprocessors) / self.flops;
+        let bytes = ((columns + value_columns) * image.element.size()) as f64;
+        let read_us = bytes * at_once / (self.bytes * keys.tiles.min(at_once));
+        let compute_us = self.computing_us(image, keys, at_once);
+        // One hides the other, but for what both have to wait.
+        let key_us = (read_us.powi(4) + compute_us.powi(4)).sqrt().sqrt();
+        let part_kb = keys.warpgroup_rows * (value_columns * size_of::<f32>()) as f64 / 1e3;
         let sum_us = match splits {
             1 => 0.0,
+            _ if sums_jointly(tiles, resident, splits) => {
+                let [of_part, of_kb, of_mb] = Self::JOINT_SUMS;
+                let all_mb = parts as f64 * keys.warpgroups(image) as f64 * part_kb / 1e3;
+                splits as f64 * of_part + part_kb * of_kb + all_mb * of_mb
+            }
             _ => {
-                let part =
-                    keys.warpgroup_rows * image.tiling.dims()[1] as f64 * size_of::<f32>() as f64;
-                splits as f64 * (Self::SUM_US + part / Self::SUM_BYTES)
+                let [of_part, of_kb] = Self::LAST_SUMS;
+                splits as f64 * (of_part + part_kb * of_kb)
             }
         };
-        turns * (keys.longest / splits as f64 * read_us.max(compute_us) + Self::END_US) + sum_us
+        let turns = parts.div_ceil(resident) as f64;
+        let block_n = f64::from(image.tiling.block_n);
+        let part_keys = (keys.longest / splits as f64 / block_n).ceil() * block_n;
+        turns * (part_keys * key_us + Self::END_US) + sum_us
     }
+}
+
+/// Returns true if all parts of split tiles are computed at once, so that who has left one waits for the others and adds up some columns.
+pub(crate) const fn sums_jointly(tiles: u64, resident: u64, splits: u64) -> bool {
+    tiles * splits <= resident
 }
 
 /// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook/wgmma.md, 2026-11-23).
@@ -203,7 +236,7 @@ pub(crate) fn splits_of(
         false => 0.0,
     };
     let cost = |splits: u64| match packs_rows(image) {
-        true => PackedSpeed::USUAL.rest_us(image, rest, resident, splits, keys),
+        true => PackedSpeed::USUAL.rest_us(image, [tiles, resident, splits], keys),
         false => rest_keys(image, rest, resident, splits, keys.longest) + splits as f64 * beside,
     };
     let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
