@@ -5,8 +5,7 @@
 // others from it. Who comes last tells them. Each then adds up a share: some columns of 16 rows for each warp, in the order of the keys, so
 // that the result does not depend on who adds. Who has waited in vain leaves word, and whoever comes last adds up that share too. So nobody
 // counts on anybody, and a launch ends even where its CTAs run one after the other. Where CTAs may have other tiles to compute nobody waits:
-// where there is a counter. The library gives one to every launch with parts (`counter` in crates/attention/src/gpu/block.rs), so on a GPU
-// whoever comes last has added up all shares so far; the emulation has both (docs/notebook/wgmma.md, 2026-11-28).
+// where there is a counter (`sums_by_all` in crates/attention/src/gpu/block.rs). Whoever comes last then adds up all shares.
 //
 // A word is 0 before and after. Whoever touches it last makes it so: who was told, or who comes last and finds that one has left.
 #pragma once

@@ -2,7 +2,7 @@
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
-use warptile_kernels::{Features, Operand, Schedule, Slots};
+use warptile_kernels::{Features, Image, Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, packs_rows, tile_order};
@@ -172,6 +172,12 @@ pub(super) fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
     .with_operands(at, steps)
 }
 
+/// Returns true if CTAs that have left a part of a tile wait for the others, and each adds up a share: of packed rows, where all run at
+/// once. Without a counter the kernel does (kernels/forward/wgmma_joint_sum.cuh).
+fn sums_by_all(image: &Image, shape: &LaunchShape) -> bool {
+    packs_rows(image) && !shape.draws_tiles
+}
+
 /// The largest power of two that divides `n`.
 const fn power_of_two_in(n: u32) -> u32 {
     n & n.wrapping_neg()
@@ -293,8 +299,7 @@ pub(super) fn forward_tma(
         forward,
         ..Default::default()
     };
-    if packs_rows(image) && !shape.draws_tiles {
-        // All CTAs may run at once: those that share a tile wait for each other, and each adds up a share of its parts.
+    if sums_by_all(image, shape) {
         block.forward.work.counter = 0;
     }
     if let Some(order) = tile_order(step, call, shape) {
@@ -355,6 +360,20 @@ mod tests {
         assert_eq!(at(Mask::window(5, 1), i32::MIN), (all, -4, 1));
         assert_eq!(window(Mask::window(3, u32::MAX)), (3, all, 0));
         assert_eq!(window(Mask::window(1 << 30, 7)), (all, 7, 0));
+    }
+
+    #[test]
+    fn only_packed_rows_that_all_run_at_once_are_added_up_by_all() {
+        let at_once = LaunchShape {
+            draws_tiles: false,
+            ..shape()
+        };
+        let images = warptile_kernels::catalog();
+        assert!(images.iter().any(|image| sums_by_all(image, &at_once)));
+        for image in images {
+            assert!(!sums_by_all(image, &shape()), "{}", image.name);
+            assert_eq!(sums_by_all(image, &at_once), packs_rows(image));
+        }
     }
 
     #[test]
