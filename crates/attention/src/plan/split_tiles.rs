@@ -138,7 +138,7 @@ impl PackedSpeed {
         let on_each = at_once / self.multiprocessors;
         self.times
             * match keys.warpgroups(image) {
-                1 => (3.8e-3 + 13.5e-6 * columns) * (0.8 * on_each).max(1.0),
+                1 => (3.8e-3 + 13.5e-6 * columns) * (0.8 * on_each.ceil()).max(1.0),
                 _ => (32e-6 * columns).max(7.2e-3) * (1.0 + 0.3 * on_each),
             }
     }
