@@ -6,7 +6,9 @@ import sys
 from host import BUNDLE
 
 # Each file says what it has.
-SHAPES, OTHER, DECODE, UNEVEN, ODD, BACKWARD = (BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "other", "decode", "uneven", "odd", "backward"))
+SHAPES, OTHER, DECODE, FEW, SPARSE, UNEVEN, ODD, BACKWARD = (
+    BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "other", "decode", "few", "sparse", "uneven", "odd", "backward")
+)
 
 # The program that measures them together with their peers.
 PROGRAM = (sys.executable, BUNDLE / "benches/peers/attention_peers.py")

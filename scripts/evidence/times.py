@@ -13,7 +13,7 @@ import time
 
 from compiled import USES
 from host import BUNDLE, LAST_SECONDS, LIMITS, WARPTILE, Command, environment, last_lines, on, run, warptile
-from problems import BACKWARD, DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
+from problems import BACKWARD, DECODE, FEW, ODD, OTHER, PROGRAM, SHAPES, SPARSE, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
 # Peers whose place is an option.
@@ -71,6 +71,7 @@ MEASURED = {
     "errors": lambda _: [*shapes(of_sequences() + [problem for problem in problems_of(DECODE) if " d512 " in problem]), "--errors"],
     "backward": lambda options: ["--file", BACKWARD, "--method", "graph", "--samples", options.samples],
     "backward-errors": lambda _: ["--file", BACKWARD, "--errors"],
+    "few": lambda options: ["--file", FEW, "--method", "graph", "--samples", options.samples],
     "decode": lambda options: ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS],
 }
 
@@ -147,24 +148,25 @@ def backward(evidence):
 
 
 def decode(evidence):
-    """Few queries on the keys of a cache: peers, a kernel that only reads, and the planner's choice, in turn; where reading takes the
-    time the latter once more, with fixed splits."""
-    options, absent = evidence.options, []
-    if options.without_peers:
-        arguments = ["bench", *on(evidence), "--file", DECODE, "--samples", 30, "--seconds", 0.3]
-        _, _, rows = warptile(evidence, "decode", arguments, LIMITS["decode"])
-    else:
-        rows, absent = of_peers(evidence, "decode")
-    rows = rows or []
-    evidence.write("decode.json", rows=rows, absent=absent)
-    compared = side_by_side(rows)
-    for problem in problems_of(DECODE):
-        # Without peers the lengths are drawn by the program, which names the problem alike.
-        if problem not in compared:
-            evidence.fail(f"decode: no time for {problem}")
-    if not options.without_peers:
-        asked_for(evidence, "decode", rows, ("fa3", "flashinfer"))
-    print("\n".join(decode_lines(compared)), flush=True)
+    """Few queries on the keys of a cache: peers, a kernel that only reads, and the planner's choice, in turn; for a step of decoding once
+    more with fixed splits, where reading takes the time."""
+    for name, problems in (("decode", DECODE), ("few", FEW)):
+        absent = []
+        if evidence.options.without_peers:
+            arguments = ["bench", *on(evidence), "--file", problems, "--samples", 30, "--seconds", 0.3]
+            _, _, rows = warptile(evidence, name, arguments, LIMITS[name])
+        else:
+            rows, absent = of_peers(evidence, name)
+        rows = rows or []
+        evidence.write(f"{name}.json", rows=rows, absent=absent)
+        compared = side_by_side(rows)
+        for problem in problems_of(problems):
+            # Without peers the lengths are drawn by the program, which names the problem alike.
+            if problem not in compared:
+                evidence.fail(f"{name}: no time for {problem}")
+        if not evidence.options.without_peers:
+            asked_for(evidence, name, rows, ("fa3", "flashinfer"))
+        print("\n".join(decode_lines(compared)), flush=True)
 
 
 class Measuring:
@@ -263,6 +265,7 @@ def bench(evidence):
         ("families", ["--kernel", "families", *all_shapes]),
         ("small-gpu", ["--kernel", "mma", "--target", SMALL_GPU, *all_shapes]),
         ("uneven", ["--samples", 15, "--seconds", 0.3, "--file", UNEVEN]),
+        ("sparse", ["--samples", 20, "--seconds", 0.5, "--file", SPARSE]),
     )
     for name, arguments in measured:
         if name == "small-gpu" and not any(image["target"] == SMALL_GPU for image in evidence.images.values()):

@@ -24,6 +24,7 @@ mod plot;
 mod record;
 mod searches;
 mod since;
+mod sparse;
 mod speed;
 mod start;
 mod support;
@@ -52,7 +53,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data, &Record) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 23] = [
+const BLOCKS: [(&str, Maker); 25] = [
     ("support", |data, _| {
         support::table(&data.images, &data.checks())
     }),
@@ -80,6 +81,12 @@ const BLOCKS: [(&str, Maker); 23] = [
     }),
     ("decode-short", |data, gpu| {
         since::noted(decode::in_short(&gpu.decode), &gpu.decode, &data.images)
+    }),
+    ("few", |data, gpu| {
+        since::noted(decode::table(&gpu.few), &gpu.few, &data.images)
+    }),
+    ("sparse", |data, gpu| {
+        since::noted(sparse::table(&gpu.sparse), &gpu.sparse, &data.images)
     }),
     ("families", |_, gpu| {
         speed::families(&gpu.families, &gpu.rows)
@@ -134,6 +141,10 @@ struct Record {
     distributed: Vec<distributed::Row>,
     /// Few queries on the keys of a cache.
     decode: Vec<BenchRow>,
+    /// More rows of a head of keys, on caches of several lengths.
+    few: Vec<BenchRow>,
+    /// Lists of blocks.
+    sparse: Vec<BenchRow>,
     /// Gradients.
     backward: Vec<gradients::Row>,
     errors: Vec<ErrorRow>,
@@ -177,6 +188,8 @@ impl Record {
             default: rows("default")?,
             uneven: rows("uneven")?,
             decode: rows("decode")?,
+            few: rows("few")?,
+            sparse: rows("sparse")?,
             backward: optional_rows(&folder.join("backward.json"))?,
             distributed: optional_rows(&folder.join("distributed.json"))?,
             starts: optional_rows(&folder.join("start.json"))?,

@@ -210,31 +210,45 @@ const HEADER: [&str; 9] = [
     "kernel",
 ];
 
-/// A table of the first `columns`, and what holds for all problems.
+/// What columns mean that do not say it.
+const MEANINGS: [(&str, &str); 3] = [
+    (
+        "of reading's time",
+        "our time over that of a kernel that only reads them",
+    ),
+    ("of dense", "our time over that without pages"),
+    (
+        "splits=512",
+        "our time with keys cut at multiples of 512, which makes a sequence's bits the same in every batch, over that without",
+    ),
+];
+
+/// A table of the first `columns`, but for those in which nothing was measured, and what holds for all problems.
 fn text(rows: &[BenchRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -> String {
     let lines = lines(rows);
     let Some(first) = lines.first() else {
         return "Decode was not measured yet.\n".to_owned();
     };
-    let header = &HEADER[..columns];
-    let meaning = match columns < HEADER.len() {
-        true => "",
-        false => {
-            " *Of reading's time*: our time over that of a kernel that only reads them. *Of dense*: our time over that without pages. *splits=512*: our time with keys cut at multiples of 512, which makes a sequence's bits the same in every batch, over that without."
-        }
-    };
-    let cells = |line: &Line<'_>| {
-        let mut cells = line.cells();
-        cells.truncate(columns);
-        cells
-    };
+    let all_cells: Vec<Vec<String>> = lines.iter().filter(shown).map(Line::cells).collect();
+    let has_numbers = |&column: &usize| all_cells.iter().any(|cells| cells[column] != "-");
+    let kept: Vec<usize> = (0..columns).filter(has_numbers).collect();
+    let header: Vec<&str> = kept.iter().map(|&column| HEADER[column]).collect();
+    let meanings = { MEANINGS.iter() }.filter(|(column, _)| header.contains(column));
+    let meaning: String = meanings
+        .map(|(column, meaning)| {
+            let column = format!("{}{}", column[..1].to_uppercase(), &column[1..]);
+            format!(" *{column}*: {meaning}.")
+        })
+        .collect();
+    let kept_cells = { all_cells.iter() }
+        .map(|cells| kept.iter().map(|&column| cells[column].clone()).collect());
     let mut text = format!(
         "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's.{meaning}{}\n\n{}",
         first.ours.device,
         first.ours.driver,
         checks::day(&first.ours.date),
         peers_text(rows),
-        markdown_table(header, lines.iter().filter(shown).map(cells)),
+        markdown_table(&header, kept_cells),
     );
     let ratios: Vec<f64> = lines.iter().filter_map(Line::ratio).collect();
     if let Some(least) = ratios.iter().copied().min_by(f64::total_cmp) {
@@ -355,10 +369,10 @@ mod tests {
         let text = table(&rows);
         for line in [
             format!(
-                "| {two} | 10.2 | 20.4 (FA3) | **2.00** | 4.25 TB/s | - | 1.02 | - | `warptile_kernel` |"
+                "| {two} | 10.2 | 20.4 (FA3) | **2.00** | 4.25 TB/s | 1.02 | `warptile_kernel` |"
             ),
             format!(
-                "| {one} | 10.1 | 30.3 (FA3) | **3.00** | 4.25 TB/s | - | 1.01 | - | `warptile_kernel` |"
+                "| {one} | 10.1 | 30.3 (FA3) | **3.00** | 4.25 TB/s | 1.01 | `warptile_kernel` |"
             ),
         ] {
             assert!(text.contains(&line), "{line}: {text}");
