@@ -37,27 +37,52 @@ template <class Traits>
     requires(Traits::Schedule::SCHEDULE == SCHEDULE_CLUSTER_TILE)
 constexpr int CLUSTER_OF<Traits> = Traits::CLUSTER;
 
-// Whether an image's problems may have one of these. With none of what the host does not know of sequences they are dense.
-template <class Traits> constexpr bool has(unsigned features) { return Traits::FEATURES & features; }
-template <class Traits> constexpr bool IS_DENSE = !has<Traits>(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED);
+// What problems depend on of a kernel's traits, as numbers: problems are compiled for each pair of types, not for each kernel.
+template <class Element_, class Keys_> struct Kernel {
+    using Element = Element_;
+    using Keys = Keys_;
+    int head_dim, block_m, block_n, warps, threads, shared_bytes, cluster;
+    int part_in_cluster_at; // of kernels with a cluster for each tile
+    unsigned features;
+    bool shares_keys, drops;
+    void (*run)(const typename Keys::Block& block, const ForwardDropout& dropping_block);
 
-// One problem with all the memory that its block points to, which is as large as the library makes it.
-template <class Traits> void attention(const typename Traits::Keys::Block& block)
+    // Whether an image's problems may have one of these.
+    bool has(unsigned some) const { return features & some; }
+    // With none of what the host does not know of sequences they are dense.
+    bool is_dense() const { return !has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED); }
+};
+
+template <class Traits> void attention(const typename Traits::Keys::Block& block, const ForwardDropout& dropping_block)
 {
-    if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_ONE_GROUP_TILE)
+    if constexpr (drops<Traits>())
+        tile_attention<Traits>(dropping_block.forward);
+    else if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_ONE_GROUP_TILE)
         mma_attention<Traits>(block);
     else
         tile_attention<Traits>(block);
 }
 
-template <class Traits> struct Problem {
-    using Element = typename Traits::Element;
-    using Keys = typename Traits::Keys;
+template <class Traits> Kernel<typename Traits::Element, typename Traits::Keys> kernel_of()
+{
+    static_assert(Traits::SHARED_BYTES <= sizeof warptile::shared);
+    constexpr int CLUSTER = CLUSTER_OF<Traits>;
+    int part_in_cluster_at = 0;
+    if constexpr (CLUSTER > 1) part_in_cluster_at = Traits::part_in_cluster_at();
+    return {Traits::HEAD_DIM, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS, Traits::THREADS, Traits::SHARED_BYTES, CLUSTER, part_in_cluster_at,
+            Traits::FEATURES, Traits::Schedule::SHARES_KEYS, drops<Traits>(), attention<Traits>};
+}
+
+// One problem with all the memory that its block points to, which is as large as the library makes it.
+template <class Kernel> struct Problem {
+    using Element = typename Kernel::Element;
+    using Keys = typename Kernel::Keys;
     using Key = typename Keys::Element;
     static constexpr bool HAS_SCALES = !std::is_same_v<Key, Element>;
     // Rounding weights and the output moves sums of numbers around 1 by less.
     static constexpr double TOLERANCE = std::is_same_v<Element, __half> ? 6e-3 : 4e-2;
 
+    const Kernel kernel;
     int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
     int clusters = 1; // of each tile: the grid's second dimension
     std::vector<Element> q;
@@ -80,20 +105,19 @@ template <class Traits> struct Problem {
     Memory<unsigned> dropout_state;
     static Forward& forward_of(Problem& problem)
     {
-        if constexpr (drops<Traits>()) return problem.dropping_block.forward;
-        else return const_cast<Forward&>(Keys::forward(problem.whole_block));
+        return problem.kernel.drops ? problem.dropping_block.forward : const_cast<Forward&>(Keys::forward(problem.whole_block));
     }
     Forward& block = forward_of(*this);
     bool writes_late = false; // see `write_late`
     bool are_hugely_negative = false;
 
     // `reads_ahead`: with what is read while the launch before ends, where a schedule does that.
-    Problem(Random& random, bool reads_ahead)
+    Problem(const Kernel& kernel, Random& random, bool reads_ahead) : kernel(kernel)
     {
         // Of one head's keys there may be so many parts that they are added up in groups.
-        const bool has_many_parts = Traits::Schedule::SHARES_KEYS && Traits::BLOCK_N <= 64 && random.one_in(4);
+        const bool has_many_parts = kernel.shares_keys && kernel.block_n <= 64 && random.one_in(4);
         // Of a CTA there may be so many groups that the second one is brought to L2, too.
-        const bool has_many_groups = !has<Traits>(FEATURE_PACKED) && Traits::BLOCK_N <= 64 && !has_many_parts && random.one_in(3);
+        const bool has_many_groups = !kernel.has(FEATURE_PACKED) && kernel.block_n <= 64 && !has_many_parts && random.one_in(3);
         const bool has_many_keys = has_many_parts || has_many_groups;
         // There may be more sequences than a CTA has threads, and than it keeps lengths of.
         const bool has_many_sequences = !has_many_keys && random.one_in(30);
@@ -101,9 +125,9 @@ template <class Traits> struct Problem {
         kv_heads = has_many_keys || has_many_sequences ? 1 : random.between(1, 4);
         group = random.between(1, has_many_sequences ? 2 : 6);
         heads = kv_heads * group;
-        head_dim = CHUNK<Key> * random.between(1, Traits::HEAD_DIM / CHUNK<Key>);
-        query_len = has_many_sequences ? 1 : random.between(1, std::max(5, Traits::BLOCK_M / 3));
-        key_len = has_many_keys        ? Traits::BLOCK_N * random.between(36, 50) - random.between(0, Traits::BLOCK_N)
+        head_dim = CHUNK<Key> * random.between(1, kernel.head_dim / CHUNK<Key>);
+        query_len = has_many_sequences ? 1 : random.between(1, std::max(5, kernel.block_m / 3));
+        key_len = has_many_keys        ? kernel.block_n * random.between(36, 50) - random.between(0, kernel.block_n)
                   : has_many_sequences ? random.between(0, 40)
                                        : random.between(0, 700);
         grid = has_many_parts ? random.between(50, 150) : has_many_groups ? 1 : random.between(1, 7);
@@ -130,10 +154,10 @@ template <class Traits> struct Problem {
         block.lse = lse->data();
         block.lse_batch = heads * query_len;
         block.lse_head = query_len;
-        set_lengths(random, reads_ahead && (Traits::Schedule::SHARES_KEYS || CLUSTER_OF<Traits> > 1));
+        set_lengths(random, reads_ahead && (kernel.shares_keys || kernel.cluster > 1));
         set_scoring(random);
         if (random.one_in(4)) set_hugely_negative(random);
-        if (has<Traits>(FEATURE_PAGED) && random.one_in(3)) {
+        if (kernel.has(FEATURE_PAGED) && random.one_in(3)) {
             set_pages(random);
         } else {
             device_k = guarded(k);
@@ -180,7 +204,7 @@ template <class Traits> struct Problem {
     {
         keys.assign(batch, key_len);
         queries.assign(batch, query_len);
-        if (!has<Traits>(FEATURE_DEVICE_LENGTHS)) return;
+        if (!kernel.has(FEATURE_DEVICE_LENGTHS)) return;
         if (reads_ahead || random.one_in(2)) {
             for (int& length : keys) length = random.one_in(4) ? random.between(-5, key_len + 50) : random.between(0, key_len);
             key_lengths = guarded(keys);
@@ -208,24 +232,24 @@ template <class Traits> struct Problem {
         Scoring& scoring = block.scoring;
         const bool window = random.one_in(4), causal = random.one_in(2);
         scoring.scale = 1 / sqrtf(head_dim);
-        scoring.softcap = has<Traits>(FEATURE_SOFTCAP) && random.one_in(4) ? 5.0f : 0.0f;
+        scoring.softcap = kernel.has(FEATURE_SOFTCAP) && random.one_in(4) ? 5.0f : 0.0f;
         scoring.window_left = window ? random.between(0, 200) : WINDOW_UNLIMITED;
         scoring.window_right = causal ? 0 : window ? random.between(0, 100) : WINDOW_UNLIMITED;
         put_diagonal(random, scoring, query_len, key_len);
-        if (has<Traits>(FEATURE_SINKS) && random.one_in(3)) {
+        if (kernel.has(FEATURE_SINKS) && random.one_in(3)) {
             for (int head = 0; head < heads; head++) sinks.push_back(random.normal());
             scoring.sinks = sinks.data();
         }
-        if (has<Traits>(FEATURE_ALIBI) && random.one_in(4)) {
+        if (kernel.has(FEATURE_ALIBI) && random.one_in(4)) {
             for (int head = 0; head < heads; head++) slopes.push_back(0.1f * fabsf(random.normal()));
             scoring.slopes = slopes.data();
         }
-        if (has<Traits>(FEATURE_BIAS) && random.one_in(2)) {
+        if (kernel.has(FEATURE_BIAS) && random.one_in(2)) {
             bias = guarded(random.normals<Element>(
                 reach_of_scores(random, block, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)));
             scoring.bias = bias->data();
         }
-        if (has<Traits>(FEATURE_KEY_MASK) && random.one_in(2)) {
+        if (kernel.has(FEATURE_KEY_MASK) && random.one_in(2)) {
             std::vector<unsigned char> mask(reach_of_scores(random, block, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
             const int shown = random.one_in(3) ? key_len / 2 : random.between(1, 4); // padding behind so many keys, or one of so many keys hidden
             for (size_t i = 0; i < mask.size(); i++) mask[i] = shown > 4 ? (int)i < shown : !random.one_in(shown);
@@ -282,8 +306,8 @@ template <class Traits> struct Problem {
 
     void set_work(Random& random)
     {
-        if (Traits::Schedule::SHARES_KEYS) {
-            if (has<Traits>(FEATURE_PACKED) && random.one_in(3)) block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
+        if (kernel.shares_keys) {
+            if (kernel.has(FEATURE_PACKED) && random.one_in(3)) block.work.keys_per_split = kernel.block_n << random.between(0, 1);
             // Some divisor of the heads, and as many CTAs for each.
             int side_by_side = random.between(1, kv_heads);
             while (kv_heads % side_by_side != 0) side_by_side--;
@@ -292,31 +316,31 @@ template <class Traits> struct Problem {
         } else {
             block.work.query_tiles = row_tiles();
             block.work.tiles = row_tiles() * kv_heads * batch;
-            clusters = CLUSTER_OF<Traits> > 1 ? random.between(1, 3) : 1;
-            grid = block.work.tiles * CLUSTER_OF<Traits>;
+            clusters = kernel.cluster > 1 ? random.between(1, 3) : 1;
+            grid = block.work.tiles * kernel.cluster;
             block.work.heads_at_once = random.between(1, kv_heads * batch);
         }
-        const bool shares = Traits::Schedule::SHARES_KEYS || clusters > 1;
-        const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : Traits::Schedule::SHARES_KEYS ? 2 * grid : grid * clusters;
-        parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
-        if constexpr (drops<Traits>()) {
+        const bool shares = kernel.shares_keys || clusters > 1;
+        const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : kernel.shares_keys ? 2 * grid : grid * clusters;
+        parts = guarded(std::vector<float>(places * kernel.block_m * (kernel.head_dim + 2), NAN));
+        if (kernel.drops) {
             dropout_state = guarded(std::vector<unsigned>{(unsigned)random.between(0, 1 << 30), 5, 7, 0, 3, 1, 64, 96});
             dropping_block.dropout = {dropout_state->data(), 6554, 65536.0f / (65536 - 6554)};
         }
         semaphores = guarded(std::vector<unsigned>(shares ? grid : 0));
-        counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
+        counter = guarded(std::vector<unsigned>(kernel.shares_keys));
         block.work.counter = counter->data();
         block.work.semaphores = semaphores->data();
         block.work.partials = parts->data();
     }
 
-    int row_tiles() const { return (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M; }
+    int row_tiles() const { return (query_len * group + kernel.block_m - 1) / kernel.block_m; }
 
     // Units of work at most, as `Sides` in crates/attention/src/plan/shared_keys.rs counts them.
     size_t units() const
     {
         const Scoring& scoring = block.scoring;
-        const long long each = block.work.keys_per_split ? block.work.keys_per_split : Traits::BLOCK_N;
+        const long long each = block.work.keys_per_split ? block.work.keys_per_split : kernel.block_n;
         const auto key = [&](long long at) { return std::clamp(at, 0ll, (long long)key_len); };
         long long end_key = key_len, among = (long long)query_len + scoring.window_left;
         if (scoring.align_top_left) {
@@ -337,60 +361,58 @@ template <class Traits> struct Problem {
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
         random.shuffle(order);
-        constexpr int CLUSTER = CLUSTER_OF<Traits>;
-        if (CLUSTER > 1) {
-            std::vector<int> numbers(grid * clusters / CLUSTER), twice;
+        const int cluster_size = kernel.cluster;
+        if (cluster_size > 1) {
+            std::vector<int> numbers(grid * clusters / cluster_size), twice;
             for (size_t i = 0; i < numbers.size(); i++) numbers[i] = i;
             random.shuffle(numbers);
             for (int cluster : numbers)
                 for (int pass = 0; pass < 2; pass++)
-                    for (int i = 0; i < CLUSTER; i++) twice.push_back(cluster * CLUSTER + i);
+                    for (int i = 0; i < cluster_size; i++) twice.push_back(cluster * cluster_size + i);
             order = twice;
         }
         int turn = 0;
         for (int cta : order) {
             blockIdx.x = cta % grid;
             blockIdx.y = cta / grid;
-            const bool leaves = CLUSTER > 1 && turn++ / CLUSTER % 2 == 0;
+            const bool leaves = cluster_size > 1 && turn++ / cluster_size % 2 == 0;
             fill_shared(random);
             if (writes_late) write_late(random, (Late)(random.between(LENGTHS, BOTH)));
-            Barrier all(Traits::THREADS, true);
+            Barrier all(kernel.threads, true);
             cta_bar = &all;
-            std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
-            for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
+            std::vector<Barrier> of_warps(kernel.warps, Barrier(32, false));
+            for (int warp = 0; warp < kernel.warps; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
             std::fill(std::begin(has_waited), std::end(has_waited), false);
             const std::vector<unsigned> counted(semaphores->data(), semaphores->data() + semaphores->size());
             valid_barriers.clear();
             std::fill(std::begin(cluster_arrivals), std::end(cluster_arrivals), 0);
             std::fill(std::begin(cluster_waits), std::end(cluster_waits), 0);
-            Threads::run(Traits::THREADS, random.any(), [this] {
-                if constexpr (drops<Traits>()) tile_attention<Traits>(dropping_block.forward);
-                else attention<Traits>(whole_block);
+            Threads::run(kernel.threads, random.any(), [this] {
+                kernel.run(whole_block, dropping_block);
             });
             at_predecessors_end = nullptr;
             // A cluster of several CTAs meets twice, whatever each of them has found of its tile: when parts are there, and at the end.
-            for (int thread = 0; thread < Traits::THREADS; thread++)
-                if (cluster_waits[thread] != (CLUSTER > 1 ? 2 : 0) || cluster_arrivals[thread] != cluster_waits[thread])
+            for (int thread = 0; thread < kernel.threads; thread++)
+                if (cluster_waits[thread] != (cluster_size > 1 ? 2 : 0) || cluster_arrivals[thread] != cluster_waits[thread])
                     end("a thread does not come to its cluster's barriers\n");
-            if constexpr (CLUSTER > 1) {
+            if (cluster_size > 1) {
                 if (!leaves) continue;
                 // The first time only what lies in shared memory counts.
                 std::copy(counted.begin(), counted.end(), semaphores->data());
-                const unsigned char* const part = warptile::shared + Traits::part_in_cluster_at();
-                std::vector<unsigned char>& left = parts_of_cta[cta % CLUSTER];
-                left.assign(Traits::part_in_cluster_at(), 0);
-                left.insert(left.end(), part, part + Traits::BLOCK_M * (Traits::HEAD_DIM + 2) * 4);
+                const unsigned char* const part = warptile::shared + kernel.part_in_cluster_at;
+                std::vector<unsigned char>& left = parts_of_cta[cta % cluster_size];
+                left.assign(kernel.part_in_cluster_at, 0);
+                left.insert(left.end(), part, part + kernel.block_m * (kernel.head_dim + 2) * 4);
             }
         }
     }
 
     // What nobody has written looks like something: numbers as lengths and indices have them, ends of lists, anything.
-    static void fill_shared(Random& random)
+    void fill_shared(Random& random) const
     {
-        static_assert(Traits::SHARED_BYTES <= sizeof warptile::shared);
         const int kind = random.between(0, 3);
-        for (int at = 0; at < Traits::SHARED_BYTES; at += sizeof(int)) {
+        for (int at = 0; at < kernel.shared_bytes; at += sizeof(int)) {
             const int word = kind == 0 ? random.between(0, 4) : kind == 1 ? random.between(-1, 700) : random.any();
             memcpy(warptile::shared + at, &word, sizeof word);
         }
@@ -491,7 +513,7 @@ template <class Traits> struct Problem {
                 continue;
             scores.push_back(score);
             rows.push_back(row);
-            factors.push_back(!drops<Traits>() ? 1
+            factors.push_back(!kernel.drops ? 1
                               : DropoutMask(dropping_block.dropout, b).keeps(head, query, key) ? dropping_block.dropout.factor
                                                                                                : 0);
         }
@@ -523,9 +545,9 @@ template <class Traits> struct Problem {
 };
 
 // What the device holds of lengths, offsets and pages of a problem; changes while there is one of these. Then all is as it was.
-template <class Traits> class Changes {
+template <class Kernel> class Changes {
   public:
-    Changes(Problem<Traits>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid), clusters(problem.clusters)
+    Changes(Problem<Kernel>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid), clusters(problem.clusters)
     {
         Sequences& sequences = problem.block.sequences;
         sequences.ragged |= RAGGED | RAGGED_KEYS;
@@ -533,23 +555,23 @@ template <class Traits> class Changes {
         if (random.one_in(2)) sequences.query_lengths = list(problem.batch, problem.query_len);
         if (problem.table) {
             page_numbers.assign(problem.table->data(), problem.table->data() + problem.table->size());
-        } else if (has<Traits>(FEATURE_PACKED) && random.one_in(2)) {
+        } else if (problem.kernel.has(FEATURE_PACKED) && random.one_in(2)) {
             sequences.key_rows = problem.batch * problem.key_len;
             sequences.key_offsets = list(problem.batch + 1, sequences.key_rows);
             problem.block.k.batch = problem.block.v.batch = 0;
         }
-        if (has<Traits>(FEATURE_PACKED) && random.one_in(2)) {
+        if (problem.kernel.has(FEATURE_PACKED) && random.one_in(2)) {
             sequences.query_rows = problem.batch * problem.query_len;
             sequences.query_offsets = list(problem.batch + 1, sequences.query_rows);
             problem.block.q.batch = problem.block.out.batch = problem.block.lse_batch = 0;
             problem.block.lse_head = sequences.query_rows;
-            if (!Traits::Schedule::SHARES_KEYS) {
+            if (!problem.kernel.shares_keys) {
                 // Tiles are numbered across the sequences.
                 Work& work = problem.block.work;
-                work.query_tiles = sequences.query_rows * problem.group / Traits::BLOCK_M + problem.batch;
+                work.query_tiles = sequences.query_rows * problem.group / problem.kernel.block_m + problem.batch;
                 work.tiles = work.query_tiles * problem.kv_heads;
                 problem.clusters = 1; // the workspace is as large as fewer CTAs need
-                problem.grid = work.tiles * CLUSTER_OF<Traits>;
+                problem.grid = work.tiles * problem.kernel.cluster;
             }
         }
         sequences.ragged &= ~READ_AHEAD;
@@ -615,7 +637,7 @@ template <class Traits> class Changes {
     }
     static void set(int& place, int value) { std::atomic_ref<int>(place).store(value, std::memory_order_relaxed); }
 
-    Problem<Traits>& problem;
+    Problem<Kernel>& problem;
     const Forward block; // as it was
     const int grid, clusters;
     std::vector<List> lists;
@@ -625,7 +647,7 @@ template <class Traits> class Changes {
 };
 
 // After the first one. CTAs with a tile each leave nothing for the next launch, and have more to compute.
-template <class Traits> constexpr int MORE_LAUNCHES = Traits::Schedule::SHARES_KEYS ? 2 : 1;
+template <class Kernel> int more_launches(const Kernel& kernel) { return kernel.shares_keys ? 2 : 1; }
 
 // Prints what went wrong with what runs; whether nothing has.
 bool reported(const std::string& wrong)
@@ -636,16 +658,16 @@ bool reported(const std::string& wrong)
 }
 
 // Whether a problem comes out right, and twice the same.
-template <class Traits> bool passes(unsigned seed)
+template <class Kernel> bool passes(const Kernel& kernel, unsigned seed)
 {
     Random random(seed);
-    Problem<Traits> problem(random, seed % 2 == 1);
+    Problem<Kernel> problem(kernel, random, seed % 2 == 1);
     problem.launch(random);
     std::string wrong = problem.wrong();
-    const std::vector<typename Traits::Element> first(problem.out->data(), problem.out->data() + problem.out->size());
+    const std::vector first(problem.out->data(), problem.out->data() + problem.out->size());
     if (wrong.empty()) {
         problem.writes_late = true;
-        for (int i = 0; i < MORE_LAUNCHES<Traits> && wrong.empty(); i++) {
+        for (int i = 0; i < more_launches(kernel) && wrong.empty(); i++) {
             problem.launch(random);
             if (memcmp(first.data(), problem.out->data(), first.size() * sizeof first[0]) != 0) wrong = "other bits the second time";
         }
@@ -654,13 +676,13 @@ template <class Traits> bool passes(unsigned seed)
 }
 
 // Whether launches do no harm while everything that the device holds of lengths, offsets and pages changes, and the next is right.
-template <class Traits> bool survives_changes(unsigned seed)
+template <class Kernel> bool survives_changes(const Kernel& kernel, unsigned seed)
 {
     Random random(seed);
-    Problem<Traits> problem(random, seed % 2 == 1);
+    Problem<Kernel> problem(kernel, random, seed % 2 == 1);
     std::string wrong;
     {
-        Changes<Traits> changes(problem, random);
+        Changes<Kernel> changes(problem, random);
         for (int i = 0; i < 3 && wrong.empty(); i++) {
             problem.launch(random);
             wrong = problem.harm_done();
@@ -686,14 +708,15 @@ int main(int count, char** arguments)
     signal(SIGALRM, [](int) { end("it hangs\n"); });
     int computed = 0, failed = 0;
     const auto check = [&]<class Traits>(Traits, int seed) {
-        snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", Traits::HEAD_DIM,
-                 Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-                 IS_DENSE<Traits> ? "dense" : has<Traits>(SCORE_TENSORS) ? "tensors" : !has<Traits>(FEATURE_PACKED) ? "paged" : Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
-                 Problem<Traits>::HAS_SCALES ? ", e4m3" : "", seed);
+        const auto kernel = kernel_of<Traits>();
+        snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", kernel.head_dim,
+                 kernel.block_m, kernel.block_n, kernel.warps,
+                 kernel.is_dense() ? "dense" : kernel.has(SCORE_TENSORS) ? "tensors" : !kernel.has(FEATURE_PACKED) ? "paged" : kernel.shares_keys ? "shared keys" : kernel.cluster > 1 ? "a tile a cluster" : "a tile a CTA",
+                 kernel.has(FEATURE_E4M3) ? ", e4m3" : "", seed);
         fflush(stdout); // before a signal may end it
         alarm(SECONDS);
         computed++;
-        failed += !(changes ? survives_changes<Traits>(seed) : passes<Traits>(seed));
+        failed += !(changes ? survives_changes(kernel, seed) : passes(kernel, seed));
     };
     for (int seed = 1; seed <= seeds; seed++) {
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
