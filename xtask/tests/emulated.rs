@@ -59,6 +59,8 @@ fn compile(kernels: &Path, folders: &[&str], option: &str, source: &str, program
     let compiled = Command::new("g++")
         .args(["-std=c++20", "-O1", "-pthread", "-fno-strict-aliasing"])
         .args(["-Wno-unknown-pragmas", option])
+        // Otherwise each conversion of f16 is a call.
+        .args(cfg!(target_arch = "x86_64").then_some("-mf16c"))
         .args(folders.iter().map(include))
         .arg(kernels.join("emulation").join(source))
         .arg("-o")

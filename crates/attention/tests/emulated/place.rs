@@ -77,6 +77,8 @@ fn kernels() -> RunKernel {
                 "-fno-strict-aliasing",
             ])
             .args(["-Wno-unknown-pragmas", "-shared", "-fPIC"])
+            // Otherwise each conversion of f16 is a call.
+            .args(cfg!(target_arch = "x86_64").then_some("-mf16c"))
             .args(["-I", "kernels/emulation", "-I", "kernels"])
             .arg("kernels/emulation/ops.cpp")
             .arg("-o")
