@@ -22,6 +22,9 @@ FlashInfer takes part too if it is installed or --flashinfer names the folder of
 query sees: nothing can be faster. Each peer's result is compared with one computed in float32; of several ways to call it the
 fastest is measured. No peer here has sinks: where the problem does, the peers' rows say that they leave them out.
 
+Options of scores (options.txt: a bias, key masks, ALiBi, a bound) are measured where a peer takes them; ALiBi as a bias. Then the program
+takes further turns without the option, as the backend `plain`, and with the lengths that a padding mask shows, as `lengths`.
+
 All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike, and each round has an order
 of its own, so that nobody always follows the same one. With --with PROGRAM, the program `warptile` takes its turn too, and with --splits N once more where reading takes the time, with keys cut at multiples
 of N, as the backend "warptile splits=N". A peer that can't do a problem has no row; why not goes to standard error.
@@ -108,9 +111,10 @@ class Run:
 class Warptile:
     """`warptile bench` on one problem after the other, taking a sample whenever it is asked: one process, but for what it fails on."""
 
-    def __init__(self, program, problems, methods, samples, splits=None):
-        self.backend = f"warptile splits={splits}" if splits else "warptile"
-        self.program, self.methods, self.samples, self.splits = program, methods, samples, splits
+    def __init__(self, program, problems, methods, samples, backend="warptile", shape=lambda problem: problem.for_warptile):
+        """`shape` gives the words of the problem that the backend is measured on."""
+        self.backend, self.shape = backend, shape
+        self.program, self.methods, self.samples = program, methods, samples
         # Those to come.
         self.problems = list(problems)
         self.problem = self.process = self.rows = None
@@ -130,7 +134,7 @@ class Warptile:
         self.problems.pop(0)
 
     def start(self):
-        shapes = [one.for_warptile + (f" splits={self.splits}" if self.splits else "") for one in self.problems]
+        shapes = [self.shape(one) for one in self.problems]
         self.rows, self.kept = tempfile.NamedTemporaryFile(suffix=".json"), 0
         command = [self.program, "bench", "--device", "cuda:0", "--samples", str(self.samples), "--paced", "--json", self.rows.name]
         command += [word for shape in shapes for word in ("--shape", shape)]
@@ -290,9 +294,16 @@ def of_program(options, problems):
         return []
     # Of a window so little is read that the copies of its cache would not fit twice.
     split = [problem for problem in problems if problem.on_cache and problem.is_reading and problem.window_left < 0]
-    several = [(problems, None)] + ([(split, options.splits)] if options.splits else [])
+    backends = [(problems, {})]
+    if options.splits:
+        words = f"splits={options.splits}"
+        backends.append((split, {"backend": f"warptile {words}", "shape": lambda problem: f"{problem.for_warptile} {words}"}))
+    with_options = [problem for problem in problems if problem.options]
+    padded = [problem for problem in problems if problem.shown_keys]
+    backends.append((with_options, {"backend": "plain", "shape": lambda problem: problem.without_options}))
+    backends.append((padded, {"backend": "lengths", "shape": lambda problem: problem.with_lengths}))
     methods = options.method or METHODS
-    return [Warptile(options.program, of_one, methods, options.samples, splits) for of_one, splits in several]
+    return [Warptile(options.program, of_one, methods, options.samples, **backend) for of_one, backend in backends if of_one]
 
 
 def measure(problem, prepare, options, machine, programs):

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import cache_peers
+import options as added
 from problem import Problem
 
 PEERS = ("fa2", "cudnn", "efficient", "default", "fa3", "fa3-deterministic", "fa4", "flashinfer", "read")
@@ -107,14 +108,19 @@ def cudnn_gradients():
 def sdpa(backend=None, gradients=None):
     """A peer through PyTorch's dispatcher, held to one backend if one is given."""
 
-    def prepare(problem, q, k, v):
+    def prepare(problem, q, k, v, tensors=None):
+        if problem.softcap:
+            raise RuntimeError("PyTorch bounds no scores")
+        mask = added.as_mask(problem, tensors or added.of(problem))
         # PyTorch wants [batch, heads, length, head size]; as strides, without a copy.
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask
 
-    def call(problem, q, k, v):
+    def call(problem, q, k, v, mask):
+        # A mask of numbers has the diagonal in it.
+        causal = problem.mask == "causal" and mask is None
         with sdpa_kernel([backend]) if backend is not None else contextlib.nullcontext():
             return scaled_dot_product_attention(
-                q, k, v, is_causal=problem.mask == "causal", enable_gqa=problem.heads != problem.kv_heads
+                q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=problem.heads != problem.kv_heads
             )
 
     return Peer(prepare, call, heads_first=True, gradients=gradients)
@@ -146,9 +152,11 @@ def only_gradients(gradients):
 def flash_attention(name, attention, gradients=None):
     """A release of FlashAttention as a peer, by a function from q, k, v, causal to the output."""
 
-    def prepare(problem, q, k, v):
+    def prepare(problem, q, k, v, tensors=None):
         if problem.element == "f32":
             raise RuntimeError(f"{name} takes no f32")
+        if problem.options:
+            raise RuntimeError(f"{name} is measured without options")
         return q, k, v
 
     def call(problem, q, k, v):

@@ -13,6 +13,7 @@ import tempfile
 
 import torch
 
+import options as added
 from contestants import inputs_of, not_for
 
 # Scores that the float64 reference holds at once: 1 GiB of them.
@@ -22,7 +23,20 @@ REFERENCE_SCORES = 1 << 27
 PROBLEMS_UNDER_WAY = 6
 
 
-def reference(problem, q, k, v, d_out=None):
+def with_options(problem, tensors, scores, heads, rows):
+    """Scores of some heads, counted through the batch, with the options: those of one sequence at a time."""
+    pieces, first = [], heads.start
+    while first < min(heads.stop, problem.batch * problem.heads):
+        entry, head = divmod(first, problem.heads)
+        count = min(heads.stop - first, problem.heads - head)
+        of_entry = {name: tensor[entry : entry + 1] if tensor.dim() == 4 and len(tensor) > 1 else tensor for name, tensor in tensors.items()}
+        piece = scores[first - heads.start : first - heads.start + count][None]
+        pieces.append(added.add(problem, of_entry, piece, slice(head, head + count), rows)[0])
+        first += count
+    return torch.cat(pieces)
+
+
+def reference(problem, q, k, v, d_out=None, tensors=None):
     """The output in float64, or the gradients of q, k and v, each [batch, length, heads, head size], computed in pieces on the GPU."""
     group, scale = problem.heads // problem.kv_heads, 1 / math.sqrt(problem.head_dim)
 
@@ -55,6 +69,8 @@ def reference(problem, q, k, v, d_out=None):
             of_rows = slice(row, row + rows)
             q_piece = q[of_heads, of_rows].double()
             scores = torch.bmm(q_piece, k_piece.transpose(1, 2)) * scale
+            if problem.options:
+                scores = with_options(problem, tensors, scores, of_heads, of_rows)
             if problem.mask == "causal":
                 last = torch.arange(problem.query_len, device=q.device)[of_rows, None]
                 scores.masked_fill_(keys > last, -math.inf)
@@ -79,7 +95,7 @@ def reference(problem, q, k, v, d_out=None):
 
 def safetensors(path, tensors):
     """Writes tensors to a safetensors file; by hand, so that no package is needed."""
-    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.bool: "BOOL"}
     header, end, parts = {}, 0, []
     for name, tensor in tensors.items():
         on_host = tensor.contiguous().cpu()
@@ -104,13 +120,14 @@ def tensor_of(path, name, element, shape):
     return torch.frombuffer(data, dtype=element).view(shape).cuda()
 
 
-def computed_by_warptile(program, problem, inputs):
+def computed_by_warptile(program, problem, inputs, tensors):
     """The results of `warptile run`, and the kernel that it names."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         path, output = os.path.join(folder, "qkv"), os.path.join(folder, "out")
-        safetensors(path, dict(zip(("q", "k", "v", "d_out"), inputs)))
+        safetensors(path, {**dict(zip(("q", "k", "v", "d_out"), inputs)), **tensors})
         command = [program, "run", path, "-o", output, "--device", "cuda:0", "--once"]
         command += ["--causal"] if problem.mask == "causal" else []
+        command += ["--softcap", str(problem.softcap)] if problem.softcap else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         kernel = re.search(rf"^ran +{'gradients by ' if problem.backward else ''}(\S+) on cuda:", done.stdout, re.MULTILINE)
         q, _, v = inputs[:3]
@@ -130,16 +147,17 @@ class Errors:
             torch.manual_seed(seed)
             q, *others = inputs_of(problem)
             inputs = (q * options.query_scale, *others)
+            tensors = added.of(problem)
             if options.program:
-                computed = processes.submit(computed_by_warptile, options.program, problem, inputs)
-            exact = reference(problem, *inputs)
+                computed = processes.submit(computed_by_warptile, options.program, problem, inputs, tensors)
+            exact = reference(problem, *inputs, tensors=tensors)
             self.values += sum(tensor.numel() for tensor in exact)
             if options.program:
                 self.ours.append((computed, exact))
             for name, peer in found.items():
                 try:
                     peer = peer.of(problem)
-                    output = peer.call(problem, *peer.prepare(problem, *inputs))
+                    output = peer.call(problem, *peer.prepare(problem, *inputs, **({"tensors": tensors} if problem.options else {})))
                 except Exception as error:  # whatever a package raises, the others go on
                     torch.cuda.synchronize()
                     not_for(name, problem, error)

@@ -22,6 +22,13 @@ REPLAYED_BYTES = 8 << 30
 MOST_CALLS = 256
 
 
+# What is added between a product and a weight, in the words of `warptile`.
+OPTION = re.compile(r"bias|keymask(=padding)?|alibi=head|softcap=[0-9.]+")
+
+# Words that say how the program stores tensors and draws options, and nothing of what is computed.
+OF_PROGRAM = re.compile(r"layout=bhsd|broadcast=\S+")
+
+
 class Problem:
     """One line of a shape file; only what the peers can do."""
 
@@ -29,7 +36,7 @@ class Problem:
         pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+)(/(?P<dv>\d+))? (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
         words = re.fullmatch(pattern, line)
         if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, runs=, lengths=, backward")
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, runs=, lengths=, backward, and options")
         self.line = line
         self.batch = int(words["b"])
         self.heads = int(words["h"])
@@ -46,6 +53,8 @@ class Problem:
         self.page_rows = None
         self.runs = 1
         self.lengths = None
+        # Words; and the dimensions, of batch, heads and queries, that a bias and a key mask depend on.
+        self.options, self.scores_of = [], ["batch", "heads", "queries"]
         for word in words["rest"].split():
             name, _, value = word.partition("=")
             if word in ("mask=none", "mask=causal") or re.fullmatch(r"mask=window,\d+,0", word):
@@ -54,6 +63,12 @@ class Problem:
                 self.sinks = True
             elif word == "backward":
                 self.backward = True
+            elif OPTION.fullmatch(word):
+                self.options.append(word)
+            elif name == "broadcast":
+                self.scores_of = [dimension for dimension in self.scores_of if dimension not in value.split(",")]
+            elif OF_PROGRAM.fullmatch(word):
+                pass
             elif word == "layout=interleaved":
                 self.interleaved = True
             elif name == "pages" and value.isdigit() and int(value) > 0:
@@ -68,6 +83,8 @@ class Problem:
                 raise ValueError(f"{line}: the peers do not know `{word}`")
         if self.backward and not self.is_plain:
             raise ValueError(f"{line}: gradients are of whole sequences without windows or sinks")
+        if self.options and not self.is_plain:
+            raise ValueError(f"{line}: the peers take options of whole sequences only")
         if self.runs != 1 and self.page_rows is None:
             raise ValueError(f"{line}: there are runs of pages only")
         if self.interleaved and self.head_dim != self.value_dim:
@@ -86,6 +103,27 @@ class Problem:
         if self.lengths:
             return re.sub(r" lengths=\S+", f" lengths={','.join(map(str, self.lengths))}", self.line)
         return self.line
+
+    @property
+    def softcap(self):
+        """The bound of scores; 0 without one."""
+        bounds = [float(word.partition("=")[2]) for word in self.options if word.startswith("softcap=")]
+        return bounds[0] if bounds else 0.0
+
+    @property
+    def shown_keys(self):
+        """Keys that a padding mask shows of each sequence; `warptile` draws others from the same range."""
+        return self.ragged() if "keymask=padding" in self.options else None
+
+    @property
+    def without_options(self):
+        """The line of the same problem without its options."""
+        return " ".join(word for word in self.line.split() if not OPTION.fullmatch(word) and not OF_PROGRAM.fullmatch(word))
+
+    @property
+    def with_lengths(self):
+        """The line of the problem whose sequences have as many keys as the padding mask shows."""
+        return self.line.replace("keymask=padding", "lengths=ragged")
 
     @property
     def is_plain(self):

@@ -15,6 +15,7 @@ void named_barrier_wait(int id, int threads);
 #include "backward/wgmma_queries.cuh"
 #include "ops/append.cuh"
 #include "ops/merge.cuh"
+#include "ops/runs.cuh"
 
 #include <string>
 
@@ -94,6 +95,7 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     else if (kernel == "append_w4") run(append_rows<AppendTraits<Element, 4, SameCache<Element>>>, params, grid, threads);
     else if (kernel == "append_e4m3_w4") run(append_rows<AppendTraits<Element, 4, E4m3Cache<Element>>>, params, grid, threads);
     else if (kernel == "prepass_w4") run<true>(prepare_rows<RowTraits<Element, 4, ROLE_PREPASS>>, params, grid, threads);
+    else if (kernel == "runs_w16") run<true>(find_runs<RunTraits<Element, 16>>, params, grid, threads);
     else if (kernel == "dsinks_w8") run<true>(sum_sinks<SinkTraits<Element, 8>>, params, grid, threads);
     else if (kernel.rfind("dkv_", 0) == 0) return run_pair<Element, true>(kernel.substr(4), params, grid, threads);
     else if (kernel.rfind("dq_", 0) == 0) return run_pair<Element, false>(kernel.substr(3), params, grid, threads);

@@ -18,9 +18,11 @@
 #define __align__(n) __attribute__((aligned(n)))
 inline unsigned fbits(float f){unsigned u;memcpy(&u,&f,4);return u;}
 inline float bitsf(unsigned u){float f;memcpy(&f,&u,4);return f;}
-inline unsigned tobits(float f){return fbits(f);} inline unsigned tobits(unsigned u){return u;}
+inline unsigned tobits(float f){return fbits(f);} inline unsigned tobits(unsigned u){return u;} inline unsigned tobits(int i){return (unsigned)i;}
 template<class T> T frombits(unsigned u); template<> inline float frombits<float>(unsigned u){return bitsf(u);} template<> inline int frombits<int>(unsigned u){return (int)u;} template<> inline unsigned frombits<unsigned>(unsigned u){return u;}
 inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
+inline int __popc(unsigned x){return __builtin_popcount(x);}
+inline int __ffs(unsigned x){return __builtin_ffs((int)x);}
 inline unsigned __umulhi(unsigned x,unsigned y){return (unsigned)((unsigned long long)x*y>>32);}
 struct float2{float x,y;}; struct float4{float x,y,z,w;}; struct alignas(16) uint4{unsigned x,y,z,w;}; struct uint2{unsigned x,y;};
 inline void __threadfence(){}

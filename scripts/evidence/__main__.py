@@ -23,7 +23,7 @@ from checks import acceptance, alone, controls, examples, launches, sanitizer, t
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
 from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
-from times import PEERS_BY_PLACE, Prepared, backward, bench, decode, errors, missing_peers, ncu, peers, tune
+from times import PEERS_BY_PLACE, Prepared, backward, bench, decode, errors, missing_peers, ncu, options, peers, tune
 
 # In the order in which they run: first those that take no times, while what peers need is compiled; `verify`, which takes all cores, when that
 # is done. Then those that take times, one after the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the
@@ -43,11 +43,12 @@ PARTS = {
     "peers": peers,
     "decode": decode,
     "backward": backward,
+    "options": options,
     "alone": alone,
 }
 
 # Parts that take times.
-TIMED = ("bench", "ncu", "tune", "peers", "decode", "backward")
+TIMED = ("bench", "ncu", "tune", "peers", "decode", "backward", "options")
 
 # Parts that stay on the first GPU with --second-gpu: those that take times, and those with peers. The others go to the second one.
 ON_FIRST_GPU = ("errors", *TIMED)
@@ -72,6 +73,7 @@ WRITTEN = {
     "errors": ("errors",),
     "decode": ("decode",),
     "backward": ("backward",),
+    "options": ("options",),
     "bench": ("start", "noise", "kernels", "families", "small-gpu", "uneven"),
     "ncu": ("ncu",),
     "tune": ("tune",),

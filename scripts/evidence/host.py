@@ -34,7 +34,7 @@ OF_GROUPS = "persistent, tiles of all heads that share keys"
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "control": 30, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "few": 200, "backward": 120, "backward-errors": 120, "prepare": 200, "examples": 120, "tune": 300, "compile": 400, "start": 30, "find": 120}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "few": 200, "backward": 120, "backward-errors": 120, "options": 200, "options-errors": 150, "prepare": 200, "examples": 120, "tune": 300, "compile": 400, "start": 30, "find": 120}
 
 # Seconds that a command has to write what it measured when its time is over or the script is told to stop.
 LAST_SECONDS = 10

@@ -6,8 +6,8 @@ import sys
 from host import BUNDLE
 
 # Each file says what it has.
-SHAPES, OTHER, DECODE, FEW, SPARSE, UNEVEN, ODD, BACKWARD = (
-    BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "other", "decode", "few", "sparse", "uneven", "odd", "backward")
+SHAPES, OTHER, DECODE, FEW, SPARSE, UNEVEN, ODD, BACKWARD, OPTIONS = (
+    BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "other", "decode", "few", "sparse", "uneven", "odd", "backward", "options")
 )
 
 # The program that measures them together with their peers.

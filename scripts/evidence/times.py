@@ -13,7 +13,7 @@ import time
 
 from compiled import USES
 from host import BUNDLE, LAST_SECONDS, LIMITS, WARPTILE, Command, environment, last_lines, on, run, warptile
-from problems import BACKWARD, DECODE, FEW, ODD, OTHER, PROGRAM, SHAPES, SPARSE, UNEVEN, files, of_sequences, problems_of, shapes, sweep
+from problems import BACKWARD, DECODE, FEW, ODD, OPTIONS, OTHER, PROGRAM, SHAPES, SPARSE, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
 # Peers whose place is an option.
@@ -72,6 +72,8 @@ MEASURED = {
     "backward": lambda options: ["--file", BACKWARD, "--method", "graph", "--samples", options.samples],
     "backward-errors": lambda _: ["--file", BACKWARD, "--errors"],
     "few": lambda options: ["--file", FEW, "--method", "graph", "--samples", options.samples],
+    "options": lambda options: ["--file", OPTIONS, "--method", "graph", "--samples", options.samples],
+    "options-errors": lambda _: ["--file", OPTIONS, "--errors"],
     "decode": lambda options: ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS],
 }
 
@@ -133,18 +135,45 @@ def backward(evidence):
         arguments = ["bench", *on(evidence), "--file", BACKWARD, "--samples", 30, "--seconds", 0.3]
         rows, absent = warptile(evidence, "backward", arguments, LIMITS["backward"])[2] or [], []
     else:
-        rows, absent = of_peers(evidence, "backward")
-        found = {(row["backend"], row["problem"]): row for row in of_peers(evidence, "backward-errors")[0]}
-        for row in rows:
-            error = found.get((row["backend"], row["problem"]))
-            if error is None:
-                evidence.fail(f"backward: no error of {row['backend']} for {row['problem']}")
-            else:
-                row |= {name: error[name] for name in ("error_rms", "error_max")}
-    evidence.write("backward.json", rows=rows, absent=absent)
-    for problem in problems_of(BACKWARD):
+        rows, absent = with_errors(evidence, "backward")
+    write_all(evidence, "backward", BACKWARD, rows, absent)
+
+
+def options(evidence):
+    """Options of scores: PyTorch's kernels and the planner's choice in turn with the program's own calls without them, and errors."""
+    if evidence.options.without_peers:
+        arguments = ["bench", *on(evidence), "--file", OPTIONS, "--samples", 30, "--seconds", 0.3]
+        rows, absent = warptile(evidence, "options", arguments, LIMITS["options"])[2] or [], []
+    else:
+        rows, absent = with_errors(evidence, "options")
+    write_all(evidence, "options", OPTIONS, rows, absent)
+
+
+# Our own other calls, in turn with that of a problem: they compute something else.
+OTHER_CALLS = ("plain", "lengths")
+
+
+def with_errors(evidence, what):
+    """Times of all contestants, each with its error."""
+    rows, absent = of_peers(evidence, what)
+    found = {(row["backend"], row["problem"]): row for row in of_peers(evidence, f"{what}-errors")[0]}
+    for row in rows:
+        if row["backend"] in OTHER_CALLS:
+            continue
+        error = found.get((row["backend"], row["problem"]))
+        if error is None:
+            evidence.fail(f"{what}: no error of {row['backend']} for {row['problem']}")
+        else:
+            row |= {name: error[name] for name in ("error_rms", "error_max")}
+    return rows, absent
+
+
+def write_all(evidence, what, file, rows, absent):
+    """Writes the rows, of which there must be one of the program for each problem."""
+    evidence.write(f"{what}.json", rows=rows, absent=absent)
+    for problem in problems_of(file):
         if not any((row["backend"], row["problem"]) == ("warptile", problem) for row in rows):
-            evidence.fail(f"backward: no time for {problem}")
+            evidence.fail(f"{what}: no time for {problem}")
 
 
 def decode(evidence):

@@ -18,6 +18,7 @@ mod decode;
 mod distributed;
 mod gradients;
 mod named;
+mod options;
 mod parts;
 mod plot;
 #[path = "../../crates/cli/src/bench/record.rs"]
@@ -53,7 +54,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data, &Record) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 25] = [
+const BLOCKS: [(&str, Maker); 26] = [
     ("support", |data, _| {
         support::table(&data.images, &data.checks())
     }),
@@ -97,6 +98,7 @@ const BLOCKS: [(&str, Maker); 25] = [
     ("start", |_, gpu| start::text(&gpu.starts)),
     ("distributed", |_, gpu| distributed::table(&gpu.distributed)),
     ("backward", |_, gpu| gradients::table(&gpu.backward)),
+    ("options", |_, gpu| options::table(&gpu.options)),
     ("uneven", |_, gpu| speed::uneven(&gpu.uneven)),
     ("behind", |_, gpu| {
         let rows = [gpu.rows.as_slice(), &gpu.other].concat();
@@ -147,6 +149,8 @@ struct Record {
     sparse: Vec<BenchRow>,
     /// Gradients.
     backward: Vec<gradients::Row>,
+    /// Options of scores.
+    options: Vec<gradients::Row>,
     errors: Vec<ErrorRow>,
     tuning: tuned::Tuning,
 }
@@ -191,6 +195,7 @@ impl Record {
             few: rows("few")?,
             sparse: rows("sparse")?,
             backward: optional_rows(&folder.join("backward.json"))?,
+            options: optional_rows(&folder.join("options.json"))?,
             distributed: optional_rows(&folder.join("distributed.json"))?,
             starts: optional_rows(&folder.join("start.json"))?,
             errors: optional_rows(&folder.join("errors.json"))?,

@@ -47,6 +47,7 @@ elif words[0] == "tune-trials":
 else:
     problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
     problem = "b2 q512 k512 h8 d64 bf16 backward" if "backward.txt" in option("--file", "") else problem
+    problem = "b2 q512 k512 h8 d64 bf16 bias" if "options.txt" in option("--file", "") else problem
     row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
     result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
     result = {"cut_short": True, "rows": result} if fault == "cut" else result
@@ -96,6 +97,10 @@ elif files == ["backward.txt"]:
     row["problem"] = "b2 q512 k512 h8 d64 bf16 backward"
     if "--errors" in words and fault == "inexact":
         del times["fa3"]
+elif files == ["options.txt"]:
+    assert "--errors" in words or words[words.index("--method") + 1] == "graph"
+    row["problem"] = "b2 q512 k512 h8 d64 bf16 bias"
+    times |= {"plain": 1.5} if "--errors" not in words else {}
 else:
     assert not files and shapes == swept, shapes
     times |= {"fa4": 5.0} if fault != "without" else {}
@@ -182,6 +187,10 @@ impl Host {
             (
                 "benches/peers/backward.txt",
                 "# one\nb2 q512 k512 h8 d64 bf16 backward\n",
+            ),
+            (
+                "benches/peers/options.txt",
+                "# one\nb2 q512 k512 h8 d64 bf16 bias\n",
             ),
             ("tests/attention-gpu", OPERATIONS),
             ("tests/driver-gpu", TEST),

@@ -14,7 +14,9 @@ mod pairs;
 mod planner;
 mod rates;
 mod rows;
+mod runs;
 mod settings;
+mod share;
 mod shared_keys;
 mod split_tiles;
 mod step;
@@ -38,6 +40,8 @@ pub use planner::Planner;
 pub use rates::{Rates, Standing, Timed};
 pub use rows::RowProblem;
 pub use settings::Settings;
+pub(crate) use share::RunScratch;
+pub use share::Share;
 pub(crate) use split_tiles::{
     PackedSpeed, TileKeys, packs_rows, rest_keys, splits_of, splits_tiles,
 };
@@ -258,6 +262,9 @@ impl<P: fmt::Display> fmt::Display for Plan<P> {
                 step.ctas_per_multiprocessor,
                 step.image.schedule
             )?;
+            if step.share != Share::All {
+                writeln!(f, "         {}", step.share)?;
+            }
             if !step.settings.is_default() {
                 writeln!(f, "         {}", step.settings)?;
             }

@@ -118,6 +118,9 @@ pub struct Case {
     /// True if a key mask is a padding mask: of shape `[batch, 1, 1, keys]`, it hides the keys behind the lengths that
     /// [`Used::Ragged`] has with the same seed. Without a key mask it means nothing.
     pub padding: bool,
+    /// The dimensions that a bias and a key mask do not depend on, of batch, queries and heads; `None`: as the seed has it. Not those of a
+    /// padding mask.
+    pub broadcast: Option<[bool; 3]>,
     /// Where keys are cut.
     pub splits: Splits,
     /// How the tensors are stored.
@@ -152,6 +155,7 @@ impl Case {
             quantized: None,
             scoring: Scoring::new(),
             padding: false,
+            broadcast: None,
             splits: Splits::Even,
             layout: LayoutKind::Bshd,
             unaligned: false,
@@ -203,6 +207,8 @@ impl Case {
     pub(crate) fn remove(&mut self, word: &str) {
         self.scoring = self.scoring.without(word);
         self.padding &= self.scoring.has(Operand::KeyMask);
+        let has_scores = [Operand::Bias, Operand::KeyMask].map(|operand| self.scoring.has(operand));
+        self.broadcast = self.broadcast.filter(|_| has_scores.contains(&true));
     }
 
     /// The element types of the tensors.

@@ -52,6 +52,9 @@ impl fmt::Display for Case {
             let padding = self.padding && Some(word) == Operand::KeyMask.word();
             write!(f, " {word}{}", if padding { "=padding" } else { "" })?;
         }
+        if let Some(broadcast) = self.broadcast {
+            write!(f, " broadcast={}", dimensions_text(broadcast))?;
+        }
         if let Some(keys) = self.splits.keys() {
             write!(f, " splits={keys}")?;
         }
@@ -87,6 +90,26 @@ impl fmt::Display for Case {
         }
         write!(f, " seed={}", self.seed)
     }
+}
+
+/// The dimensions that a bias may not depend on.
+const BROADCAST: [&str; 3] = ["batch", "queries", "heads"];
+
+fn dimensions_text(of: [bool; 3]) -> String {
+    let named = BROADCAST.iter().zip(of).filter(|(_, is_one)| *is_one);
+    let names: Vec<&str> = named.map(|(name, _)| *name).collect();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(","),
+    }
+}
+
+fn parse_dimensions(text: &str) -> Option<[bool; 3]> {
+    let mut of = [false; 3];
+    for name in text.split(',').filter(|_| text != "none") {
+        *of.get_mut(BROADCAST.iter().position(|known| *known == name)?)? = true;
+    }
+    Some(of)
 }
 
 fn pairs(lengths: &[(usize, usize)]) -> String {
@@ -125,6 +148,12 @@ impl FromStr for Case {
             return Err(ParseCaseError::Problem(format!(
                 "sms is {count}; a GPU has 1 to {MOST} multiprocessors"
             )));
+        }
+        let has_scores = [Operand::Bias, Operand::KeyMask].map(|operand| case.scoring.has(operand));
+        if case.broadcast.is_some() && !has_scores.contains(&true) {
+            return Err(ParseCaseError::Problem(
+                "broadcast is for a bias or a key mask, and there is none".to_owned(),
+            ));
         }
         if case.runs != 1 && (case.runs == 0 || case.pages.is_none()) {
             return Err(ParseCaseError::Problem(format!(
@@ -174,7 +203,7 @@ fn excludes(one: &str, other: &str) -> bool {
 }
 
 /// The words that are known besides those of options, heads and lengths.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "packed",
     "used",
     "lengths",
@@ -182,6 +211,7 @@ const NAMES: [&str; 13] = [
     "cache",
     "pages",
     "runs",
+    "broadcast",
     "layout",
     "sms",
     "seed",
@@ -330,6 +360,7 @@ impl Parser {
                     case.scoring = case.scoring.with(Operand::KeyMask);
                     case.padding = true;
                 }
+                "broadcast" => case.broadcast = Some(parse_dimensions(value)?),
                 "layout" => case.layout = LayoutKind::named(value)?,
                 "sms" => case.multiprocessors = Some(value.parse().ok()?),
                 "seed" => case.seed = value.parse().ok()?,
@@ -415,6 +446,14 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 f16 bias keymask=padding layout=gaps seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 bias keymask broadcast=batch,heads seed=1";
+        let case: Case = text.parse().unwrap();
+        assert_eq!(case.to_string(), text);
+        let shape = |case: &Case| case.call().layout(Operand::Bias).unwrap().strides;
+        assert_eq!((shape(&case)[0], shape(&case)[2]), (0, 0));
+        assert_ne!(shape(&case)[1], 0);
+        let whole: Case = text.replace("batch,heads", "none").parse().unwrap();
+        assert!(shape(&whole)[..3].iter().all(|step| *step != 0));
         let text = "b2 q113 k203 h6 d40 f16 mask=causal diagonal=top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";

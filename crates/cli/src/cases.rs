@@ -25,7 +25,9 @@ A problem is a line of words, such as
   blocks=QxK      random lists of the blocks of K keys that each block of Q
                   queries sees, of 64 or 128 each; then ,batch and ,head for
                   lists of each of these, and ,N for N blocks a row
-{OPTIONS}  used=QxK,...    numbers of queries and keys of each sequence that are used
+{OPTIONS}  broadcast=D,... dimensions that a bias and a key mask do not depend on: batch,
+                  queries and heads, or none [as the seed has it]
+  used=QxK,...    numbers of queries and keys of each sequence that are used
   lengths=K,...   numbers of keys of each sequence that are used; bN and kN
                   default to their count and their maximum
   lengths=ragged  a random number of keys of each sequence, from an eighth to

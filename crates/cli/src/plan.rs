@@ -7,7 +7,7 @@ use clap::Args;
 use either::for_both;
 use serde_json::{Value, json};
 use warptile::Error;
-use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Standing, Step};
+use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Share, Standing, Step};
 use warptile_check::Case;
 use warptile_distributed::Expected;
 use warptile_kernels::Target;
@@ -208,6 +208,7 @@ fn planned<O: Operation>(
                 "role": step.role.to_string(),
                 "kernel": image.kernel,
                 "image": image.name,
+                "sequences": step.share.to_string(),
                 "expected_us": step.estimate_us,
             })
         };
@@ -359,6 +360,9 @@ fn one<O: Operation>(
             step.ctas_per_multiprocessor,
             step.image.schedule
         )?;
+        if step.share != Share::All {
+            say!(console, "         {}", step.share)?;
+        }
     }
     let workspace = text::count(O::scratch(plan).bytes as u64, "byte");
     say!(console, "needs    {workspace} of workspace")?;

@@ -132,6 +132,9 @@ pub static MMA_D96_128X32_W4_S3_PTX: [u8; 60897] = *include_bytes!("../images/mm
 /// The images of a kernel: `prepass_w4_ptx.zst`.
 pub static PREPASS_W4_PTX: [u8; 5128] = *include_bytes!("../images/prepass_w4_ptx.zst");
 
+/// The images of a kernel: `runs_w16_ptx.zst`.
+pub static RUNS_W16_PTX: [u8; 4176] = *include_bytes!("../images/runs_w16_ptx.zst");
+
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_ptx.zst`.
 pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 104835] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_ptx.zst");
 

@@ -147,6 +147,9 @@ pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 93903] = *include_bytes!("../images
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
 pub static PREPASS_W4_SM_100: [u8; 9513] = *include_bytes!("../images/prepass_w4_sm_100.zst");
 
+/// The images of a kernel: `runs_w16_sm_100.zst`.
+pub static RUNS_W16_SM_100: [u8; 6612] = *include_bytes!("../images/runs_w16_sm_100.zst");
+
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_100.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_100: [u8; 69827] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_100.zst");
 

@@ -120,6 +120,9 @@ pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 92388] = *include_bytes!("../images
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
 pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../images/prepass_w4_sm_120.zst");
 
+/// The images of a kernel: `runs_w16_sm_120.zst`.
+pub static RUNS_W16_SM_120: [u8; 7098] = *include_bytes!("../images/runs_w16_sm_120.zst");
+
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_120.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_120: [u8; 66985] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_120.zst");
 

@@ -141,6 +141,9 @@ pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 80765] = *include_bytes!("../images/
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
 pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../images/prepass_w4_sm_80.zst");
 
+/// The images of a kernel: `runs_w16_sm_80.zst`.
+pub static RUNS_W16_SM_80: [u8; 5135] = *include_bytes!("../images/runs_w16_sm_80.zst");
+
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57125] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_80.zst");
 

@@ -195,6 +195,9 @@ pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 91159] = *include_bytes!("../images/
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
 pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../images/prepass_w4_sm_90.zst");
 
+/// The images of a kernel: `runs_w16_sm_90.zst`.
+pub static RUNS_W16_SM_90: [u8; 5426] = *include_bytes!("../images/runs_w16_sm_90.zst");
+
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
 pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 56412] = *include_bytes!("../images/scalar_d128_32x64_w4_s1_sm_90.zst");
 

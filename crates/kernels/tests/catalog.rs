@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
     Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
-    ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, Merge, Prepass, SinkGradient,
+    ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, KeyRuns, Merge, Prepass,
+    SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -240,6 +241,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::Prepass, _) => record.takes::<Prepass>(),
             (Role::AllGradients, _) => record.takes::<BackwardTma>(),
             (Role::SinkGradients, _) => record.takes::<SinkGradient>(),
+            (Role::KeyRuns, _) => record.takes::<KeyRuns>(),
             (Role::QuerySums, _) => record.takes::<Backward>(),
             (Role::KeyGradients | Role::QueryGradients, _) => {
                 record.takes::<Backward>()

@@ -25,7 +25,7 @@ use crate::table::Operand;
 
 pub use cpp::{
     cpp_header, cpp_header_of_backward, cpp_header_of_backward_dropout, cpp_header_of_backward_tma,
-    cpp_header_of_blocks, cpp_header_of_dropout, cpp_header_of_operations,
+    cpp_header_of_blocks, cpp_header_of_dropout, cpp_header_of_operations, cpp_header_of_runs,
 };
 pub use declared::{Block, Declared, Leaf, Member};
 
@@ -743,6 +743,43 @@ declare! {
 }
 
 declare! {
+    fn cpp_runs;
+
+    /// Block of the kernel that finds the sequences of which a key mask shows the first keys and no others, as of padding behind them; the
+    /// mask is the same for all queries and heads. A launch behind it takes their keys by lengths, without the mask. It finds no keys in the
+    /// others, and what it writes there is written again by a launch with the mask, which finds no queries in the first ones.
+    struct KeyRuns {
+        /// Bytes for keys, where 0 hides the key.
+        key_mask: u64 = "const unsigned char*",
+        /// Bytes of the mask between batch entries.
+        mask_batch: i64,
+        /// Bytes of the mask between keys.
+        mask_key: i64,
+        /// `[batch]` keys that are shown, where they are the first ones; else 0.
+        key_lengths: u64 = "int*",
+        /// `[batch]` queries of each other sequence; else 0.
+        other_queries: u64 = "int*",
+        /// Counter from which CTAs draw the tiles of the launch without the mask.
+        run_counter: u64 = "unsigned*",
+        /// Counter from which CTAs draw the tiles of the launch with it.
+        other_counter: u64 = "unsigned*",
+        /// What `run_counter` is set to if no sequence is the first launch's, so that no CTA has a second tile and the last one leaves 0;
+        /// else to 0.
+        no_runs: u32,
+        /// What `other_counter` is set to if no sequence is the second launch's, likewise.
+        no_others: u32,
+        /// Sequences.
+        batch: i32,
+        /// Queries of a sequence.
+        query_len: i32,
+        /// Keys of a sequence.
+        key_len: i32,
+        /// Unused.
+        unused: i32,
+    }
+}
+
+declare! {
     fn cpp_backward_dropout;
 
     /// Block of the kernels of the backward pass with dropout that read through addresses.
@@ -874,7 +911,8 @@ blocks!(
     ForwardDropout,
     ForwardTmaDropout,
     BackwardDropout,
-    ForwardTmaBlocks
+    ForwardTmaBlocks,
+    KeyRuns
 );
 
 /// The hashes of the blocks of the backward pass's kernels.
@@ -894,6 +932,7 @@ pub const FORWARD_BLOCKS: &[u64] = &[
     ForwardDropout::HASH,
     ForwardTmaDropout::HASH,
     ForwardTmaBlocks::HASH,
+    KeyRuns::HASH,
 ];
 
 #[cfg(test)]

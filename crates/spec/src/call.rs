@@ -1,6 +1,7 @@
 //! One computation over tensors of known layout, validated once.
 
 mod builder;
+mod runs;
 
 use std::fmt;
 use std::ops::Range;

@@ -186,6 +186,8 @@ numbered! {
         QuerySums = 9, "query sums", "QUERY_SUMS";
         /// From numbers of query rows to the gradient of sinks.
         SinkGradients = 10, "sink gradients", "SINK_GRADIENTS";
+        /// From a key mask to the sequences of which it shows the first keys and no others: the first step of attention with a padding mask.
+        KeyRuns = 11, "key runs", "KEY_RUNS";
     }
 
     /// How tiles come to CTAs.
@@ -263,6 +265,8 @@ families! {
     Wdkv = "wdkv";
     /// The gradient of queries, likewise.
     Wdq = "wdq";
+    /// How many keys a key mask shows of each sequence, where these are the first ones: a CTA for all sequences.
+    Runs = "runs";
 }
 
 impl fmt::Display for Family {
@@ -310,15 +314,19 @@ impl Schedule {
 
 /// The C++ constants of roles that only the backward pass has: forward's images do not depend on them.
 pub(crate) fn cpp_roles_of_backward() -> String {
-    let role = NUMBERED.iter().filter(|row| is_of_backward(row));
-    role.map(cpp_number).collect()
+    let of_backward = Role::Prepass.number()..=Role::SinkGradients.number();
+    { NUMBERED.iter() }
+        .filter(|row| is_apart(row) && of_backward.contains(&row.2))
+        .map(cpp_number)
+        .collect()
 }
 
 fn cpp_number((prefix, name, number): &(&str, &str, u32)) -> String {
     format!("constexpr unsigned {prefix}{name} = {number};\n")
 }
 
-fn is_of_backward((prefix, _, number): &(&str, &str, u32)) -> bool {
+/// Returns true for roles whose constants are in a header of their own.
+fn is_apart((prefix, _, number): &(&str, &str, u32)) -> bool {
     *prefix == "ROLE_" && *number >= Role::Prepass.number()
 }
 
@@ -333,7 +341,7 @@ pub(crate) fn cpp_constants() -> String {
             feature.0.trailing_zeros()
         );
     }
-    let others = NUMBERED.iter().filter(|row| !is_of_backward(row));
+    let others = NUMBERED.iter().filter(|row| !is_apart(row));
     text.extend(others.map(cpp_number));
     text
 }
@@ -374,6 +382,7 @@ mod tests {
             Role::AllGradients,
             Role::QuerySums,
             Role::SinkGradients,
+            Role::KeyRuns,
         ] {
             assert_eq!(Role::from_number(role.number()), Some(role));
         }

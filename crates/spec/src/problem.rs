@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::{BlockLists, Call, ElementType, Features, Heads, Mask, Scoring, Splits, Types};
+use crate::{
+    BlockLists, Call, ElementType, Features, Heads, Mask, Operand, Scoring, Splits, Types,
+};
 
 /// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
 /// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
@@ -34,6 +36,7 @@ pub struct Problem {
     /// 0: not paged.
     page_rows: usize,
     scoring: Scoring,
+    masks_keys_alone: bool,
     splits: Splits,
     want_lse: bool,
     aligned: bool,
@@ -77,6 +80,7 @@ impl Problem {
                 blocks: call.blocks().map(|blocks| rounded_lists(blocks.lists())),
                 ..*call.scoring()
             },
+            masks_keys_alone: call.masks_keys_alone(),
             splits: call.splits(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
@@ -157,6 +161,38 @@ impl Problem {
         &self.scoring
     }
 
+    /// Returns true if a key mask is given that is the same for all queries and heads of a sequence, as of padding.
+    pub const fn masks_keys_alone(&self) -> bool {
+        self.masks_keys_alone
+    }
+
+    /// The problem of the sequences of which such a mask shows the first keys and no others, without the mask: `None` if the problem has no such mask, or
+    /// something else that says which keys a sequence has, or an option that counts on where keys are.
+    pub fn of_runs(&self) -> Option<Self> {
+        let others =
+            self.scoring.needs() - (Features::KEY_MASK | Features::SINKS | Features::SOFTCAP);
+        let is_dense = !self.is_uneven() && self.page_rows == 0;
+        (self.masks_keys_alone && is_dense && others.is_empty() && self.splits == Splits::Even)
+            .then(|| Problem {
+                scoring: Scoring {
+                    operands: self.scoring.operands - Features::KEY_MASK,
+                    ..self.scoring
+                },
+                masks_keys_alone: false,
+                device_lengths: true,
+                ..*self
+            })
+    }
+
+    /// Options in the words of the `warptile` program.
+    fn words_of(&self, scoring: &Scoring) -> String {
+        let words = scoring.to_string();
+        match Operand::KeyMask.word() {
+            Some(word) if self.masks_keys_alone => words.replace(word, &format!("{word}=padding")),
+            _ => words,
+        }
+    }
+
     /// Where keys are cut.
     pub const fn splits(&self) -> Splits {
         self.splits
@@ -218,9 +254,9 @@ impl Problem {
             scale: self.scoring.scale.filter(|scale| *scale < 0.0),
             ..self.scoring
         };
-        let scoring = scoring.to_string();
-        if !scoring.is_empty() {
-            let _ = write!(line, " {scoring}");
+        let options = self.words_of(&scoring);
+        if !options.is_empty() {
+            let _ = write!(line, " {options}");
         }
         if let Some(keys) = self.splits.keys() {
             let _ = write!(line, " splits={keys}");
@@ -340,9 +376,9 @@ impl fmt::Display for Problem {
         if let Some(rows) = self.page_rows() {
             write!(f, " pages{rows}")?;
         }
-        let scoring = self.scoring.to_string();
-        if !scoring.is_empty() {
-            write!(f, " {scoring}")?;
+        let options = self.words_of(&self.scoring);
+        if !options.is_empty() {
+            write!(f, " {options}")?;
         }
         if let Some(keys) = self.splits.keys() {
             write!(f, " splits={keys}")?;

@@ -430,7 +430,6 @@ template <class T> T __shfl_sync(unsigned, T x, int) { return x; }
 template <class T> T __shfl_xor_sync(unsigned, T x, int) { return x; }
 inline bool __any_sync(unsigned, bool x) { return x; }
 inline bool __all_sync(unsigned, bool x) { return x; }
-inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 inline void __syncwarp() {}
 inline void __syncthreads() { emulation::launch.meet("__syncthreads", emulation::launch.cta().meetings[0], emulation::launch.warps()); }
 inline float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }

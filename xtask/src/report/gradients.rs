@@ -7,12 +7,12 @@ use serde::Deserialize;
 use super::bench::{BenchRow, peers_text};
 use super::{checks, decode, markdown_table, number, plot, ratio, speed};
 
-/// A row of `backward.json`: a measurement, and the error of the same contestant's gradients against float64.
+/// A row of `backward.json` or `options.json`: a measurement, and the error of the same contestant's results against float64.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Row {
     #[serde(flatten)]
-    row: BenchRow,
-    error_rms: Option<f64>,
+    pub(super) row: BenchRow,
+    pub(super) error_rms: Option<f64>,
 }
 
 /// Peers of the table, in its order.

@@ -71,6 +71,7 @@ impl Operation for Backward {
             shape,
             at,
             workspace,
+            ..
         } = *launch;
         let at = &at.operands;
         let scratch = BackwardScratch::of_call(self);

@@ -128,6 +128,24 @@ pub(super) fn blocks(call: &Call, at: &Slots<u64>) -> abi::BlockLists {
     }
 }
 
+/// The key mask of a call in which it is the same for all queries and heads.
+pub(super) fn key_runs(call: &Call, at: &Slots<u64>) -> abi::KeyRuns {
+    let count = |n: usize| n as i32;
+    let step = |dimension| {
+        call.layout(Operand::KeyMask)
+            .map_or(0, |layout| stride(layout, dimension))
+    };
+    abi::KeyRuns {
+        key_mask: at[Operand::KeyMask],
+        mask_batch: step(0),
+        mask_key: step(3),
+        batch: count(call.batch()),
+        query_len: count(call.query_len()),
+        key_len: count(call.key_len()),
+        ..Default::default()
+    }
+}
+
 /// The stride of a dimension; 0 for one of size 1, regardless of the layout, because it is never stepped along.
 fn stride(layout: &Layout, dimension: usize) -> i64 {
     match layout.shape[dimension] {

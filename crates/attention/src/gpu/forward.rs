@@ -1,12 +1,12 @@
 //! Attention on a GPU.
 
 use warptile_kernels::abi;
-use warptile_kernels::{Operand, Slots};
+use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::Result;
 use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
 use crate::gpu::{block as filled, log};
-use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
+use crate::plan::{Choice, LaunchShape, Plan, Planner, RunScratch, Scratch, Share, Step};
 use crate::spec::{Call, Expected, Problem};
 
 impl Operation for Call {
@@ -50,44 +50,103 @@ impl Operation for Call {
         launch: &StepLaunch<'_>,
         taker: impl FnOnce(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let StepLaunch {
-            step,
-            kernel,
-            shape,
-            at,
-            workspace,
-        } = *launch;
-        let forward = filled::forward(self, shape, &at.operands, workspace);
-        let with_dropout = kernel.takes::<abi::ForwardTmaDropout>();
-        let with_blocks = kernel.takes::<abi::ForwardTmaBlocks>();
-        if with_dropout || with_blocks || kernel.takes::<abi::ForwardTma>() {
-            let driver = kernel.context().driver();
-            let tma = filled::forward_tma(driver, self, step, shape, forward)?;
-            if with_blocks {
-                let block = abi::ForwardTmaBlocks {
-                    tma,
-                    blocks: filled::blocks(self, &at.operands),
-                    ..Default::default()
+        let (step, workspace) = (launch.step, launch.workspace);
+        let mut at = launch.at.operands;
+        let lists = RunScratch::of(self.batch());
+        let in_workspace = |at: usize| workspace + at as u64;
+        match step.share {
+            Share::All => fill(self, launch, &at, workspace, taker),
+            _ if step.role == Role::KeyRuns => {
+                let steps = launch.steps.iter().zip(launch.shapes);
+                let left = |share: Share| {
+                    let mut of_share = steps
+                        .clone()
+                        .filter(|(step, _)| step.share == share && step.role != Role::KeyRuns);
+                    of_share
+                        .next()
+                        .map_or(0, |(step, shape)| step.tiles_to_draw(shape))
                 };
-                return kernel.give(&block, taker);
+                let block = abi::KeyRuns {
+                    key_lengths: in_workspace(lists.key_lengths),
+                    other_queries: in_workspace(lists.other_queries),
+                    run_counter: in_workspace(RunScratch::RUN_COUNTER),
+                    other_counter: in_workspace(RunScratch::OTHER_COUNTER),
+                    no_runs: left(Share::Runs),
+                    no_others: left(Share::Others),
+                    ..filled::key_runs(self, &at)
+                };
+                launch.kernel.give(&block, taker)
             }
-            if !with_dropout {
-                return kernel.give(&tma, taker);
+            Share::Runs => {
+                let call = self.of_runs();
+                at[Operand::KeyMask] = 0;
+                at[Operand::KeyLengths] = in_workspace(lists.key_lengths);
+                fill(
+                    &call,
+                    launch,
+                    &at,
+                    in_workspace(RunScratch::RUN_COUNTER),
+                    taker,
+                )
             }
-            let block = abi::ForwardTmaDropout {
+            Share::Others => {
+                at[Operand::QueryLengths] = in_workspace(lists.other_queries);
+                fill(
+                    &self.of_others(),
+                    launch,
+                    &at,
+                    in_workspace(RunScratch::OTHER_COUNTER),
+                    taker,
+                )
+            }
+        }
+    }
+}
+
+/// Fills the block of a step that computes a call.
+fn fill(
+    call: &Call,
+    launch: &StepLaunch<'_>,
+    at: &Slots<u64>,
+    workspace: u64,
+    taker: impl FnOnce(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let StepLaunch {
+        step,
+        kernel,
+        shape,
+        ..
+    } = *launch;
+    let forward = filled::forward(call, shape, at, workspace);
+    let with_dropout = kernel.takes::<abi::ForwardTmaDropout>();
+    let with_blocks = kernel.takes::<abi::ForwardTmaBlocks>();
+    if with_dropout || with_blocks || kernel.takes::<abi::ForwardTma>() {
+        let driver = kernel.context().driver();
+        let tma = filled::forward_tma(driver, call, step, shape, forward)?;
+        if with_blocks {
+            let block = abi::ForwardTmaBlocks {
                 tma,
-                dropout: filled::dropout(self, &at.operands),
+                blocks: filled::blocks(call, at),
                 ..Default::default()
             };
-            kernel.give(&block, taker)
-        } else if kernel.takes::<abi::ForwardE4m3>() {
-            let scales = filled::scales(&at.operands, |operand| self.reach(operand));
-            kernel.give(&abi::ForwardE4m3 { forward, scales }, taker)
-        } else if kernel.takes::<abi::ForwardDropout>() {
-            let dropout = filled::dropout(self, &at.operands);
-            kernel.give(&abi::ForwardDropout { forward, dropout }, taker)
-        } else {
-            kernel.give(&forward, taker)
+            return kernel.give(&block, taker);
         }
+        if !with_dropout {
+            return kernel.give(&tma, taker);
+        }
+        let block = abi::ForwardTmaDropout {
+            tma,
+            dropout: filled::dropout(call, at),
+            ..Default::default()
+        };
+        kernel.give(&block, taker)
+    } else if kernel.takes::<abi::ForwardE4m3>() {
+        let scales = filled::scales(at, |operand| call.reach(operand));
+        kernel.give(&abi::ForwardE4m3 { forward, scales }, taker)
+    } else if kernel.takes::<abi::ForwardDropout>() {
+        let dropout = filled::dropout(call, at);
+        kernel.give(&abi::ForwardDropout { forward, dropout }, taker)
+    } else {
+        kernel.give(&forward, taker)
     }
 }

@@ -91,6 +91,9 @@ pub struct StepLaunch<'a> {
     pub(super) step: &'a Step,
     pub(super) kernel: &'a Loaded,
     pub(super) shape: &'a LaunchShape,
+    /// All steps of the plan, and their shapes.
+    pub(super) steps: &'a [Step],
+    pub(super) shapes: &'a [LaunchShape],
     pub(super) at: &'a Addresses<'a>,
     /// 0 if no step needs one.
     pub(super) workspace: u64,

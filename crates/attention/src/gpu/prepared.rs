@@ -150,6 +150,8 @@ impl<O: Operation> Prepared<O> {
                 step,
                 kernel,
                 shape,
+                steps: self.plan().steps(),
+                shapes: &outline.shapes,
                 at: &addresses,
                 workspace,
             })
@@ -256,8 +258,8 @@ impl<O: Operation> Prepared<O> {
     ) -> Result<()> {
         let at = &addresses.into();
         self.check_addresses(call, at)?;
-        for (step, kernel) in self.steps() {
-            let shape = &call.shape(step)?;
+        let shapes = &shapes_of(self.plan(), call)?;
+        for ((step, kernel), shape) in self.steps().zip(shapes) {
             if shape.grid == 0 {
                 continue;
             }
@@ -271,6 +273,8 @@ impl<O: Operation> Prepared<O> {
                 step,
                 kernel,
                 shape,
+                steps: self.plan().steps(),
+                shapes,
                 at,
                 workspace,
             };
@@ -289,10 +293,7 @@ impl<O: Operation> Prepared<O> {
     /// As [`launch_raw`](Self::launch_raw).
     pub fn check_raw<'a>(&self, call: &O, addresses: impl Into<Addresses<'a>>) -> Result<()> {
         self.check_addresses(call, &addresses.into())?;
-        for step in self.plan().steps() {
-            call.shape(step)?;
-        }
-        Ok(())
+        shapes_of(self.plan(), call).map(drop)
     }
 
     fn expected<'a>(&self, call: &'a O) -> Places<'a> {
@@ -354,11 +355,14 @@ impl Outline {
     fn of<O: Operation>(plan: &Plan<O::Problem>, call: &O) -> Result<Self> {
         Ok(Outline {
             has_host_numbers: call.host_numbers().any(|(_, list)| !list.is_empty()),
-            shapes: { plan.steps().iter() }
-                .map(|step| call.shape(step))
-                .collect::<Result<_>>()?,
+            shapes: shapes_of(plan, call)?,
         })
     }
+}
+
+/// The launch shape of each step of a plan.
+fn shapes_of<O: Operation>(plan: &Plan<O::Problem>, call: &O) -> Result<Vec<LaunchShape>> {
+    plan.steps().iter().map(|step| call.shape(step)).collect()
 }
 
 /// The blocks of a launch by its addresses and its workspace.

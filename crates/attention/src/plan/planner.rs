@@ -123,9 +123,22 @@ impl<'a> Planner<'a> {
     /// With [`Splits::EveryKeys`] the choice depends on element type, head size, options and device only: the same image computes a
     /// token of decoding and a whole prompt.
     ///
+    /// With a key mask that is the same for all queries and heads, as of padding, two kernels may share the sequences: one without key masks
+    /// computes those of which the mask shows the first keys and no others, and one with key masks the rest. A choice of a kernel is that of all
+    /// sequences.
+    ///
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        let plan = self.plan_alone(problem, choice)?;
+        Ok(match (choice, self.settings) {
+            (Choice::Best, None) => self.with_runs(plan),
+            _ => plan,
+        })
+    }
+
+    /// Chooses a kernel that computes all sequences.
+    pub(super) fn plan_alone(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
         self.device.check()?;
         let given = { self.images.as_ref() }.map(|images| by_kernel(images.iter().copied()));
         let kernels = given.as_ref().unwrap_or(&CATALOG);

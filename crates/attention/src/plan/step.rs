@@ -9,6 +9,7 @@ use crate::plan::heads_at_once::{heads_at_once, interleaved};
 use crate::plan::occupancy::{MAX_TILES, alone_bytes, occupancy};
 use crate::plan::pairs::Numbered;
 use crate::plan::settings::Settings;
+use crate::plan::share::{RunScratch, Share};
 use crate::plan::shared_keys::{Sides, if_countable};
 use crate::plan::split_tiles::{PARTS_A_CTA, SEMAPHORES, TileKeys, splits_of, splits_tiles};
 use crate::spec::{Call, Problem, Splits};
@@ -30,6 +31,8 @@ pub struct Step {
     pub alone_bytes: Option<u32>,
     /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
     pub estimate_us: f64,
+    /// The sequences that it computes.
+    pub share: Share,
     /// Launch settings that override the planner's.
     pub settings: Settings,
     /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some
@@ -121,12 +124,12 @@ impl Scratch {
             Schedule::ClusterTile => step.parts_of_clusters(&Sides::from(problem)),
             _ => Self::default(),
         };
+        let bytes = steps.iter().map(|step| match step.share {
+            Share::All => needed(step).bytes,
+            _ => RunScratch::of(problem.batch()).bytes,
+        });
         Scratch {
-            bytes: steps
-                .iter()
-                .map(|step| needed(step).bytes)
-                .max()
-                .unwrap_or(0),
+            bytes: bytes.max().unwrap_or(0),
         }
     }
 
@@ -175,6 +178,7 @@ impl Step {
             ctas_per_multiprocessor: occupancy(image, device),
             alone_bytes: alone_bytes(image, device),
             estimate_us,
+            share: Share::All,
             settings: Settings::default(),
             clustered_ctas: None,
         }
@@ -204,6 +208,7 @@ impl Step {
     /// [`Error::Grid`] if it would have more tiles, or units of keys to be shared, than a launch can have.
     pub fn shape(&self, call: &Call) -> Result<LaunchShape> {
         match self.image.schedule {
+            _ if self.role == Role::KeyRuns => Ok(self.shape_of_key_runs(call)),
             Schedule::SharedKeys => self.shape_of_shared_keys(call),
             _ => self.shape_of_tiles(call),
         }
@@ -346,6 +351,7 @@ impl Step {
             shares_keys: splits > 1,
             splits: splits as u32,
             workspace_bytes: match (splits, draws_tiles) {
+                _ if self.share != Share::All => RunScratch::of(call.batch()).bytes,
                 (1, false) => 0,
                 (1, true) => Scratch::counter().bytes,
                 _ if in_clusters => self.parts_of_clusters(&Sides::from(call)).bytes,
@@ -417,6 +423,7 @@ impl Step {
             ctas_per_multiprocessor: 1,
             alone_bytes: None,
             estimate_us: 0.0,
+            share: Share::All,
             settings: Settings::default(),
             clustered_ctas: None,
         }

@@ -11,6 +11,8 @@ mod backward;
 #[path = "../common/draw.rs"]
 mod draw;
 mod e4m3;
+#[path = "../common/masks.rs"]
+mod masks;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
@@ -24,3 +26,4 @@ mod prepass_cases;
 mod prepass_on_gpu;
 #[path = "../common/quantized.rs"]
 mod quantized;
+mod runs;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::Library;
 use warptile::gpu::Gpu;
 use warptile_driver::Driver;
-use warptile_fake_cuda::FakeDriver;
+use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 
 type RunKernel = unsafe extern "C" fn(*const c_char, *const c_void, c_uint, c_uint) -> bool;
 
@@ -41,12 +41,25 @@ impl Emulated {
 
     /// Runs what was launched since the last time. Whatever was queued before has happened then; nothing else may be queued.
     pub(crate) fn run_launches(&self) {
-        /// The emulation has one index of a CTA for all threads of this program.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        self.gpu.stream().synchronize().unwrap();
+        self.run(&self.fake.launches());
+        self.fake.forget_launches();
+    }
+
+    /// As [`run_launches`](Self::run_launches), of the first one alone. Returns its block.
+    pub(crate) fn run_first<B: bytemuck::AnyBitPattern>(&self) -> B {
         self.gpu.stream().synchronize().unwrap();
         let launches = self.fake.launches();
+        self.run(&launches[..1]);
+        self.fake.forget_launches();
+        bytemuck::pod_read_unaligned(launches[0].params())
+    }
+
+    fn run(&self, launches: &[FakeLaunch]) {
+        /// The emulation has one index of a CTA for all threads of this program.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        for launch in &launches {
+        for launch in launches {
             let name = CString::new(launch.name()).unwrap();
             // Blocks are aligned to 8 bytes at least.
             let mut words = vec![0_u64; launch.params().len().div_ceil(8)];
@@ -59,7 +72,6 @@ impl Emulated {
                 unsafe { kernels()(name.as_ptr(), params, launch.grid[0], launch.block[0]) };
             assert!(found, "{} is not emulated", launch.name());
         }
-        self.fake.forget_launches();
     }
 }
 

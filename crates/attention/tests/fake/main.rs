@@ -17,6 +17,7 @@ mod pages;
 mod pairs;
 mod prepass;
 mod raw;
+mod runs;
 mod splits;
 mod sync;
 

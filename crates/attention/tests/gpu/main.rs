@@ -23,6 +23,8 @@ mod extremes;
 mod growing;
 mod harness;
 mod invariance;
+#[path = "../common/masks.rs"]
+mod masks;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
@@ -41,4 +43,5 @@ mod prepass_on_gpu;
 mod quantized;
 mod random;
 mod repetition;
+mod runs;
 mod tilings;

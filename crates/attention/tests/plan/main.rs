@@ -8,6 +8,7 @@ mod families;
 mod measured;
 mod memory;
 mod problems;
+mod runs;
 mod splits;
 
 use warptile::plan::{Choice, DeviceProfile, LaunchShape, Plan};

@@ -64,23 +64,25 @@ impl Case {
         }
     }
 
-    /// Layout of a tensor with an element for each score: in each dimension but the last whole or of extent 1, as the seed has it or padding, and
-    /// stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
+    /// Layout of a tensor with an element for each score: in each dimension but the last whole or of extent 1, as the case or its seed has it or
+    /// padding, and stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
     pub(crate) fn score_layout(&self, operand: Operand) -> Layout {
         let Lengths::Dense { batch, query, key } = self.lengths else {
             return Layout::bshd([1; 4]);
         };
         let mut random = Random::new(self.seed ^ (0xb1a5 << operand as u32));
-        let mut maybe_one = |extent: usize| match random.below(2) {
-            0 => extent,
-            _ => 1,
+        let by_seed = [(); 3].map(|()| random.below(2) != 0);
+        let is_one = self.broadcast.unwrap_or(by_seed);
+        let or_one = |dimension: usize, extent: usize| match is_one[dimension] {
+            false => extent,
+            true => 1,
         };
         let shape = match self.is_padding(operand) {
             true => [batch, 1, 1, key],
             false => [
-                maybe_one(batch),
-                maybe_one(query),
-                maybe_one(self.heads.query),
+                or_one(0, batch),
+                or_one(1, query),
+                or_one(2, self.heads.query),
                 key,
             ],
         };

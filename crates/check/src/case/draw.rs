@@ -123,6 +123,9 @@ impl Case {
         if layout == LayoutKind::Bshd && random.below(3) == 0 {
             layout = LayoutKind::Interleaved;
         }
+        let mut of_scores = Random::new(seed ^ 0xb40a);
+        let broadcast =
+            (of_scores.below(4) == 0).then(|| [(); 3].map(|()| of_scores.below(2) == 0));
         let case = Case {
             lengths,
             used,
@@ -134,6 +137,8 @@ impl Case {
             quantized: None,
             // Half of the key masks, by numbers of their own.
             padding: scoring.has(Operand::KeyMask) && Random::new(seed ^ 0x9add).below(2) == 0,
+            broadcast: broadcast
+                .filter(|_| scoring.has(Operand::Bias) || scoring.has(Operand::KeyMask)),
             scoring,
             splits: Splits::Even,
             layout,

@@ -21,6 +21,7 @@ impl Case {
             push(&|case| case.remove(word));
         }
         push(&|case| case.padding = false);
+        push(&|case| case.broadcast = None);
         push(&|case| case.splits = Splits::Even);
         push(&|case| case.quantized = None);
         push(&|case| case.device_lengths = false);

@@ -19,7 +19,7 @@ use indicatif::HumanDuration;
 use serde_json::json;
 use warptile::gpu::Gpu;
 use warptile::kernels::Family;
-use warptile::plan::{Choice, Plan, Planner};
+use warptile::plan::{Choice, Plan, Planner, Share};
 use warptile::spec::Heads;
 use warptile::{Backend, Element, Error};
 use warptile_check::{Case, with_element};
@@ -517,7 +517,9 @@ impl<O: Operation> Planned<O> {
             if interrupt::requested() {
                 break;
             }
-            let choice = match plan.image() {
+            // Sequences that kernels share are planned again for a choice of none of them.
+            let is_shared = plan.steps().iter().any(|step| step.share != Share::All);
+            let choice = match plan.image().filter(|_| !is_shared) {
                 Some(image) => Choice::Image(image.name.to_owned()),
                 None => Choice::Best,
             };
@@ -654,6 +656,7 @@ mod tests {
         let texts = [
             include_str!("../../../../benches/peers/decode.txt"),
             include_str!("../../../../benches/peers/backward.txt"),
+            include_str!("../../../../benches/peers/options.txt"),
         ];
         let problems = { texts.iter() }
             .flat_map(|text| text.lines())

@@ -145,6 +145,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     }
     let backend = args.device.open()?;
     let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
+    let problems = of_one_kernel(problems, gpu, console)?;
     let machine = machine::describe(&backend);
     let path = rates_file(gpu)?;
     if let (false, Some(folder)) = (args.dry_run, path.parent()) {
@@ -236,6 +237,29 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         )?;
     }
     Ok(())
+}
+
+/// Leaves out the problems whose sequences several kernels share: each of these is tuned by a problem of its own.
+fn of_one_kernel(
+    problems: Vec<(Case, Problem)>,
+    gpu: &Gpu,
+    console: &mut dyn Write,
+) -> Result<Vec<(Case, Problem)>, Failure> {
+    let mut kept = Vec::new();
+    for (case, problem) in problems {
+        match gpu.plan(problem, &Choice::Best)?.steps() {
+            [_, _, ..] => say!(
+                console,
+                "skipped  {}: two kernels share its sequences; tune the problem with lengths=ragged device-lengths in place of the mask",
+                problem.line()
+            )?,
+            _ => kept.push((case, problem)),
+        }
+    }
+    match kept.is_empty() {
+        true => Err(Failure::Input("no problem is left to tune for".to_owned())),
+        false => Ok(kept),
+    }
 }
 
 /// A search under way.

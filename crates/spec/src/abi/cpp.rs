@@ -4,11 +4,11 @@ use super::declared::{Block, Declared, Member};
 use super::{
     Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
     ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, GRADIENTS_ADD, GRADIENTS_F32,
-    LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC,
-    SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout, cpp_backward_tma,
-    cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_structs,
+    KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD,
+    RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout,
+    cpp_backward_tma, cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
 };
-use crate::capability::{self, Features};
+use crate::capability::{self, Features, Role};
 
 pub(super) fn cpp_number(name: &str, value: i64, docs: &[&str]) -> String {
     format!("    {name} = {value}, //{}\n", docs.join(""))
@@ -157,6 +157,21 @@ pub fn cpp_header_of_blocks() -> String {
         "\n#ifdef WARPTILE_VARIANT_BLOCKS\n",
         &cpp_hash::<ForwardTmaBlocks>(),
         "#endif\n\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_runs.cuh`.
+pub fn cpp_header_of_runs() -> String {
+    let role = Role::KeyRuns.number();
+    [
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
+        &format!("enum : unsigned {{ ROLE_KEY_RUNS = {role} }};\n\n"),
+        &cpp_runs(),
+        "\n",
+        &cpp_hash::<KeyRuns>(),
+        "\n} // namespace warptile\n",
     ]
     .concat()
 }

@@ -1,0 +1,119 @@
+//! Padding masks: which problems are computed in three steps.
+
+use warptile::plan::{Choice, DeviceProfile, Plan, Share};
+use warptile_kernels::{Features, Role};
+
+use crate::{case, choice, device};
+
+const ENCODER: &str = "b32 q512 k512 h12 d64 f16 keymask=padding";
+
+fn steps(words: &str) -> usize {
+    choice(words).steps().len()
+}
+
+#[test]
+fn long_padded_sequences_are_computed_without_their_mask() {
+    for words in [
+        ENCODER,
+        "b32 q512 k512 h12 d64 bf16 keymask=padding layout=bhsd",
+        "b8 q2048 k2048 h16 d128 f16 keymask=padding mask=causal",
+        "b8 q2048 k2048 h16/4 d128 bf16 keymask=padding sinks",
+        "b8 q1024 k1024 h8 d256 f16 keymask=padding",
+        "b8 q2048 k2048 h16 d128 bf16 keymask=padding softcap=30",
+        "b4 q2048 k2048 h16 d64 f32 keymask=padding",
+    ] {
+        let plan = choice(words);
+        let [first, runs, others] = plan.steps() else {
+            panic!("{plan}");
+        };
+        assert_eq!(first.role, Role::KeyRuns);
+        assert_eq!((runs.share, others.share), (Share::Runs, Share::Others));
+        assert!(others.image.features.contains(Features::KEY_MASK));
+        // As with lengths on the device.
+        let lengths = words.replace("keymask=padding", "lengths=ragged device-lengths");
+        let of_lengths = case(&lengths).call_on_gpu().unwrap().problem();
+        let of_lengths = Plan::gpu(of_lengths, &DeviceProfile::h200(), &Choice::Best).unwrap();
+        assert_eq!(runs.image.name, of_lengths.image().unwrap().name);
+        assert_eq!(plan.image().unwrap().name, runs.image.name);
+        assert!(plan.estimate_us() > runs.estimate_us + 1.0);
+        let text = plan.explain();
+        assert!(
+            text.contains("\nkey runs runs_w16 (image runs_w16_f32_sm_90)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\n         the other sequences, with the mask\n"),
+            "{text}"
+        );
+    }
+}
+
+/// What the first step costs must be won.
+#[test]
+fn short_problems_and_those_that_read_have_one_step() {
+    for words in [
+        "b2 q128 k128 h4 d64 f16 keymask=padding",
+        "b4 q256 k256 h8 d64 f16 keymask=padding",
+        "b16 q1 k8192 h32/8 d128 bf16 keymask=padding",
+    ] {
+        assert_eq!(steps(words), 1, "{words}");
+    }
+}
+
+/// Masks that differ between queries or heads, lengths and pages besides, options that count on where keys are, keys cut at fixed places.
+#[test]
+fn other_problems_have_one_step() {
+    assert_eq!(steps(ENCODER), 3);
+    for words in [
+        "lengths=ragged",
+        "alibi=head",
+        "bias",
+        "pages=64",
+        "splits=512",
+        "scale=-1",
+    ] {
+        assert_eq!(steps(&format!("{ENCODER} {words}")), 1, "{words}");
+    }
+    let random = (0..64).map(|seed| format!("b32 q512 k512 h12 d64 f16 keymask seed={seed}"));
+    for words in random {
+        let is_same = case(&words).call().problem().masks_keys_alone();
+        assert_eq!(steps(&words), if is_same { 3 } else { 1 }, "{words}");
+    }
+    assert_eq!(steps("b32 q512 k512 h12 d64 f16"), 1);
+}
+
+#[test]
+fn a_kernel_that_is_asked_for_computes_all_sequences() {
+    let problem = case(ENCODER).call().problem();
+    let h200 = DeviceProfile::h200();
+    for choice in ["wgmma", "wgmma_d64_64x128_w8_s2", "mma"] {
+        let plan = Plan::gpu(problem, &h200, &choice.parse().unwrap()).unwrap();
+        assert_eq!(plan.steps().len(), 1, "{choice}");
+        assert_eq!(plan.steps()[0].share, Share::All);
+    }
+}
+
+#[test]
+fn a_problem_says_that_its_mask_is_of_padding() {
+    let problem = case(ENCODER).call().problem();
+    assert_eq!(problem.line(), ENCODER);
+    assert!(problem.to_string().ends_with(" keymask=padding"));
+    assert_eq!(case(&problem.line()).call().problem().line(), ENCODER);
+    let one = case("b1 q512 k512 h12 d64 f16 keymask=padding");
+    assert!(one.call().problem().masks_keys_alone());
+}
+
+/// Other GPUs have the same by `mma`.
+#[test]
+fn other_gpus_have_three_steps_too() {
+    for (major, minor, shared) in [
+        (8, 0, 166_912),
+        (10, 0, 232_448),
+        (12, 0, crate::CONSUMER_SHARED_BYTES),
+    ] {
+        let device = device(major, minor, shared);
+        let plan = crate::choice_on(&device, ENCODER);
+        assert_eq!(plan.steps().len(), 3, "{plan}");
+        assert!(plan.steps()[0].image.target.runs_on(major, minor));
+    }
+}

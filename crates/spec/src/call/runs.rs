@@ -1,0 +1,34 @@
+//! A call with a padding mask as the two calls that it is made of: of the sequences of which the mask shows the first keys and no others, and
+//! of the others. On a GPU it is found on the device which is which.
+
+use crate::{Call, Diagonal, Features, Layout, Numbers, Operand};
+
+impl Call {
+    /// Returns true if a key mask is given that is the same for all queries and heads of a sequence.
+    pub(crate) fn masks_keys_alone(&self) -> bool {
+        let is_same =
+            |mask: &Layout| { [1, 2].iter() }.all(|&d| mask.shape[d] <= 1 || mask.strides[d] == 0);
+        self.layout(Operand::KeyMask).is_some_and(is_same)
+    }
+
+    /// The same without the key mask, with lengths of keys on the device. A diagonal stays where it is.
+    #[must_use]
+    pub fn of_runs(&self) -> Call {
+        let mut call = self.clone();
+        call.terms.layouts[Operand::KeyMask as usize] = None;
+        let scoring = &mut call.terms.scoring;
+        scoring.operands = scoring.operands - Features::KEY_MASK;
+        let mask = &mut scoring.mask;
+        mask.diagonal = Diagonal::At(mask.diagonal.offset(self.query_len(), self.key_len()) as i32);
+        call.keys.used = Numbers::Device(());
+        call
+    }
+
+    /// The same with lengths of queries on the device.
+    #[must_use]
+    pub fn of_others(&self) -> Call {
+        let mut call = self.clone();
+        call.queries.used = Numbers::Device(());
+        call
+    }
+}

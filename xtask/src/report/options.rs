@@ -1,0 +1,131 @@
+//! Options of scores: times next to the fastest peer's and to our own calls without them, and errors beside them.
+
+use super::bench::{BenchRow, peers_text};
+use super::gradients::Row;
+use super::{checks, decode, markdown_table, number, ratio, speed};
+
+/// Peers of the table, in its order.
+const PEERS: [&str; 4] = ["fa2", "cudnn", "efficient", "fa3"];
+
+/// Our own calls beside the one with options: without them, and with lengths in place of padding.
+const OTHER_CALLS: [&str; 2] = ["plain", "lengths"];
+
+/// The words of a problem behind its element type, but for those that say how tensors are stored.
+fn words(row: &BenchRow) -> String {
+    let all = row.problem.split_whitespace();
+    let behind = all.skip_while(|word| *word != row.element).skip(1);
+    let told: Vec<&str> = behind.filter(|word| !word.starts_with("layout=")).collect();
+    told.join(" ")
+}
+
+/// Problems in which a peer is faster come first, the slowest of them first; the others follow in the order of the measurement.
+pub(super) fn table(rows: &[Row]) -> String {
+    let graphs: Vec<&Row> = rows
+        .iter()
+        .filter(|one| one.row.method == "graph")
+        .collect();
+    let of = |backend: &str, problem: &str| {
+        let same = |one: &&&Row| one.row.backend == backend && one.row.problem == problem;
+        graphs.iter().find(same).copied()
+    };
+    let peers =
+        { PEERS.into_iter() }.filter(|peer| graphs.iter().any(|one| one.row.backend == *peer));
+    let peers: Vec<&str> = peers.collect();
+    let ours = graphs.iter().filter(|one| one.row.backend == speed::OURS);
+    let mut lines: Vec<(Option<f64>, Vec<String>)> = Vec::new();
+    let mut last = None;
+    for one in ours {
+        let row = &one.row;
+        let times_of = |other: f64| other / row.median_us;
+        let of_peers: Vec<_> = peers.iter().map(|peer| of(peer, &row.problem)).collect();
+        let fastest = { of_peers.iter().flatten() }
+            .map(|peer| peer.row.median_us)
+            .min_by(f64::total_cmp)
+            .map(times_of);
+        let error =
+            |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
+        let errors = of_peers.iter().flatten().filter_map(|peer| peer.error_rms);
+        let us = |one: Option<&Row>| number(one.map(|one| one.row.median_us), 1);
+        let mut cells = vec![format!("{}, {}, {}", row.shape(), row.element, words(row))];
+        cells.extend(of_peers.iter().map(|peer| us(*peer)));
+        cells.extend([us(Some(one)), ratio(fastest)]);
+        for call in OTHER_CALLS {
+            let other = of(call, &row.problem);
+            cells.push(number(other.map(|other| times_of(other.row.median_us)), 2));
+        }
+        cells.extend([error(one.error_rms), error(errors.min_by(f64::total_cmp))]);
+        lines.push((fastest, cells));
+        last = Some(row);
+    }
+    let Some(last) = last else {
+        return "Nothing is measured yet.\n".to_owned();
+    };
+    lines.sort_by(|(one, _), (other, _)| {
+        let lost = |times: &Option<f64>| times.filter(|times| *times < 1.0).unwrap_or(1.0);
+        lost(one).total_cmp(&lost(other))
+    });
+    let mut header = vec!["problem"];
+    header.extend(peers.iter().map(|peer| decode::name(peer)));
+    header.extend([
+        "Warptile",
+        "ratio",
+        "of plain",
+        "of lengths",
+        "error",
+        "peers'",
+    ]);
+    let measured: Vec<BenchRow> = graphs.iter().map(|one| one.row.clone()).collect();
+    format!(
+        "Microseconds on {}, GPU time of one call in a replayed graph; driver {}, {}. A problem is (batch, heads, length, head size), element type, options. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Of plain* is our speed as a part of that of our own call without the option, *of lengths* of the call with as many keys as a padding mask shows. *Error* is the root mean square of the output against float64 on normally distributed inputs, beside the smallest of the peers'. ALiBi is a bias to the peers.{}\n\n{}",
+        last.device,
+        last.driver,
+        checks::day(&last.date),
+        peers_text(&measured),
+        markdown_table(&header, lines.into_iter().map(|(_, cells)| cells))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bench::tests::row;
+    use super::*;
+
+    fn measured(backend: &str, options: &str, median_us: f64, error_rms: Option<f64>) -> Row {
+        let one = row(backend, 64, 512, 100.0);
+        let problem = format!("b2 q512 k512 h8 d64 {} {options} layout=bhsd", one.element);
+        Row {
+            row: BenchRow {
+                problem,
+                median_us,
+                ..one
+            },
+            error_rms,
+        }
+    }
+
+    #[test]
+    fn lost_rows_come_first_and_our_own_calls_stand_beside_them() {
+        let text = table(&[
+            measured("warptile", "bias", 50.0, Some(2e-4)),
+            measured("plain", "bias", 40.0, None),
+            measured("cudnn", "bias", 100.0, Some(3e-4)),
+            measured("warptile", "keymask=padding", 50.0, None),
+            measured("lengths", "keymask=padding", 49.0, None),
+            measured("cudnn", "keymask=padding", 25.0, None),
+            measured("efficient", "keymask=padding", 75.0, None),
+        ]);
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+        let element = row("cudnn", 64, 512, 1.0).element;
+        let name = row("cudnn", 64, 512, 1.0).shape();
+        assert_eq!(
+            lines,
+            [
+                "| problem | cuDNN | efficient | Warptile | ratio | of plain | of lengths | error | peers' |".to_owned(),
+                "| --- | --- | --- | --- | --- | --- | --- | --- | --- |".to_owned(),
+                format!("| {name}, {element}, keymask=padding | 25.0 | 75.0 | 50.0 | 0.50 | - | 0.98 | - | - |"),
+                format!("| {name}, {element}, bias | 100.0 | - | 50.0 | **2.00** | 0.80 | - | 2.00e-4 | 3.00e-4 |"),
+            ]
+        );
+        assert_eq!(table(&[]), "Nothing is measured yet.\n");
+    }
+}
