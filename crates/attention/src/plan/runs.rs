@@ -15,8 +15,8 @@ use crate::plan::{Choice, Plan, Planner, Scratch, Step};
 const MOST_SEQUENCES: usize = 1 << 16;
 
 /// Microseconds of the first of three steps, and of the last one where it has no sequence; see docs/notebook/wgmma-options.md.
-const FIRST_US: f64 = 4.0;
-const IDLE_US: f64 = 3.5;
+const FIRST_US: f64 = 6.0;
+const IDLE_US: f64 = 4.0;
 
 impl Planner<'_> {
     /// The plan in three steps instead, if it is expected to be faster where all sequences have runs.

@@ -54,6 +54,7 @@ fn short_problems_and_those_that_read_have_one_step() {
     for words in [
         "b2 q128 k128 h4 d64 f16 keymask=padding",
         "b4 q256 k256 h8 d64 f16 keymask=padding",
+        "b16 q256 k256 h12 d64 f16 keymask=padding",
         "b16 q1 k8192 h32/8 d128 bf16 keymask=padding",
     ] {
         assert_eq!(steps(words), 1, "{words}");
