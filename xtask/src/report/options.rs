@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| problem | cuDNN | efficient | Warptile | ratio | of plain | of lengths | error | peers' |".to_owned(),
+                "| problem | cuDNN | memory-efficient | Warptile | ratio | of plain | of lengths | error | peers' |".to_owned(),
                 "| --- | --- | --- | --- | --- | --- | --- | --- | --- |".to_owned(),
                 format!("| {name}, {element}, keymask=padding | 25.0 | 75.0 | 50.0 | 0.50 | - | 0.98 | - | - |"),
                 format!("| {name}, {element}, bias | 100.0 | - | 50.0 | **2.00** | 0.80 | - | 2.00e-4 | 3.00e-4 |"),
