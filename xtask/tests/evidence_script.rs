@@ -161,7 +161,7 @@ echo '  201.50 ms  tensors'
 echo '  210.25 ms  result: by wgmma'
 "#;
 
-const PARTS: &str = "peers,errors,decode,backward,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone";
+const PARTS: &str = "peers,errors,decode,backward,options,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -320,7 +320,7 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(gradients[0]["error_rms"], 1e-4);
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 10);
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 11);
     let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
@@ -443,7 +443,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        14
+        15
     );
 }
 
