@@ -26,6 +26,13 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
     const auto arrive = [&](unsigned barrier) {
         if (lane() == 0) barrier_arrive(barrier);
     };
+    // With dropout products with queries begin where weights come out multiplied, and those with values at 0.
+    MaskedScores<Traits> scores(block);
+    float first_product = 0, delta_factor = -1;
+    if constexpr (drops<Traits>()) {
+        first_product = log2f(kept_factor(block)) / scale_log2;
+        delta_factor = -1 / kept_factor(block);
+    }
     // Numbers of a thread's queries.
     const auto begin_at = [&](float (&x)[SCORES], unsigned at, float factor) {
 #pragma unroll
@@ -91,7 +98,11 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             barrier_wait(shared.keys_full(), loads & 1);
             if (key_rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.base + Traits::KEYS_AT, key_rows, warpgroup);
         }
-        int query_block = last_block;
+        int query_block = last_block, head = uniform(tile.kv_head) * uniform(tile.heads);
+        const auto draw = [&](int of_head, int of_block) {
+            if constexpr (drops<Traits>()) scores.draw(uniform(tile.exists - 1), of_head, of_block * Traits::BLOCK_M, first_key, shared.base, warpgroup);
+        };
+        if (drops<Traits>() && blocks > 0) draw(head, query_block);
 #pragma unroll 1
         for (int i = 0; i < blocks; i++, it++) {
             float x[SCORES], y[SCORES];
@@ -104,9 +115,13 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             barrier_wait(shared.queries_full(stage), phase);
             if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.queries(stage), rows, warpgroup);
             begin_at(x, numbers, lse_factor);
-            begin_at(y, numbers + Traits::NUMBER_BYTES, -1);
+            if constexpr (drops<Traits>())
+#pragma unroll
+                for (float& one : x) one += first_product;
+            else
+                begin_at(y, numbers + Traits::NUMBER_BYTES, -1);
             pin(x);
-            pin(y);
+            if constexpr (!drops<Traits>()) pin(y);
             wgmma_fence();
             const unsigned long long queries = matrix_descriptor(shared.queries(stage), 1), d_out = matrix_descriptor(shared.d_out(stage), 1);
 #pragma unroll
@@ -124,7 +139,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
 #pragma unroll
             for (int step = 0; step < DEPTH; step++)
                 Wgmma<Traits::BLOCK_M>::template shared<Element>(y, along_rows(values, step, Traits::KEY_SLAB_BYTES),
-                                                                 along_rows(d_out, step, Traits::QUERY_SLAB_BYTES), true);
+                                                                 along_rows(d_out, step, Traits::QUERY_SLAB_BYTES), !drops<Traits>() || step > 0);
             wgmma_commit();
             wgmma_wait<1>();
             pin(x);
@@ -148,6 +163,10 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                 weights[j] = pack<Element>(two.x, two.y);
                 // Weights are at most 1, of which f16 has three more bits than bf16.
                 slopes[j] = pack<__half>(two.x, two.y);
+                if constexpr (drops<Traits>()) {
+                    weights[j] = scores.kept_pair(weights[j], j);
+                    slopes[j] = scores.marked_pair(slopes[j], j);
+                }
             }
             pin(weights);
             pin(slopes);
@@ -159,6 +178,14 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                 Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(dv, weights + 4 * step,
                                                                           advance_descriptor(d_out_rows, step * 2 * SWIZZLE_GROUP_BYTES), true);
             wgmma_commit();
+            float deltas[drops<Traits>() ? SCORES / 2 : 1];
+            if constexpr (drops<Traits>())
+#pragma unroll
+                for (int j = 0; j < SCORES / 2; j += 2) {
+                    const float2 two = load_two(numbers + Traits::NUMBER_BYTES + j * 16);
+                    deltas[j] = two.x * delta_factor;
+                    deltas[j + 1] = two.y * delta_factor;
+                }
             wgmma_wait<1>();
             pin(y);
             if (i == blocks - 1) arrive(shared.values_empty());
@@ -171,7 +198,11 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
 #pragma unroll
                 for (int j = 4 * step; j < 4 * step + 4; j++) {
                     const float2 two = unpacked<__half>(slopes[j]);
-                    slopes[j] = pack<Element>(two.x * y[2 * j], two.y * y[2 * j + 1]);
+                    if constexpr (drops<Traits>())
+                        slopes[j] = pack<Element>(fmaf(fmaxf(two.x, 0), y[2 * j], fabsf(two.x) * deltas[j / 2 * 2]),
+                                                  fmaf(fmaxf(two.y, 0), y[2 * j + 1], fabsf(two.y) * deltas[j / 2 * 2 + 1]));
+                    else
+                        slopes[j] = pack<Element>(two.x * y[2 * j], two.y * y[2 * j + 1]);
                 }
                 store_matrices_transposed(slope_row + step * 2 * SWIZZLE_GROUP_BYTES, slopes + 4 * step);
             }
@@ -187,6 +218,11 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             fence_shared_for_async();
             __syncwarp();
             arrive(shared.slopes_full(which));
+            if constexpr (drops<Traits>()) {
+                // For the next block, under two products.
+                if (query_block == last_block) head++;
+                if (i < blocks - 1) draw(head, query_block);
+            }
             wgmma_wait<1>();
             pin(dv);
             pin(weights);

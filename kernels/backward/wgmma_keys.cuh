@@ -9,6 +9,7 @@
 // keys and values, the last columns of these lie in registers, as left operands; they come through a stage of the queries.
 #pragma once
 
+#include "backward/wgmma_dropout.cuh"
 #include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
@@ -62,6 +63,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(2 * LEFT_SLABS <= SLABS && KEY_SLABS > 0, "a stage of queries holds what goes to registers");
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
+
+template <class Plain> using KeyDropping = TransposedDropping<Plain, 1>;
 
 template <class Traits> struct KeyGradientShared {
     const unsigned base;
@@ -206,27 +209,32 @@ template <class Traits> struct KeyTileBlocks {
     const Mask mask;
     const int of_head, count, last_block;
     const bool queries_are_followed;
-    int block;
+    int block, head; // head: counted from the first of those that share the keys
 
     __device__ KeyTileBlocks(const Backward& params, const KeyTile& tile)
         : mask(tile.mask(params)), of_head(uniform(tile.end_block - tile.first_block)), count(of_head * uniform(tile.heads)),
           last_block(uniform(tile.end_block) - 1), queries_are_followed(params.sequences.query_offsets || params.sequences.query_lengths),
-          block(last_block)
+          block(last_block), head(0)
     {
     }
     // Of the block's rows, those of the sequence, as far as others may follow.
     __device__ int rows() const { return queries_are_followed ? mask.query_len - block * Traits::BLOCK_M : Traits::BLOCK_M; }
-    __device__ void advance() { block = block - last_block + of_head == 1 ? last_block : block - 1; }
+    __device__ void advance()
+    {
+        const bool ends = block - last_block + of_head == 1;
+        block = ends ? last_block : block - 1;
+        head += ends;
+    }
 };
 
-// Numbers of a thread's queries, times a factor, as accumulators of keys x queries.
-template <int COUNT> __device__ inline void begin_at(float (&x)[COUNT], unsigned at, float factor)
+// Numbers of a thread's queries, times a factor, as accumulators of keys x queries. If MOVED, `more` than that.
+template <bool MOVED = false, int COUNT> __device__ inline void begin_at(float (&x)[COUNT], unsigned at, float factor, float more = 0)
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4) {
         const float2 two = load_two(at + i * 8);
-        x[i] = x[i + 2] = two.x * factor;
-        x[i + 1] = x[i + 3] = two.y * factor;
+        x[i] = x[i + 2] = MOVED ? fmaf(two.x, factor, more) : two.x * factor;
+        x[i + 1] = x[i + 3] = MOVED ? fmaf(two.y, factor, more) : two.y * factor;
     }
     pin(x);
 }
@@ -294,14 +302,18 @@ __device__ inline void clear_queries(const KeyGradientShared<Traits> shared, con
 
 // The first computing warpgroup: weights, and dV. The scores of the next block come before dV of this one, so that the next weights are computed under it.
 // No product is under way where the loop begins again: ptxas would wait for it.
-template <class Traits> __device__ inline void value_gradients(const Backward& params, const KeyGradientShared<Traits> shared)
+template <class Traits> __device__ inline void value_gradients(const BackwardTma& block, const KeyGradientShared<Traits> shared)
 {
     using Element = typename Traits::Element;
     constexpr int SCORES = Traits::SCORES, STEPS = Traits::BLOCK_M / MMA_K;
+    const Backward& params = block.backward;
     const float scale_log2 = params.scoring.scale * LOG2_E, lse_factor = -1 / scale_log2;
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
+    MaskedScores<Traits> scores(block);
+    float first_product = 0; // with dropout: weights come out multiplied
+    if constexpr (drops<Traits>()) first_product = log2f(kept_factor(block)) / scale_log2;
     unsigned loads = 0;  // tiles with blocks
     unsigned clears = 0; // blocks whose end was cleared
     RingPosition<Traits::STAGES> queries_at;
@@ -324,8 +336,12 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
                 const int stage = uniform(queries_at.stage);
                 if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows, clears++);
                 barrier_wait(shared.queries_full(stage), queries_at.parity);
-                begin_at(x, shared.lse(stage) + thread_index() % 4 * 8, lse_factor);
+                begin_at<drops<Traits>()>(x, shared.lse(stage) + thread_index() % 4 * 8, lse_factor, first_product);
                 multiply_columns<Traits>(x, shared.base + Traits::KEYS_AT, last, shared.queries(stage));
+            };
+            const auto draw = [&] {
+                if constexpr (drops<Traits>())
+                    scores.draw(uniform(tile.exists - 1), uniform(tile.kv_head * tile.heads) + blocks.head, blocks.block * Traits::BLOCK_M, first_key, shared.base, 0);
             };
             // The scores are there; they become weights, and the other warpgroup gets these.
             const auto weigh = [&] {
@@ -357,6 +373,7 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
                         x[at + 1] = exp2_approximate(x[at + 1] * scale_log2);
                         // Weights are at most 1; f16 has three more bits of them than bf16.
                         words[j] = pack<__half>(x[at], x[at + 1]);
+                        if constexpr (drops<Traits>()) words[j] = scores.marked_pair(words[j], 4 * step + j);
                     }
                     store_four_words(shared.weights(weights_at.stage, step), words);
                 }
@@ -366,7 +383,10 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
             };
             const auto pack_weights = [&] {
 #pragma unroll
-                for (int j = 0; j < SCORES / 2; j++) weights[j] = pack<Element>(x[2 * j], x[2 * j + 1]);
+                for (int j = 0; j < SCORES / 2; j++) {
+                    weights[j] = pack<Element>(x[2 * j], x[2 * j + 1]);
+                    if constexpr (drops<Traits>()) weights[j] = scores.kept_pair(weights[j], j);
+                }
                 pin(weights);
             };
             // What packed weights add to dV, and that this has ended.
@@ -390,6 +410,7 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
             }
             barrier_wait(shared.keys_full(), loads++ & 1);
             issue_scores();
+            draw();
             wgmma_wait<0>();
             weigh();
 #pragma unroll 1
@@ -401,6 +422,7 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
                 blocks.advance();
                 issue_scores();
                 issue_values(stage, parity);
+                draw();
                 wgmma_wait<1>();
                 weigh();
                 end_values(stage);
@@ -419,10 +441,13 @@ template <class Traits> __device__ inline void value_gradients(const Backward& p
 }
 
 // The second one: gradients of scores, and dK, likewise.
-template <class Traits> __device__ inline void key_gradients(const Backward& params, const KeyGradientShared<Traits> shared)
+template <class Traits> __device__ inline void key_gradients(const BackwardTma& block, const KeyGradientShared<Traits> shared)
 {
     using Element = typename Traits::Element;
     constexpr int SCORES = Traits::SCORES, STEPS = Traits::BLOCK_M / MMA_K;
+    const Backward& params = block.backward;
+    float delta_factor = -1;
+    if constexpr (drops<Traits>()) delta_factor = -1 / kept_factor(block);
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
@@ -446,14 +471,24 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
                 const int stage = uniform(d_out_at.stage);
                 if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows, clears++);
                 barrier_wait(shared.d_out_full(stage), d_out_at.parity);
-                begin_at(y, shared.delta(stage) + thread_index() % 4 * 8, -1);
+                if constexpr (drops<Traits>()) {
+#pragma unroll
+                    for (float& one : y) one = 0;
+                    pin(y);
+                } else {
+                    begin_at(y, shared.delta(stage) + thread_index() % 4 * 8, -1);
+                }
                 multiply_columns<Traits>(y, shared.base + Traits::VALUES_AT, last, shared.d_out(stage));
             };
             // They are there; times the weights they become gradients of scores.
             const auto weigh = [&] {
                 pin(y);
-                arrive(shared.d_out_empty(d_out_at.stage));
-                d_out_at.advance();
+                const unsigned deltas = shared.delta(d_out_at.stage) + thread_index() % 4 * 8;
+                const auto leave_d_out = [&] {
+                    arrive(shared.d_out_empty(d_out_at.stage));
+                    d_out_at.advance();
+                };
+                if constexpr (!drops<Traits>()) leave_d_out();
                 barrier_wait(shared.weights_full(weights_at.stage), weights_at.parity);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
@@ -462,10 +497,18 @@ template <class Traits> __device__ inline void key_gradients(const Backward& par
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         const float2 two = unpacked<__half>(words[j]);
-                        y[8 * step + 2 * j] *= two.x;
-                        y[8 * step + 2 * j + 1] *= two.y;
+                        const int at = 8 * step + 2 * j;
+                        if constexpr (drops<Traits>()) {
+                            const float2 delta = load_two(deltas + at / 4 * 32);
+                            y[at] = fmaf(fmaxf(two.x, 0), y[at], fabsf(two.x) * (delta.x * delta_factor));
+                            y[at + 1] = fmaf(fmaxf(two.y, 0), y[at + 1], fabsf(two.y) * (delta.y * delta_factor));
+                        } else {
+                            y[at] *= two.x;
+                            y[at + 1] *= two.y;
+                        }
                     }
                 }
+                if constexpr (drops<Traits>()) leave_d_out();
                 __syncwarp();
                 arrive(shared.weights_empty(weights_at.stage));
                 weights_at.advance();
@@ -542,9 +585,9 @@ template <class Traits> __device__ inline void gradients_of_keys(const BackwardT
     } else {
         take_registers<Traits::COMPUTING_REGISTERS>();
         if (warp < 8)
-            value_gradients(block.backward, shared);
+            value_gradients(block, shared);
         else
-            key_gradients(block.backward, shared);
+            key_gradients(block, shared);
     }
 }
 

@@ -1,6 +1,7 @@
 // Sizes and the shared memory layout of the one-pass backward kernels on wgmma.
 #pragma once
 
+#include "backward/wgmma_dropout.cuh"
 #include "backward/wgmma_tile.cuh"
 #include "base/record.cuh"
 #include "ptx/wgmma_rows.cuh"
@@ -48,6 +49,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(HEAD_DIM % 32 == 0 && BLOCK_M == PREPASS_ROWS && BLOCK_M == MMA_ROWS, "slabs, and a product's rows");
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
+
+template <class Plain> using OnePassDropping = TransposedDropping<Plain, Plain::CONSUMERS>;
 
 template <class Traits> struct OnePassShared {
     const unsigned base;

@@ -6,6 +6,7 @@
 // scores. No product is under way where the loop begins again: ptxas would wait for it.
 #pragma once
 
+#include "backward/wgmma_dropout.cuh"
 #include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
@@ -17,7 +18,7 @@ namespace warptile {
 
 // A tile of queries, and the blocks of keys that its rows see some of.
 struct QueryTile {
-    int exists; // else there are no more
+    int exists; // else there are no more; with dropout also the sequence's number, from 1 on
     int query_entry, key_entry, head, kv_head, first_query; // entries: where batch entries have strides
     Extent q, k;
     int first_block, end_block;
@@ -71,6 +72,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M % PREPASS_ROWS == 0, "slabs, and numbers of rows");
     static_assert(TILES_AT % 8 == 0 && MMA_ROWS == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "tiles have long numbers; boxes");
 };
+
+template <class Plain> using QueryDropping = HeldDropping<Plain, 4 * Plain::CONSUMERS>;
 
 template <class Traits> struct QueryGradientShared {
     const unsigned base;
@@ -170,6 +173,7 @@ template <class Traits> __device__ inline void draw_query_tile(const Backward& p
     const BlockSpan span = key_blocks<Traits>(tile.mask(params), tile.first_query, Traits::BLOCK_M);
     tile.first_block = span.first;
     tile.end_block = span.end;
+    if constexpr (drops<Traits>()) tile.exists += place.batch;
 }
 
 // Loads 64 rows of a head, slab by slab.
@@ -244,8 +248,9 @@ template <class Traits> __device__ inline void load_keys(const BackwardTma& bloc
 }
 
 // A computing warpgroup.
-template <class Traits> __device__ inline void query_gradients(const Backward& params, const QueryGradientShared<Traits> shared, const int warpgroup)
+template <class Traits> __device__ inline void query_gradients(const BackwardTma& given, const QueryGradientShared<Traits> shared, const int warpgroup)
 {
+    const Backward& params = given.backward;
     using Element = typename Traits::Element;
     using Shared = QueryGradientShared<Traits>;
     constexpr int SCORES = Traits::SCORES;
@@ -254,6 +259,12 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
     const auto own_row = [] { return thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4; };
+    DrawnScores drawn;
+    if constexpr (drops<Traits>()) {
+        const DropoutMask mask = kernel_mask(given);
+        if (thread_index() % 32 == 0) held_mask<Traits>() = mask;
+        __syncwarp();
+    }
     unsigned it = 0;     // blocks
     unsigned clears = 0; // ends that were cleared
     for (unsigned turn = 0;; turn++) {
@@ -307,6 +318,10 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                     const long long at = (long long)(tile.row_tile + warpgroup) * PREPASS_ROWS + own_row() + 8 * half;
                     own_numbers[8 * half] = params.rows.scaled_lse[at];
                     own_numbers[8 * half + MMA_ROWS] = params.rows.delta[at];
+                    if constexpr (drops<Traits>()) {
+                        own_numbers[8 * half] -= log2f(kept_factor(given));
+                        own_numbers[8 * half + MMA_ROWS] /= kept_factor(given);
+                    }
                 }
             __syncwarp();
             const unsigned numbers = shared_address(own_numbers);
@@ -325,18 +340,27 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                 of_rows[0] = load_one(numbers + list);
                 of_rows[1] = load_one(numbers + list + 8 * sizeof(float));
             };
+            // Anew for each block with dropout: registers have no room for descriptors of own rows.
+            const auto own_group = [&] { return drops<Traits>() ? uniform(warpgroup) : warpgroup; };
             const auto issue_scores = [&] {
                 const int stage = uniform(Shared::keys_stage(it));
                 wait_for_keys(stage, block);
                 pin(x);
-                multiply(x, shared.queries(warpgroup), shared.keys(stage));
+                multiply(x, shared.queries(own_group()), shared.keys(stage));
             };
             const auto issue_products = [&] {
                 const int stage = uniform(Shared::values_stage(it));
                 barrier_wait(shared.d_out_full(warpgroup), turn & 1);
                 wait_for_values(stage, block);
                 pin(y);
-                multiply(y, shared.d_out(warpgroup), shared.values(stage));
+                multiply(y, shared.d_out(own_group()), shared.values(stage));
+            };
+            const auto draw = [&] {
+                if constexpr (drops<Traits>()) {
+                    DropoutMask mask = held_mask<Traits>();
+                    mask.sequence += tile.exists - 1;
+                    drawn.draw(mask, uniform(tile.head), first_row(), block * Traits::BLOCK_N);
+                }
             };
             // The scores are there, and become weights.
             const auto weigh = [&](float (&lse)[2]) {
@@ -354,7 +378,10 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                     }
                 }
 #pragma unroll
-                for (int j = 0; j < SCORES; j++) x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
+                for (int j = 0; j < SCORES; j++) {
+                    x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
+                    if constexpr (drops<Traits>()) x[j] = drawn.marked(x[j], j);
+                }
             };
             // So are the products with values.
             const auto take_products = [&] {
@@ -364,7 +391,11 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                 pin(y);
                 arrive(shared.values_empty(Shared::values_stage(it)));
 #pragma unroll
-                for (int j = 0; j < SCORES; j++) y[j] = x[j] * (y[j] - delta[j % 4 / 2]);
+                for (int j = 0; j < SCORES; j++)
+                    if constexpr (drops<Traits>())
+                        y[j] = fmaf(fmaxf(x[j], 0), y[j], -fabsf(x[j]) * delta[j % 4 / 2]);
+                    else
+                        y[j] = x[j] * (y[j] - delta[j % 4 / 2]);
             };
             const auto pack_slopes = [&] {
 #pragma unroll
@@ -387,6 +418,7 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                 pin(slopes);
                 arrive(shared.keys_empty(stage));
             };
+            draw();
             issue_scores();
             issue_products();
             {
@@ -406,6 +438,7 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                 if constexpr (Traits::SCORES_FIRST) {
                     issue_scores();
                     issue_sum(stage);
+                    draw();
                     issue_products();
                     load_numbers(lse, 0);
                     wgmma_wait<2>();
@@ -414,6 +447,7 @@ template <class Traits> __device__ inline void query_gradients(const Backward& p
                     end_sum(stage);
                 } else {
                     issue_sum(stage);
+                    draw();
                     issue_scores();
                     issue_products();
                     load_numbers(lse, 0);
@@ -461,7 +495,7 @@ template <class Traits> __device__ inline void gradients_of_queries(const Backwa
             draw_query_tiles(block.backward, shared);
     } else {
         take_registers<Traits::COMPUTING_REGISTERS>();
-        query_gradients(block.backward, shared, uniform(thread_index() / 128) - 1);
+        query_gradients(block, shared, uniform(thread_index() / 128) - 1);
     }
 }
 

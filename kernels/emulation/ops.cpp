@@ -89,6 +89,24 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
     return false;
 }
 
+// The kernels for Hopper, by the names of the plain ones and of those with dropout.
+template <class Element> static bool run_hopper(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
+{
+#define HOPPER(NAME, FUNCTION, TRAITS, DROPPING, ...)                                                                                              \
+    if (kernel == NAME) return run<true>(FUNCTION<TRAITS<Element, __VA_ARGS__>>, params, grid, threads), true;                                     \
+    if (kernel == NAME "_dropout")                                                                                                                 \
+        return run<true>(+[](const BackwardTmaDropout& block) { FUNCTION<DROPPING<TRAITS<Element, __VA_ARGS__>>>(block.tma); }, params, grid, threads), true;
+    HOPPER("dqkv_d64_64x192_w16_s2", all_gradients, OnePassTraits, OnePassDropping, 64, 64, 192, 16, 2)
+    HOPPER("dqkv_d96_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 96, 64, 128, 12, 2)
+    HOPPER("dqkv_d128_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 128, 64, 128, 12, 2)
+    HOPPER("wdkv_d192_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 192, 64, 64, 12, 3)
+    HOPPER("wdkv_d256_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 256, 64, 64, 12, 3)
+    HOPPER("wdq_d192_128x64_w12_s3", gradients_of_queries, QueryGradientTraits, QueryDropping, 192, 128, 64, 12, 3)
+    HOPPER("wdq_d256_128x64_w12_s2", gradients_of_queries, QueryGradientTraits, QueryDropping, 256, 128, 64, 12, 2)
+#undef HOPPER
+    return false;
+}
+
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
@@ -103,14 +121,7 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     else if (kernel == "dqsum_d96_64x128_w4_s1") run<true>(write_sums<SumTraits<Element, 96, 64, 128, 4>>, params, grid, threads);
     else if (kernel == "dqsum_d128_64x128_w4_s1") run<true>(write_sums<SumTraits<Element, 128, 64, 128, 4>>, params, grid, threads);
     else if constexpr (sizeof(Element) == 2) {
-        if (kernel == "dqkv_d64_64x192_w16_s2") run<true>(all_gradients<OnePassTraits<Element, 64, 64, 192, 16, 2>>, params, grid, threads);
-        else if (kernel == "dqkv_d96_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 96, 64, 128, 12, 2>>, params, grid, threads);
-        else if (kernel == "dqkv_d128_64x128_w12_s2") run<true>(all_gradients<OnePassTraits<Element, 128, 64, 128, 12, 2>>, params, grid, threads);
-        else if (kernel == "wdkv_d192_64x64_w12_s3") run<true>(gradients_of_keys<KeyGradientTraits<Element, 192, 64, 64, 12, 3>>, params, grid, threads);
-        else if (kernel == "wdkv_d256_64x64_w12_s3") run<true>(gradients_of_keys<KeyGradientTraits<Element, 256, 64, 64, 12, 3>>, params, grid, threads);
-        else if (kernel == "wdq_d192_128x64_w12_s3") run<true>(gradients_of_queries<QueryGradientTraits<Element, 192, 128, 64, 12, 3>>, params, grid, threads);
-        else if (kernel == "wdq_d256_128x64_w12_s2") run<true>(gradients_of_queries<QueryGradientTraits<Element, 256, 128, 64, 12, 2>>, params, grid, threads);
-        else return false;
+        return run_hopper<Element>(kernel, params, grid, threads);
     } else return false;
     return true;
 }

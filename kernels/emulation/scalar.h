@@ -24,6 +24,8 @@ inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
 inline int __popc(unsigned x){return __builtin_popcount(x);}
 inline int __ffs(unsigned x){return __builtin_ffs((int)x);}
 inline unsigned __umulhi(unsigned x,unsigned y){return (unsigned)((unsigned long long)x*y>>32);}
+inline unsigned __vmaxu2(unsigned x,unsigned y){return std::max(x>>16,y>>16)<<16|std::max(x&0xffff,y&0xffff);} inline unsigned __vminu2(unsigned x,unsigned y){return std::min(x>>16,y>>16)<<16|std::min(x&0xffff,y&0xffff);}
+inline unsigned __byte_perm(unsigned x,unsigned y,unsigned at){unsigned r=0;for(int i=0;i<4;i++)r|=(unsigned)(((unsigned long long)y<<32|x)>>8*(at>>4*i&7)&0xff)<<8*i;return r;}
 struct float2{float x,y;}; struct float4{float x,y,z,w;}; struct alignas(16) uint4{unsigned x,y,z,w;}; struct uint2{unsigned x,y;};
 inline void __threadfence(){}
 inline unsigned atomicInc(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}

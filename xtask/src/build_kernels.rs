@@ -81,7 +81,7 @@ impl Layout {
     }
 
     /// The parameter blocks in C++, with the files they belong in.
-    fn headers(&self) -> [(PathBuf, String); 8] {
+    fn headers(&self) -> [(PathBuf, String); 9] {
         [
             (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
             (
@@ -107,6 +107,10 @@ impl Layout {
             (
                 self.kernels.join("base/abi_backward_dropout.cuh"),
                 abi::cpp_header_of_backward_dropout(),
+            ),
+            (
+                self.kernels.join("base/abi_backward_tma_dropout.cuh"),
+                abi::cpp_header_of_backward_tma_dropout(),
             ),
             (
                 self.kernels.join("base/abi_runs.cuh"),
@@ -603,6 +607,10 @@ mod tests {
         assert_eq!(
             include_str!("../../kernels/base/abi_backward_dropout.cuh"),
             warptile_spec::abi::cpp_header_of_backward_dropout()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_backward_tma_dropout.cuh"),
+            warptile_spec::abi::cpp_header_of_backward_tma_dropout()
         );
         assert_eq!(
             include_str!("../../kernels/base/abi_runs.cuh"),

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
-    ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, KeyRuns, Merge, Prepass,
-    SinkGradient,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, Forward,
+    ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, KeyRuns, Merge,
+    Prepass, SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -239,7 +239,9 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::Append, false) => record.takes::<Append>(),
             (Role::Append, true) => record.takes::<AppendE4m3>(),
             (Role::Prepass, _) => record.takes::<Prepass>(),
-            (Role::AllGradients, _) => record.takes::<BackwardTma>(),
+            (Role::AllGradients, _) => {
+                record.takes::<BackwardTma>() || record.takes::<BackwardTmaDropout>()
+            }
             (Role::SinkGradients, _) => record.takes::<SinkGradient>(),
             (Role::KeyRuns, _) => record.takes::<KeyRuns>(),
             (Role::QuerySums, _) => record.takes::<Backward>(),
@@ -247,6 +249,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
                 record.takes::<Backward>()
                     || record.takes::<BackwardDropout>()
                     || record.takes::<BackwardTma>()
+                    || record.takes::<BackwardTmaDropout>()
             }
             (_, true) => record.takes::<ForwardE4m3>(),
             _ => {

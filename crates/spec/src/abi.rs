@@ -25,7 +25,8 @@ use crate::table::Operand;
 
 pub use cpp::{
     cpp_header, cpp_header_of_backward, cpp_header_of_backward_dropout, cpp_header_of_backward_tma,
-    cpp_header_of_blocks, cpp_header_of_dropout, cpp_header_of_operations, cpp_header_of_runs,
+    cpp_header_of_backward_tma_dropout, cpp_header_of_blocks, cpp_header_of_dropout,
+    cpp_header_of_operations, cpp_header_of_runs,
 };
 pub use declared::{Block, Declared, Leaf, Member};
 
@@ -791,6 +792,20 @@ declare! {
     }
 }
 
+declare! {
+    fn cpp_backward_tma_dropout;
+
+    /// Block of the kernels of the backward pass for Hopper with dropout.
+    struct BackwardTmaDropout align 64 {
+        /// Everything else.
+        tma: BackwardTma,
+        /// Dropout.
+        dropout: Dropout,
+        /// Unused.
+        padding: [i32; 12] = "int[12]",
+    }
+}
+
 /// Keys that kernels with lists of blocks load at once, and the least rows of a block in such a list.
 pub const LISTED_BOX_ROWS: u32 = 64;
 
@@ -911,6 +926,7 @@ blocks!(
     ForwardDropout,
     ForwardTmaDropout,
     BackwardDropout,
+    BackwardTmaDropout,
     ForwardTmaBlocks,
     KeyRuns
 );
@@ -922,6 +938,7 @@ pub const BACKWARD_BLOCKS: &[u64] = &[
     BackwardTma::HASH,
     SinkGradient::HASH,
     BackwardDropout::HASH,
+    BackwardTmaDropout::HASH,
 ];
 
 /// The hashes of the blocks of attention's kernels.

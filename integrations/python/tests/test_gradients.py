@@ -5,6 +5,7 @@ The second part is skipped where torch is missing; `.ci/run python-torch` instal
 
 import types
 import unittest
+import unittest.mock
 
 import numpy as np
 import reference
@@ -421,6 +422,15 @@ class Autograd(unittest.TestCase):
             flash_attn_func(learned, learned, learned, deterministic=True).square().sum().backward()
             gradients.append(learned.grad)
         self.assertTrue(all(torch.equal(gradients[0], other) for other in gradients[1:]))
+
+    def test_whose_gradients_after_activate(self):
+        for capability, size, ours in (((9, 0), 64, True), ((9, 0), 192, True), ((9, 0), 256, True), ((8, 0), 128, False), ((10, 0), 128, False)):
+            query, lse = torch.zeros(2, 8, 4, size), torch.zeros(2, 4, 8)
+            with self.subTest(capability=capability, size=size), unittest.mock.patch.object(
+                torch.cuda, "get_device_capability", return_value=capability
+            ):
+                self.assertEqual(warptile.torch._is_ours(query, True, lse, lse.shape, 0.0), ours)
+                self.assertTrue(warptile.torch._is_ours(query, False, lse, lse.shape, 0.0))  # heads share keys
 
 
 if __name__ == "__main__":

@@ -108,16 +108,25 @@ impl Operation for Backward {
                     _ => Operand::DQ,
                 };
                 let mut backward = block(self, shape, rows, at, of);
-                if kernel.takes::<abi::BackwardTma>() {
+                let dropout = dropout(self.call(), at);
+                let with_dropout = kernel.takes::<abi::BackwardTmaDropout>();
+                if with_dropout || kernel.takes::<abi::BackwardTma>() {
                     backward.work.counter = workspace;
                     let driver = kernel.context().driver();
-                    let block = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
+                    let tma = backward_tma(driver, self.call(), self.d_out(), step, backward)?;
+                    if !with_dropout {
+                        return kernel.give(&tma, taker);
+                    }
+                    let block = abi::BackwardTmaDropout {
+                        tma,
+                        dropout,
+                        ..Default::default()
+                    };
                     return kernel.give(&block, taker);
                 }
                 if !kernel.takes::<abi::BackwardDropout>() {
                     return kernel.give(&backward, taker);
                 }
-                let dropout = dropout(self.call(), at);
                 kernel.give(&abi::BackwardDropout { backward, dropout }, taker)
             }
         }

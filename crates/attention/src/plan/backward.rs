@@ -241,6 +241,11 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
         true => problem.needs() | Features::NEGATIVE_SCALE,
         false => problem.needs(),
     };
+    // Sums are of weights that were dropped already.
+    let needs = match image.role {
+        Role::QuerySums => needs - Features::DROPOUT,
+        _ => needs,
+    };
     let lacks = needs - image.features;
     if !lacks.is_empty() {
         return Some(Reason::Lacks(lacks));

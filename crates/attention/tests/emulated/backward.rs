@@ -85,6 +85,18 @@ fn gradients_of_large_heads_equal_float64() {
     equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
 }
 
+/// Of two kernels, which draw the same weights.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_large_heads_with_dropout_equal_float64() {
+    let heads = [
+        "h2/1 d192 bf16 dropout=0.1",
+        "h2 d256 f16 dropout=0.5",
+        "h1 d136/72 f16 dropout=0.999",
+    ];
+    equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
+}
+
 #[test]
 #[ignore = "needs g++"]
 fn gradients_equal_float64() {
@@ -95,6 +107,23 @@ fn gradients_equal_float64() {
     QuickCheck::new()
         .tests(100)
         .quickcheck(one as fn(u64) -> TestResult);
+}
+
+/// In one pass warps draw the weights that others keep or drop.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_in_one_pass_with_dropout_equal_float64() {
+    let heads = [
+        "h2 d64 bf16 dropout=0.1",
+        "h4/2 d128 f16 dropout=0.5",
+        "h2/1 d96/88 f16 dropout=0.9",
+        "h1 d40 bf16 dropout=0.99999",
+    ];
+    equal_float64(&[Family::Dqkv], &heads, "b1 q300 k520");
+    // By name it runs for calls without dropout, too, which have no state.
+    let choice = Choice::Image("dqkv_d64_64x192_w16_s2_bf16_dropout_sm_90a".to_owned());
+    let failed = verdict(&"b2 q70 k200 h2 d64 bf16".parse().unwrap(), &choice);
+    assert!(!failed.is_failure(), "{failed:?}");
 }
 
 /// Gradients with dropout, of the mask that the CPU has.

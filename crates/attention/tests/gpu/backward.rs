@@ -179,6 +179,9 @@ fn gradients_repeat_bit_for_bit() {
         "packed=300x300,5x700,640x640 h4/2 d128 bf16 mask=causal sinks",
         "b1 q300 k300 h4/1 d256 bf16 mask=window,64,0",
         "packed=300x300,5x700,640x640 h4/2 d192 bf16 mask=causal sinks",
+        "b2 q500 k600 h8/2 d64 bf16 mask=causal dropout=0.1",
+        "packed=300x300,5x700,640x640 h4/2 d128 bf16 dropout=0.1",
+        "b2 q300 k300 h4/1 d256 bf16 dropout=0.1",
     ];
     for (index, text) in cases.into_iter().enumerate() {
         let case: Case = text.parse().unwrap();

@@ -1,12 +1,12 @@
 //! Dropout on a GPU: results against float64, and the weights that each image keeps.
 
 use half::{bf16, f16};
-use warptile::kernels::{Features, Image};
+use warptile::kernels::{Features, Image, Role, images_for};
 use warptile::plan::Choice;
 use warptile::spec::{Dropout, DropoutState};
 use warptile::{Attention, Backend, Element, ElementType, Tensor};
 
-use crate::harness::{equal_float64, images_with, side_by_side};
+use crate::harness::{equal_float64, gpu, images_with, side_by_side};
 
 /// The forward images with dropout that run here.
 fn images() -> impl Iterator<Item = &'static Image> + Send {
@@ -93,9 +93,10 @@ fn kept_by_forward<T: Element>(backend: &Backend, kv_heads: usize, choice: &Choi
 
 /// The masks of the gradient of values, with that of the output a unit matrix, and of the gradient of queries: with keys of the unit matrix
 /// it is a positive number for each key that is kept, and a negative one for each other.
-fn kept_by_backward<T: Element>(backend: &Backend) -> [Kept; 2] {
+fn kept_by_backward<T: Element>(backend: &Backend, choice: &Choice) -> [Kept; 2] {
     let mut kept = [(); 2].map(|()| vec![false; BATCH * HEADS * QUERIES * KEYS]);
     let attention = Attention::new().dropout(P, STATE);
+    let chosen = attention.clone().choice(choice.clone());
     let zeros = |rows| tensor::<T>(backend, [rows, HEADS], |_, _| 0.0);
     let ones = |rows| tensor::<T>(backend, [rows, HEADS], |_, column| f32::from(column == 0));
     let unit = |rows, first| {
@@ -112,7 +113,7 @@ fn kept_by_backward<T: Element>(backend: &Backend) -> [Kept; 2] {
         let (q, k) = (zeros(QUERIES), zeros(KEYS));
         let output = attention.forward(&q, (&k, &k)).unwrap();
         let d_out = unit(QUERIES, first);
-        let all = attention.backward(&d_out, &q, (&k, &k), &output).unwrap();
+        let all = chosen.backward(&d_out, &q, (&k, &k), &output).unwrap();
         for (i, x) in all.dv.to_vec().unwrap().into_iter().enumerate() {
             let (batch, head, key, column) = place_of(i, KEYS);
             if first + column < QUERIES {
@@ -121,7 +122,7 @@ fn kept_by_backward<T: Element>(backend: &Backend) -> [Kept; 2] {
         }
         let (k, v) = (unit(KEYS, first), ones(KEYS));
         let output = attention.forward(&q, (&k, &v)).unwrap();
-        let all = { attention.backward(&ones(QUERIES), &q, (&k, &v), &output) }.unwrap();
+        let all = { chosen.backward(&ones(QUERIES), &q, (&k, &v), &output) }.unwrap();
         for (i, x) in all.dq.to_vec().unwrap().into_iter().enumerate() {
             let (batch, head, query, column) = place_of(i, QUERIES);
             if first + column < KEYS {
@@ -139,7 +140,8 @@ fn masks_are_read_out_of_results_of_the_cpu() {
     for kv_heads in [HEADS, 1] {
         assert!(kept_by_forward::<f32>(&backend, kv_heads, &Choice::Best) == expected);
     }
-    assert!(kept_by_backward::<f32>(&backend) == [expected.clone(), expected]);
+    let all = [expected.clone(), expected];
+    assert!(kept_by_backward::<f32>(&backend, &Choice::Best) == all);
 }
 
 /// Every kernel drops the same weights, which are those that the CPU drops, and as many as asked for.
@@ -163,7 +165,22 @@ fn every_image_keeps_the_weights_that_the_cpu_keeps() {
         }
     });
     let all = [expected.clone(), expected];
-    assert!(kept_by_backward::<f16>(&backend) == all);
-    assert!(kept_by_backward::<bf16>(&backend) == all);
-    assert!(kept_by_backward::<f32>(&backend) == all);
+    let of_gradients = [Role::KeyGradients, Role::QueryGradients, Role::AllGradients].into_iter();
+    let of_gradients = of_gradients
+        .flat_map(images_for)
+        .filter(|image| image.features.contains(Features::DROPOUT))
+        .filter(|image| {
+            image
+                .target
+                .runs_on(gpu().profile().major, gpu().profile().minor)
+        });
+    side_by_side(of_gradients.collect::<Vec<_>>(), |image| {
+        let choice = Choice::Image(image.name.to_owned());
+        let kept = match image.element {
+            ElementType::F16 => kept_by_backward::<f16>(&backend, &choice),
+            ElementType::Bf16 => kept_by_backward::<bf16>(&backend, &choice),
+            _ => kept_by_backward::<f32>(&backend, &choice),
+        };
+        assert!(kept == all, "{}", image.name);
+    });
 }

@@ -2,11 +2,12 @@
 
 use super::declared::{Block, Declared, Member};
 use super::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, Forward, ForwardDropout,
-    ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, GRADIENTS_ADD, GRADIENTS_F32,
-    KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD,
-    RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout,
-    cpp_backward_tma, cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, Forward,
+    ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, GRADIENTS_ADD,
+    GRADIENTS_F32, KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS,
+    READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout,
+    cpp_backward_tma, cpp_backward_tma_dropout, cpp_blocks, cpp_dropout, cpp_numbers,
+    cpp_operations, cpp_runs, cpp_structs,
 };
 use crate::capability::{self, Features, Role};
 
@@ -184,6 +185,19 @@ pub fn cpp_header_of_backward_dropout() -> String {
         &cpp_backward_dropout(),
         "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
         &cpp_hash::<BackwardDropout>(),
+        "#endif\n\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_backward_tma_dropout.cuh`.
+pub fn cpp_header_of_backward_tma_dropout() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi_backward_tma.cuh\"\n#include \"base/abi_dropout.cuh\"\n\nnamespace warptile {\n\n",
+        &cpp_backward_tma_dropout(),
+        "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
+        &cpp_hash::<BackwardTmaDropout>(),
         "#endif\n\n} // namespace warptile\n",
     ]
     .concat()

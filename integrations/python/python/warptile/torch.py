@@ -407,9 +407,9 @@ def _gradients_of_rows(original):
 def _is_ours(query, heads_are_equal, lse, shape, dropout_p):
     """Whether warptile's gradients are taken instead of those of torch's kernels, which read warptile's output and log-sum-exp as well.
 
-    With dropout they are where warptile has computed the output. Else they are on compute capability 9.0 up to head size 128, where they
-    were measured to be faster (docs/training.md); where torch is asked for the same bits each time; and where heads share keys, for which
-    torch's kernels have not been tried.
+    With dropout they are where warptile has computed the output. Else they are on compute capability 9.0, where they were measured to be
+    faster (docs/training.md); where torch is asked for the same bits each time; and where heads share keys, for which torch's kernels have
+    not been tried.
     """
     if dropout_p != 0.0:
         return _drops(query, dropout_p)
@@ -417,7 +417,7 @@ def _is_ours(query, heads_are_equal, lse, shape, dropout_p):
         return False
     if not heads_are_equal or torch.are_deterministic_algorithms_enabled():
         return True
-    return query.shape[-1] <= 128 and torch.cuda.get_device_capability(query.device) == (9, 0)
+    return torch.cuda.get_device_capability(query.device) == (9, 0)
 
 
 def _gradients(grad_out, query, key, value, out, lse, options, dropout_p, random):
