@@ -45,7 +45,8 @@ elif words[0] == "tune-trials":
         assert request["old"]["kernel"] == "a" and request["new"]["kernel"] == "b"
         print([0.97 if fault == "worse" else 1.09] * request["blocks"])
 else:
-    problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
+    on_cache = any(name in str(option("--file", "")) for name in ("decode.txt", "few.txt"))
+    problem = "b1 q1 k8192 h8 d64 f16" if on_cache else "b2 q512 k512 h8 d64 f16"
     problem = "b2 q512 k512 h8 d64 bf16 backward" if "backward.txt" in option("--file", "") else problem
     problem = "b2 q512 k512 h8 d64 bf16 bias" if "options.txt" in option("--file", "") else problem
     row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
@@ -84,6 +85,10 @@ row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-
 times = {"fa3": 4.0, "warptile": 2.0}
 if "default" in words:
     times = {"default": 3.0, "warptile": 2.0}
+elif files == ["few.txt"]:
+    assert words[words.index("--method") + 1] == "graph" and "--splits" not in words
+    row |= {"problem": "b1 q1 k8192 h8 d64 f16", "query_len": 1, "tb_s": 4.0, "kernel": "k"}
+    times |= {"read": 1.6}
 elif files == ["decode.txt"]:
     assert words[words.index("--method") + 1] == "graph"
     row |= {"problem": "b1 q1 k8192 h8 d64 f16", "query_len": 1, "tb_s": 4.0, "kernel": "k"}
@@ -184,6 +189,7 @@ impl Host {
                 "benches/peers/decode.txt",
                 "# one\nb1 q1 k8192 h8 d64 f16\n",
             ),
+            ("benches/peers/few.txt", "# one\nb1 q1 k8192 h8 d64 f16\n"),
             (
                 "benches/peers/backward.txt",
                 "# one\nb2 q512 k512 h8 d64 bf16 backward\n",
@@ -344,7 +350,7 @@ fn parts_of_one_commit_are_put_together() {
 
     let (code, text) = host.run(
         "one",
-        "ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone",
+        "options,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone",
         "",
     );
     assert_eq!(code, Some(0), "{text}");
@@ -461,7 +467,7 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert!(!host.out().join("second-gpu").exists());
     let run = summary["runs"][0].clone();
     assert_eq!(run["gpus"], 2);
-    assert_eq!(run["parts"].as_array().unwrap().len(), 15);
+    assert_eq!(run["parts"].as_array().unwrap().len(), 16);
     let seconds = |of: &Value| of["seconds"].as_f64().unwrap();
     assert!(summary["in_turn"].as_f64().unwrap() > 0.0);
     let parts = summary["parts"].as_object().unwrap();
