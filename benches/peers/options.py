@@ -4,7 +4,7 @@ import torch
 
 ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
-# Of keys that a random mask shows.
+# The part of the keys that a random mask shows.
 SHOWN = 0.75
 
 
@@ -34,7 +34,7 @@ def distances(problem):
 
 
 def add(problem, tensors, scores, heads=slice(None), rows=slice(None)):
-    """Scores [batch, heads, queries, keys] in float64 of these heads and rows with the options, but for a causal mask."""
+    """Scores [batch, heads, queries, keys] in float64 of these heads and rows with the options, except a causal mask."""
     if problem.softcap:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
     piece = lambda tensor: tensor[:, heads if tensor.shape[1] > 1 else slice(None), rows if tensor.shape[2] > 1 else slice(None)]  # noqa: E731

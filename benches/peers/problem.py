@@ -22,7 +22,7 @@ REPLAYED_BYTES = 8 << 30
 MOST_CALLS = 256
 
 
-# What is added between a product and a weight, in the words of `warptile`.
+# Options between a product and a weight, in the words of `warptile`.
 OPTION = re.compile(r"bias|keymask(=padding)?|alibi=head|softcap=[0-9.]+")
 
 # Words that say how the program stores tensors and draws options, and nothing of what is computed.

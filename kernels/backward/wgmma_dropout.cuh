@@ -1,4 +1,5 @@
-// Dropout in the backward kernels for Hopper. A thread draws for two neighbouring queries or keys at once, which a word of its weights holds.
+// Dropout in the backward kernels for Hopper. A thread draws for two neighbouring queries or keys at once, which a word of its weights
+// holds.
 #pragma once
 
 #include "base/abi_backward_tma_dropout.cuh"
@@ -57,13 +58,14 @@ class DrawnScores {
         }
     }
 
-    // Of a warpgroup whose scores are keys x queries. A thread has two of a cell's four keys, and the thread of the same lane in the next warp the others:
-    // each of these draws the cells of half of a block's queries, and tells the other through shared memory. `number`: of such warpgroups.
+    // Draws for a warpgroup whose scores are keys x queries. A thread has two of a cell's four keys, and the thread of the same lane in the next
+    // warp the others: each of these draws the cells of half of a block's queries, and tells the other through shared memory. `number`: of
+    // such warpgroups.
     __device__ void draw_transposed(const DropoutMask& mask, int head, int first_query, int first_key, unsigned told, int number)
     {
         const int lane = thread_index() % 32, half = uniform(thread_index() / 32 & 1), pair = uniform(thread_index() / 64 & 1);
         const int key = first_key + 32 * pair + lane / 4;
-        // Of the first warp's keys, and of the second's.
+        // Bits of the first warp's keys, and of the second's.
         unsigned first = 0, second = 0;
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
@@ -96,8 +98,8 @@ class DrawnScores {
     __device__ unsigned marked_pair(unsigned weights, int i) const { return weights | (dropped << i & 0x80008000u); }
 
   private:
-    // Of random numbers of neighbours, whether those in the upper or lower halves are below the threshold: the lowest bit of each half of `bits`. What was
-    // added before moves up.
+    // Tells of random numbers of neighbours whether those in the upper or lower halves are below the threshold: the lowest bit of each half of
+    // `bits`. What was added before moves up.
     __device__ static void add(unsigned& bits, unsigned one, unsigned next, bool upper, unsigned threshold)
     {
         const unsigned halves = __byte_perm(one, next, upper ? 0x7632 : 0x5410), above = __vmaxu2(halves, threshold * 0x10001u) - halves;

@@ -1,10 +1,10 @@
-// What a warpgroup of the one-pass kernels computes: dK and dV of 64 keys, in registers, and in turn with the others the tile's share of dQ of a
-// block of queries.
+// What a warpgroup of the one-pass kernels computes: dK and dV of 64 keys, in registers, and in turn with the others the tile's share of dQ
+// of a block of queries.
 //
-// The scores of a block are transposed, keys x queries, so that weights and gradients of scores are left operands of dV and dK as they are. The products
-// with queries begin at -lse / scale and those with values at -delta: loads of these between exp2 and its use would wait behind wgmma's own.
-// dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroups have long left their own. Queries are given back
-// at the end of a block, so that those of the next but one come in time.
+// The scores of a block are transposed, keys x queries, so that weights and gradients of scores are left operands of dV and dK as they are.
+// The products with queries begin at -lse / scale and those with values at -delta: loads of these between exp2 and its use would wait
+// behind wgmma's own. dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroups have long
+// left their own. Queries are given back at the end of a block, so that those of the next but one come in time.
 #pragma once
 
 #include "backward/wgmma_layout.cuh"

@@ -1,12 +1,13 @@
-// dK and dV of large head sizes, for Hopper: more of them than the registers of a warpgroup hold. So two warpgroups share the products of a tile of 64
-// keys. The first computes the weights and dV, and leaves the weights in shared memory to the second, which computes the gradients of scores and dK.
-// They have nothing else to do with each other, so each computes weights or gradients while the other multiplies.
+// dK and dV of large head sizes, for Hopper: more of them than the registers of a warpgroup hold. So two warpgroups share the products of a
+// tile of 64 keys. The first computes the weights and dV, and leaves the weights in shared memory to the second, which computes the
+// gradients of scores and dK. They have nothing else to do with each other, so each computes weights or gradients while the other
+// multiplies.
 //
-// Scores are transposed, keys x queries, as in the one-pass kernels (wgmma_gradients.cuh), which also begin products at -lse / scale and -delta. Sums over
-// the heads that share keys stay in registers; each has one order.
+// Scores are transposed, keys x queries, as in the one-pass kernels (wgmma_gradients.cuh), which also begin products at -lse / scale and
+// -delta. Sums over the heads that share keys stay in registers; each has one order.
 //
-// A block of queries is in use from its scores to its dK, about two blocks later: there are three stages of them. Where that leaves no room for a tile's
-// keys and values, the last columns of these lie in registers, as left operands; they come through a stage of the queries.
+// A block of queries is in use from its scores to its dK, about two blocks later: there are three stages of them. Where that leaves no room
+// for a tile's keys and values, the last columns of these lie in registers, as left operands; they come through a stage of the queries.
 #pragma once
 
 #include "backward/wgmma_dropout.cuh"
@@ -287,8 +288,8 @@ __device__ inline void add_rows(float (&sums)[Traits::RESULTS], const unsigned (
     wgmma_commit();
 }
 
-// The block in hand is the last of a sequence that others may follow: its rows behind the end become 0. Both computing warpgroups come here, each from its
-// own code, and wait for each other. `turn` counts how often.
+// The block in hand is the last of a sequence that others may follow: its rows behind the end become 0. Both computing warpgroups come
+// here, each from its own code, and wait for each other. `turn` counts how often.
 template <class Traits>
 __device__ inline void clear_queries(const KeyGradientShared<Traits> shared, const RingPosition<Traits::STAGES>& queries_at,
                                      const RingPosition<Traits::D_OUT_STAGES>& d_out_at, int rows, unsigned turn)
@@ -300,8 +301,8 @@ __device__ inline void clear_queries(const KeyGradientShared<Traits> shared, con
     meet(shared.cleared(), turn);
 }
 
-// The first computing warpgroup: weights, and dV. The scores of the next block come before dV of this one, so that the next weights are computed under it.
-// No product is under way where the loop begins again: ptxas would wait for it.
+// The first computing warpgroup: weights, and dV. The scores of the next block come before dV of this one, so that the next weights are
+// computed under it. No product is under way where the loop begins again: ptxas would wait for it.
 template <class Traits> __device__ inline void value_gradients(const BackwardTma& block, const KeyGradientShared<Traits> shared)
 {
     using Element = typename Traits::Element;

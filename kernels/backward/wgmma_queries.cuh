@@ -1,9 +1,9 @@
-// dQ of large head sizes, for Hopper. A persistent CTA has a tile of queries of a head at a time, two warpgroups with 64 of them each, and goes over the
-// keys that some of them see. Queries and the gradient of the output stay in shared memory, keys and values come through rings, and gradients of scores
-// are left operands of dQ as they are. dQ stays in registers: each sum has one order.
+// dQ of large head sizes, for Hopper. A persistent CTA has a tile of queries of a head at a time, two warpgroups with 64 of them each, and
+// goes over the keys that some of them see. Queries and the gradient of the output stay in shared memory, keys and values come through
+// rings, and gradients of scores are left operands of dQ as they are. dQ stays in registers: each sum has one order.
 //
-// A block's scores are asked for before dQ of the block before, if registers have room, else behind it; weights are computed under what follows the
-// scores. No product is under way where the loop begins again: ptxas would wait for it.
+// A block's scores are asked for before dQ of the block before, if registers have room, else behind it; weights are computed under what
+// follows the scores. No product is under way where the loop begins again: ptxas would wait for it.
 #pragma once
 
 #include "backward/wgmma_dropout.cuh"
@@ -47,7 +47,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr unsigned ROLE = ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT,
                               FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS;
 
-    // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them; each warpgroup's queries by themselves.
+    // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them; each warpgroup's queries by
+    // themselves.
     static constexpr int CONSUMERS = BLOCK_M / MMA_ROWS;
     static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS;
     static constexpr int QUERY_SLAB_BYTES = MMA_ROWS * SWIZZLE_BYTES, KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
@@ -198,8 +199,8 @@ template <class Traits> __device__ inline void draw_query_tiles(const Backward& 
     }
 }
 
-// The thread that loads queries and gradients of the output. All CTAs change tiles at about the same time, so it asks for the next tile's rows while the
-// one before is computed.
+// The thread that loads queries and gradients of the output. All CTAs change tiles at about the same time, so it asks for the next tile's
+// rows while the one before is computed.
 template <class Traits> __device__ inline void load_queries(const BackwardTma& block, const QueryGradientShared<Traits> shared)
 {
     for (unsigned turn = 0;; turn++) {
@@ -272,7 +273,8 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
         if (!tile.exists) return;
         const auto first_row = [&] { return uniform(tile.first_query) + warpgroup * MMA_ROWS; };
         const auto own_blocks = [&] { return key_blocks<Traits>(tile.mask(params), first_row(), MMA_ROWS); };
-        // Waits for keys and values of a block. Those who wait for such that are not all the sequence's clear the others, and wait for each other.
+        // Waits for keys and values of a block. Those who wait for such that are not all the sequence's clear the others, and wait for each
+        // other.
         const auto rows_of = [&](int block) { return keys_are_followed(params.sequences) ? tile.k.len - block * Traits::BLOCK_N : Traits::BLOCK_N; };
         const auto clear_after = [&](unsigned rows_at, int block) {
             const int rows = rows_of(block);

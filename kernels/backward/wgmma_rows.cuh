@@ -41,8 +41,8 @@ __device__ inline void write_rows(const Backward& params, const Tensor& to, cons
         write(false);
 }
 
-// Warps meet: as many as the barrier takes, each for the `turn`th time. They may come from different places of the code, which a hardware barrier takes, but
-// compute-sanitizer's synccheck reports.
+// Warps meet: as many as the barrier takes, each for the `turn`th time. They may come from different places of the code, which a hardware
+// barrier takes, but compute-sanitizer's synccheck reports.
 __device__ inline void meet(unsigned barrier, unsigned turn)
 {
     __syncwarp();
@@ -50,8 +50,8 @@ __device__ inline void meet(unsigned barrier, unsigned turn)
     barrier_wait(barrier, turn & 1);
 }
 
-// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. THREADS threads share the
-// work, whole warpgroups; products see the zeros once these have met.
+// The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. THREADS threads
+// share the work, whole warpgroups; products see the zeros once these have met.
 template <int ROWS, int SLABS, int THREADS> __device__ inline void clear_rows(unsigned tile, int rows)
 {
     constexpr int SLAB_BYTES = ROWS * SWIZZLE_BYTES;
@@ -64,8 +64,8 @@ template <int ROWS, int SLABS, int THREADS> __device__ inline void clear_rows(un
     fence_shared_for_async();
 }
 
-// The same by one warpgroup, which meets at a barrier of its own. Every warpgroup that reads the tile does so before, so that they need not wait for each
-// other.
+// `clear_rows` by one warpgroup, which meets at a barrier of its own. Every warpgroup that reads the tile does so before, so that they need not
+// wait for each other.
 template <int ROWS, int SLABS> __device__ inline void clear_end(unsigned tile, int rows, int warpgroup)
 {
     clear_rows<ROWS, SLABS, 128>(tile, rows);

@@ -4,8 +4,8 @@
 // Whoever has left a part waits for a while to be told that all parts are there, each at a word of its own: who polls the same one keeps
 // others from it. Who comes last tells them. Each then adds up a share: some columns of 16 rows for each warp, in the order of the keys, so
 // that the result does not depend on who adds. Who has waited in vain leaves word, and whoever comes last adds up that share too. So nobody
-// counts on anybody, and a launch ends even where its CTAs run one after the other. Where CTAs may have other tiles to compute nobody waits:
-// where there is a counter (`sums_by_all` in crates/attention/src/gpu/block.rs). Whoever comes last then adds up all shares.
+// counts on anybody, and a launch ends even where its CTAs run one after the other. Where CTAs may have other tiles to compute nobody
+// waits: where there is a counter (`sums_by_all` in crates/attention/src/gpu/block.rs). Whoever comes last then adds up all shares.
 //
 // A word is 0 before and after. Whoever touches it last makes it so: who was told, or who comes last and finds that one has left.
 #pragma once
@@ -121,7 +121,8 @@ template <class Traits> class JointSum {
             add_up<1>(rows, tile_row, thread, first, first + pairs);
     }
 
-    // Of the rows that `thread` of a warpgroup holds, AT_ONCE pairs of chunks at a time. As many parts are under way as registers suffice for.
+    // Of the rows that `thread` of a warpgroup holds, AT_ONCE pairs of chunks at a time. As many parts are under way as registers suffice
+    // for.
     template <int AT_ONCE> __device__ void add_up(const OutputRows<Traits>& rows, int tile_row, int thread, int first, int end) const
     {
         constexpr int CHUNKS = 2 * AT_ONCE, BATCH = 8 / AT_ONCE;

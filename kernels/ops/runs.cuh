@@ -1,5 +1,5 @@
-// The sequences of which a key mask shows the first keys and no others, as with padding behind them. A kernel without key masks computes these,
-// faster, and one with key masks the others.
+// The sequences whose key mask shows their first keys and no others, as with padding behind them. A kernel without key masks computes
+// these, faster, and one with key masks the others.
 //
 // One CTA does it. Where there are fewer sequences than half of its warps, several warps share the keys of a sequence.
 #pragma once

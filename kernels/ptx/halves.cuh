@@ -15,7 +15,8 @@ __device__ inline unsigned load_half(unsigned address)
     return half;
 }
 
-// All bits of each half are its highest one. PTX ISA, "Data Movement and Conversion Instructions: prmt": 8 more than a byte's number is its sign.
+// All bits of each half are its highest one. PTX ISA, "Data Movement and Conversion Instructions: prmt": 8 more than a byte's number is its
+// sign.
 __device__ inline unsigned highest_of_halves(unsigned word)
 {
     unsigned bits;

@@ -63,9 +63,9 @@ if "--json" in words:
 sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
-/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves
-/// our own row out, FAULT=inexact leaves an error of gradients out, FAULT=ends ends with an error after all, FAULT=uncompiled compiles nothing, FAULT=absent lacks a
-/// peer.
+/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out,
+/// FAULT=inexact leaves an error of gradients out, FAULT=ends ends with an error after all, FAULT=uncompiled compiles nothing, FAULT=absent
+/// lacks a peer.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
 if "--find" in words:

@@ -30,8 +30,8 @@ pub struct Group {
     threads: ThreadPool,
 }
 
-/// The streams of a rank. A copy within a GPU may have to wait until kernels leave some multiprocessors, and on one stream all copies behind
-/// it would wait, too.
+/// The streams of a rank. A copy within a GPU may have to wait until kernels leave some multiprocessors, and on one stream all copies
+/// behind it would wait, too.
 #[derive(Debug)]
 pub(crate) struct Streams {
     /// That of the backend.

@@ -49,7 +49,7 @@ impl Host {
         Group::nccl_with(&self.api, world, &backend)
     }
 
-    /// Of each device, to be kept with the kernels that they load.
+    /// One for each device, to be kept with the kernels that they load.
     fn backends<const N: usize>(&self) -> [Backend; N] {
         std::array::from_fn(|at| Backend::cuda_with(&self.driver, at as u32).unwrap())
     }

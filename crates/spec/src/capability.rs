@@ -186,7 +186,8 @@ numbered! {
         QuerySums = 9, "query sums", "QUERY_SUMS";
         /// From numbers of query rows to the gradient of sinks.
         SinkGradients = 10, "sink gradients", "SINK_GRADIENTS";
-        /// From a key mask to the sequences of which it shows the first keys and no others: the first step of attention with a padding mask.
+        /// From a key mask to the sequences of which it shows the first keys and no others: the first step of attention with a padding
+        /// mask.
         KeyRuns = 11, "key runs", "KEY_RUNS";
     }
 

@@ -166,8 +166,8 @@ impl Problem {
         self.masks_keys_alone
     }
 
-    /// The problem of the sequences of which such a mask shows the first keys and no others, without the mask: `None` if the problem has no such mask, or
-    /// something else that says which keys a sequence has, or an option that counts on where keys are.
+    /// The problem of the sequences whose mask shows their first keys and no others, without the mask: `None` if the problem has no
+    /// such mask, or something else that says which keys a sequence has, or an option that counts on where keys are.
     pub fn of_runs(&self) -> Option<Self> {
         let others =
             self.scoring.needs() - (Features::KEY_MASK | Features::SINKS | Features::SOFTCAP);

@@ -31,7 +31,7 @@ pub unsafe extern "C" fn warptile_explain(
     let explain = || {
         // SAFETY: the caller's promise.
         let desc = unsafe { read("desc", desc) }?;
-        // SAFETY: the caller's promise; there are no lists.
+        // SAFETY: the caller's promise; lists are absent.
         let (call, choice) = unsafe { (call(&desc, None)?, choice(desc.kernel)?) };
         // SAFETY: the caller's promise.
         let gpu = unsafe { name("gpu", gpu) }?;

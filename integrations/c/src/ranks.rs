@@ -75,7 +75,7 @@ pub(crate) fn check_idle(ranks: &Ranks) -> Result<()> {
             && gpu.stream().is_capturing()?
         {
             let rule = format!(
-                "of rank {rank} is being captured: a call over several devices is no part of a capture"
+                "of rank {rank} is being captured: a call over several devices cannot be part of a capture"
             );
             return Err(Failure::of("the stream", rule));
         }

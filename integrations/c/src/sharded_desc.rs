@@ -89,7 +89,7 @@ unsafe impl Versioned for ShardedMemory {
     const LEAST: usize = std::mem::offset_of!(ShardedMemory, d_out);
 }
 
-// Of tensors these are the lists, a tensor for each rank.
+// These are lists of tensors, a tensor for each rank.
 memory!(ShardedMemory {
     Q: q,
     K: k,
@@ -147,7 +147,7 @@ pub(crate) unsafe fn described(desc: *const ShardedDesc) -> Result<(Described, A
     let desc = unsafe { read("desc", desc) }?;
     // SAFETY: the caller's promise.
     let of = unsafe { read("attention", desc.attention) }?;
-    // SAFETY: there are no lists.
+    // SAFETY: lists are absent.
     let call = unsafe { call(&of, None) }?;
     let needed = call.memory().filter(|(_, bytes)| bytes.is_some());
     if let Some((operand, _)) = { needed }.find(|(operand, _)| !TAKEN.contains(operand)) {

@@ -210,7 +210,7 @@ const HEADER: [&str; 9] = [
     "kernel",
 ];
 
-/// What columns mean that do not say it.
+/// Meanings of columns that do not say them.
 const MEANINGS: [(&str, &str); 3] = [
     (
         "of reading's time",
@@ -223,7 +223,7 @@ const MEANINGS: [(&str, &str); 3] = [
     ),
 ];
 
-/// A table of the first `columns`, but for those in which nothing was measured, and what holds for all problems.
+/// A table of the first `columns`, except those in which nothing was measured, and what holds for all problems.
 fn text(rows: &[BenchRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -> String {
     let lines = lines(rows);
     let Some(first) = lines.first() else {

@@ -10,7 +10,7 @@ const PEERS: [&str; 4] = ["fa2", "cudnn", "efficient", "fa3"];
 /// Our own calls beside the one with options: without them, and with lengths in place of padding.
 const OTHER_CALLS: [&str; 2] = ["plain", "lengths"];
 
-/// The words of a problem behind its element type, but for those that say how tensors are stored.
+/// The words of a problem behind its element type, except those that say how tensors are stored.
 fn words(row: &BenchRow) -> String {
     let all = row.problem.split_whitespace();
     let behind = all.skip_while(|word| *word != row.element).skip(1);

@@ -152,8 +152,8 @@ impl<'a, T: Element> GradientsInto<'a, T> {
         self
     }
 
-    /// The gradients of keys and values in `f32`, which are added to what is there, and so are those of the sinks; `dq` is not. For those who
-    /// add up what several calls with other queries give.
+    /// The gradients of keys and values in `f32`, which are added to what is there, and so are those of the sinks; `dq` is not. For those
+    /// who add up what several calls with other queries give.
     pub fn key_sums(mut self, dk: &'a mut Tensor<f32>, dv: &'a mut Tensor<f32>) -> Self {
         self.key_sums = true;
         self.with(Operand::DK, dk).with(Operand::DV, dv)

@@ -60,7 +60,7 @@ pub(super) fn forward(
     }
 }
 
-/// So many pages of so many rows, and their table, whose rows begin `table_row` entries apart.
+/// Pages, their rows and their number, and their table, whose rows begin `table_row` entries apart.
 pub(super) fn pages(at: &Slots<u64>, table_row: i64, [count, rows]: [usize; 2]) -> abi::Pages {
     abi::Pages::of(
         at[Operand::BlockTable],

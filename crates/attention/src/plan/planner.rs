@@ -123,9 +123,9 @@ impl<'a> Planner<'a> {
     /// With [`Splits::EveryKeys`] the choice depends on element type, head size, options and device only: the same image computes a
     /// token of decoding and a whole prompt.
     ///
-    /// With a key mask that is the same for all queries and heads, as of padding, two kernels may share the sequences: one without key masks
-    /// computes those of which the mask shows the first keys and no others, and one with key masks the rest. A choice of a kernel is that of all
-    /// sequences.
+    /// With a key mask that is the same for all queries and heads, as of padding, two kernels may share the sequences: one without key
+    /// masks computes those whose mask shows their first keys and no others, and one with key masks the rest. A choice of a kernel is
+    /// that of all sequences.
     ///
     /// # Errors
     /// As [`Plan::gpu`].

@@ -1,5 +1,5 @@
-//! Padding masks: a key mask that is the same for all queries and heads, and shows the first keys of most sequences and no others. These are
-//! computed without the mask, as with lengths, and then the others with it. A kernel before both finds out which is which.
+//! Padding masks: a key mask that is the same for all queries and heads, and shows the first keys of most sequences and no others. These
+//! are computed without the mask, as with lengths, and then the others with it. A kernel before both finds out which is which.
 
 use std::cmp::Reverse;
 

@@ -12,7 +12,7 @@ pub enum Share {
     /// All of them.
     #[default]
     All,
-    /// Those of which the key mask shows the first keys and no others.
+    /// Those whose key mask shows their first keys and no others.
     Runs,
     /// The others.
     Others,
@@ -23,7 +23,7 @@ impl fmt::Display for Share {
         f.pad(match self {
             Share::All => "all sequences",
             Share::Runs => {
-                "the sequences of which the key mask shows the first keys and no others, without the mask"
+                "the sequences whose key mask shows their first keys and no others, without the mask"
             }
             Share::Others => "the other sequences, with the mask",
         })
@@ -42,11 +42,12 @@ pub(crate) struct RunScratch {
 }
 
 impl RunScratch {
-    /// Counters from which tiles are drawn. The first step sets them: a launch of another plan that counts on a counter of 0 has another one.
+    /// Counters from which tiles are drawn. The first step sets them: a launch of another plan that counts on a counter of 0 has another
+    /// one.
     pub(crate) const RUN_COUNTER: usize = 64;
     pub(crate) const OTHER_COUNTER: usize = 128;
 
-    /// For so many sequences.
+    /// For a number of sequences.
     pub(crate) const fn of(sequences: usize) -> Self {
         let list = sequences * size_of::<i32>();
         // Behind what other launches expect to be zero.
@@ -78,7 +79,7 @@ impl Step {
         }
     }
 
-    /// What is left of the tiles of a launch when each CTA, or each cluster, has taken its first one.
+    /// The tiles of a launch that are left when each CTA, or each cluster, has taken its first one.
     pub(crate) fn tiles_to_draw(&self, shape: &LaunchShape) -> u32 {
         shape.tiles - (shape.grid / self.image.schedule.ctas_of_cluster()).min(shape.tiles)
     }

@@ -124,9 +124,9 @@ impl PackedSpeed {
     /// The end of a part besides its sum. Two microseconds less than it takes: times of other kernels with few queries are too short by
     /// as much.
     const END_US: f64 = 1.5;
-    /// What a sum costs, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
+    /// Costs of a sum, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
     const LAST_SUMS: [f64; 2] = [0.25, 1.0 / 28.0];
-    /// The same where all CTAs that have a part add up some columns each: for each part, each KB, and each MB of all parts.
+    /// Those where all CTAs that have a part add up some columns each: for each part, each KB, and each MB of all parts.
     const JOINT_SUMS: [f64; 3] = [0.1, 0.06, 0.25];
 
     /// Microseconds that a tile's rows take for a key, where `at_once` parts are computed. One warpgroup waits for its softmax more often
@@ -156,7 +156,7 @@ impl PackedSpeed {
         let bytes = ((columns + value_columns) * image.element.size()) as f64;
         let read_us = bytes * at_once / (self.bytes * keys.tiles.min(at_once));
         let compute_us = self.computing_us(image, keys, at_once);
-        // One hides the other, but for what both have to wait.
+        // One hides the other, except where both have to wait.
         let key_us = (read_us.powi(4) + compute_us.powi(4)).sqrt().sqrt();
         let part_kb = keys.warpgroup_rows * (value_columns * size_of::<f32>()) as f64 / 1e3;
         let sum_us = match splits {

@@ -2,7 +2,7 @@
 
 use crate::draw::Random;
 
-/// Whether a key is shown, of each sequence: all keys, padding on either side or on both, no key, one, or anything.
+/// The keys that are shown, for each sequence: all keys, padding on either side or on both, no key, one, or anything.
 pub(crate) fn masks(random: &mut Random, batch: usize, keys: usize) -> Vec<Vec<bool>> {
     let mut row = || {
         let end = random.within(0, keys);

@@ -85,7 +85,7 @@ fn gradients_of_large_heads_equal_float64() {
     equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
 }
 
-/// Of two kernels, which draw the same weights.
+/// Two kernels draw the same weights.
 #[test]
 #[ignore = "needs g++"]
 fn gradients_of_large_heads_with_dropout_equal_float64() {

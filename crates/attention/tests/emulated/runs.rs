@@ -1,4 +1,4 @@
-//! The first step of attention with a padding mask by the emulated kernel: the sequences of which it shows the first keys and no others.
+//! The first step of attention with a padding mask by the emulated kernel: the sequences whose first keys it shows and no others.
 
 use half::f16;
 use quickcheck::{QuickCheck, TestResult};
@@ -29,7 +29,7 @@ fn run_of(mask: &[bool]) -> Option<usize> {
 /// Returns false for a problem that is too small for three steps.
 fn check(emulated: &Emulated, seed: u64) -> Result<bool, String> {
     let mut random = Random(seed);
-    // More than 16 warps have, as many, and fewer, in numbers that are no powers of two.
+    // More than 16 warps have, as many, and fewer, in numbers that are not powers of two.
     let batch = random.pick(&[1, 2, 3, 5, 8, 16, 17, 40]);
     let keys = random.pick(&[300, 301, 512, 1000, 2100]);
     let causal = random.once_in(3);
@@ -40,7 +40,7 @@ fn check(emulated: &Emulated, seed: u64) -> Result<bool, String> {
         false => Layout::bshd([batch, rows, heads, 64]),
     };
     let (q, k) = (layout(queries), layout(keys));
-    // Rows that do not begin at multiples of 16 bytes, or keys that are no neighbours.
+    // Rows that do not begin at multiples of 16 bytes, or keys that are not neighbours.
     let (row, step) = random.pick(&[(keys, 1), (keys.next_multiple_of(16), 1), (3 * keys, 3)]);
     let mask_layout = Layout::new([batch, 1, 1, keys], [row, row, row, step]);
     let shown = masks(&mut random, batch, keys);
@@ -56,7 +56,7 @@ fn check(emulated: &Emulated, seed: u64) -> Result<bool, String> {
         .layout(Operand::KeyMask, mask_layout)
         .build()
         .map_err(|error| error.to_string())?;
-    // Masks cost so much that the planner would rather do without.
+    // Masks are expensive enough that the planner would rather do without.
     let features = ["scalar", "wmma", "mma", "wgmma", "decode"]
         .map(|family| format!("\nfeature {family} keymask 99"));
     let text = format!("like NVIDIA H200\ndevice any{}", features.concat());

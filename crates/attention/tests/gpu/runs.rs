@@ -10,7 +10,7 @@ use crate::draw::Random;
 use crate::harness::{gpu, ran};
 use crate::masks::masks;
 
-/// A GPU on which masks cost so much that the planner would rather do without.
+/// A GPU on which masks are expensive enough that the planner would rather do without.
 fn gpu_without_masks() -> Gpu {
     let features = ["scalar", "wmma", "mma", "wgmma", "decode"]
         .map(|family| format!("\nfeature {family} keymask 99"));
@@ -60,7 +60,7 @@ impl Shape {
     }
 }
 
-/// The same numbers on the GPU and on the CPU, where they are computed in f32.
+/// Numbers on the GPU are those on the CPU, where they are computed in f32.
 struct Numbers<T> {
     shape: Shape,
     tensors: [Vec<T>; 3],
@@ -136,7 +136,7 @@ impl<T: Element> Memory<T> {
         .with(Operand::KeyMask, self.mask.as_slice())
     }
 
-    /// Marks the results, so that rows that nobody writes are found.
+    /// Marks the results, so that rows that are not written are found.
     fn set(&mut self, shown: &[u8]) {
         self.mask.copy_from_slice(shown).unwrap();
         self.out
@@ -172,8 +172,8 @@ impl<T: Element> Memory<T> {
     }
 }
 
-/// Masks for the launches one after the other: with runs in all sequences, in none, and in some, so that every step is left without work, and
-/// is then needed again.
+/// Masks for the launches one after the other: with runs in all sequences, in none, and in some, so that every step is left without work,
+/// and is then needed again.
 fn masks_in_turn(random: &mut Random, shape: &Shape) -> Vec<Vec<u8>> {
     let bytes = |rows: Vec<Vec<bool>>| rows.concat().into_iter().map(u8::from).collect();
     let all = |of: fn(usize, usize) -> bool| -> Vec<Vec<bool>> {

@@ -48,7 +48,7 @@ fn long_padded_sequences_are_computed_without_their_mask() {
     }
 }
 
-/// What the first step costs must be won.
+/// The first step must pay.
 #[test]
 fn short_problems_and_those_that_read_have_one_step() {
     for words in [

@@ -64,8 +64,8 @@ impl Case {
         }
     }
 
-    /// Layout of a tensor with an element for each score: in each dimension but the last whole or of extent 1, as the case or its seed has it or
-    /// padding, and stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
+    /// Layout of a tensor with an element for each score: in each dimension but the last whole or of extent 1, as the case or its seed has
+    /// it or padding, and stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
     pub(crate) fn score_layout(&self, operand: Operand) -> Layout {
         let Lengths::Dense { batch, query, key } = self.lengths else {
             return Layout::bshd([1; 4]);

@@ -17,7 +17,7 @@ use crate::nccl::world::World;
 const BEAT: Duration = Duration::from_millis(100);
 /// How often bounds are looked at.
 const TICK: Duration = Duration::from_millis(20);
-/// What a rank allows the others beyond their bounds: to send what they have to say, or to close.
+/// The time that a rank allows the others beyond their bounds: to send what they have to say, or to close.
 const GRACE: Duration = Duration::from_secs(1);
 /// Between fields of a call.
 pub(crate) const FIELD: char = '\x1f';

@@ -1,5 +1,5 @@
-//! A call with a padding mask as the two calls that it is made of: of the sequences of which the mask shows the first keys and no others, and
-//! of the others. On a GPU it is found on the device which is which.
+//! A call with a padding mask as the two calls that it is made of: of the sequences whose mask shows their first keys and no others,
+//! and of the others. On a GPU it is found on the device which is which.
 
 use crate::{Call, Diagonal, Features, Layout, Numbers, Operand};
 
@@ -11,7 +11,7 @@ impl Call {
         self.layout(Operand::KeyMask).is_some_and(is_same)
     }
 
-    /// The same without the key mask, with lengths of keys on the device. A diagonal stays where it is.
+    /// This call without the key mask, with lengths of keys on the device. A diagonal stays where it is.
     #[must_use]
     pub fn of_runs(&self) -> Call {
         let mut call = self.clone();
@@ -24,7 +24,7 @@ impl Call {
         call
     }
 
-    /// The same with lengths of queries on the device.
+    /// This call with lengths of queries on the device.
     #[must_use]
     pub fn of_others(&self) -> Call {
         let mut call = self.clone();
