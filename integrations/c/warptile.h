@@ -1570,4 +1570,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: dd0f4a30b1a01cd012c27cf6ff68de4307e02baadd11441180c91a9674f46090 */
+/* Seal of header.sh: b086a1453d23842f7c1414f57c21e3331b7e551dd5a294506e076d4500f53bbe */

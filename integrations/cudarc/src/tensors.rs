@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
-use warptile::driver::sys::CUstream;
 use warptile::driver::Stream;
+use warptile::driver::sys::CUstream;
 use warptile::{Backend, Element, Layout, Tensor};
 
 use crate::error::{Error, Result};
