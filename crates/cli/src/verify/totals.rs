@@ -234,15 +234,16 @@ impl Totals {
             writeln!(console, "         and {more} more")?;
         }
         for (name, image) in &self.images {
-            write!(
+            let drew = match image.persistent {
+                true => format!(", {} drew tiles", image.drew_tiles),
+                false => String::new(),
+            };
+            say!(
                 console,
-                "image    {name}: {} passed, {} failed",
-                image.passed, image.failed
+                "image    {name}: {} passed, {} failed{drew}",
+                image.passed,
+                image.failed
             )?;
-            if image.persistent {
-                write!(console, ", {} drew tiles", image.drew_tiles)?;
-            }
-            writeln!(console)?;
         }
         for (what, worst) in [("out", &self.worst_out), ("lse", &self.worst_lse)] {
             if let Some(worst) = worst
