@@ -131,8 +131,8 @@ from problem import Problem
 begun = []
 
 class Program:
-    def __init__(self, program, problems, methods, samples, splits):
-        self.problems, self.splits = problems, splits
+    def __init__(self, program, problems, methods, samples, backend="warptile", shape=None):
+        self.problems, self.splits = problems, backend.partition("splits=")[2]
         self.backend, self.failed = "warptile", False
     def takes(self, problem):
         return problem in self.problems
