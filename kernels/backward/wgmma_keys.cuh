@@ -509,8 +509,8 @@ template <class Traits> __device__ inline void key_gradients(const BackwardTma& 
                         }
                     }
                 }
-                if constexpr (drops<Traits>()) leave_d_out();
                 __syncwarp();
+                if constexpr (drops<Traits>()) leave_d_out();
                 arrive(shared.weights_empty(weights_at.stage));
                 weights_at.advance();
             };

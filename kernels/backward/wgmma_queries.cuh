@@ -259,6 +259,11 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
     const auto arrive = [](unsigned barrier) {
         if (thread_index() % 32 == 0) barrier_arrive(barrier);
     };
+    // Where no product brings a warp's lanes together: a lane that is still waiting must not miss the next phase.
+    const auto pass = [&](unsigned barrier) {
+        __syncwarp();
+        arrive(barrier);
+    };
     const auto own_row = [] { return thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4; };
     DrawnScores drawn;
     if constexpr (drops<Traits>()) {
@@ -296,9 +301,9 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
             for (int block = end - 1; block >= first; block--, it++) {
                 const int stage = Shared::keys_stage(it), values_stage = Shared::values_stage(it);
                 wait_for_keys(stage, block);
-                arrive(shared.keys_empty(stage));
+                pass(shared.keys_empty(stage));
                 wait_for_values(values_stage, block);
-                arrive(shared.values_empty(values_stage));
+                pass(shared.values_empty(values_stage));
             }
         };
         float dq[Traits::RESULTS];
@@ -471,7 +476,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
             pass_blocks(uniform(tile.first_block), own_first);
         } else {
             barrier_wait(shared.d_out_full(warpgroup), turn & 1);
-            arrive(shared.queries_empty(warpgroup));
+            pass(shared.queries_empty(warpgroup));
             arrive(shared.d_out_empty(warpgroup));
         }
         write_rows<Element>(params, params.dq, tile, first_row(), params.head_dim, dq, params.scoring.scale);

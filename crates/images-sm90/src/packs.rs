@@ -244,16 +244,16 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../image
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 44348] = *include_bytes!("../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 44408] = *include_bytes!("../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51134] = *include_bytes!("../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51022] = *include_bytes!("../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 36620] = *include_bytes!("../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 36656] = *include_bytes!("../images/wdq_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
-pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 42029] = *include_bytes!("../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 42046] = *include_bytes!("../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
 pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 243407] = *include_bytes!("../images/wgmma_d128_128x128_w12_s2_sm_90.zst");

@@ -8,7 +8,7 @@ inline unsigned long long matrix_descriptor(unsigned address, unsigned leading_b
 inline unsigned long long advance_descriptor(unsigned long long descriptor, unsigned bytes) { return descriptor + bytes; }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
-template <int> void wgmma_wait() {}
+template <int> void wgmma_wait() { WB(); } // lanes of a warp meet (.sync.aligned)
 template <int COUNT> void pin(float (&)[COUNT]) {}
 template <int COUNT> void pin(unsigned (&)[COUNT]) {}
 template <class Element> unsigned pack(float low, float high) { return narrow2<Element>(low, high); }

@@ -246,12 +246,7 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
         Role::QuerySums => needs - Features::DROPOUT,
         _ => needs,
     };
-    // Their images with dropout do not end in emulation on packed rows (docs/notebook/backward.md): not before that is understood.
-    let has = match image.family {
-        Family::Wdkv | Family::Wdq => image.features - Features::DROPOUT,
-        _ => image.features,
-    };
-    let lacks = needs - has;
+    let lacks = needs - image.features;
     if !lacks.is_empty() {
         return Some(Reason::Lacks(lacks));
     }

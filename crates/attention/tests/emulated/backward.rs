@@ -85,6 +85,18 @@ fn gradients_of_large_heads_equal_float64() {
     equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
 }
 
+/// Two kernels draw the same weights.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_large_heads_with_dropout_equal_float64() {
+    let heads = [
+        "h2/1 d192 bf16 dropout=0.1",
+        "h1 d256 f16 dropout=0.5",
+        "h1 d136/72 f16 dropout=0.999",
+    ];
+    equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q150 k140");
+}
+
 #[test]
 #[ignore = "needs g++"]
 fn gradients_equal_float64() {
