@@ -17,6 +17,7 @@ mod checks;
 mod decode;
 mod distributed;
 mod gradients;
+mod in_turn;
 mod named;
 mod options;
 mod parts;
@@ -148,9 +149,9 @@ struct Record {
     /// Lists of blocks.
     sparse: Vec<BenchRow>,
     /// Gradients.
-    backward: Vec<gradients::Row>,
+    backward: Vec<in_turn::Row>,
     /// Options of scores.
-    options: Vec<gradients::Row>,
+    options: Vec<in_turn::Row>,
     errors: Vec<ErrorRow>,
     tuning: tuned::Tuning,
 }

@@ -2,18 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
-
 use super::bench::{BenchRow, peers_text};
-use super::{checks, decode, markdown_table, number, plot, ratio, speed};
-
-/// A row of `backward.json` or `options.json`: a measurement, and the error of the same contestant's results against float64.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Row {
-    #[serde(flatten)]
-    pub(super) row: BenchRow,
-    pub(super) error_rms: Option<f64>,
-}
+use super::in_turn::{InTurn, Row, error, least_error};
+use super::{checks, markdown_table, number, plot, ratio, speed};
 
 /// Peers of the table, in its order.
 const PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa3-deterministic", "fa4"];
@@ -40,34 +31,18 @@ fn length(length: usize) -> String {
 
 /// Problems in which a peer is faster come first; the others follow in the order of the measurement.
 pub(super) fn table(rows: &[Row]) -> String {
-    let graphs: Vec<&Row> = rows
-        .iter()
-        .filter(|one| one.row.method == "graph")
-        .collect();
-    let of = |backend: &str, problem: &str| {
-        let same = |one: &&&Row| one.row.backend == backend && one.row.problem == problem;
-        graphs.iter().find(same).copied()
-    };
-    let peers = PEERS
-        .into_iter()
-        .filter(|peer| graphs.iter().any(|one| one.row.backend == *peer));
-    let peers: Vec<&str> = peers.collect();
-    let ours: Vec<&Row> = { graphs.iter() }
-        .filter(|one| one.row.backend == speed::OURS)
-        .copied()
-        .collect();
+    let all = InTurn::new(rows, &PEERS);
+    let ours: Vec<&Row> = all.ours().collect();
     let Some(last) = ours.last() else {
         return "Nothing is measured yet.\n".to_owned();
     };
+    let has_peers = all.names().next().is_some();
     let mut lines: Vec<(Option<f64>, Vec<String>)> = Vec::new();
     for one in &ours {
         let row = &one.row;
-        let of_peers: Vec<_> = peers.iter().map(|peer| of(peer, &row.problem)).collect();
+        let of_peers = all.of_peers(&row.problem);
         let fastest = of_peers.iter().flatten().map(|peer| peer.row.tflops);
         let times = fastest.max_by(f64::total_cmp).map(|peer| row.tflops / peer);
-        let error =
-            |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
-        let errors = of_peers.iter().flatten().filter_map(|peer| peer.error_rms);
         let mut cells = vec![format!(
             "{}, {}, {}",
             row.heads.sizes(),
@@ -84,33 +59,32 @@ pub(super) fn table(rows: &[Row]) -> String {
             ratio(times),
             error(one.error_rms),
         ]);
-        if !peers.is_empty() {
-            cells.push(error(errors.min_by(f64::total_cmp)));
+        if has_peers {
+            cells.push(least_error(&of_peers));
         }
         lines.push((times, cells));
     }
     lines.sort_by_key(|(times, _)| times.is_none_or(|times| times >= 1.0));
     let ratios: Vec<f64> = lines.iter().filter_map(|(times, _)| *times).collect();
-    let all = |of: &dyn Fn(&BenchRow) -> String| {
+    let values_of = |of: &dyn Fn(&BenchRow) -> String| {
         let values: BTreeSet<String> = ours.iter().map(|one| of(&one.row)).collect();
         Vec::from_iter(values).join(" or ")
     };
     let mut header = vec!["head size, length, mask"];
-    header.extend(peers.iter().map(|peer| decode::name(peer)));
+    header.extend(all.names());
     header.extend(["Warptile", "ratio", "error"]);
-    if !peers.is_empty() {
+    if has_peers {
         header.push("peers'");
     }
-    let measured: Vec<BenchRow> = graphs.iter().map(|one| one.row.clone()).collect();
     let text = format!(
         "TFLOP/s on {}, GPU time of one launch in a replayed graph, by the usual count of 2.5 times the operations of the output; driver {}, {}. {}, {} rows and {} elements a row. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Error* is the root mean square of dq, dk and dv against float64 on normally distributed inputs, beside the smallest of the peers'.{}",
         last.row.device,
         last.row.driver,
         checks::day(&last.row.date),
-        all(&|row| row.element.clone()),
-        all(&|row| (row.batch * row.query_len).to_string()),
-        all(&|row| (row.heads.query * row.heads.dim).to_string()),
-        peers_text(&measured),
+        values_of(&|row| row.element.clone()),
+        values_of(&|row| (row.batch * row.query_len).to_string()),
+        values_of(&|row| (row.heads.query * row.heads.dim).to_string()),
+        peers_text(&all.measured()),
     );
     let mut text = format!(
         "{text}\n\n{}",

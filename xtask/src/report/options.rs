@@ -1,8 +1,8 @@
 //! Options of scores: times next to the fastest peer's and to our own calls without them, and errors beside them.
 
 use super::bench::{BenchRow, peers_text};
-use super::gradients::Row;
-use super::{checks, decode, markdown_table, number, ratio, speed};
+use super::in_turn::{InTurn, Row, error, least_error};
+use super::{checks, markdown_table, number, ratio};
 
 /// Peers of the table, in its order.
 const PEERS: [&str; 4] = ["fa2", "cudnn", "efficient", "fa3"];
@@ -20,40 +20,26 @@ fn words(row: &BenchRow) -> String {
 
 /// Problems in which a peer is faster come first, the slowest of them first; the others follow in the order of the measurement.
 pub(super) fn table(rows: &[Row]) -> String {
-    let graphs: Vec<&Row> = rows
-        .iter()
-        .filter(|one| one.row.method == "graph")
-        .collect();
-    let of = |backend: &str, problem: &str| {
-        let same = |one: &&&Row| one.row.backend == backend && one.row.problem == problem;
-        graphs.iter().find(same).copied()
-    };
-    let peers =
-        { PEERS.into_iter() }.filter(|peer| graphs.iter().any(|one| one.row.backend == *peer));
-    let peers: Vec<&str> = peers.collect();
-    let ours = graphs.iter().filter(|one| one.row.backend == speed::OURS);
+    let all = InTurn::new(rows, &PEERS);
     let mut lines: Vec<(Option<f64>, Vec<String>)> = Vec::new();
     let mut last = None;
-    for one in ours {
+    for one in all.ours() {
         let row = &one.row;
         let times_of = |other: f64| other / row.median_us;
-        let of_peers: Vec<_> = peers.iter().map(|peer| of(peer, &row.problem)).collect();
+        let of_peers = all.of_peers(&row.problem);
         let fastest = { of_peers.iter().flatten() }
             .map(|peer| peer.row.median_us)
             .min_by(f64::total_cmp)
             .map(times_of);
-        let error =
-            |error: Option<f64>| error.map_or("-".to_owned(), |error| format!("{error:.2e}"));
-        let errors = of_peers.iter().flatten().filter_map(|peer| peer.error_rms);
         let us = |one: Option<&Row>| number(one.map(|one| one.row.median_us), 1);
         let mut cells = vec![format!("{}, {}, {}", row.shape(), row.element, words(row))];
         cells.extend(of_peers.iter().map(|peer| us(*peer)));
         cells.extend([us(Some(one)), ratio(fastest)]);
         for call in OTHER_CALLS {
-            let other = of(call, &row.problem);
+            let other = all.of(call, &row.problem);
             cells.push(number(other.map(|other| times_of(other.row.median_us)), 2));
         }
-        cells.extend([error(one.error_rms), error(errors.min_by(f64::total_cmp))]);
+        cells.extend([error(one.error_rms), least_error(&of_peers)]);
         lines.push((fastest, cells));
         last = Some(row);
     }
@@ -65,7 +51,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         lost(one).total_cmp(&lost(other))
     });
     let mut header = vec!["problem"];
-    header.extend(peers.iter().map(|peer| decode::name(peer)));
+    header.extend(all.names());
     header.extend([
         "Warptile",
         "ratio",
@@ -74,13 +60,12 @@ pub(super) fn table(rows: &[Row]) -> String {
         "error",
         "peers'",
     ]);
-    let measured: Vec<BenchRow> = graphs.iter().map(|one| one.row.clone()).collect();
     format!(
         "Microseconds on {}, GPU time of one call in a replayed graph; driver {}, {}. A problem is (batch, heads, length, head size), element type, options. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Of plain* is our speed as a part of that of our own call without the option, *of lengths* of the call with as many keys as a padding mask shows. *Error* is the root mean square of the output against float64 on normally distributed inputs, beside the smallest of the peers'. ALiBi is a bias to the peers.{}\n\n{}",
         last.device,
         last.driver,
         checks::day(&last.date),
-        peers_text(&measured),
+        peers_text(&all.measured()),
         markdown_table(&header, lines.into_iter().map(|(_, cells)| cells))
     )
 }

@@ -381,20 +381,6 @@ mod tests {
     }
 
     #[test]
-    fn only_packed_rows_that_all_run_at_once_are_added_up_by_all() {
-        let at_once = LaunchShape {
-            draws_tiles: false,
-            ..shape()
-        };
-        let images = warptile_kernels::catalog();
-        assert!(images.iter().any(|image| sums_by_all(image, &at_once)));
-        for image in images {
-            assert!(!sums_by_all(image, &shape()), "{}", image.name);
-            assert_eq!(sums_by_all(image, &at_once), packs_rows(image));
-        }
-    }
-
-    #[test]
     fn dense_strides_and_lse() {
         let q = Layout::bhsd([2, 8, 100, 64]);
         let k = Layout::bshd([2, 300, 2, 64]);

@@ -6,6 +6,7 @@ use warptile::spec::{Call, Invalid, Operand};
 use warptile::{Attention, ElementType, Error, Keys, Layout, Splits};
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
+use warptile_kernels::Schedule;
 
 use crate::{Buffers, addresses, block, gpu, ones};
 
@@ -53,6 +54,37 @@ fn the_block_says_where_keys_are_cut() {
             let work = block(launches.last().unwrap()).work;
             assert_eq!(work.keys_per_split, expected);
             assert!(work.semaphores != 0 && work.partials != 0);
+        }
+    }
+    fake.assert_clean();
+}
+
+/// Where CTAs draw tiles from a counter, a part's writer may not have begun yet, and nobody may wait for it.
+#[test]
+fn without_a_counter_all_who_left_a_part_of_packed_rows_add_it_up() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        let stream = Stream::new(gpu.context()).unwrap();
+        for (batch, packs, adds_up) in [(1, true, true), (512, true, false), (1, false, false)] {
+            // 384 rows of a key/value head, or 8.
+            let kv_heads = if packs { 1 } else { 48 };
+            let q = Layout::bshd([batch, 8, 48, 128]);
+            let kv = Layout::new([batch, 8192, kv_heads, 128], [0, 128 * kv_heads, 128, 1]);
+            let call = Call::builder(&q, &kv, &kv, ElementType::F16)
+                .build()
+                .unwrap();
+            let prepared = prepare(&gpu, &call);
+            let image = prepared.plan().image().unwrap();
+            let groups = image.schedule == Schedule::PersistentGroups;
+            assert_eq!(groups && image.tiling.block_m > 64, packs, "{}", image.name);
+            let mut buffers = Buffers::new(&stream, &call);
+            prepared
+                .launch(&stream, &call, &buffers.bindings())
+                .unwrap();
+            stream.synchronize().unwrap();
+            let work = block(fake.launches().last().unwrap()).work;
+            assert_eq!(work.counter == 0, adds_up, "{}", image.name);
         }
     }
     fake.assert_clean();
