@@ -13,7 +13,7 @@ use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs::{self, Packs};
 use crate::resources;
 use crate::sample::{sample, unsampled_differences};
-use crate::sources::Sources;
+use crate::sources::{GENERATED, Sources};
 use crate::toolchain::Toolchain;
 use crate::units::compile_all;
 use warptile_spec::abi;
@@ -82,41 +82,8 @@ impl Layout {
 
     /// The parameter blocks in C++, with the files they belong in.
     fn headers(&self) -> [(PathBuf, String); 9] {
-        [
-            (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
-            (
-                self.kernels.join("base/abi_ops.cuh"),
-                abi::cpp_header_of_operations(),
-            ),
-            (
-                self.kernels.join("base/abi_backward.cuh"),
-                abi::cpp_header_of_backward(),
-            ),
-            (
-                self.kernels.join("base/abi_backward_tma.cuh"),
-                abi::cpp_header_of_backward_tma(),
-            ),
-            (
-                self.kernels.join("base/abi_dropout.cuh"),
-                abi::cpp_header_of_dropout(),
-            ),
-            (
-                self.kernels.join("base/abi_blocks.cuh"),
-                abi::cpp_header_of_blocks(),
-            ),
-            (
-                self.kernels.join("base/abi_backward_dropout.cuh"),
-                abi::cpp_header_of_backward_dropout(),
-            ),
-            (
-                self.kernels.join("base/abi_backward_tma_dropout.cuh"),
-                abi::cpp_header_of_backward_tma_dropout(),
-            ),
-            (
-                self.kernels.join("base/abi_runs.cuh"),
-                abi::cpp_header_of_runs(),
-            ),
-        ]
+        let folder = self.kernels.join(GENERATED).join("base");
+        abi::cpp_headers().map(|(name, text)| (folder.join(format!("{name}.cuh")), text))
     }
 }
 
@@ -453,7 +420,9 @@ fn generated(
     ];
     texts.extend(packs::ARCHITECTURES.map(|architecture| {
         (
-            layout.image_crate(architecture).join("src/packs.rs"),
+            layout
+                .image_crate(architecture)
+                .join("src/generated/packs.rs"),
             catalog::packs(architecture, packed_bytes),
         )
     }));
@@ -578,43 +547,12 @@ fn differing_fields(committed: &ManifestEntry, rebuilt: &ManifestEntry) -> Strin
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn the_committed_headers_are_what_the_declarations_generate() {
-        assert_eq!(
-            include_str!("../../kernels/base/abi.cuh"),
-            warptile_spec::abi::cpp_header()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_ops.cuh"),
-            warptile_spec::abi::cpp_header_of_operations()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_backward.cuh"),
-            warptile_spec::abi::cpp_header_of_backward()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_backward_tma.cuh"),
-            warptile_spec::abi::cpp_header_of_backward_tma()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_dropout.cuh"),
-            warptile_spec::abi::cpp_header_of_dropout()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_blocks.cuh"),
-            warptile_spec::abi::cpp_header_of_blocks()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_backward_dropout.cuh"),
-            warptile_spec::abi::cpp_header_of_backward_dropout()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_backward_tma_dropout.cuh"),
-            warptile_spec::abi::cpp_header_of_backward_tma_dropout()
-        );
-        assert_eq!(
-            include_str!("../../kernels/base/abi_runs.cuh"),
-            warptile_spec::abi::cpp_header_of_runs()
-        );
+        for (path, text) in Layout::of_repository(&files::repository_root()).headers() {
+            assert_eq!(files::read_text(&path).unwrap(), text);
+        }
     }
 }

@@ -38,7 +38,7 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
     Ok(text)
 }
 
-/// The text of `packs.rs` in the crate with the images of one of [`packs::ARCHITECTURES`].
+/// The text of `generated/packs.rs` in the crate with the images of one of [`packs::ARCHITECTURES`].
 ///
 /// Each static is an array, not a reference to one, so that the catalog refers to it and no other crate has a copy of it.
 pub fn packs(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> String {
@@ -48,7 +48,7 @@ pub fn packs(architecture: &str, packed_bytes: &BTreeMap<String, u64>) -> String
         let file = packs::file_name(pack);
         let _ = writeln!(
             text,
-            "\n/// The images of a kernel: `{file}`.\npub static {name}: [u8; {bytes}] = *include_bytes!(\"../images/{file}\");"
+            "\n/// The images of a kernel: `{file}`.\npub static {name}: [u8; {bytes}] = *include_bytes!(\"../../images/{file}\");"
         );
     }
     text

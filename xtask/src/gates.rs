@@ -92,7 +92,7 @@ fn check_record(instance: &Instance, facts: &Facts, record: &ImageRecord, found:
     if !record.takes_a_block() {
         found.push(format!(
             "takes no parameter block that this program declares: the record has {hash:#018x} and {bytes} bytes; \
-             kernels/base/abi.cuh was changed by hand"
+             kernels/generated/base/abi.cuh was changed by hand"
         ));
     }
     if facts.parameter_sizes != [bytes] {

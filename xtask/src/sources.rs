@@ -10,12 +10,15 @@ use crate::code::code;
 use crate::files;
 use crate::instances::Instance;
 
+/// The folder of `kernels/` with the generated headers: the compiler looks for headers in it as it does in `kernels/`.
+pub const GENERATED: &str = "generated";
+
 /// A family's source file and every header of `kernels/` it includes, directly or not.
 #[derive(Debug, Clone)]
 pub struct Sources {
     /// Text of the family's own file.
     pub text: String,
-    /// [`code`] of the files, by path relative to `kernels/`.
+    /// [`code`] of the files, by path relative to `kernels/` or [`GENERATED`].
     files: BTreeMap<PathBuf, String>,
 }
 
@@ -31,17 +34,23 @@ impl Sources {
             text: files::read_text(&kernels.join(source))?,
             files: BTreeMap::new(),
         };
+        let roots = [kernels.to_owned(), kernels.join(GENERATED)];
+        let place = |path: &Path| {
+            let places = roots.iter().map(|root| root.join(path));
+            { places }.find(|place| place.is_file())
+        };
         let mut pending = vec![PathBuf::from(source)];
         while let Some(relative) = pending.pop() {
             if sources.files.contains_key(&relative) {
                 continue;
             }
-            let code = code(&files::read_text(&kernels.join(&relative))?);
+            let path = place(&relative).unwrap_or_else(|| kernels.join(&relative));
+            let code = code(&files::read_text(&path)?);
             for name in quoted_includes(&code) {
                 let beside = relative.parent().unwrap_or(Path::new("")).join(name);
                 let found = [beside, PathBuf::from(name)]
                     .into_iter()
-                    .find(|candidate| kernels.join(candidate).is_file());
+                    .find(|candidate| place(candidate).is_some());
                 pending.extend(found);
             }
             sources.files.insert(relative, code);
@@ -49,7 +58,7 @@ impl Sources {
         Ok(sources)
     }
 
-    /// The files, relative to `kernels/`.
+    /// The files, relative to `kernels/` or [`GENERATED`].
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.keys().map(PathBuf::as_path)
     }

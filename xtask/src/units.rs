@@ -12,7 +12,7 @@ use crate::gates::{self, Facts};
 use crate::inspect::{self, LogReport, SassCounts};
 use crate::instances::{Expectations, Instance, Target};
 use crate::manifest::ManifestEntry;
-use crate::sources::Sources;
+use crate::sources::{GENERATED, Sources};
 use crate::toolchain::Toolchain;
 use warptile_spec::record::ImageRecord;
 
@@ -154,6 +154,7 @@ fn request(
     let include = |path: &Path| format!("--include-path={}", path.display());
     let mut options = instance.flags();
     options.push(include(&layout.kernels));
+    options.push(include(&layout.kernels.join(GENERATED)));
     options.extend(toolchain.includes.iter().map(|path| include(path)));
     Request {
         source: source.text.clone(),

@@ -48,7 +48,7 @@ fn emulate(kernels: &Path, tilings: &str) -> (String, bool) {
     std::fs::write(&list, tilings).unwrap();
     let program = folder.path().join("wgmma");
     let tilings = format!("-DTILINGS=\"{}\"", list.display());
-    let folders = ["emulation/hopper", "emulation", ""];
+    let folders = ["emulation/hopper", "emulation", "generated", ""];
     compile(kernels, &folders, &tilings, "wgmma.cpp", &program);
     run(&program, &[&PROBLEMS.to_string()])
 }
@@ -109,7 +109,7 @@ fn kernels_on_mma_are_right_and_do_no_harm() {
     let kernels = files::repository_root().join("kernels");
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("decode");
-    let folders = ["emulation", ""];
+    let folders = ["emulation", "generated", ""];
     compile(&kernels, &folders, "-includeshim.h", "decode.cpp", &program);
     let (seeds, few) = (SEEDS.to_string(), (SEEDS / 3).to_string());
     let runs: [&[&str]; 2] = [&[&seeds], &[&few, "changes"]];

@@ -24,6 +24,7 @@ mod pairs;
 mod prepass;
 mod products;
 pub mod raw;
+mod shown;
 mod state;
 mod stop;
 mod task;

@@ -192,9 +192,12 @@ impl Case {
         self.lengths.each().into_iter().map(part).collect()
     }
 
+    /// The operand of a padding mask.
+    pub(crate) const PADDING: Operand = Operand::KeyMask;
+
     /// Returns true if an operand is a padding mask.
     pub(crate) fn is_padding(&self, operand: Operand) -> bool {
-        self.padding && operand == Operand::KeyMask
+        self.padding && operand == Self::PADDING
     }
 
     /// The keys of each sequence that a padding mask shows, if an operand is one.
@@ -206,9 +209,9 @@ impl Case {
     /// Without the option that has this word.
     pub(crate) fn remove(&mut self, word: &str) {
         self.scoring = self.scoring.without(word);
-        self.padding &= self.scoring.has(Operand::KeyMask);
-        let has_scores = [Operand::Bias, Operand::KeyMask].map(|operand| self.scoring.has(operand));
-        self.broadcast = self.broadcast.filter(|_| has_scores.contains(&true));
+        self.padding &= self.scoring.has(Self::PADDING);
+        let has_scores = self.scoring.has_score_tensors();
+        self.broadcast = self.broadcast.filter(|_| has_scores);
     }
 
     /// The element types of the tensors.

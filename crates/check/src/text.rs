@@ -6,7 +6,7 @@ use std::str::FromStr;
 use warptile::ElementType;
 use warptile::kernels::Excerpt;
 use warptile::plan::DeviceProfile;
-use warptile::spec::{Heads, Operand, Scoring};
+use warptile::spec::{Heads, Scoring};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
@@ -47,10 +47,9 @@ impl fmt::Display for Case {
         if let Some(element) = self.quantized {
             write!(f, " cache={element}")?;
         }
-        let scoring = self.scoring.to_string();
+        let scoring = self.scoring.words_of(self.padding);
         for word in scoring.split_whitespace() {
-            let padding = self.padding && Some(word) == Operand::KeyMask.word();
-            write!(f, " {word}{}", if padding { "=padding" } else { "" })?;
+            write!(f, " {word}")?;
         }
         if let Some(broadcast) = self.broadcast {
             write!(f, " broadcast={}", dimensions_text(broadcast))?;
@@ -149,8 +148,7 @@ impl FromStr for Case {
                 "sms is {count}; a GPU has 1 to {MOST} multiprocessors"
             )));
         }
-        let has_scores = [Operand::Bias, Operand::KeyMask].map(|operand| case.scoring.has(operand));
-        if case.broadcast.is_some() && !has_scores.contains(&true) {
+        if case.broadcast.is_some() && !case.scoring.has_score_tensors() {
             return Err(ParseCaseError::Problem(
                 "broadcast is for a bias or a key mask, and there is none".to_owned(),
             ));
@@ -357,7 +355,7 @@ impl Parser {
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "runs" => case.runs = value.parse().ok()?,
                 "keymask" if value == "padding" => {
-                    case.scoring = case.scoring.with(Operand::KeyMask);
+                    case.scoring = case.scoring.with(Case::PADDING);
                     case.padding = true;
                 }
                 "broadcast" => case.broadcast = Some(parse_dimensions(value)?),
@@ -419,6 +417,7 @@ mod tests {
     use super::*;
     use crate::case::every_option;
     use quickcheck::quickcheck;
+    use warptile::spec::Operand;
 
     quickcheck! {
         fn text_round_trips(seed: u64) -> bool {

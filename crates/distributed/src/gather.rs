@@ -113,12 +113,13 @@ pub(crate) fn backward<T: Element>(
                 false => group.uninit(rank, layout),
             }
         };
-        let sinks = attention.has(Operand::Sinks);
         let q = &q[group.place(rank)];
+        let numbers = attention.gradients_of_numbers();
+        let numbers = numbers.map(|_| zeros(q.shape()[2], 1, 1));
         let to = To {
             dq: group.uninit(rank, *q.layout())?,
             dkv: [of_keys(dims[0])?, of_keys(dims[1])?],
-            d_sinks: { sinks.then(|| zeros(q.shape()[2], 1, 1)) }.transpose()?,
+            numbers: numbers.collect::<warptile::Result<_>>()?,
         };
         Ok((sums, to))
     };
@@ -175,17 +176,15 @@ pub(crate) fn backward<T: Element>(
     }
     Source::end_all(k)?;
     Source::end_all(v)?;
-    let d_sinks = to.iter_mut().filter_map(|to| to.d_sinks.take()).collect();
+    let numbers = { attention.gradients_of_numbers().enumerate() }.map(|(at, gradient)| {
+        let of_ranks = to.iter().map(|to| to.numbers[at].clone());
+        Ok((gradient, sums::of_numbers(shards, of_ranks)?))
+    });
+    let numbers = numbers.collect::<Result<Vec<_>>>()?;
     let (dq, dkv) = { to.into_iter() }.map(|to| (to.dq, to.dkv.into())).unzip();
     let (dk, dv) = { <Vec<(_, _)>>::into_iter(dkv) }.unzip();
-    let d_sinks = sums::of_sinks(shards, d_sinks)?;
     drop(agreed);
-    Ok(Gradients {
-        dq,
-        dk,
-        dv,
-        d_sinks,
-    })
+    Ok(Gradients::new([dq, dk, dv], numbers))
 }
 
 /// The arguments of a backward pass.
@@ -201,8 +200,18 @@ struct Given<'a, T: Element> {
 struct To<T: Element> {
     dq: Tensor<T>,
     dkv: [Tensor<T>; 2],
-    /// From its queries.
-    d_sinks: Option<Tensor<f32>>,
+    /// Those of [`Attention::gradients_of_numbers`], from its queries.
+    numbers: Vec<Tensor<f32>>,
+}
+
+/// Adds the gradients of numbers to where others are written.
+fn with_numbers<'a, T: Element>(
+    into: GradientsInto<'a, T>,
+    attention: &Attention,
+    numbers: &'a mut [Tensor<f32>],
+) -> GradientsInto<'a, T> {
+    { attention.gradients_of_numbers().zip(numbers) }
+        .fold(into, |into, (gradient, to)| into.numbers(gradient, to))
 }
 
 /// The keys that a rank's queries see, by where these are.
@@ -411,10 +420,8 @@ impl Rank<'_> {
             .of_launch([rank, local], &documents.chunks, &heads)?;
         let (queries, keys) = documents.of_call(q, given.kv.map(|from| from[local].tensor));
         let [dk, dv] = &mut to.dkv;
-        let mut into = GradientsInto::new().dq(&mut to.dq).dk(dk).dv(dv);
-        if let Some(d_sinks) = &mut to.d_sinks {
-            into = into.d_sinks(d_sinks);
-        }
+        let into = GradientsInto::new().dq(&mut to.dq).dk(dk).dv(dv);
+        let into = with_numbers(into, given.attention, &mut to.numbers);
         let output = (&given.output.0[local], &lse);
         { given.attention }
             .backward_into(&given.d_out[local], queries, keys, output, into)
@@ -463,14 +470,12 @@ impl Rank<'_> {
                 let attention = of_part(given.attention, part.mask, (part.first, of.start));
                 let at = position(&seen, part.keys.start);
                 let (keys, all) = (at..at + part.keys.len(), 0..heads.len());
-                let To { dq, d_sinks, .. } = to;
+                let To { dq, numbers, .. } = to;
                 dq.with_part(part.local.clone(), of.clone(), |dq| {
                     dk.with_part(keys.clone(), all.clone(), |dk| {
                         dv.with_part(keys, all, |dv| {
-                            let mut into = GradientsInto::new().dq(dq).key_sums(dk, dv);
-                            if let Some(d_sinks) = d_sinks {
-                                into = into.d_sinks(d_sinks);
-                            }
+                            let into = GradientsInto::new().dq(dq).key_sums(dk, dv);
+                            let into = with_numbers(into, given.attention, numbers);
                             attention.backward_into(&d_out, &q, (&k, &v), (&out, &lse), into)
                         })
                     })

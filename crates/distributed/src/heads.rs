@@ -214,14 +214,10 @@ pub(crate) fn backward<T: Element>(
         true => added(shards, &sums[at], &shares, kv_heads),
         false => given_back(shards, &rounded[at], &all_kv_heads),
     };
-    let gradients = Gradients {
-        dq: given_back(shards, &dq, &q_heads)?,
-        dk: of_keys(0)?,
-        dv: of_keys(1)?,
-        d_sinks: None,
-    };
+    let dq = given_back(shards, &dq, &q_heads)?;
+    let gradients = [dq, of_keys(0)?, of_keys(1)?];
     drop(agreed);
-    Ok(gradients)
+    Ok(Gradients::new(gradients, Vec::new()))
 }
 
 /// Gradients of a rank's keys and values.

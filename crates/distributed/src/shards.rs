@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile::driver::DeviceBuffer;
+use warptile::spec::Operand;
 use warptile::{Attention, Element, Layout, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -58,6 +59,32 @@ pub struct Gradients<T: Element> {
     pub dv: Vec<Tensor<T>>,
     /// Gradients of the sinks, `[1, 1, heads, 1]` on rank 0, if there are sinks.
     pub d_sinks: Option<Tensor<f32>>,
+}
+
+impl<T: Element> Gradients<T> {
+    /// `numbers`: those of [`Attention::gradients_of_numbers`] that this process has.
+    pub(crate) fn new(
+        [dq, dk, dv]: [Vec<Tensor<T>>; 3],
+        numbers: Vec<(Operand, Option<Tensor<f32>>)>,
+    ) -> Self {
+        let d_sinks = { numbers.into_iter() }
+            .find(|(gradient, _)| *gradient == Operand::DSinks)
+            .and_then(|(_, numbers)| numbers);
+        Gradients {
+            dq,
+            dk,
+            dv,
+            d_sinks,
+        }
+    }
+
+    /// The gradients of an option's numbers that this process has, by their operands.
+    pub fn numbers(&self) -> impl Iterator<Item = (Operand, &Tensor<f32>)> {
+        let d_sinks = self.d_sinks.as_ref();
+        d_sinks
+            .map(|numbers| (Operand::DSinks, numbers))
+            .into_iter()
+    }
 }
 
 /// By rank and contents.

@@ -64,8 +64,8 @@ impl Routes {
         Routes { seen, segments }
     }
 
-    /// The gradients of sinks, which all ranks add to and rank 0 gets.
-    fn of_sinks(ranks: usize) -> Self {
+    /// Numbers for each head, which all ranks add to and rank 0 gets.
+    fn of_numbers(ranks: usize) -> Self {
         let row = Range { start: 0, end: 1 };
         let mut segments: Vec<_> = (0..ranks).map(|_| Vec::new()).collect();
         segments[0].push(Segment {
@@ -129,7 +129,7 @@ impl Routes {
 /// The rows that a rank adds to, and where the first of them arrives.
 type Arriving = (Vec<Range<usize>>, usize);
 
-/// Sums of a group of heads, on their way to the owners: of keys and of values, or of sinks.
+/// Sums of a group of heads, on their way to the owners: of keys and of values, or of numbers.
 pub(crate) struct Home<'a, const N: usize> {
     shards: &'a Shards<'a>,
     heads: Range<usize>,
@@ -224,25 +224,19 @@ impl<'a, const N: usize> Home<'a, N> {
     }
 }
 
-/// The gradients of sinks from all ranks, added on rank 0.
-pub(crate) fn of_sinks(
+/// Gradients of numbers for each head from all ranks, added on rank 0; `None` in a process that does not have it.
+pub(crate) fn of_numbers(
     shards: &Shards<'_>,
-    d_sinks: Vec<Tensor<f32>>,
+    of_ranks: impl Iterator<Item = Tensor<f32>>,
 ) -> Result<Option<Tensor<f32>>> {
-    let Some(first) = d_sinks.first() else {
-        return Ok(None);
-    };
-    let (group, layout) = (shards.group(), *first.layout());
-    let d_sinks: Vec<_> = d_sinks.into_iter().map(|d_sinks| [d_sinks]).collect();
-    let routes = Routes::of_sinks(group.ranks());
-    let home = Home::fetch(shards, &routes, 0..layout.shape[2], &d_sinks)?;
+    let of_ranks: Vec<_> = of_ranks.map(|numbers| [numbers]).collect();
+    let (group, layout) = (shards.group(), *of_ranks[0][0].layout());
+    let routes = Routes::of_numbers(group.ranks());
+    let home = Home::fetch(shards, &routes, 0..layout.shape[2], &of_ranks)?;
     let sums =
         { group.local_ranks() }.map(|rank| Ok([group.uninit(rank, layout).of_rank(rank)?]));
     let mut sums = sums.collect::<Result<Vec<_>>>()?;
     home.add_up(&routes, sums.iter_mut())?;
-    let first = sums
-        .into_iter()
-        .next()
-        .filter(|_| group.local_ranks().start == 0);
-    Ok(first.map(|[d_sinks]| d_sinks))
+    let first = { sums.into_iter().next() }.filter(|_| group.local_ranks().start == 0);
+    Ok(first.map(|[numbers]| numbers))
 }

@@ -2,6 +2,7 @@
 #![no_std]
 
 #[rustfmt::skip]
+#[path = "generated/packs.rs"]
 mod packs;
 
 pub use packs::*;

@@ -3,10 +3,8 @@
 //! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made
 //! of *parts*, so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take
 //! blocks of their own ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo
-//! xtask build-kernels` writes the C++ of the same structs to `kernels/base/abi.cuh` ([`cpp_header`]), of merges and
-//! cache writes to `kernels/base/abi_ops.cuh` ([`cpp_header_of_operations`]), and of the backward pass to
-//! `kernels/base/abi_backward.cuh` ([`cpp_header_of_backward`]) and `abi_backward_tma.cuh`
-//! ([`cpp_header_of_backward_tma`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
+//! xtask build-kernels` writes the C++ of the same structs to `kernels/generated/` ([`cpp_headers`]); each image's record carries
+//! [`Declared::HASH`] of the block it was compiled for.
 //!
 //! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
 //! dimension that is never stepped along has a stride of 0.
@@ -23,11 +21,7 @@ use crate::AlibiShape;
 use crate::operand::Slots;
 use crate::table::Operand;
 
-pub use cpp::{
-    cpp_header, cpp_header_of_backward, cpp_header_of_backward_dropout, cpp_header_of_backward_tma,
-    cpp_header_of_backward_tma_dropout, cpp_header_of_blocks, cpp_header_of_dropout,
-    cpp_header_of_operations, cpp_header_of_runs,
-};
+pub use cpp::cpp_headers;
 pub use declared::{Block, Declared, Leaf, Member};
 
 /// First word of an image's record: "WTR2".

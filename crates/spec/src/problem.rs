@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    BlockLists, Call, ElementType, Features, Heads, Mask, Operand, Scoring, Splits, Types,
-};
+use crate::{BlockLists, Call, ElementType, Features, Heads, Mask, Scoring, Splits, Types};
 
 /// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
 /// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
@@ -169,28 +167,14 @@ impl Problem {
     /// The problem of the sequences whose mask shows their first keys and no others, without the mask: `None` if the problem has no
     /// such mask, or something else that says which keys a sequence has, or an option that counts on where keys are.
     pub fn of_runs(&self) -> Option<Self> {
-        let others =
-            self.scoring.needs() - (Features::KEY_MASK | Features::SINKS | Features::SOFTCAP);
+        let scoring = self.scoring.of_runs()?;
         let is_dense = !self.is_uneven() && self.page_rows == 0;
-        (self.masks_keys_alone && is_dense && others.is_empty() && self.splits == Splits::Even)
-            .then(|| Problem {
-                scoring: Scoring {
-                    operands: self.scoring.operands - Features::KEY_MASK,
-                    ..self.scoring
-                },
-                masks_keys_alone: false,
-                device_lengths: true,
-                ..*self
-            })
-    }
-
-    /// Options in the words of the `warptile` program.
-    fn words_of(&self, scoring: &Scoring) -> String {
-        let words = scoring.to_string();
-        match Operand::KeyMask.word() {
-            Some(word) if self.masks_keys_alone => words.replace(word, &format!("{word}=padding")),
-            _ => words,
-        }
+        (self.masks_keys_alone && is_dense && self.splits == Splits::Even).then_some(Problem {
+            scoring,
+            masks_keys_alone: false,
+            device_lengths: true,
+            ..*self
+        })
     }
 
     /// Where keys are cut.
@@ -254,7 +238,7 @@ impl Problem {
             scale: self.scoring.scale.filter(|scale| *scale < 0.0),
             ..self.scoring
         };
-        let options = self.words_of(&scoring);
+        let options = scoring.words_of(self.masks_keys_alone);
         if !options.is_empty() {
             let _ = write!(line, " {options}");
         }
@@ -376,7 +360,7 @@ impl fmt::Display for Problem {
         if let Some(rows) = self.page_rows() {
             write!(f, " pages{rows}")?;
         }
-        let options = self.words_of(&self.scoring);
+        let options = self.scoring.words_of(self.masks_keys_alone);
         if !options.is_empty() {
             write!(f, " {options}")?;
         }

@@ -140,7 +140,7 @@ pub enum RecordError {
     /// The symbol has the size of another record.
     #[error(
         "`{SYMBOL}` has {found} bytes instead of {RECORD_BYTES}: \
-         the image was compiled with another kernels/base/abi.cuh"
+         the image was compiled with another kernels/generated/base/abi.cuh"
     )]
     Size {
         /// Bytes the symbol has.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use crate::{BlockLists, Diagonal, Excerpt, Features, Invalid, Mask, Operand, Result};
+use crate::{BlockLists, Diagonal, Excerpt, Features, Invalid, Kind, Mask, Operand, Result};
 
 /// How the slopes of ALiBi are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -433,6 +433,30 @@ impl Scoring {
     /// Returns true if numbers of the call bend or shift every score: a softcap, or ALiBi.
     pub const fn changes_scores(&self) -> bool {
         self.softcap.is_some() || self.alibi.is_some()
+    }
+
+    /// Returns true if any tensor has an element for each score.
+    pub fn has_score_tensors(&self) -> bool {
+        { Operand::of_scores() }.any(|operand| operand.kind() == Kind::Scores && self.has(operand))
+    }
+
+    /// The options without the key mask, for sequences whose mask shows their first keys alone: `None` with another option that counts
+    /// on where keys are.
+    pub fn of_runs(&self) -> Option<Self> {
+        let others = self.needs() - (Features::KEY_MASK | Features::SINKS | Features::SOFTCAP);
+        { others.is_empty() }.then(|| Scoring {
+            operands: self.operands - Features::KEY_MASK,
+            ..*self
+        })
+    }
+
+    /// The options in words. `pads`: the key mask is the same for all queries and heads of a sequence.
+    pub fn words_of(&self, pads: bool) -> String {
+        let words = self.to_string();
+        match Operand::KeyMask.word() {
+            Some(word) if pads => words.replace(word, &format!("{word}=padding")),
+            _ => words,
+        }
     }
 
     /// The options without the one that has this word.

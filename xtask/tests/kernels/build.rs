@@ -227,7 +227,7 @@ fn check_finds_missing_and_surplus_images() {
 #[test]
 fn check_finds_edited_generated_sources() {
     check_finds("abi.cuh: not as build-kernels writes it", |workshop| {
-        let path = workshop.layout.kernels.join("base/abi.cuh");
+        let path = workshop.layout.kernels.join("generated/base/abi.cuh");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("int heads;", "int headz;")).unwrap();
         // The kernels would be stale, too; this is about the header.

@@ -32,7 +32,7 @@ impl Workshop {
             .iter()
             .flat_map(|directory| files::list(directory).unwrap())
             .collect();
-        // build-kernels writes base/abi.cuh next to it.
+        // build-kernels writes generated/base/abi.cuh.
         let record = layout.kernels.join("base/record.cuh");
         std::fs::create_dir_all(layout.kernels.join("base")).unwrap();
         std::fs::copy(

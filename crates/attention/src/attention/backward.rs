@@ -161,7 +161,12 @@ impl<'a, T: Element> GradientsInto<'a, T> {
 
     /// The gradients of the sinks, `[1, 1, heads, 1]`.
     pub fn d_sinks(self, d_sinks: &'a mut Tensor<f32>) -> Self {
-        self.with(Operand::DSinks, d_sinks)
+        self.numbers(Operand::DSinks, d_sinks)
+    }
+
+    /// The gradient of an option's numbers by its operand, as one of [`Attention::gradients_of_numbers`]: `[1, 1, heads, 1]`.
+    pub fn numbers(self, gradient: Operand, to: &'a mut Tensor<f32>) -> Self {
+        self.with(gradient, to)
     }
 
     fn with(mut self, operand: Operand, to: &'a mut dyn Bytes) -> Self {

@@ -54,6 +54,12 @@ impl Attention {
         self.numbers.iter().any(|(given, _)| *given == option)
     }
 
+    /// The gradients that a backward pass computes of the numbers that were given, each `f32`, one for each query head.
+    pub fn gradients_of_numbers(&self) -> impl Iterator<Item = Operand> {
+        let given = |gradient: &Operand| gradient.gradient_of().is_some_and(|of| self.has(of));
+        Operand::GRADIENTS.into_iter().filter(given)
+    }
+
     /// Which keys a query sees.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.scoring.mask = mask;

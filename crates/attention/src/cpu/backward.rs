@@ -13,6 +13,7 @@ use crate::cpu::lanes::{Lanes, MAX_WIDTH};
 use crate::cpu::operands::{KeyViews, Operands};
 use crate::cpu::prepass::rows_into;
 use crate::cpu::products::add_product;
+use crate::cpu::shown::ShownKeys;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{
@@ -483,14 +484,6 @@ impl<T: Element> Pass<'_, T> {
             head,
             call.heads().query,
         );
-        let bias = self
-            .operands
-            .get::<T>(Operand::Bias)
-            .zip(call.layout(Operand::Bias));
-        let key_mask = self
-            .operands
-            .get::<u8>(Operand::KeyMask)
-            .zip(call.layout(Operand::KeyMask));
         let start = self.backward.prepass().start(sequence.batch, head);
         let (dropout, factor) = (call.dropout(), call.dropout_factor());
         // The derivatives of scores by the scaled products.
@@ -513,6 +506,9 @@ impl<T: Element> Pass<'_, T> {
                 true => (self.scaled_lse[start + query], self.delta[start + query]),
                 false => (0.0, 0.0),
             };
+            let place = (sequence.batch, query, head);
+            let shown =
+                (from < to).then(|| ShownKeys::new(call, &self.operands, place, first_key + from));
             for column in from..to {
                 let key = first_key + column;
                 let (mut score, slant) = scoring.bounded(p[column] * scale);
@@ -521,16 +517,9 @@ impl<T: Element> Pass<'_, T> {
                     let diagonal = (query + sequence.k_len) as f32 - sequence.q_len as f32;
                     score -= slope * (diagonal - key as f32).abs();
                 }
-                let at = |layout: &Layout| {
-                    layout.offset(sequence.batch, query, head) + key * layout.strides[3]
-                };
-                if let Some((bias, layout)) = bias {
-                    score += bias[at(layout)].to_f32();
-                }
-                if key_mask.is_some_and(|(mask, layout)| mask[at(layout)] == 0) {
-                    score = f32::NEG_INFINITY;
-                }
-                p[column] = score * LOG2_E - scaled_lse;
+                let bias = shown.as_ref().and_then(|shown| shown.bias(column - from));
+                p[column] =
+                    bias.map_or(f32::NEG_INFINITY, |bias| score + bias) * LOG2_E - scaled_lse;
             }
             self.isa.run(Exponentials(p));
             let row = { dropout }.map(|dropout| dropout.row(sequence.batch, head, query));

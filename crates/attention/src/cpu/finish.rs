@@ -3,15 +3,15 @@
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
-use warptile_kernels::tiling::Tiling;
-
 use warptile_kernels::Operand;
+use warptile_kernels::tiling::Tiling;
 
 use crate::cpu::block::{Block, Panel, Tile};
 use crate::cpu::isa::MAX_PANEL;
+use crate::cpu::shown::ShownKeys;
 use crate::cpu::task::Blocks;
 use crate::cpu::terms::{Hide, Terms};
-use crate::spec::{Element, Layout, ScoreTerms, Sequence};
+use crate::spec::{Element, ScoreTerms, Sequence};
 
 impl<T: Element> Block<'_, T> {
     /// Turns the scaled products of a panel and some keys into scores in units of ln 2. Of each lane there is the largest score that was
@@ -116,7 +116,12 @@ impl<T: Element> Block<'_, T> {
         for (lane, row) in panel.rows.clone().enumerate() {
             let (head, position) = self.task.row(row);
             if self.call.has(Operand::Bias) {
-                let shown = ShownKeys::new(self, (batch, position, head), keys.start);
+                let shown = ShownKeys::new(
+                    self.call,
+                    &self.operands,
+                    (batch, position, head),
+                    keys.start,
+                );
                 for key in 0..keys.len() {
                     // Hidden keys are set to minus infinity later.
                     scores[key * lanes + lane] += shown.bias(key).unwrap_or(0.0);
@@ -155,7 +160,12 @@ impl<T: Element> Block<'_, T> {
             ..
         } = self.task.sequence;
         let (head, position) = self.task.row(row);
-        let shown = ShownKeys::new(self, (batch, position, head), seen.start);
+        let shown = ShownKeys::new(
+            self.call,
+            &self.operands,
+            (batch, position, head),
+            seen.start,
+        );
         let mut finite = true;
         for (index, key) in seen.clone().enumerate() {
             let score = &mut scores[(key - first) * lanes];
@@ -196,59 +206,5 @@ impl<T: Element> Block<'_, T> {
         let product: f64 = products.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
         let product = product * f64::from(self.key_scale());
         self.call.scoring().score(product, terms, |x| x)
-    }
-}
-
-/// The bias and the key mask of a row, from some key on.
-struct ShownKeys<'a, T> {
-    bias: Option<(&'a [T], usize)>,
-    mask: Option<(&'a [u8], usize)>,
-    /// The blocks that the row sees, keys of a block, and the first key.
-    blocks: Option<(&'a [i32], usize, usize)>,
-}
-
-impl<'a, T: Element> ShownKeys<'a, T> {
-    /// `row`: sequence, position and head.
-    fn new(block: &Block<'a, T>, row: (usize, usize, usize), first_key: usize) -> Self {
-        let (call, operands) = (block.call, &block.operands);
-        let place = |layout: &Layout| {
-            let step = layout.strides[3];
-            (layout.offset(row.0, row.1, row.2) + first_key * step, step)
-        };
-        let bias = call
-            .layout(Operand::Bias)
-            .map(place)
-            .zip(operands.get(Operand::Bias));
-        let mask = call
-            .layout(Operand::KeyMask)
-            .map(place)
-            .zip(operands.get(Operand::KeyMask));
-        let blocks = call.blocks().map(|blocks| {
-            let seen = blocks.of(row.0, row.2, row.1);
-            (seen, blocks.lists().keys(), first_key)
-        });
-        ShownKeys {
-            blocks,
-            bias: bias.map(|((start, step), data)| (&data[start..], step)),
-            mask: mask.map(|((start, step), data)| (&data[start..], step)),
-        }
-    }
-
-    /// The bias of a key's score; `None` if the key is hidden.
-    fn bias(&self, index: usize) -> Option<f32> {
-        if let Some((mask, step)) = self.mask
-            && mask[index * step] == 0
-        {
-            return None;
-        }
-        if let Some((seen, keys, first)) = self.blocks {
-            let block = (first + index) / keys;
-            seen.binary_search_by(|&one| (one as usize).cmp(&block))
-                .ok()?;
-        }
-        let bias = self
-            .bias
-            .map_or(0.0, |(bias, step)| bias[index * step].to_f32());
-        (bias != f32::NEG_INFINITY).then_some(bias)
     }
 }

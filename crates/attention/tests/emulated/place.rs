@@ -91,7 +91,7 @@ fn kernels() -> RunKernel {
             .args(["-Wno-unknown-pragmas", "-shared", "-fPIC"])
             // Otherwise each conversion of f16 is a call.
             .args(cfg!(target_arch = "x86_64").then_some("-mf16c"))
-            .args(["-I", "kernels/emulation", "-I", "kernels"])
+            .args(["-Ikernels/emulation", "-Ikernels", "-Ikernels/generated"])
             .arg("kernels/emulation/ops.cpp")
             .arg("-o")
             .arg(&output)

@@ -136,9 +136,8 @@ impl Case {
             element,
             quantized: None,
             // Half of the key masks, by numbers of their own.
-            padding: scoring.has(Operand::KeyMask) && Random::new(seed ^ 0x9add).below(2) == 0,
-            broadcast: broadcast
-                .filter(|_| scoring.has(Operand::Bias) || scoring.has(Operand::KeyMask)),
+            padding: scoring.has(Case::PADDING) && Random::new(seed ^ 0x9add).below(2) == 0,
+            broadcast: broadcast.filter(|_| scoring.has_score_tensors()),
             scoring,
             splits: Splits::Even,
             layout,
@@ -337,7 +336,7 @@ mod tests {
         some(|case| case.pages.is_some() && case.scoring.has(Operand::Bias));
         some(|case| case.pages.is_some() && case.device_lengths);
         some(|case| case.padding && case.pages.is_some());
-        some(|case| case.scoring.has(Operand::KeyMask) && !case.padding);
+        some(|case| case.scoring.has(Case::PADDING) && !case.padding);
         for layout in [LayoutKind::Bhsd, LayoutKind::Gaps, LayoutKind::Interleaved] {
             assert!(
                 cases

@@ -108,16 +108,20 @@ pub(super) fn check_gradients<T: Element>(
         team.synchronize()?;
         let join = |of: fn(&Gradients<T>) -> &Vec<Tensor<T>>| on_team.join(found.iter().map(of));
         let joined = [join(|of| &of.dq)?, join(|of| &of.dk)?, join(|of| &of.dv)?];
-        let d_sinks = found.iter().find_map(|of| of.d_sinks.as_ref());
-        let d_sinks = d_sinks.map(Tensor::to_vec).transpose()?;
+        let numbers = found.iter().flat_map(Gradients::numbers);
+        let numbers = numbers.map(|(gradient, found)| Ok((gradient, found.to_vec()?)));
+        let numbers = numbers.collect::<Result<Vec<_>, Failure>>()?;
         let out = on_team.join(outputs.iter().map(|output| &output.out))?;
-        Ok::<_, Failure>((joined, d_sinks, out))
+        Ok::<_, Failure>((joined, numbers, out))
     };
-    let (found, d_sinks, out) = timed(&mut seconds.computing, compute)?;
+    let (found, numbers, out) = timed(&mut seconds.computing, compute)?;
     let differs = !runs.once && {
-        let (again, sinks_again, _) = timed(&mut seconds.computing, compute)?;
-        found.iter().zip(&again).any(|(a, b)| bits(a) != bits(b))
-            || d_sinks.as_deref().map(bits) != sinks_again.as_deref().map(bits)
+        let (again, numbers_again, _) = timed(&mut seconds.computing, compute)?;
+        let of_numbers = |(_, found): &(Operand, Vec<f32>)| bits(found);
+        found.iter().zip(&again).any(|(a, b)| bits(a) != bits(b)) || {
+            numbers.iter().map(of_numbers)
+        }
+        .ne(numbers_again.iter().map(of_numbers))
     };
     // Gradients follow from the output as the devices rounded it.
     if let Some(Data::Elements(of_host)) = &mut data.inputs.others[Operand::Out] {
@@ -136,8 +140,10 @@ pub(super) fn check_gradients<T: Element>(
                 (gradient.name(), expected.judge(gradient, &found))
             })
             .collect();
-        let of_sinks = d_sinks.map(|found| expected.judge(Operand::DSinks, &found));
-        verdicts.extend(of_sinks.map(|verdict| (Operand::DSinks.name(), verdict)));
+        let numbers = numbers.iter();
+        verdicts.extend(
+            numbers.map(|(gradient, found)| (gradient.name(), expected.judge(*gradient, found))),
+        );
         verdicts
     };
     let verdicts = timed(&mut seconds.comparing, judge);

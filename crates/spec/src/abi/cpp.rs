@@ -57,14 +57,164 @@ fn cpp_hash<T: Block>() -> String {
     )
 }
 
-/// The text of `kernels/base/abi.cuh`.
+/// The headers of `kernels/generated/` with the parameter blocks, by name: each depends on those that it includes alone, so that an image
+/// changes only with the blocks that it takes.
 ///
-/// It asserts the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right
-/// size has every member where Rust has it.
-pub fn cpp_header() -> String {
+/// They assert the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right size has
+/// every member where Rust has it.
+pub fn cpp_headers() -> [(&'static str, String); 9] {
+    let lists = |feature: Features, name| {
+        let feature = feature.bits();
+        format!("enum : unsigned {{ FEATURE_{name} = {feature} }};\n")
+    };
+    let lists_of_blocks = lists(Features::BLOCKS, "BLOCKS")
+        + &format!("enum : int {{ LISTED_BOX_ROWS = {LISTED_BOX_ROWS} }};\n\n");
+    let numbers_of_backward = format!(
+        "enum : int {{ PREPASS_ROWS = {PREPASS_ROWS}, GRADIENTS_F32 = {GRADIENTS_F32}, GRADIENTS_ADD = {GRADIENTS_ADD} }};\n{}\n",
+        capability::cpp_roles_of_backward()
+    );
+    let role_of_runs = Role::KeyRuns.number();
     [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
-         #pragma once\n\nnamespace warptile {\n\n",
+        header(
+            "abi",
+            true,
+            &[],
+            &[
+                &cpp_base(),
+                &cpp_structs(),
+                "\n// Hash of a block's declaration, by which the host recognizes images that were compiled for another; 0 for other structs.\n\
+             template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
+                &cpp_hash::<Forward>(),
+                &cpp_hash::<ForwardTma>(),
+                &cpp_hash::<ForwardE4m3>(),
+            ],
+        ),
+        header(
+            "abi_ops",
+            false,
+            &["abi"],
+            &[
+                &cpp_operations(),
+                "\n",
+                &cpp_hash::<Merge>(),
+                &cpp_hash::<Append>(),
+                &cpp_hash::<AppendE4m3>(),
+            ],
+        ),
+        header(
+            "abi_backward",
+            true,
+            &["abi"],
+            &[
+                &numbers_of_backward,
+                &cpp_backward(),
+                "\n",
+                &cpp_hash::<Prepass>(),
+                &cpp_hash::<Backward>(),
+                &cpp_hash::<SinkGradient>(),
+            ],
+        ),
+        header(
+            "abi_backward_tma",
+            false,
+            &["abi_backward"],
+            &[&cpp_backward_tma(), "\n", &cpp_hash::<BackwardTma>()],
+        ),
+        header(
+            "abi_dropout",
+            true,
+            &["abi"],
+            &[
+                &lists(Features::DROPOUT, "DROPOUT"),
+                "\n",
+                &cpp_dropout(),
+                &of_variant(
+                    "DROPOUT",
+                    &[
+                        cpp_hash::<ForwardDropout>(),
+                        cpp_hash::<ForwardTmaDropout>(),
+                    ],
+                ),
+            ],
+        ),
+        header(
+            "abi_blocks",
+            true,
+            &["abi"],
+            &[
+                &lists_of_blocks,
+                &cpp_blocks(),
+                &of_variant("BLOCKS", &[cpp_hash::<ForwardTmaBlocks>()]),
+            ],
+        ),
+        header(
+            "abi_backward_dropout",
+            false,
+            &["abi_backward", "abi_dropout"],
+            &[
+                &cpp_backward_dropout(),
+                &of_variant("DROPOUT", &[cpp_hash::<BackwardDropout>()]),
+            ],
+        ),
+        header(
+            "abi_backward_tma_dropout",
+            false,
+            &["abi_backward_tma", "abi_dropout"],
+            &[
+                &cpp_backward_tma_dropout(),
+                &of_variant("DROPOUT", &[cpp_hash::<BackwardTmaDropout>()]),
+            ],
+        ),
+        header(
+            "abi_runs",
+            true,
+            &["abi"],
+            &[
+                &format!("enum : unsigned {{ ROLE_KEY_RUNS = {role_of_runs} }};\n\n"),
+                &cpp_runs(),
+                "\n",
+                &cpp_hash::<KeyRuns>(),
+            ],
+        ),
+    ]
+}
+
+/// A header, which is `kernels/generated/base/{name}.cuh`. `of_capabilities`: it has numbers of capability.rs, too.
+fn header(
+    name: &'static str,
+    of_capabilities: bool,
+    includes: &[&str],
+    parts: &[&str],
+) -> (&'static str, String) {
+    let and = if of_capabilities {
+        " and capability.rs"
+    } else {
+        ""
+    };
+    let includes = includes
+        .iter()
+        .map(|name| format!("#include \"base/{name}.cuh\"\n"));
+    let includes = includes.collect::<String>();
+    let gap = if includes.is_empty() { "" } else { "\n" };
+    let text = format!(
+        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs{and}, where to change it.\n\
+         #pragma once\n\n{includes}{gap}namespace warptile {{\n\n{}\n}} // namespace warptile\n",
+        parts.concat()
+    );
+    (name, text)
+}
+
+/// Hashes for the images of a variant alone, since they would be data in others.
+fn of_variant(name: &str, hashes: &[String]) -> String {
+    format!(
+        "\n#ifdef WARPTILE_VARIANT_{name}\n{}#endif\n",
+        hashes.concat()
+    )
+}
+
+/// Numbers that the host uses, too.
+fn cpp_base() -> String {
+    [
         &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
         &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS}, READ_AHEAD = {READ_AHEAD};\n"),
         &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
@@ -74,131 +224,6 @@ pub fn cpp_header() -> String {
         "};\n} // namespace abi\n\n",
         &capability::cpp_constants(),
         "\n",
-        &cpp_structs(),
-        "\n// Hash of a block's declaration, by which the host recognizes images that were compiled for another; 0 for other structs.\n\
-         template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
-        &cpp_hash::<Forward>(),
-        &cpp_hash::<ForwardTma>(),
-        &cpp_hash::<ForwardE4m3>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_ops.cuh`, apart from the other so that forward's images do not depend on it.
-pub fn cpp_header_of_operations() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &cpp_operations(),
-        "\n",
-        &cpp_hash::<Merge>(),
-        &cpp_hash::<Append>(),
-        &cpp_hash::<AppendE4m3>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_backward.cuh`, apart from the others so that no image of other operations depends on it.
-pub fn cpp_header_of_backward() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &format!("enum : int {{ PREPASS_ROWS = {PREPASS_ROWS}, GRADIENTS_F32 = {GRADIENTS_F32}, GRADIENTS_ADD = {GRADIENTS_ADD} }};\n"),
-        &capability::cpp_roles_of_backward(),
-        "\n",
-        &cpp_backward(),
-        "\n",
-        &cpp_hash::<Prepass>(),
-        &cpp_hash::<Backward>(),
-        &cpp_hash::<SinkGradient>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_backward_tma.cuh`, apart from the other so that no image that reads through addresses depends on it.
-pub fn cpp_header_of_backward_tma() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi_backward.cuh\"\n\nnamespace warptile {\n\n",
-        &cpp_backward_tma(),
-        "\n",
-        &cpp_hash::<BackwardTma>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_dropout.cuh`. Hashes are for images with dropout alone, since they would be data in others.
-pub fn cpp_header_of_dropout() -> String {
-    let feature = Features::DROPOUT.bits();
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &format!("enum : unsigned {{ FEATURE_DROPOUT = {feature} }};\n\n"),
-        &cpp_dropout(),
-        "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
-        &cpp_hash::<ForwardDropout>(),
-        &cpp_hash::<ForwardTmaDropout>(),
-        "#endif\n\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_blocks.cuh`. Hashes are for images with lists of blocks alone.
-pub fn cpp_header_of_blocks() -> String {
-    let feature = Features::BLOCKS.bits();
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &format!("enum : unsigned {{ FEATURE_BLOCKS = {feature} }};\nenum : int {{ LISTED_BOX_ROWS = {LISTED_BOX_ROWS} }};\n\n"),
-        &cpp_blocks(),
-        "\n#ifdef WARPTILE_VARIANT_BLOCKS\n",
-        &cpp_hash::<ForwardTmaBlocks>(),
-        "#endif\n\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_runs.cuh`.
-pub fn cpp_header_of_runs() -> String {
-    let role = Role::KeyRuns.number();
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs and capability.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &format!("enum : unsigned {{ ROLE_KEY_RUNS = {role} }};\n\n"),
-        &cpp_runs(),
-        "\n",
-        &cpp_hash::<KeyRuns>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_backward_dropout.cuh`.
-pub fn cpp_header_of_backward_dropout() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi_backward.cuh\"\n#include \"base/abi_dropout.cuh\"\n\nnamespace warptile {\n\n",
-        &cpp_backward_dropout(),
-        "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
-        &cpp_hash::<BackwardDropout>(),
-        "#endif\n\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_backward_tma_dropout.cuh`.
-pub fn cpp_header_of_backward_tma_dropout() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/spec/src/abi.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi_backward_tma.cuh\"\n#include \"base/abi_dropout.cuh\"\n\nnamespace warptile {\n\n",
-        &cpp_backward_tma_dropout(),
-        "\n#ifdef WARPTILE_VARIANT_DROPOUT\n",
-        &cpp_hash::<BackwardTmaDropout>(),
-        "#endif\n\n} // namespace warptile\n",
     ]
     .concat()
 }
@@ -209,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_header_declares_every_struct_with_its_members() {
-        let header = cpp_header() + &cpp_header_of_operations();
+        let header = cpp_headers().map(|(_, text)| text).concat();
         for line in [
             "    BOX_COLUMNS = 64, // Columns of a tensor map's box: one swizzled row of 128 bytes.",
             "struct Tensor {",

@@ -1,0 +1,193 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_w4_sm_100.zst`.
+pub static APPEND_W4_SM_100: [u8; 13840] = *include_bytes!("../../images/append_w4_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w8_s2_sm_100.zst`.
+pub static DECODE_D128_16X128_W8_S2_SM_100: [u8; 41355] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_16x256_w8_s2_e4m3_sm_100.zst`.
+pub static DECODE_D128_16X256_W8_S2_E4M3_SM_100: [u8; 62879] = *include_bytes!("../../images/decode_d128_16x256_w8_s2_e4m3_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_100.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_100: [u8; 40235] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_32x128_w8_s2_sm_100.zst`.
+pub static DECODE_D128_32X128_W8_S2_SM_100: [u8; 34091] = *include_bytes!("../../images/decode_d128_32x128_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_100.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_100: [u8; 31144] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_64x128_w8_s2_sm_100.zst`.
+pub static DECODE_D128_64X128_W8_S2_SM_100: [u8; 37625] = *include_bytes!("../../images/decode_d128_64x128_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_100.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_100: [u8; 34053] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_100.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_100: [u8; 37981] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d256_16x64_w4_s2_sm_100.zst`.
+pub static DECODE_D256_16X64_W4_S2_SM_100: [u8; 38698] = *include_bytes!("../../images/decode_d256_16x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_100.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_100: [u8; 39548] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d512_16x32_w8_s2_sm_100.zst`.
+pub static DECODE_D512_16X32_W8_S2_SM_100: [u8; 42095] = *include_bytes!("../../images/decode_d512_16x32_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_100.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_100: [u8; 42772] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d64_16x256_w8_s2_sm_100.zst`.
+pub static DECODE_D64_16X256_W8_S2_SM_100: [u8; 45400] = *include_bytes!("../../images/decode_d64_16x256_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_100.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_100: [u8; 32811] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `decode_d64_64x128_w8_s4_sm_100.zst`.
+pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35147] = *include_bytes!("../../images/decode_d64_64x128_w8_s4_sm_100.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_100.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55382] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_100.zst");
+
+/// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_100.zst`.
+pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17207] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_100.zst`.
+pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 38566] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_100.zst`.
+pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21633] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_100.zst");
+
+/// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_100.zst`.
+pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17589] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_100.zst`.
+pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 33243] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_100.zst`.
+pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17291] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_100.zst`.
+pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 32375] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_100.zst`.
+pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 24935] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `dq_d128_32x32_w4_s1_sm_100.zst`.
+pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 17445] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dq_d128_64x64_w4_s1_sm_100.zst`.
+pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 32115] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dq_d192_64x32_w4_s1_sm_100.zst`.
+pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22103] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dq_d256_16x16_w4_s1_sm_100.zst`.
+pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 17408] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dq_d256_64x32_w4_s1_sm_100.zst`.
+pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 36263] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dq_d64_128x64_w4_s2_sm_100.zst`.
+pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25228] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `dq_d64_32x32_w4_s1_sm_100.zst`.
+pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 16616] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `dq_d64_64x64_w4_s2_sm_100.zst`.
+pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 34167] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `dq_d96_64x64_w4_s2_sm_100.zst`.
+pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20198] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `dsinks_w8_sm_100.zst`.
+pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../../images/dsinks_w8_sm_100.zst");
+
+/// The images of a kernel: `merge_w4_sm_100.zst`.
+pub static MERGE_W4_SM_100: [u8; 12284] = *include_bytes!("../../images/merge_w4_sm_100.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w8_s2_sm_100.zst`.
+pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25412] = *include_bytes!("../../images/mma_d128_128x64_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 81194] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
+pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28842] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_100.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 87567] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 103223] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 75404] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_100.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 49150] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `mma_d512_64x64_w8_s1_sm_100.zst`.
+pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32162] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_100.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_100.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28239] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_100.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_100.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 125902] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 81058] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 93903] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");
+
+/// The images of a kernel: `prepass_w4_sm_100.zst`.
+pub static PREPASS_W4_SM_100: [u8; 9513] = *include_bytes!("../../images/prepass_w4_sm_100.zst");
+
+/// The images of a kernel: `runs_w16_sm_100.zst`.
+pub static RUNS_W16_SM_100: [u8; 6612] = *include_bytes!("../../images/runs_w16_sm_100.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_100.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_100: [u8; 69827] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_100.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_100: [u8; 37528] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_100.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_100: [u8; 26719] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_100.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_100: [u8; 44051] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_100.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_100: [u8; 43760] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_100.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_100: [u8; 41266] = *include_bytes!("../../images/scalar_d64_32x128_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_100.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_100: [u8; 73086] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_100.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_100: [u8; 51903] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_100.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_100: [u8; 36147] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_100.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_100: [u8; 40040] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_100.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_100: [u8; 31073] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_100.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_100.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_100: [u8; 31801] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_100.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_100: [u8; 36712] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_100.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_100: [u8; 34780] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_100.zst");

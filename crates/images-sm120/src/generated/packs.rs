@@ -1,0 +1,166 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_w4_sm_120.zst`.
+pub static APPEND_W4_SM_120: [u8; 13944] = *include_bytes!("../../images/append_w4_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_120.zst`.
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 49095] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_120.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_120: [u8; 39635] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_120.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_120: [u8; 31220] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_120.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_120: [u8; 62494] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_120.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_120: [u8; 37396] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_120.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_120: [u8; 39534] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_120.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_120: [u8; 44444] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_120.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_120.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 50020] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_120.zst");
+
+/// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_120.zst`.
+pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16835] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_120.zst`.
+pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 34860] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_120.zst`.
+pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19653] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
+
+/// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_120.zst`.
+pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17386] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_120.zst`.
+pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 29799] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_120.zst`.
+pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 17123] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_120.zst`.
+pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 30763] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_120.zst`.
+pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21476] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `dq_d128_32x32_w4_s1_sm_120.zst`.
+pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16206] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dq_d128_64x64_w4_s1_sm_120.zst`.
+pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 31654] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dq_d192_64x32_w4_s1_sm_120.zst`.
+pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21302] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dq_d256_16x16_w4_s1_sm_120.zst`.
+pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16778] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dq_d256_64x16_w4_s1_sm_120.zst`.
+pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 32228] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dq_d64_128x64_w4_s2_sm_120.zst`.
+pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22360] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `dq_d64_32x32_w4_s1_sm_120.zst`.
+pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15317] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `dq_d64_64x64_w4_s2_sm_120.zst`.
+pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 28039] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `dq_d96_64x64_w4_s2_sm_120.zst`.
+pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19297] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `dsinks_w8_sm_120.zst`.
+pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../../images/dsinks_w8_sm_120.zst");
+
+/// The images of a kernel: `merge_w4_sm_120.zst`.
+pub static MERGE_W4_SM_120: [u8; 12003] = *include_bytes!("../../images/merge_w4_sm_120.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_sm_120.zst`.
+pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 76578] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 78010] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 95153] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 67392] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_120.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 48245] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_120.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28388] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_120.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_120.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 116047] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 72280] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 92388] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
+
+/// The images of a kernel: `prepass_w4_sm_120.zst`.
+pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../../images/prepass_w4_sm_120.zst");
+
+/// The images of a kernel: `runs_w16_sm_120.zst`.
+pub static RUNS_W16_SM_120: [u8; 7098] = *include_bytes!("../../images/runs_w16_sm_120.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_120.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_120: [u8; 66985] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_120.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_120: [u8; 37940] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_120.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_120: [u8; 26865] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_120.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_120: [u8; 30062] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_120.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_120: [u8; 45229] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_120.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_120: [u8; 43600] = *include_bytes!("../../images/scalar_d64_32x128_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_120.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_120: [u8; 39813] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_120.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_120: [u8; 49612] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_120.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_120: [u8; 36156] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_120.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_120: [u8; 40634] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_120.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_120: [u8; 33579] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_120.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_120.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_120: [u8; 34235] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_120.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_120: [u8; 37213] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_120.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_120: [u8; 32957] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_120.zst");

@@ -1,0 +1,229 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_e4m3_w4_sm_80.zst`.
+pub static APPEND_E4M3_W4_SM_80: [u8; 14231] = *include_bytes!("../../images/append_e4m3_w4_sm_80.zst");
+
+/// The images of a kernel: `append_w4_sm_80.zst`.
+pub static APPEND_W4_SM_80: [u8; 11948] = *include_bytes!("../../images/append_w4_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59622] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_80.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 30497] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_80.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 24008] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_80.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 48895] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_80.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 35517] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_sm_80.zst`.
+pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 54910] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_80.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 31623] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_80.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 38577] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_sm_80.zst`.
+pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 44921] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_80.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_80.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
+
+/// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
+pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15514] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d128_64x128_w8_s1_sm_80.zst`.
+pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22603] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 33034] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
+pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17687] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
+pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14878] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 24681] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
+pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 21970] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_80.zst`.
+pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14239] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 31635] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
+pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19665] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `dq_d128_32x32_w4_s1_sm_80.zst`.
+pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12883] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 30912] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
+pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 18976] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
+pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15054] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 26362] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
+pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19798] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d64_128x64_w4_s2_sm_80.zst`.
+pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21197] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
+pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 11842] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 29065] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
+pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18260] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `dsinks_w8_sm_80.zst`.
+pub static DSINKS_W8_SM_80: [u8; 3541] = *include_bytes!("../../images/dsinks_w8_sm_80.zst");
+
+/// The images of a kernel: `merge_w4_sm_80.zst`.
+pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_sm_80.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_sm_80.zst`.
+pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 74499] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
+pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 79110] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 82948] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 71836] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 43068] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 123797] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 75806] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 80765] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
+
+/// The images of a kernel: `prepass_w4_sm_80.zst`.
+pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
+
+/// The images of a kernel: `runs_w16_sm_80.zst`.
+pub static RUNS_W16_SM_80: [u8; 5135] = *include_bytes!("../../images/runs_w16_sm_80.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57125] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_80.zst`.
+pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_80.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34406] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_80.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 23373] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_80.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 36534] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31355] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_16x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_16X64_W4_S2_SM_80: [u8; 16031] = *include_bytes!("../../images/scalar_d64_16x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_80: [u8; 24942] = *include_bytes!("../../images/scalar_d64_32x128_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x32_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_32X32_W4_S2_SM_80: [u8; 15958] = *include_bytes!("../../images/scalar_d64_32x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s1_sm_80.zst`.
+pub static SCALAR_D64_32X64_W4_S1_SM_80: [u8; 19709] = *include_bytes!("../../images/scalar_d64_32x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_32X64_W4_S2_SM_80: [u8; 20590] = *include_bytes!("../../images/scalar_d64_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_48x64_w8_s2_sm_80.zst`.
+pub static SCALAR_D64_48X64_W8_S2_SM_80: [u8; 17996] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_80.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 55058] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_80.zst`.
+pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20533] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_80.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39091] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_80.zst`.
+pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18835] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_80.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_80: [u8; 26744] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_80.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_80: [u8; 27423] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_80.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_80: [u8; 21849] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_80.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_80: [u8; 20968] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_80.zst`.
+pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15430] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_80.zst`.
+pub static WMMA_D64_32X32_W4_S2_SM_80: [u8; 14953] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_80.zst`.
+pub static WMMA_D64_32X64_W4_S1_SM_80: [u8; 16540] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_80.zst`.
+pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16396] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_80.zst`.
+pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19090] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_80.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_80: [u8; 26403] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_80.zst`.
+pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16135] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_80.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_80.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_80: [u8; 29566] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_80.zst");

@@ -1,0 +1,352 @@
+// Written by `cargo xtask build-kernels`. Do not edit.
+
+/// The images of a kernel: `append_e4m3_w4_sm_90.zst`.
+pub static APPEND_E4M3_W4_SM_90: [u8; 18730] = *include_bytes!("../../images/append_e4m3_w4_sm_90.zst");
+
+/// The images of a kernel: `append_w4_sm_90.zst`.
+pub static APPEND_W4_SM_90: [u8; 11739] = *include_bytes!("../../images/append_w4_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_16x128_w8_s2_sm_90.zst`.
+pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 80461] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_16x256_w8_s2_e4m3_sm_90.zst`.
+pub static DECODE_D128_16X256_W8_S2_E4M3_SM_90: [u8; 67616] = *include_bytes!("../../images/decode_d128_16x256_w8_s2_e4m3_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_16x64_w4_s2_sm_90.zst`.
+pub static DECODE_D128_16X64_W4_S2_SM_90: [u8; 64539] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_32x128_w8_s2_sm_90.zst`.
+pub static DECODE_D128_32X128_W8_S2_SM_90: [u8; 80414] = *include_bytes!("../../images/decode_d128_32x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_32x64_w4_s2_sm_90.zst`.
+pub static DECODE_D128_32X64_W4_S2_SM_90: [u8; 26179] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_64x128_w8_s2_sm_90.zst`.
+pub static DECODE_D128_64X128_W8_S2_SM_90: [u8; 51216] = *include_bytes!("../../images/decode_d128_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d128_64x64_w4_s2_sm_90.zst`.
+pub static DECODE_D128_64X64_W4_S2_SM_90: [u8; 55309] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d256_16x128_w4_s2_e4m3_sm_90.zst`.
+pub static DECODE_D256_16X128_W4_S2_E4M3_SM_90: [u8; 51917] = *include_bytes!("../../images/decode_d256_16x128_w4_s2_e4m3_sm_90.zst");
+
+/// The images of a kernel: `decode_d256_16x32_w2_s2_sm_90.zst`.
+pub static DECODE_D256_16X32_W2_S2_SM_90: [u8; 36529] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d256_16x64_w4_s2_sm_90.zst`.
+pub static DECODE_D256_16X64_W4_S2_SM_90: [u8; 85340] = *include_bytes!("../../images/decode_d256_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d512_16x16_w4_s2_sm_90.zst`.
+pub static DECODE_D512_16X16_W4_S2_SM_90: [u8; 37459] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d512_16x32_w8_s2_sm_90.zst`.
+pub static DECODE_D512_16X32_W8_S2_SM_90: [u8; 85866] = *include_bytes!("../../images/decode_d512_16x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_16x128_w4_s2_sm_90.zst`.
+pub static DECODE_D64_16X128_W4_S2_SM_90: [u8; 42115] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_16x256_w8_s2_sm_90.zst`.
+pub static DECODE_D64_16X256_W8_S2_SM_90: [u8; 91249] = *include_bytes!("../../images/decode_d64_16x256_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_16x256_w8_s4_e4m3_sm_90.zst`.
+pub static DECODE_D64_16X256_W8_S4_E4M3_SM_90: [u8; 65572] = *include_bytes!("../../images/decode_d64_16x256_w8_s4_e4m3_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_32x128_w4_s2_sm_90.zst`.
+pub static DECODE_D64_32X128_W4_S2_SM_90: [u8; 27119] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_64x128_w8_s4_sm_90.zst`.
+pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../../images/decode_d64_64x128_w8_s4_sm_90.zst");
+
+/// The images of a kernel: `decode_d64_64x64_w4_s4_sm_90.zst`.
+pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_90.zst");
+
+/// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16036] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
+pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24840] = *include_bytes!("../../images/dkv_d128_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 33592] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
+pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d192_64x64_w8_s2_sm_90.zst`.
+pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20334] = *include_bytes!("../../images/dkv_d192_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15085] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26079] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
+pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20831] = *include_bytes!("../../images/dkv_d256_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15335] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
+pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23036] = *include_bytes!("../../images/dkv_d64_64x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 32241] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
+pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23322] = *include_bytes!("../../images/dkv_d96_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_90.zst`.
+pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19087] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dq_d128_128x64_w4_s1_sm_90.zst`.
+pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24174] = *include_bytes!("../../images/dq_d128_128x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 14155] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29141] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
+pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19480] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16867] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 27960] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
+pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22785] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12601] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25887] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
+pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../../images/dq_d96_128x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dq_d96_64x64_w4_s2_sm_90.zst`.
+pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18055] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 43356] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 36050] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+
+/// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 33954] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
+pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dqsum_d64_64x192_w4_s1_sm_90.zst`.
+pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5939] = *include_bytes!("../../images/dqsum_d64_64x192_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dqsum_d96_64x128_w4_s1_sm_90.zst`.
+pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6474] = *include_bytes!("../../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `dsinks_w8_sm_90.zst`.
+pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../../images/dsinks_w8_sm_90.zst");
+
+/// The images of a kernel: `merge_w4_sm_90.zst`.
+pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../../images/merge_w4_sm_90.zst");
+
+/// The images of a kernel: `mma_d128_128x64_w4_s2_sm_90.zst`.
+pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 70140] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
+pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 82084] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 87135] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
+pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 69979] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d512_32x32_w4_s1_sm_90.zst`.
+pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 43969] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d512_64x64_w8_s1_sm_90.zst`.
+pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_90.zst");
+
+/// The images of a kernel: `mma_d64_128x32_w4_s4_sm_90.zst`.
+pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
+
+/// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 125150] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 73136] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 91159] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
+
+/// The images of a kernel: `prepass_w4_sm_90.zst`.
+pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
+
+/// The images of a kernel: `runs_w16_sm_90.zst`.
+pub static RUNS_W16_SM_90: [u8; 5426] = *include_bytes!("../../images/runs_w16_sm_90.zst");
+
+/// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
+pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 56412] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_90.zst`.
+pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 16074] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_90.zst`.
+pub static SCALAR_D192_32X32_W4_S1_SM_90: [u8; 35407] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_90.zst`.
+pub static SCALAR_D256_16X32_W4_S1_SM_90: [u8; 24695] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_90.zst`.
+pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 36566] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D32_32X64_W4_S2_SM_90: [u8; 32221] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_16x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_16X64_W4_S2_SM_90: [u8; 28076] = *include_bytes!("../../images/scalar_d64_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_32X128_W4_S2_SM_90: [u8; 25449] = *include_bytes!("../../images/scalar_d64_32x128_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x32_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_32X32_W4_S2_SM_90: [u8; 16441] = *include_bytes!("../../images/scalar_d64_32x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s1_sm_90.zst`.
+pub static SCALAR_D64_32X64_W4_S1_SM_90: [u8; 20036] = *include_bytes!("../../images/scalar_d64_32x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_32x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_32X64_W4_S2_SM_90: [u8; 20960] = *include_bytes!("../../images/scalar_d64_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_48x64_w8_s2_sm_90.zst`.
+pub static SCALAR_D64_48X64_W8_S2_SM_90: [u8; 18694] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_90.zst`.
+pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 56950] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_90.zst`.
+pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_90.zst`.
+pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 44408] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51022] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 36656] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 42046] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 243407] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 24679] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
+pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 142680] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
+pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 161723] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
+pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192v128_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d192v128_192x80_w16_s3_sm_90.zst`.
+pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 231470] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 233369] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 26302] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 23351] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 214334] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
+pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_64x80_w8_s2_sm_90.zst`.
+pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 191256] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 25997] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 142193] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
+pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18078] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_90.zst`.
+pub static WMMA_D128_64X64_W4_S1_SM_90: [u8; 32382] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_90.zst`.
+pub static WMMA_D192_64X64_W4_S1_SM_90: [u8; 35004] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_90.zst`.
+pub static WMMA_D256_64X32_W4_S1_SM_90: [u8; 24038] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_90.zst`.
+pub static WMMA_D32_64X64_W4_S2_SM_90: [u8; 21051] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_90.zst`.
+pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 15334] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_90.zst`.
+pub static WMMA_D64_32X32_W4_S2_SM_90: [u8; 14858] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_90.zst`.
+pub static WMMA_D64_32X64_W4_S1_SM_90: [u8; 16314] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_90.zst`.
+pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 16428] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_90.zst`.
+pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 18458] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_90.zst`.
+pub static WMMA_D64_64X64_W4_S2_SM_90: [u8; 25269] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_90.zst`.
+pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 16123] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_90.zst");
+
+/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_90.zst`.
+pub static WMMA_D96_64X64_W4_S2_SM_90: [u8; 27879] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_90.zst");
