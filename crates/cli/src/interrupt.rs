@@ -3,7 +3,10 @@
 use std::io::Write;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
+use warptile::Backend;
 use warptile::cpu::Stop;
 
 use crate::failure::{Failure, INTERRUPTED};
@@ -11,7 +14,12 @@ use crate::output;
 
 /// True if the command ends by itself when it is asked to.
 static WATCHED: AtomicBool = AtomicBool::new(false);
+/// True if a launch on a GPU may be running.
+static ON_GPU: AtomicBool = AtomicBool::new(false);
 static REQUESTED: LazyLock<Stop> = LazyLock::new(Stop::default);
+
+/// Time after which work on the CPU is given up. It looks at the flag often, but inputs of gigabytes are also copied and freed.
+const PATIENCE: Duration = Duration::from_millis(800);
 
 /// From now on Ctrl-C leaves no unfinished file behind. Where the system gives no handler, it ends the process as ever.
 pub(crate) fn install() {
@@ -19,17 +27,31 @@ pub(crate) fn install() {
         let asked_before = requested();
         REQUESTED.request();
         if asked_before || !WATCHED.load(Ordering::Relaxed) {
-            output::discard_unfinished();
-            std::process::exit(INTERRUPTED.into());
+            end();
         }
         // Without standard error no one can be told.
         let _ = std::io::stderr()
             .write_all(b"\nstopping after the running tile or launch; Ctrl-C again ends at once\n");
+        if !ON_GPU.load(Ordering::Relaxed) {
+            // Without a thread the command ends when it does.
+            let _ = thread::Builder::new().spawn(|| {
+                thread::sleep(PATIENCE);
+                end();
+            });
+        }
     });
 }
 
-/// From now on Ctrl-C only asks the command to end, and a second one ends the process.
-pub(crate) fn watch() {
+fn end() -> ! {
+    output::discard_unfinished();
+    std::process::exit(INTERRUPTED.into());
+}
+
+/// From now on Ctrl-C only asks the command, which computes on these backends, to end. A second one ends the process. Without a GPU the
+/// process also ends by itself, within a second.
+pub(crate) fn watch(backends: &[Backend]) {
+    let on_gpu = backends.iter().any(|backend| backend.gpu().is_some());
+    ON_GPU.store(on_gpu, Ordering::Relaxed);
     WATCHED.store(true, Ordering::Relaxed);
 }
 

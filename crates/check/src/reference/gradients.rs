@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use warptile::cpu::Stop;
 use warptile::kernels::{Elements, Kind};
 use warptile::spec::{Backward, Call, HostInputs, Operand, Sequence, Slots, View};
 use warptile::{Element, ElementType, Layout};
@@ -65,7 +66,9 @@ pub(crate) fn gradients<T: Compiled>(
         lse: floats(Operand::Lse)?.unwrap_or_default(),
         d_lse: floats(Operand::DLse)?,
         sinks: floats(Operand::Sinks)?,
+        stop: Stop::current(),
     };
+    pass.stop.check()?;
     let empty = || {
         Slots::from_fn(|operand| {
             let layout = call.gradient_layout(operand);
@@ -90,6 +93,7 @@ pub(crate) fn gradients<T: Compiled>(
                 .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(computed);
         },
     );
+    pass.stop.check()?;
     let mut all = results
         .into_inner()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -102,7 +106,6 @@ pub(crate) fn gradients<T: Compiled>(
             add_part(call, &sequence, kv_head, part, all);
         }
     }
-    warptile::cpu::Stop::current().check()?;
     let [exact, mut rounded, variance] = all;
     for (operand, gradient) in rounded.iter_mut() {
         if operand.elements() != Elements::F32 {
@@ -158,6 +161,8 @@ struct Pass<'a, T> {
     lse: &'a [f32],
     d_lse: Option<&'a [f32]>,
     sinks: Option<&'a [f32]>,
+    /// The caller's flag, for all threads.
+    stop: Stop,
 }
 
 /// The results of one row of scores.
@@ -189,7 +194,7 @@ impl<T: Element> Pass<'_, T> {
         let mut parts = [part(), part(), part()];
         for in_group in 0..heads.group_size() {
             let head = kv_head * heads.group_size() + in_group;
-            for position in 0..sequence.q_len {
+            for position in (0..sequence.q_len).take_while(|_| !self.stop.is_requested()) {
                 self.row(sequence, kv_head, head, position, in_group, &mut parts);
             }
         }

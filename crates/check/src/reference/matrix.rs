@@ -1,5 +1,6 @@
 //! Copies of tensors as matrices of known order, and the products with them.
 
+use warptile::cpu::Stop;
 use warptile::spec::View;
 
 use crate::compiled::Compiled;
@@ -17,7 +18,8 @@ pub(super) struct Dense {
 }
 
 impl Dense {
-    /// `scales`: what the elements are multiplied by, one number or one for each head.
+    /// `scales`: what the elements are multiplied by, one number or one for each head. Once the caller's [`Stop`] is requested, the
+    /// other rows are left out.
     pub(super) fn copy<T: Compiled>(
         view: View<'_, T>,
         scales: Option<&[f32]>,
@@ -27,6 +29,7 @@ impl Dense {
         let mut exact = vec![0.0; entries * rows * heads * head_dim];
         let mut single = vec![0.0; exact.len()];
         let mut block = vec![0.0; ROWS_AT_ONCE * head_dim];
+        let stop = Stop::current();
         for (entry, head) in
             (0..entries).flat_map(|entry| (0..heads).map(move |head| (entry, head)))
         {
@@ -36,7 +39,8 @@ impl Dense {
                 Some([one]) => f64::from(*one),
                 Some(each) => f64::from(each[head]),
             };
-            for first in (0..rows).step_by(ROWS_AT_ONCE) {
+            let firsts = (0..rows).step_by(ROWS_AT_ONCE);
+            for first in firsts.take_while(|_| !stop.is_requested()) {
                 let count = ROWS_AT_ONCE.min(rows - first);
                 for (row, numbers) in block.chunks_exact_mut(head_dim).take(count).enumerate() {
                     let from = view.layout.offset(entry, first + row, head);
@@ -69,16 +73,18 @@ impl Dense {
         }
     }
 
-    /// Norms of the rows of a transposed tensor.
+    /// Norms of the rows of a transposed tensor; some columns are left out once the caller's [`Stop`] is requested.
     pub(super) fn norms(&self) -> Vec<f64> {
+        let stop = Stop::current();
         let mut squares = vec![0.0; self.exact.len() / self.head_dim];
         for (matrix, squares) in self
             .exact
             .chunks(self.rows.max(1) * self.head_dim)
             .zip(squares.chunks_mut(self.rows.max(1)))
         {
-            for row in matrix.chunks(self.rows) {
-                for (square, x) in squares.iter_mut().zip(row) {
+            let columns = matrix.chunks(self.rows);
+            for column in columns.take_while(|_| !stop.is_requested()) {
+                for (square, x) in squares.iter_mut().zip(column) {
                     *square += x * x;
                 }
             }

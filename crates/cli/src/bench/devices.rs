@@ -80,7 +80,7 @@ pub(super) fn run(
     let Some(team) = args.several.open()? else {
         return Ok(());
     };
-    interrupt::watch();
+    interrupt::watch(&team.backends());
     let of_devices = OfDevices::new(&args.several, &team, effort);
     let bar = progress::problems(cases.len() as u64);
     let mut rows = Vec::new();

@@ -11,6 +11,7 @@ pub(crate) mod table;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -237,7 +238,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     }
     // Waiting for a line would go on after Ctrl-C.
     if !args.paced {
-        interrupt::watch();
+        interrupt::watch(from_ref(&backend));
     }
     let planned = { cases.iter() }.map(|case| {
         let (kernels, target) = (&args.kernel, args.target.as_deref());

@@ -21,11 +21,13 @@ struct Problem<'a> {
 pub(super) struct Speeds<'a>(BTreeMap<Group<'a>, Vec<Problem<'a>>>);
 
 impl<'a> Speeds<'a> {
-    /// If two rows have the same problem and kernel or peer, the later one counts.
+    /// If two rows have the same problem and kernel or peer, the later one counts. Reading alone computes nothing, and has no place among
+    /// speeds of computing.
     pub(super) fn of(records: impl Iterator<Item = &'a Record>) -> Self {
         let mut groups: BTreeMap<_, Vec<Problem<'_>>> = BTreeMap::new();
         let mut places = HashMap::new();
-        for row in records.flat_map(|record| &record.rows) {
+        let rows = records.flat_map(|record| &record.rows);
+        for row in rows.filter(|row| row.backend != READ || row.is_reading()) {
             let (group, title) = (
                 (&row.device[..], &row.method[..], row.is_reading()),
                 title(row),
@@ -241,7 +243,11 @@ mod tests {
             ("warptile", problem, 5.0, "1"),
             ("warptile", "", 3.0, "1"),
         ]);
-        let peers = record(&[("fa2", problem, 18.0, "1"), ("fa3", problem, 10.0, "1")]);
+        let peers = record(&[
+            ("fa2", problem, 18.0, "1"),
+            ("fa3", problem, 10.0, "1"),
+            (READ, problem, 0.1, "1"),
+        ]);
         let speeds = Speeds::of([&ours, &peers].into_iter());
         let problems = speeds.0.values().next().unwrap();
         assert_eq!(problems.len(), 1, "{}", problems[1].title);

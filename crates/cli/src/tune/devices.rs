@@ -25,7 +25,7 @@ pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let Some(team) = args.several.open()? else {
         return Ok(());
     };
-    interrupt::watch();
+    interrupt::watch(&team.backends());
     let of_devices = OfDevices::new(&args.several, &team, EFFORT);
     let bar = progress::problems(problems.len() as u64);
     let mut rows: Vec<Row> = Vec::new();

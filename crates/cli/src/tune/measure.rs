@@ -14,7 +14,7 @@ use crate::interrupt;
 const WARM_UP: usize = 1;
 const FIRST_LOOK: usize = 3;
 
-/// Replays of those that came close to the fastest: so many rounds of all of them in turn.
+/// Rounds in which those that came close to the fastest are replayed in turn.
 const ROUNDS: usize = 7;
 const CLOSE: f64 = 1.15;
 

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::slice::from_ref;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
@@ -152,7 +153,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         fs::create_dir_all(folder).map_err(|source| Failure::write(folder, source))?;
         Replacement::begin(&path).map(drop)?;
     }
-    interrupt::watch();
+    interrupt::watch(from_ref(&backend));
     let file = |path: Option<PathBuf>| path.filter(|_| !args.dry_run);
     let lost_file = file(Lost::path(&machine.device));
     let lost = (lost_file.as_deref()).map_or_else(Vec::new, |file| Lost::read(file, &machine));

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::slice::from_ref;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,11 +86,11 @@ pub(super) fn in_fresh_process(
 
 /// Runs the trials that standard input asks for.
 pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    interrupt::watch();
     let requests: Vec<Request> = serde_json::from_reader(std::io::stdin().lock())
         .map_err(|error| Failure::Input(format!("standard input: {error}")))?;
     let backend = args.device.open()?;
     let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
+    interrupt::watch(from_ref(&backend));
     let machine = machine::describe(&backend);
     let file = Lost::path(&machine.device).filter(|file| file.parent().is_some_and(Path::is_dir));
     watchdog::start(&machine, args.patience, file);

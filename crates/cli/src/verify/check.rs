@@ -229,7 +229,7 @@ impl Place<'_> {
         }
     }
 
-    /// Returns true if the reference is computed on the GPU: not where the host, which is independent of it, is to do that.
+    /// Returns true if the GPU computes the reference. The host, which is independent of it, computes the others.
     fn has_gpu_reference(self, case: &Case) -> bool {
         match self {
             Place::Cpu => false,

@@ -19,11 +19,11 @@ use crate::text;
 /// The largest number of multiprocessors that every other random problem is planned for.
 const FEW_MULTIPROCESSORS: u64 = 5;
 
-/// At one of so many turns of an image the host computes the reference if it can. A prime, so that this goes with each number
+/// At one of this many turns of an image the host computes the reference if it can. A prime, so that this goes with each number
 /// of multiprocessors.
 const TURNS_TO_HOST: u64 = 17;
 
-/// At one of so many turns an image that shares keys cuts them at fixed places. Odd, as above.
+/// At one of this many turns an image that shares keys cuts them at fixed places. Odd, as above.
 const TURNS_TO_SPLITS: u64 = 3;
 
 /// A problem and where to compute it.
@@ -240,7 +240,7 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         true => (4, 5, 8 * keys),
         false => (1, 3, keys),
     };
-    // Of quantized keys, so many are aligned, too.
+    // This many quantized keys are aligned, too.
     let narrower = if image.types().scaled().is_some() {
         16
     } else {

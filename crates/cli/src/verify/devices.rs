@@ -1,5 +1,6 @@
 //! One problem on several devices, computed twice and compared with the reference.
 
+use warptile::cpu::Stop;
 use warptile::spec::{Backward, DropoutState, Operand};
 use warptile::{Attention, Element, Tensor};
 use warptile_check::{Buffer, Case, Data, GradientExpectation, Inputs, Verdict};
@@ -65,6 +66,8 @@ pub(super) fn check<T: Element>(
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
     let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
+    // Stopped, they are not those of the case.
+    Stop::current().check()?;
     let on_team = on_team(case, dealt, team, &inputs)?;
     let compute = || {
         let outputs = on_team.forward()?;
@@ -91,9 +94,10 @@ pub(super) fn check_gradients<T: Element>(
     runs: Runs,
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
-    // Of all tensors, and from that of the output alone.
+    // Gradients of all tensors, from that of the output alone.
     let backward = <Backward as Operation>::of(&case.try_call()?)?;
     let mut data = timed(&mut seconds.generating, || case.backward::<T>())?;
+    Stop::current().check()?;
     data.inputs.others[Operand::DLse] = None;
     let on_team = on_team(case, dealt, team, &data.inputs)?;
     let Some(Data::Elements(d_out)) = &data.inputs.others[Operand::DOut] else {

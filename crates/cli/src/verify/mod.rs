@@ -13,6 +13,7 @@ mod tile;
 pub(crate) mod totals;
 
 use std::io::Write;
+use std::slice::from_ref;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -191,7 +192,10 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         start: Instant::now(),
         lost: Mutex::default(),
     };
-    interrupt::watch();
+    match &team {
+        Some(team) => interrupt::watch(&team.backends()),
+        None => interrupt::watch(from_ref(&backend)),
+    }
     if args.tile {
         return tile::run(&verify, console);
     }

@@ -26,7 +26,7 @@ pub(super) struct Totals {
     /// The devices that computed each problem together, if there were several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) devices: Option<String>,
-    /// What moved the bytes between them.
+    /// The engine that moved the bytes between them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) engine: Option<&'static str>,
     /// True if this is not everything that was asked for: Ctrl-C came, or the command still runs.
@@ -219,7 +219,7 @@ impl Totals {
     }
 
     pub(super) fn print(&self, backend: &str, console: &mut dyn Write) -> io::Result<()> {
-        // Of what has no image.
+        // Results without an image.
         let place = self.devices.as_deref().unwrap_or("cpu");
         for failure in self.failures.iter().take(FAILURES_SHOWN) {
             say!(

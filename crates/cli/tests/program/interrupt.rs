@@ -2,8 +2,9 @@
 
 use crate::common::warptile;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write, pipe};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 use warptile_fake_cuda::{FakeDriver, KERNEL_TIMES};
 
@@ -106,7 +107,7 @@ fn verify_keeps_its_totals() {
     // It is there once the first problem was computed.
     while !file.exists() {
         assert!(child.try_wait().unwrap().is_none(), "ended");
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     signal(&child);
     let (mut stdout, mut stderr) = (String::new(), String::new());
@@ -127,7 +128,7 @@ fn verify_keeps_its_totals() {
     assert!(stdout.contains("verified "), "{stdout}");
     let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(totals["cut_short"], true);
-    // What was printed at the end, not what was written after the first problem.
+    // The totals that were printed at the end, not those that were written after the first problem.
     let passed = format!(": {} passed, 0 failed", totals["passed"]);
     assert!(stdout.contains(&passed), "{passed}: {stdout}");
 }
@@ -145,14 +146,14 @@ fn gen_leaves_no_part_of_a_file() {
         .unwrap();
     while entries() == 0 {
         assert!(child.try_wait().unwrap().is_none(), "ended");
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
     signal(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(entries(), 0);
 }
 
-/// Whatever it is doing then: making inputs, computing, or waiting for the reference.
+/// At any moment: while it makes inputs, computes, or waits for the reference.
 #[test]
 fn every_command_on_the_cpu_ends_soon() {
     let dir = tempfile::tempdir().unwrap();
@@ -202,8 +203,17 @@ fn every_command_on_the_cpu_ends_soon() {
             &["verify", "--case", "b2000 q1 k1000 h8 d64 f16 mask=none"],
             watched,
         ),
+        // The reference of gradients, of one head.
+        (
+            &["verify", "--once", "--case", "q9000 h1 d64 backward"],
+            watched,
+        ),
         (
             &["verify", "--max-len", "2000", "--count", "100000"],
+            watched,
+        ),
+        (
+            &["verify", "--devices", "cpu,cpu", "--case", "q65536 h8 d128"],
             watched,
         ),
         (&["run", &input, "-o", &output], ""),
@@ -219,13 +229,13 @@ fn every_command_on_the_cpu_ends_soon() {
     }
 }
 
-/// Sends SIGINT after two seconds, whatever the command is doing then, and expects the end soon and `says` on standard error.
+/// Sends SIGINT after two seconds, and expects the end soon and `says` on standard error.
 pub(crate) fn ends_soon(command: &mut Command, says: &str) {
     let mut child = { command.stdout(Stdio::null()) }
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     assert!(
         child.try_wait().unwrap().is_none(),
         "{command:?} ended early"
@@ -240,6 +250,28 @@ pub(crate) fn ends_soon(command: &mut Command, says: &str) {
     assert!(stderr.contains(says), "{command:?}: {stderr}");
 }
 
+/// A table that nobody reads: the command waits until it can print a row.
+#[test]
+fn what_does_not_stop_is_given_up() {
+    let (reader, writer) = pipe().unwrap();
+    let mut full = writer.try_clone().unwrap();
+    let filling = thread::spawn(move || full.write_all(&[b'\n'; 1 << 20]));
+    let mut child = warptile()
+        .args(["bench", "--device", "cpu", "--shape", "q1 k1 d8"])
+        .stdout(writer)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_secs(5));
+    assert!(child.try_wait().unwrap().is_none(), "ended early");
+    let asked = Instant::now();
+    signal(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(6));
+    drop(reader);
+    assert!(filling.join().unwrap().is_err());
+}
+
 /// A kernel that never ends: the first signal waits for it, and says how to end at once.
 #[test]
 fn a_second_signal_ends_at_once() {
@@ -252,7 +284,7 @@ fn a_second_signal_ends_at_once() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     signal(&child);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut text = String::new();
