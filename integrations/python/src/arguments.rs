@@ -333,7 +333,7 @@ impl Reader {
         })
     }
 
-    /// The same reader for an operation that reads the output and the lse.
+    /// This reader for an operation that reads the output and the lse.
     pub(crate) const fn reading_results(self) -> Self {
         Reader {
             reads_results: true,

@@ -139,7 +139,7 @@ impl<'py> Request<'py> {
         if !is_usual {
             return None;
         }
-        let object = Torch::get(q.object.py()).ok()?.empty_like(&q.object).ok()?;
+        let object = Torch::get(q.object.py()).ok()?.empty_like(q).ok()?;
         let argument = reader.made(Operand::Out, &object).ok()?;
         if !argument.is()?.has_rows() {
             return None;

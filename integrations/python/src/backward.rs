@@ -102,7 +102,7 @@ fn compute<'py>(
         ));
     }
     let reader = Request::reader(options, Gradients::Ignored)?.reading_results();
-    // Gradients are written, whatever their tensors are.
+    // Gradients are written into tensors of every kind.
     let mut also = reader.given(objects, options.names)?;
     let aligned = { also.iter() }.all(|(operand, argument)| {
         let starts_aligned = |at: u64| at.is_multiple_of(16);
@@ -133,7 +133,7 @@ fn compute<'py>(
         std::slice::from_ref(&q.is.dtype),
         &format!("{}, as q has", q.is.dtype),
     )?;
-    // That of the first gradient that is given.
+    // The type of the first gradient that is given.
     let dtype = { Operand::GRADIENTS.into_iter().filter(is_tensor) }
         .find_map(|operand| also.arguments[operand].as_ref()?.is())
         .map_or(&q.is.dtype, |is| &is.dtype)

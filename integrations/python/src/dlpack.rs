@@ -94,7 +94,7 @@ type TensorOfObject = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 pub(crate) struct Exchange(TensorOfObject);
 
 impl Exchange {
-    /// That of a class, if it has one.
+    /// The function of a class, if it has one.
     pub(crate) fn of(class: &Bound<'_, PyAny>) -> Option<Self> {
         let table = class.getattr("__dlpack_c_exchange_api__").ok()?;
         let table = table.cast_into::<PyCapsule>().ok()?;

@@ -28,11 +28,7 @@ fn dense<'py>(
 ) -> Result<Bound<'py, PyAny>> {
     match q.library {
         Library::Torch => {
-            let torch = Torch::get(q.object.py())?;
-            let made = match dtype {
-                None if q.is.is_alike(shape, strides) => torch.empty_like(&q.object)?,
-                dtype => torch.empty_strided(&q.object, shape, strides, dtype)?,
-            };
+            let made = Torch::get(q.object.py())?.empty(q, shape, strides, dtype)?;
             if fill == Fill::Zeros {
                 made.call_method0(intern!(made.py(), "zero_"))?;
             }
@@ -68,7 +64,7 @@ pub(crate) fn lse<'py>(
     dense(q, &shape[from..], &strides[from..], Some(Dtype::F32), fill)
 }
 
-/// Bytes on the GPU of q, of which the first `zeros` are zeroed in the order of the current stream of its library.
+/// Bytes on the GPU of q. The first `zeros` of them are zeroed in the order of the current stream of its library.
 pub(crate) fn workspace<'py>(
     q: &Array<'py>,
     bytes: usize,

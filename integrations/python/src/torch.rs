@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
+use crate::array::{Array, Described, Device, Dtype, Gradients, MAX_RANK, numbers};
 use crate::dlpack::Exchange;
 use crate::errors::{Failure, Result};
 
@@ -20,8 +20,18 @@ pub(crate) struct Torch {
     is_grad_enabled: Py<PyAny>,
     empty_like: Py<PyAny>,
     empty_strided: Py<PyAny>,
+    quick: Quick,
     /// Gives the raw handle of a device's current stream; older versions of torch do not have it.
     raw_stream: Option<Py<PyAny>>,
+}
+
+/// Functions by which the code of torch's compiler makes tensors, from a shape, strides and an element type: they take half the time of
+/// `empty_strided`. Versions of torch may lack them.
+struct Quick {
+    on_cpu: Option<Py<PyAny>>,
+    /// On the current GPU, which `current` has the number of.
+    on_gpu: Option<Py<PyAny>>,
+    current: Option<Py<PyAny>>,
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -38,9 +48,14 @@ impl Torch {
         let class = |object: Bound<'_, PyAny>| -> PyResult<Py<PyType>> {
             Ok(object.cast_into::<PyType>()?.unbind())
         };
-        let raw_stream = torch
-            .getattr("_C")
-            .and_then(|internals| internals.getattr("_cuda_getCurrentRawStream"));
+        let internals = torch.getattr("_C");
+        let of_internals = |path: &[&str]| -> Option<Py<PyAny>> {
+            let start = internals.as_ref().ok()?.clone();
+            let found = path
+                .iter()
+                .try_fold(start, |from, name| from.getattr(*name));
+            found.ok().map(Bound::unbind)
+        };
         let known = [
             Dtype::F16,
             Dtype::Bf16,
@@ -66,7 +81,12 @@ impl Torch {
             is_grad_enabled: of("is_grad_enabled")?,
             empty_like: of("empty_like")?,
             empty_strided: of("empty_strided")?,
-            raw_stream: raw_stream.ok().map(Bound::unbind),
+            raw_stream: of_internals(&["_cuda_getCurrentRawStream"]),
+            quick: Quick {
+                on_cpu: of_internals(&["_dynamo", "guards", "_empty_strided_cpu"]),
+                on_gpu: of_internals(&["_dynamo", "guards", "_empty_strided_cuda"]),
+                current: of_internals(&["_cuda_getDevice"]),
+            },
         })
     }
 
@@ -194,31 +214,66 @@ impl Torch {
     }
 
     /// An uninitialized tensor of the type, shape and storage order of `like`, without gaps.
-    pub(crate) fn empty_like<'py>(&self, like: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
-        Ok(self.empty_like.bind(like.py()).call1((like,))?)
+    pub(crate) fn empty_like<'py>(&self, like: &Array<'py>) -> Result<Bound<'py, PyAny>> {
+        if let Ok([batch, heads, rows, size]) = <[usize; 4]>::try_from(like.is.shape()) {
+            let shape = [batch, heads, rows, size];
+            let of_heads = [heads * rows * size, rows * size, size, 1];
+            let of_rows = [heads * rows * size, size, heads * size, 1];
+            let known = |strides: &&[usize; 4]| like.is.is_alike(&shape, &strides[..]);
+            if let Some(strides) = [of_heads, of_rows].iter().find(known) {
+                return self.empty(like, &shape, strides, None);
+            }
+        }
+        Ok(self
+            .empty_like
+            .bind(like.object.py())
+            .call1((&like.object,))?)
     }
 
     /// An uninitialized tensor on the device of `like`, of its type if no other is given.
-    pub(crate) fn empty_strided<'py>(
+    pub(crate) fn empty<'py>(
         &self,
-        like: &Bound<'py, PyAny>,
+        like: &Array<'py>,
         shape: &[usize],
         strides: &[usize],
         dtype: Option<Dtype>,
     ) -> Result<Bound<'py, PyAny>> {
-        let py = like.py();
-        let known = dtype.and_then(|dtype| self.dtypes.iter().find(|(_, known)| *known == dtype));
+        let (object, py) = (&like.object, like.object.py());
+        let wanted = dtype.as_ref().unwrap_or(&like.is.dtype);
+        let known = self.dtypes.iter().find(|(_, known)| known == wanted);
         let dtype = match known {
             Some((object, _)) => object.bind(py).clone(),
-            None => like.getattr(intern!(py, "dtype"))?,
+            None => object.getattr(intern!(py, "dtype"))?,
         };
+        let arguments = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        if let Some(make) = self.quick.on(py, like.is.device)? {
+            return Ok(make.call1((arguments.0, arguments.1, dtype))?);
+        }
         let options = PyDict::new(py);
         options.set_item(intern!(py, "dtype"), dtype)?;
-        options.set_item(intern!(py, "device"), like.getattr(intern!(py, "device"))?)?;
-        let arguments = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
-        Ok(self
-            .empty_strided
-            .bind(py)
-            .call(arguments, Some(&options))?)
+        options.set_item(
+            intern!(py, "device"),
+            object.getattr(intern!(py, "device"))?,
+        )?;
+        let empty_strided = self.empty_strided.bind(py);
+        Ok(empty_strided.call(arguments, Some(&options))?)
+    }
+}
+
+impl Quick {
+    /// The function for a device, if there is one.
+    fn on<'py>(&self, py: Python<'py>, device: Device) -> Result<Option<&Bound<'py, PyAny>>> {
+        let (make, is_current) = match (device, &self.current) {
+            (Device::Cpu, _) => (&self.on_cpu, true),
+            (Device::Cuda(ordinal), Some(current)) => {
+                let current: u32 = current.bind(py).call0()?.extract()?;
+                (&self.on_gpu, current == ordinal)
+            }
+            (Device::Cuda(_), None) => (&None, false),
+        };
+        Ok(make
+            .as_ref()
+            .filter(|_| is_current)
+            .map(|make| make.bind(py)))
     }
 }

@@ -130,9 +130,19 @@ def exported(tensor):
     )
 
 
-exchange = Exchange(exported)
+exchange, quickly = Exchange(exported), set()
 if "dlpack" in sys.argv:
     Tensor.__dlpack_c_exchange_api__ = exchange.capsule
+    # With the functions by which torch's compiler makes tensors; GPU 0 is the current one.
+    def quick(device):
+        def make(shape, strides, dtype):
+            quickly.add(device)
+            return empty_strided(shape, strides, dtype=dtype, device=device)
+
+        return make
+
+    guards = types.SimpleNamespace(_empty_strided_cpu=quick("cpu"), _empty_strided_cuda=quick("cuda:0"))
+    torch._C._dynamo, torch._C._cuda_getDevice = types.SimpleNamespace(guards=guards), lambda: 0
 Tensor.__module__, Parameter.__module__ = "torch", "torch.nn.parameter"
 sys.modules["torch"] = torch
 
@@ -232,4 +242,6 @@ keys_in_e4m3()
 if os.environ.get("WARPTILE_LIBCUDA"):
     on_a_gpu()
 assert (exchange.calls > 0) == ("dlpack" in sys.argv)
+devices = {"cpu", "cuda:0"} if os.environ.get("WARPTILE_LIBCUDA") else {"cpu"}
+assert quickly == (devices if "dlpack" in sys.argv else set()), quickly
 print("done")
