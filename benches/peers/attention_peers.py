@@ -66,7 +66,7 @@ from problem import PART_OF_MEMORY, Problem
 
 WARM_UP_ROUNDS = 3
 
-# Rounds after which a peer is left out of the rest whose median is so many times that of the fastest peer.
+# After these rounds a peer is left out of the rest if its median is SLOW times that of the fastest peer.
 FEW_ROUNDS, SLOW = 5, 1.25
 
 # Replays by which the fastest variant of a peer is found.
@@ -161,7 +161,7 @@ class Warptile:
         # An object until the last problem is done.
         rows = written if isinstance(written, list) else written["rows"]
         rows, self.kept = rows[self.kept :], len(rows)
-        # As the file has the problem, whatever the numbers of its lengths.
+        # As the file has the problem, with the lengths as words.
         return [{**row, "backend": self.backend, "problem": self.problem.line} for row in rows]
 
     def end(self):
@@ -292,7 +292,7 @@ def of_program(options, problems):
     """The program on the problems; where reading takes the time with fixed splits, too, if that is asked."""
     if not options.program:
         return []
-    # Of a window so little is read that the copies of its cache would not fit twice.
+    # A window reads so few keys that the copies of its cache would not fit twice.
     split = [problem for problem in problems if problem.on_cache and problem.is_reading and problem.window_left < 0]
     backends = [(problems, {})]
     if options.splits:

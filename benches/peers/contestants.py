@@ -43,7 +43,7 @@ class Peer(NamedTuple):
     call: Callable
     # True if the output has its heads before its rows.
     heads_first: bool
-    # The same for gradients: `prepare` takes the gradient of the output, too, and `call` gives those of q, k and v.
+    # As above, for gradients: `prepare` takes the gradient of the output, too, and `call` gives those of q, k and v.
     gradients: "Peer | None" = None
 
     def of(self, problem):
@@ -332,7 +332,7 @@ def found_of(makers, options):
 
 
 def versions(found, options):
-    """Of PyTorch, which has FlashAttention-2 and the memory-efficient kernel, of cuDNN, and of the peers that were found beside them."""
+    """Of PyTorch, which has FlashAttention-2 and the memory-efficient kernel, of cuDNN, and of the peers that were found."""
 
     def of_package(*names):
         for name in names:

@@ -10,7 +10,7 @@ LIBRARY = "libcudnn.so.9"
 # The part that a folder may lack: kernels that were compiled ahead. Attention is compiled when it is first called.
 COMPILED_AHEAD = "libcudnn_engines_precompiled.so.9"
 
-# What LD_PRELOAD was before, in a process that has been started again.
+# LD_PRELOAD as it was before, in a process that has been started again.
 RESTARTED = "ATTENTION_PEERS_PRELOADED_BEFORE"
 
 

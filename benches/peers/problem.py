@@ -1,11 +1,11 @@
-"""Problems as attention_peers.py takes them: one line of words, of which `warptile bench --help` tells more."""
+"""Problems as attention_peers.py takes them: one line of words, as `warptile bench --help` explains."""
 
 import random
 import re
 
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 
-# Up to so many operations for each byte of keys and values, reading them is what takes the time, as in `warptile bench`.
+# Up to this many operations for each byte of keys and values, reading them takes the time, as in `warptile bench`.
 OPERATIONS_PER_BYTE = 64
 
 # As in crates/cli/src/bench/gpu.rs, which says why. Sets of inputs and outputs, which calls rotate through: bytes of all, and how many.
@@ -17,7 +17,7 @@ READ_BYTES = 512 << 20
 READING_SETS = (2, 256)
 PART_OF_MEMORY = 4
 
-# What the calls of a graph read there, and the most calls.
+# Bytes that the calls of a graph read there, and the most calls.
 REPLAYED_BYTES = 8 << 30
 MOST_CALLS = 256
 
@@ -233,7 +233,7 @@ class Problem:
         return sum(-(-keys // self.page_rows) for keys in self.key_lengths())
 
     def copies(self, memory):
-        """Sets of inputs that calls rotate through, on a GPU with so much memory."""
+        """Sets of inputs that calls rotate through, on a GPU with this much memory."""
         if self.is_reading:
             wanted = min(-(-READ_BYTES // self.kv_bytes), memory // PART_OF_MEMORY // self.bytes())
             least, most = READING_SETS
@@ -243,7 +243,7 @@ class Problem:
         return max(least, min(most, wanted))
 
     def calls(self, copies):
-        """Calls of a graph that rotates through so many sets."""
+        """Calls of a graph that rotates through this many sets."""
         if not self.is_reading:
             return copies
         return max(copies, min(MOST_CALLS, -(-REPLAYED_BYTES // self.kv_bytes)))

@@ -421,7 +421,7 @@ fn parts_of_one_commit_are_put_together() {
 fn nothing_of_another_commit_stays() {
     let host = Host::new();
     assert_eq!(host.run("one", "peers,verify", "").0, Some(0));
-    // What ran on both lengths is one record of an image.
+    // An image that ran on both lengths has one record.
     assert_eq!(
         host.json("images.json")["images"]["wgmma_sm_90a"]["passed"],
         4
@@ -491,7 +491,7 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert!(!host.out().join("tune.json").exists());
 }
 
-/// Once for each peer, whatever needs it, and on the second GPU if there is one.
+/// Once for each peer that needs it, and on the second GPU if there is one.
 #[test]
 fn what_peers_compile_is_compiled_in_advance() {
     let host = Host::new();
@@ -549,7 +549,7 @@ fn what_peers_compile_is_compiled_in_advance() {
         text.contains(" s by the clock, on 1 GPU\npassed; see "),
         "{text}"
     );
-    // What cannot be compiled is a failure of the parts that use it, and of no other.
+    // A program that cannot be compiled is a failure of the parts that use it, and of no other.
     let (code, text) = host.run_with("one", "errors,bench,decode", "uncompiled", &places);
     assert_eq!(code, Some(1), "{text}");
     let parts = host.json("summary.json")["parts"].clone();
@@ -634,7 +634,7 @@ fn what_proves_nothing_is_a_failure() {
         assert!(text.contains(words), "{fault}: {text}");
         assert_eq!(host.json("summary.json")["parts"][part]["passed"], false);
     }
-    // What was measured before a failure is kept.
+    // Rows that were measured before a failure are kept.
     assert_eq!(host.run("one", "decode", "ends").0, Some(1));
     let measured = host.json("decode.json");
     assert_eq!(measured["rows"].as_array().unwrap().len(), 5);

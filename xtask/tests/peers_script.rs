@@ -24,7 +24,7 @@ assert read("b3 q1 k40 h8 d64 f16 pages=16 lengths=40,0,7") == (47 * row, True)
 assert read("b1 q512 k8192 h32/8 d64 f16 mask=causal") == (8192 * row, False)
 assert not Problem("b1 q8 k8 h8 d64 f16").is_reading
 
-# The same bytes rotate as in `launches_that_read_rotate_through_more`.
+# As many bytes rotate as in `launches_that_read_rotate_through_more`.
 assert Problem("b1 q1 k1024 h32/4 d128 bf16").copies(139 << 30) == 256
 assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").copies(139 << 30) == 128
 assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").copies(32 << 30) == 31

@@ -440,7 +440,7 @@ pub(crate) fn zeros<T: Pod>(argument: &'static str, len: usize) -> Result<Vec<T>
     })
 }
 
-/// Refuses a device buffer of another context than the backend's.
+/// Refuses a device buffer that is not of the backend's context.
 pub(crate) fn expect_context<T: Pod>(backend: &Backend, buffer: &DeviceBuffer<T>) -> Result<()> {
     let context = buffer.stream().context();
     match backend.gpu() {

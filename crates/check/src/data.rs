@@ -439,7 +439,7 @@ impl Case {
             )));
         }
 
-        // Take the rows out of copies; whatever is left must still be the poison.
+        // Take the rows out of copies; the rest must still be the poison.
         let size = call.out().head_dim();
         let (mut left_out, mut left_lse) = (buffer.to_vec(), written.to_vec());
         let mut out = vec![T::from_f64(0.0); expected.out().len()];

@@ -16,7 +16,7 @@ pub struct DeviceInputs(Slots<Option<Place>>);
 /// The place of an operand.
 #[derive(Debug)]
 pub enum Place {
-    /// In memory of its own, from so many bytes on.
+    /// Sizes from this one on, in bytes, have memory of their own.
     Memory(DeviceBuffer<u8>, usize),
     /// So many bytes behind the first key: values that are in one tensor with their keys, as [`values_behind_keys`] says.
     BehindKeys(usize),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, PendingCopy, PinnedBuffer, Stream};
 
-/// Most bytes of a copy, and least bytes of pinned memory. Its sizes are powers of two, so that few of them serve all.
+/// Bytes of the largest copy, and of the smallest pinned buffer. Sizes of buffers are powers of two, so that a few serve all copies.
 const CHUNK_BYTES: usize = 4 << 20;
 const LEAST_BYTES: usize = 4 << 10;
 

@@ -107,7 +107,7 @@ fn values_begin_behind_the_keys_of_the_first_entry() {
     }
 }
 
-/// Beside margins, of which each buffer has two, and what cases that are not aligned begin later by.
+/// Besides the two margins of each buffer, and the offset of cases that are not aligned.
 #[test]
 fn memory_is_that_of_keys_and_values() {
     let (_fake, gpu) = open();

@@ -122,7 +122,7 @@ fn a_wrong_lse_is_caught() {
         .quickcheck(property as fn(Any) -> TestResult);
 }
 
-/// Mistakes that kernels make, each of which must fail wherever it changes the exact result by more than a thousandth.
+/// Mistakes that kernels make. Each must fail wherever it changes the exact result by more than a thousandth.
 #[test]
 fn planted_mistakes_are_caught() {
     type Mistake = (&'static str, fn(&mut Case));

@@ -79,7 +79,7 @@ struct Stored {
 }
 
 impl Tensors {
-    /// Opens a file, or several `.npy` files, of which each array is called as its file. Tensors of an `.npz` file can be looked at by
+    /// Opens a file, or several `.npy` files, whose arrays are named after the files. Tensors of an `.npz` file can be looked at by
     /// [`shape`](Self::shape) only, until they are [loaded](Self::load).
     ///
     /// # Errors

@@ -124,7 +124,7 @@ pub(crate) fn run(args: &InfoArgs, console: &mut dyn Write) -> Result<(), Failur
 pub(crate) fn print_machine_of_report(console: &mut dyn Write) -> Result<(), Failure> {
     match gather(&Driver::load()) {
         Ok(info) => print_machine(&info, console),
-        // That it failed is what the report is about, then.
+        // The report is then about this failure.
         Err(failure) => Ok(writeln!(console, "driver   failed: {failure}")?),
     }
 }

@@ -198,7 +198,7 @@ impl<'a, T: Element> OnTeam<'a, T> {
     /// Joins a tensor of all groups on the host, as `[length, heads, head size]`.
     ///
     /// # Errors
-    /// What a device reports.
+    /// A failure that a device reports.
     pub(crate) fn join<'t>(
         &self,
         parts: impl Iterator<Item = &'t Vec<Tensor<T>>>,

@@ -27,7 +27,7 @@ pub(crate) fn columns() -> usize {
 /// stays whole.
 pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
     let mut lines = String::new();
-    // Of the line under way; the first line begins with its first word.
+    // Columns of the line under way; the first line begins with its first word.
     let (mut column, mut words) = (0, 0);
     for word in text.split(' ') {
         let len = word.chars().count();
@@ -46,7 +46,7 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
     lines
 }
 
-/// Writes text as lines of the terminal's width, of which all but the first are set in by `indent`.
+/// Writes text as lines of the terminal's width. All but the first are set in by `indent`.
 pub(crate) fn wrap_to(console: &mut dyn Write, indent: usize, text: &str) -> io::Result<()> {
     writeln!(console, "{}", wrapped(text, columns(), indent))
 }
@@ -91,7 +91,7 @@ pub(crate) fn shape(shape: &[usize]) -> String {
     message(&format!("{shape:?}"))
 }
 
-/// A whole report for standard error: lines stay, whatever else a terminal would act on is escaped.
+/// A whole report for standard error: lines stay, and everything else that a terminal would act on is escaped.
 pub(crate) fn lines(text: &str) -> String {
     let shown = text
         .split('\n')

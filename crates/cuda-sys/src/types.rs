@@ -362,7 +362,7 @@ pub struct CUmemLocation {
     pub id: c_int,
 }
 
-/// What copies of a batch have in common, for `cuMemcpyBatchAsync`.
+/// Attributes that copies of a batch have in common, for `cuMemcpyBatchAsync`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CUmemcpyAttributes {
@@ -376,7 +376,7 @@ pub struct CUmemcpyAttributes {
     pub flags: c_uint,
 }
 
-/// A flag of [`CUmemcpyAttributes`]: copies run beside kernels if they can.
+/// A flag of [`CUmemcpyAttributes`]: copies run at the same time as kernels if they can.
 pub const CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: c_uint = 1;
 
 /// Who may use a pool's memory, and how, for `cuMemPoolSetAccess`.

@@ -30,7 +30,7 @@ pub(crate) fn forward<T: Element>(
     let group = shards.group();
     let shapes = [q[0].shape(), k[0].tensor.shape(), v[0].tensor.shape()];
     let agreed = shards.agree::<T>("forward", attention, shapes)?;
-    // What a rank's thread submits waits for nothing that another one submits later.
+    // Work that a rank's thread submits waits for nothing that another one submits later.
     let outputs = group.each(|rank| {
         let rank_of = Rank {
             shards,
@@ -494,7 +494,7 @@ impl Rank<'_> {
 
 /// The documents that are a rank's as a whole, in one call.
 struct Documents {
-    /// Of all chunks, among the rank's rows.
+    /// The places of all chunks among the rank's rows.
     offsets: Vec<i32>,
     /// The rows of each chunk that is a document, 0 of the others.
     lengths: Vec<i32>,

@@ -34,7 +34,7 @@ pub struct Group {
 /// behind it would wait, too.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// That of the backend.
+    /// The backend's own.
     pub(crate) kernels: Stream,
     /// Copies from other GPUs.
     pub(crate) far: Stream,

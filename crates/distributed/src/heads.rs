@@ -40,7 +40,7 @@ impl Share {
         Ok((0..ranks).map(share).collect())
     }
 
-    /// Whole key/value heads, or where there are more ranks than these, some of the query heads of one, which then is with several ranks.
+    /// Whole key/value heads. If there are more ranks than these, some of the query heads of one, which several ranks then have.
     fn of(rank: usize, ranks: usize, [heads, kv_heads]: [usize; 2]) -> Self {
         let shared_by = heads / kv_heads;
         if kv_heads >= ranks {

@@ -38,7 +38,7 @@ impl<'a, T: Element> Source<'a, T> {
         Ok(self.lent.as_ref().ok_or_else(elsewhere)?)
     }
 
-    /// What is submitted from here on waits for the copies.
+    /// Work that is submitted from here on waits for the copies.
     pub(crate) fn end(self) -> Result<()> {
         self.lent.map_or(Ok(()), Lent::end).of_rank(self.rank)
     }

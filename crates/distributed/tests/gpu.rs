@@ -25,7 +25,7 @@ fn group(ranks: usize) -> Group {
     Group::local((0..ranks).map(|rank| gpus[rank % 2].clone())).unwrap()
 }
 
-/// The result of all ranks is that of one call, but for the rounding of another order of additions, and has the same bits again.
+/// The result of all ranks is that of one call, up to the rounding of another order of additions, and has the same bits again.
 fn equals_one_call(
     group: &Group,
     [len, heads, kv_heads, dim]: [usize; 4],

@@ -14,7 +14,7 @@
 //! let fake = FakeDriver::open();
 //! fake.set_device_count(2);
 //! fake.fail(Some("cuMemAllocFromPoolAsync"), 1, 2); // the next allocation runs out of memory
-//! // ... Driver::load_from(fake.path()), and whatever is to be tested ...
+//! // ... Driver::load_from(fake.path()), and the code to be tested ...
 //! fake.assert_clean();
 //! ```
 //!

@@ -63,7 +63,7 @@ pub(crate) enum Op {
 struct Used {
     identity: Identity,
     addresses: Range<u64>,
-    /// Whether it surely writes there.
+    /// True if it surely writes there.
     writes: bool,
 }
 
@@ -248,7 +248,7 @@ impl State {
             let Some(queue) = self.streams.get(&stream) else {
                 continue;
             };
-            // What is before this place has been looked at if a later one has.
+            // Places before this one have been looked at if a later one has.
             for before in (0..place).rev() {
                 if !seen.insert((stream, before)) {
                     break;

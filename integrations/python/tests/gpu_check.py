@@ -262,7 +262,7 @@ def cache_writes():
             k_cache, v_cache = past_k.clone(), past_v.clone()
             options = {"k": k, "v": v, "cache_seqlens": used, "causal": True, "rotary_interleaved": interleaved, **tables}
             out = flash_attn_with_kvcache(q, k_cache, v_cache, **options)
-            # That cache in pages, with keys and values in one tensor.
+            # The cache in pages, with keys and values in one tensor.
             if dtype in HALVES:
                 pages = torch.zeros(20, 16, 2, 2, 64, dtype=dtype, device="cuda")
                 pages[table.long(), :, 0] = past_k.view(2, 10, 16, 2, 64)
@@ -340,7 +340,7 @@ def caches_in_e4m3():
 
 
 class Exported:
-    """A tensor of another library than torch: read through DLPack."""
+    """A tensor that is not torch's: read through DLPack."""
 
     def __init__(self, tensor):
         self.tensor = tensor

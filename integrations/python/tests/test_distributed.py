@@ -188,7 +188,7 @@ class Ranks:
             others = [None] * self.ranks
             dist.all_gather_object(others, out)
             assert all(torch.equal(out, other) for other in others)
-        # Pages of 4 rows, of which the ranks have every other one or every third.
+        # Pages of 4 rows; each rank has every other one or every third.
         pages = [x.reshape(75, 4, 2, 16) for x in (k, v)]
         own = torch.arange(75).reshape(3, 25)[:, self.rank :: self.ranks].to(torch.int32)
         used = torch.full((3,), 4 * own.shape[1], dtype=torch.int32)

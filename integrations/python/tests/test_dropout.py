@@ -191,7 +191,7 @@ class Autograd(unittest.TestCase):
         self.check(
             lambda *x: attend(None, *x, None, 0.25, is_causal=True)[0].transpose(1, 2), lambda *x: swapped(x, causal=True), *square
         )
-        # What warptile has not is torch's: every weight dropped, and a mask with a gradient.
+        # Torch computes what warptile cannot: every weight dropped, and a mask with a gradient.
         self.assertFalse(own(q, q, q, dropout_p=1.0).any())
         with self.assertRaisesRegex(RuntimeError, "dropout probability"):
             own(q, q, q, dropout_p=1.5)

@@ -240,7 +240,7 @@ class Autograd(unittest.TestCase):
         self.check(lambda *x: warptile.attention(*x, key_mask=mask), lambda *x: naive(*x, mask=mask)[0], q, k, v)
         # Only the log-sum-exp is used, and then only the output.
         self.check(lambda q, k: warptile.attention(q, k, v, return_lse=True)[1], lambda q, k: naive(q, k, v.double())[1], q, k)
-        # What needs no gradient gets none.
+        # Tensors that need no gradient get none.
         for wanted in range(3):
             tensors = [x.clone().requires_grad_(at == wanted) for at, x in enumerate((q, k, v))]
             warptile.attention(*tensors).sum().backward()

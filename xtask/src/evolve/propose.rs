@@ -340,7 +340,7 @@ mod tests {
             ways.contains("Mutation") && ways.contains("Crossover"),
             "{ways:?}"
         );
-        // The same seed draws the same.
+        // A seed always draws the same candidates.
         assert_eq!(first, made(7));
         assert_ne!(first, made(8));
         // A neighbourhood has an end: what one change reaches comes first, then what two reach, and no more.

@@ -1,4 +1,4 @@
-//! Gradients: speeds next to the fastest peer's, and errors beside them.
+//! Gradients: speeds next to the fastest peer's, and errors.
 
 use std::collections::BTreeSet;
 

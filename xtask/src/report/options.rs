@@ -1,4 +1,4 @@
-//! Options of scores: times next to the fastest peer's and to our own calls without them, and errors beside them.
+//! Options of scores: times next to the fastest peer's and to our own calls without them, and errors.
 
 use super::bench::{BenchRow, peers_text};
 use super::in_turn::{InTurn, Row, error, least_error};
@@ -7,7 +7,7 @@ use super::{checks, markdown_table, number, ratio};
 /// Peers of the table, in its order.
 const PEERS: [&str; 4] = ["fa2", "cudnn", "efficient", "fa3"];
 
-/// Our own calls beside the one with options: without them, and with lengths in place of padding.
+/// Our own calls next to the one with options: without them, and with lengths in place of padding.
 const OTHER_CALLS: [&str; 2] = ["plain", "lengths"];
 
 /// The words of a problem behind its element type, except those that say how tensors are stored.

@@ -1,4 +1,4 @@
-//! Lists of blocks: speeds beside those of the same work without a list.
+//! Lists of blocks: speeds next to those of the same work without a list.
 
 use super::bench::BenchRow;
 use super::{checks, markdown_table, number};

@@ -171,7 +171,7 @@ fn generate(
     }
 }
 
-/// Tokens as syllables, of which a few have the same.
+/// Tokens as syllables; a few tokens share one.
 fn text(tokens: &[usize]) -> String {
     let letter = |of: &str, index: usize| of.as_bytes()[index % of.len()] as char;
     let syllable = |&token: &usize| {

@@ -84,7 +84,7 @@ impl Tiles {
         }
     }
 
-    /// As [`Product`](crate::cpu::engine::Product).
+    /// The operation of [`Product`](crate::cpu::engine::Product), by tiles.
     pub(super) fn product(&self, a: &[u32], b: &[u32], c: &mut [f32], add: bool) {
         let steps = b.len() / (16 * BLOCK);
         assert!(steps > 0 && b.len() == steps * 16 * BLOCK && c.len() == BLOCK * BLOCK);

@@ -172,7 +172,7 @@ struct Target<T> {
 
 /// The memory of a gradient.
 enum Memory<T> {
-    /// Of the type of the tensors.
+    /// In the type of the tensors.
     Rounded(SharedMut<T>),
     F32(SharedMut<f32>),
 }

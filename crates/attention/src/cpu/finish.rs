@@ -76,7 +76,7 @@ impl<T: Element> Block<'_, T> {
             .any(|row| self.listed(row, keys).any(|seen| seen))
     }
 
-    /// Whether a row sees each of the blocks that have these keys, if there are lists of blocks.
+    /// Tells for each block that has these keys if a row sees it, where there are lists of blocks.
     fn listed(&self, row: usize, keys: &Range<usize>) -> impl Iterator<Item = bool> {
         let blocks = self.call.blocks();
         let size = blocks.map_or(1, |blocks| blocks.lists().keys());

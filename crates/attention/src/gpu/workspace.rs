@@ -14,8 +14,8 @@ use crate::plan::{LaunchShape, Scratch as Needed};
 /// megabytes, so a stream has that workspace only if it runs such launches.
 #[derive(Debug, Default)]
 struct Workspace<const SHARED_KEYS: bool> {
-    /// The last is the largest, and sizes grow in powers of two: the others together are not larger. Launches that were submitted
-    /// before, and replays of a graph, use those, so they stay.
+    /// The last block is the largest. Sizes grow in powers of two, so the others together are not larger. Launches that were submitted
+    /// before, and replays of a graph, use the others, so they stay.
     blocks: Mutex<Vec<Scratch>>,
 }
 

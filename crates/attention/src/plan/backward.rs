@@ -323,7 +323,7 @@ pub(crate) struct BackwardScratch {
 }
 
 impl BackwardScratch {
-    /// For so many numbers of query rows.
+    /// For this many numbers of query rows.
     fn of(numbers: usize) -> Self {
         let list = numbers.saturating_mul(size_of::<f32>());
         // Behind what launches of attention expect to be zero: a caller may give both operations the same workspace.
@@ -434,7 +434,7 @@ impl Step {
         let resident = self.resident() as usize;
         let at_once = match self.role {
             Role::AllGradients => {
-                // Of heads that share keys one is read at a time.
+                // Heads that share keys are read one at a time.
                 let in_cache = READ_AGAIN_BYTES / (read_again / group).max(1);
                 let of_a_head = CTAS_OF_A_HEAD * 128 / (self.image.tiling.head_dim as usize);
                 let together = in_cache.min(resident.div_ceil(of_a_head));

@@ -89,7 +89,7 @@ impl TileKeys {
         }
     }
 
-    /// The same tiles, if they see no more than this.
+    /// These tiles, if they see no more than this.
     pub(crate) fn at_most(self, keys: f64) -> Self {
         TileKeys {
             average: self.average.min(keys),

@@ -46,7 +46,7 @@ fn random_gradients_match_the_reference() {
         .quickcheck(right as fn(Any) -> TestResult);
 }
 
-/// A sum of 274 numbers beside 160 rows that are 0: the rule once took it for wrong.
+/// A sum of 274 numbers next to 160 rows that are 0: the rule once took it for wrong.
 #[test]
 fn a_long_sum_among_zeros_passes() {
     for seed in [1_512_123_594_048_546_976_u64, 1, 2, 3, 4, 5, 6, 7] {

@@ -36,7 +36,7 @@ const KEYS: usize = 230;
 /// Head size: the smallest that images with dropout have tiles for.
 const DIM: usize = 64;
 
-/// Of each sequence, head, query and key, in this order: whether the weight is kept.
+/// The weights that are kept, by sequence, head, query and key.
 type Kept = Vec<bool>;
 
 fn expected() -> Kept {

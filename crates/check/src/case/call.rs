@@ -148,7 +148,7 @@ impl Case {
             fits(&k)?;
             fits(&v)?;
         }
-        // Slopes, rows of an empty tensor: whatever a problem without elements still has.
+        // A problem without elements still has slopes and rows of an empty tensor.
         let rows = self.batch() as u128 * self.heads.query.max(1) as u128;
         limited("heads in all sequences", rows, MAX_ELEMENTS)?;
         if let Used::Each(used) = &self.used

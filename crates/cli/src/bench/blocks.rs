@@ -5,7 +5,7 @@ use warptile::plan::Plan;
 use super::gpu::Bench;
 use crate::interrupt;
 
-/// Launches of a graph are a multiple of this, so that a graph can have one more for each so many.
+/// The number of launches of a graph is a multiple of this, so that a longer graph can have one more for each of them.
 pub(crate) const LAUNCHES: usize = 50;
 
 /// Replays of both before the first block.

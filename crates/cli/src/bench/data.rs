@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Of as many elements as keys and values have; the tensors of a call are views of it.
+    /// As many elements as keys and values have; the tensors of a call are views of them.
     #[test]
     fn interleaved_keys_and_values_are_of_one_tensor() {
         let fake = FakeDriver::open();

@@ -176,7 +176,7 @@ fn sets(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
     }
 }
 
-/// Launches of a graph over this many sets, each of which is used.
+/// Launches of a graph that uses each of this many sets.
 fn launches(case: &Case, call: &Call, sets: usize) -> usize {
     let read = kv_bytes(case, call);
     match is_reading(case, call) {

@@ -89,7 +89,7 @@ fn parse(output: &str) -> Counters {
     .collect()
 }
 
-/// The fields of a line, all of which `ncu` quotes.
+/// The fields of a line. `ncu` quotes all of them.
 fn fields(line: &str) -> Vec<&str> {
     line.trim().trim_matches('"').split("\",\"").collect()
 }

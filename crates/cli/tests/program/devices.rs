@@ -16,7 +16,7 @@ fn on_cpu(arguments: &[&str]) -> Command {
     command
 }
 
-/// The same with two GPUs of the stand-in.
+/// As above, with two GPUs of the stand-in.
 fn on_two(fake: &FakeDriver, arguments: &[&str]) -> Command {
     let mut command = on_cpu(arguments);
     { command.env("WARPTILE_LIBCUDA", fake.path()) }.env(DEVICES, "2");
@@ -30,7 +30,7 @@ fn fits(text: &str) {
     }
 }
 
-/// What the command wrote as JSON, and what it printed.
+/// The JSON that the command wrote, and the text that it printed.
 #[track_caller]
 fn json_of(command: &mut Command) -> (Value, String) {
     let (json, printed) = expect_code(0, command.args(["--json", "-"]));

@@ -347,7 +347,7 @@ fn a_file_that_cannot_be_written_is_named_and_no_other() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// Of an archive nothing is unpacked that is not used.
+/// Only those parts of an archive are unpacked that are used.
 #[test]
 fn an_archive_is_refused_by_its_headers() {
     let dir = tempfile::tempdir().unwrap();

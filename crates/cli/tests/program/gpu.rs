@@ -20,7 +20,7 @@ fn the_example_is_as_expected_on_every_kernel_that_takes_it() {
     assert!(!kernels.is_empty(), "the catalog has no portable kernel");
     let masks = [&[][..], &["--causal"], &["--causal", "--diagonal=top-left"]];
     let runs = { masks.iter() }.flat_map(|mask| kernels.iter().map(move |kernel| (mask, kernel)));
-    // Most of what a process takes is its beginning, which goes on beside that of others.
+    // Most of a process's time is its start, and processes start at the same time.
     let runs = Mutex::new(runs);
     let next = || runs.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {

@@ -226,7 +226,7 @@ fn packed_sequences_equal_dense_ones() {
 fn pages_equal_dense_keys() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    // Two sequences of 7 and 4 keys; pages of 4 rows, of which the second sequence has one.
+    // Two sequences of 7 and 4 keys, in pages of 4 rows; the second sequence has one page.
     let dense = |name| f32_tensor(name, &[2, 8, 2, 8]);
     let q = || f32_tensor("q", &[2, 3, 2, 8]);
     let lengths = || i32_tensor("key_lengths", &[7, 4]);
@@ -464,7 +464,7 @@ fn empty_tensors_are_fine() {
     }
 }
 
-/// Of a single key all queries have its value: the gradient of the value is the sum of those of the outputs.
+/// With a single key all queries have its value: the gradient of the value is the sum of those of the outputs.
 #[test]
 fn a_gradient_of_the_output_gives_those_of_the_inputs() {
     let dir = tempfile::tempdir().unwrap();

@@ -148,7 +148,7 @@ fn what_computes_wrong_is_never_timed_and_a_control_is() {
             .ends_with(&format!("--kernel {IMAGE}")),
         "{asked:?}"
     );
-    // What was counted is not counted again.
+    // Nothing is counted twice.
     profiler(tools.path(), "exit 1");
     let (said, _) = trial(0);
     assert!(!said.contains("no counters"), "{said}");

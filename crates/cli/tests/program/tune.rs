@@ -115,7 +115,7 @@ struct Running(std::process::Child);
 #[cfg(unix)]
 impl Drop for Running {
     fn drop(&mut self) {
-        // Whether it has ended by itself or not.
+        // It may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -181,13 +181,13 @@ fn a_planted_wrong_rates_file_is_put_right() {
     assert_eq!(row["verdict"], "won", "{row}");
     assert_eq!(row["old"]["kernel"], "scalar_d64_32x32_w4_s2");
     assert_eq!(row["chosen"]["kernel"], FAST);
-    // A launch took 3000 and then 800 microseconds, beside the operations around a graph.
+    // A launch took 3000 and then 800 microseconds, besides the operations around a graph.
     let gain = row["gain"].as_f64().unwrap();
     assert!((3.0..3.8).contains(&gain), "{gain}");
     assert!(row["screened"].as_array().unwrap().len() > 10, "{row}");
     assert!(row["repeat"].as_array().unwrap().len() > 10, "{row}");
     assert!(fs::read_to_string(&svg).unwrap().contains(FAST));
-    // What is in force, and that nothing else is left behind.
+    // The rates in force, and nothing else that is left behind.
     assert_eq!(machine.files().len(), 1, "{:?}", machine.files());
     let info = machine.run("", &["info"]);
     assert!(info.contains("kernels measured"), "{info}");
@@ -263,7 +263,7 @@ fn a_kernel_that_computes_wrong_results_never_wins() {
 fn settings_that_won_are_verified_with_their_kernel() {
     let machine = Machine::new();
     let arguments = ["tune", "--shape", PROBLEM];
-    // What a search leaves whose budget ended before the verification of what won: settings of the planner's own kernel.
+    // The state of a search whose budget ended before the verification of the winner: settings of the planner's own kernel.
     machine.run("", &[&arguments[..], &["--budget", "0"]].concat());
     let file = { machine.files().into_iter() }
         .find(|file| file.ends_with(".state.json"))

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
         lse.shape()
     );
 
-    // The same with a matrix of scores for every head.
+    // As above, with a matrix of scores for every head.
     let [q, k, v] = [&q, &k, &v].map(|tensor| tensor.transpose(1, 2)?.contiguous());
     let scores = (q?.matmul(&k?.t()?)? * f64::from(scale))?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;

@@ -61,7 +61,7 @@ TESTS = {
     },
 }
 
-# What a case may end as, and what the list calls it. `forward`: all but the gradients, which are refused.
+# The results of a case, and their names in the list. `forward`: all but the gradients, which are refused.
 RESULTS = {
     "passed": "Passed",
     "forward": "Forward only",
@@ -279,7 +279,7 @@ def worker(arguments):
 
 
 def run_workers(arguments, logs):
-    """Starts the workers, and starts one anew that a case has ended."""
+    """Starts the workers, and restarts one that a case has ended."""
     until = time.time() + arguments.seconds
 
     def start(place, after):

@@ -45,7 +45,7 @@ pub(crate) fn attention(
         let cap = f64::from(options.softcap);
         scores = ((scores / cap)?.tanh()? * cap)?;
     }
-    // What is added to each score: minus infinity where the query does not see the key.
+    // The term that is added to each score: minus infinity where the query does not see the key.
     let mut added = Vec::with_capacity(heads * length * keys);
     for head in 0..heads {
         let slope = options
