@@ -216,19 +216,6 @@ impl<T: Pod> Tensor<T> {
         Ok(result)
     }
 
-    /// Runs `f` on the tensor under another layout, counted from its first element, such as to have
-    /// [`forward_into`](crate::Attention::forward_into) write the rows of a head as two batch entries.
-    ///
-    /// # Errors
-    /// As [`view_as`](Self::view_as).
-    pub fn with_layout<R>(&mut self, layout: Layout, f: impl FnOnce(&mut Self) -> R) -> Result<R> {
-        layout.check_buffer("layout", self.storage.len().saturating_sub(self.offset))?;
-        let whole = std::mem::replace(&mut self.layout, layout);
-        let result = f(self);
-        self.layout = whole;
-        Ok(result)
-    }
-
     /// Views the memory under another layout, counted from the tensor's first element: for example transposed.
     ///
     /// # Errors

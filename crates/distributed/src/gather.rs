@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use warptile::driver::{DeviceBuffer, Rows};
 use warptile::spec::{DropoutState, Operand};
-use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
+use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Lse, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Streams, all_or_none};
@@ -323,7 +324,7 @@ impl Rank<'_> {
         let [_, _, kv_heads, value_dim] = kv[1][self.local].tensor.shape();
         let group = self.shards.group();
         let mut out = group.uninit(self.rank, Layout::bhsd([1, heads, rows, value_dim]))?;
-        let mut pieces = Vec::new();
+        let mut launched = Vec::new();
         let wants_lse = attention.wants_lse();
         let lse_of = |q: &Tensor<T>| wants_lse.then(|| group.uninit_lse(self.rank, q.shape()));
         let shared_by = heads / kv_heads;
@@ -332,35 +333,26 @@ impl Rank<'_> {
                 let of = heads.start * shared_by..heads.end * shared_by;
                 let q = q.rows(call.local.clone())?.heads(of.clone())?;
                 let attention = of_part(attention, call.mask, (call.first, of.start));
-                let lse =
-                    out.with_part(call.local.clone(), of.clone(), |out| match self.streams() {
+                let lse = out.with_part(call.local.clone(), of.clone(), |out| {
+                    let mut lse = lse_of(&q).transpose()?;
+                    match self.streams() {
                         Some(streams) if !call.ends.is_empty() => {
-                            let q = q.view_as(halves(q.layout()))?;
                             let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
                             let (k, v) = (k?, v?);
-                            let keys = warptile::Keys::new(&k, &v);
-                            let ends = self.shards.on_device(self.rank, streams, &call.ends)?;
-                            let keys = keys.lengths_on_device(ends.as_slice());
-                            let mut lse = lse_of(&q).transpose()?;
-                            out.with_layout(halves(out.layout()), |out| {
-                                attention.forward_into(&q, keys, out, lse.as_mut())
-                            })??;
-                            warptile::Result::Ok(lse)
+                            let list = |list| self.shards.on_device(self.rank, streams, list);
+                            let (offsets, ends) = (list(&call.offsets)?, list(&call.ends)?);
+                            let longest = call.local.len() / 2;
+                            let queries = warptile::Queries::new(&q)
+                                .packed_on_device(offsets.as_slice(), longest);
+                            let keys =
+                                warptile::Keys::new(&k, &v).lengths_on_device(ends.as_slice());
+                            attention.forward_into(queries, keys, out, lse.as_mut())?
                         }
-                        _ => {
-                            let mut lse = lse_of(&q).transpose()?;
-                            attention.forward_into(&q, (k, v), out, lse.as_mut())?;
-                            Ok(lse)
-                        }
-                    })??;
-                for (entry, rows) in call.rows.iter().enumerate() {
-                    let lse = lse.as_ref().map(|lse| lse.part(entry, 0..of.len()));
-                    pieces.extend(lse.transpose()?.map(|lse| Piece {
-                        chunks: vec![(rows.clone(), 0)],
-                        heads: of.clone(),
-                        lse,
-                    }));
-                }
+                        _ => attention.forward_into(&q, (k, v), out, lse.as_mut())?,
+                    };
+                    warptile::Result::Ok(lse)
+                })??;
+                launched.extend(lse.map(|lse| (call.rows.clone(), of, lse)));
                 warptile::Result::Ok(())
             };
         // Copies from others are submitted by now, so they are behind no kernel.
@@ -396,6 +388,13 @@ impl Rank<'_> {
                 compute(&mut out, call, &heads, [&k, &v])?;
             }
         }
+        let mut pieces = Vec::new();
+        for (rows, heads, lse) in launched {
+            for (rows, lse) in rows.iter().zip(self.of_each(&rows, lse)?) {
+                let (chunks, heads) = (vec![(rows.clone(), 0)], heads.clone());
+                pieces.push(Piece { chunks, heads, lse });
+            }
+        }
         if let (Some(documents), Some(lse)) = (&self.needs.documents, documents_lse) {
             pieces.push(Piece {
                 chunks: documents.chunks.clone(),
@@ -404,6 +403,35 @@ impl Rank<'_> {
             });
         }
         Ok((out, pieces))
+    }
+
+    /// The log-sum-exp of each part of a launch by itself.
+    fn of_each(&self, parts: &[Range<usize>], lse: Lse) -> warptile::Result<Vec<Lse>> {
+        let (Some(streams), Some(all)) = (self.streams(), lse.device_slice()) else {
+            return Ok(vec![lse]);
+        };
+        let [_, heads, length] = lse.shape();
+        if let [_] = parts {
+            return Ok(vec![lse]);
+        }
+        let all = all.lend()?;
+        let mut first = 0;
+        let of_part = |part: &Range<usize>| {
+            let len = part.len();
+            let mut numbers = DeviceBuffer::uninit(&streams.kernels, heads * len)?.lend()?;
+            let rows = Rows {
+                count: heads,
+                len,
+                from: first,
+                from_pitch: length,
+                to: 0,
+                to_pitch: len,
+            };
+            first += len;
+            numbers.copy_rows(&streams.kernels, &[(&all, rows)])?;
+            Lse::from_device(lse.backend(), numbers.into_buffer()?, [1, heads, len])
+        };
+        parts.iter().map(of_part).collect()
     }
 
     /// Computes the gradients of documents that are its own as a whole.
@@ -555,7 +583,8 @@ struct Call {
     mask: Mask,
     /// The number of the first part's document, and those of its first query and key there.
     first: [usize; 3],
-    /// How many of the keys each half of the queries sees, if not all see all.
+    /// Of two parts, where each begins among the queries, and their end; and how many of the keys each sees.
+    offsets: Vec<i32>,
     ends: Vec<i32>,
 }
 
@@ -567,12 +596,13 @@ impl Call {
             keys: part.keys.clone(),
             mask: part.mask,
             first: part.first,
+            offsets: Vec::new(),
             ends: Vec::new(),
         }
     }
 
     /// Both halves of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of twice, but has
-    /// one tile for both.
+    /// one tile for both. They are packed queries, whose tiles begin with the last rows, as these see the most keys.
     fn of_two(first: &Part, second: &Part) -> Option<Self> {
         /// Measured on two and four H100.
         const FROM_ROWS: usize = 4096;
@@ -583,18 +613,20 @@ impl Call {
         if !(same_rows && same_mask && follows && first.keys.start == second.keys.start) {
             return None;
         }
-        let (ends, keys) = ([&first.keys, &second.keys], first.keys.start);
-        let end = first.keys.end.max(second.keys.end);
-        let ends: Option<_> = { ends.into_iter() }
-            .map(|keys| i32::try_from(keys.len()).ok())
-            .collect();
+        let keys = first.keys.start..first.keys.end.max(second.keys.end);
+        let list = |numbers: &[usize]| -> Option<Vec<i32>> {
+            { numbers.iter() }
+                .map(|number| i32::try_from(*number).ok())
+                .collect()
+        };
         Some(Call {
             rows: vec![first.rows.clone(), second.rows.clone()],
             local: first.local.start..second.local.end,
-            keys: keys..end,
+            keys,
             mask: first.mask,
             first: first.first,
-            ends: ends?,
+            offsets: list(&[0, rows, 2 * rows])?,
+            ends: list(&[first.keys.len(), second.keys.len()])?,
         })
     }
 }
@@ -604,16 +636,6 @@ fn of_part(attention: &Attention, mask: Mask, (first, head): ([usize; 3], usize)
     let [document, query, key] = first.map(|number| number as u32);
     let attention = attention.clone().mask(mask);
     attention.of_part([document, head as u32, query, key])
-}
-
-/// The rows of a tensor as two batch entries.
-fn halves(layout: &Layout) -> Layout {
-    let ([_, rows, heads, dim], mut strides) = (layout.shape, layout.strides);
-    strides[0] = rows / 2 * strides[1];
-    Layout {
-        shape: [2, rows / 2, heads, dim],
-        strides,
-    }
 }
 
 /// Two batch entries of the same rows.
