@@ -26,7 +26,10 @@ pub(crate) use in_order::in_order;
 const MAX_ELEMENTS: u128 = 1 << 28;
 
 /// Most multiply-adds of a reference: minutes on a few cores.
-const MAX_WORK: f64 = (1_u64 << 38) as f64;
+pub(crate) const MAX_WORK: f64 = (1_u64 << 38) as f64;
+
+/// Most multiply-adds of a call whose gradients have a reference.
+pub(crate) const MAX_GRADIENT_WORK: f64 = MAX_WORK / 4.0;
 
 /// Output and lse of a problem, in `f64`.
 #[derive(Debug, Clone, PartialEq)]

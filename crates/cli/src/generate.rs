@@ -146,6 +146,9 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
     if args.expected.as_ref() == Some(&args.output) {
         return Err(Failure::Input("inputs and results need two files".into()));
     }
+    if args.expected.is_some() {
+        case.check_reference()?;
+    }
     let file = match args.output.is_dir() {
         true => None,
         false => Some(Replacement::begin(&args.output)?),

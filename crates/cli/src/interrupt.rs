@@ -19,7 +19,7 @@ static ON_GPU: AtomicBool = AtomicBool::new(false);
 static REQUESTED: LazyLock<Stop> = LazyLock::new(Stop::default);
 
 /// Time after which work on the CPU is given up. It looks at the flag often, but inputs of gigabytes are also copied and freed.
-const PATIENCE: Duration = Duration::from_millis(800);
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// From now on Ctrl-C leaves no unfinished file behind. Where the system gives no handler, it ends the process as ever.
 pub(crate) fn install() {

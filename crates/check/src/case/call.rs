@@ -7,6 +7,7 @@ use warptile::spec::{Call, Numbers, Operand, Problem};
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
 use crate::error::{Error, Result, limited};
+use crate::reference::{MAX_GRADIENT_WORK, MAX_WORK, check_size};
 
 /// Unused rows behind the last packed sequence.
 pub(super) const PACKED_PADDING: usize = 3;
@@ -118,6 +119,18 @@ impl Case {
     /// When no [`Call`] is like this, or its data would not fit into the memory of an ordinary machine.
     pub fn try_call(&self) -> Result<Call> {
         self.build(false, PACKED_PADDING)
+    }
+
+    /// Fails if the host's float64 reference of this case would take too much memory or time.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`](crate::Error::TooLarge) and [`Error::TooMuchWork`](crate::Error::TooMuchWork); as [`try_call`](Self::try_call).
+    pub fn check_reference(&self) -> Result<()> {
+        let limit = match self.backward {
+            true => MAX_GRADIENT_WORK,
+            false => MAX_WORK,
+        };
+        check_size(&self.try_call()?, limit)
     }
 
     /// The call of this case on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.

@@ -9,7 +9,7 @@ use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
 use super::row::{Computation, KeyTerms, Options};
-use super::{MAX_WORK, check_size};
+use super::{MAX_GRADIENT_WORK, check_size};
 use crate::compiled::Compiled;
 use crate::error::Result;
 use crate::parallel;
@@ -36,7 +36,7 @@ pub(crate) fn gradients<T: Compiled>(
     inputs: &HostInputs<'_>,
 ) -> Result<GradientReferences> {
     let call = backward.call();
-    check_size(call, MAX_WORK / 4.0)?;
+    check_size(call, MAX_GRADIENT_WORK)?;
     let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
     let view = |operand, layout: &Layout| -> Result<_> { Ok(View::new(tensor(operand)?, *layout)) };
     let dense = |view, transposed| Dense::copy(view, None, transposed);

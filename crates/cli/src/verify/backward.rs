@@ -27,6 +27,7 @@ pub(super) fn check<T: Element>(
         }
         plan => plan?,
     };
+    case.check_reference()?;
     let prepared = match place {
         Place::Cpu => None,
         Place::Gpu { lane, .. } => {

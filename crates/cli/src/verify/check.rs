@@ -386,6 +386,9 @@ pub(crate) fn check<T: Element>(
         }
         plan => plan?,
     };
+    if !place.has_gpu_reference(case) {
+        case.check_reference()?;
+    }
     let problem = match known {
         Some(known) => known.of(case, || {
             let made = Known::<T>::new(case, seconds)?;

@@ -65,6 +65,7 @@ pub(super) fn check<T: Element>(
     runs: Runs,
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
+    case.check_reference()?;
     let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
     // Stopped, they are not those of the case.
     Stop::current().check()?;
@@ -94,6 +95,7 @@ pub(super) fn check_gradients<T: Element>(
     runs: Runs,
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
+    case.check_reference()?;
     // Gradients of all tensors, from that of the output alone.
     let backward = <Backward as Operation>::of(&case.try_call()?)?;
     let mut data = timed(&mut seconds.generating, || case.backward::<T>())?;

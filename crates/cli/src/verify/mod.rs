@@ -23,7 +23,7 @@ use warptile::plan::{Choice, Settings};
 use warptile_check::{Case, with_element};
 use warptile_kernels::Image;
 
-use self::check::{Checked, Lane, Place, Repeat, Runs, SharedReference, Sync, check};
+use self::check::{Checked, Lane, Place, Ran, Repeat, Runs, SharedReference, Sync, check};
 use self::choose::{Trial, images, limited, runnable};
 use self::known::KnownProblems;
 use self::phases::Phases;
@@ -326,6 +326,10 @@ impl Verify<'_> {
             .map_err(Failure::from),
         };
         match checked {
+            // What was compared then may be a part of the data.
+            Ok(Checked::Ran(Ran {
+                outcome: Err(_), ..
+            })) if interrupt::requested() => Err(warptile::Error::Stopped.into()),
             Ok(checked) => Ok((checked, seconds)),
             Err(failure) => {
                 if let Failure::Device(_) = failure {

@@ -7,6 +7,7 @@ use crate::common::{
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn cpu_run(input: &Path) -> Command {
     let mut command = warptile();
@@ -716,4 +717,32 @@ fn words_of_a_problem_come_with_advice() {
     }
     let (_, stderr) = expect_code(2, warptile().args(["plan", "q1", "zebra"]));
     assert!(!stderr.contains("quotes"), "{stderr}");
+}
+
+/// Minutes of computing would come first otherwise, and a file of gigabytes.
+#[test]
+fn a_problem_without_a_reference_is_refused_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let [inputs, results] = ["qkv", "right"].map(|name| dir.path().join(format!("{name}.npz")));
+    let problem = "q40000 h8 d128 f16";
+    let mut generate = warptile();
+    generate.args(["gen", problem, "-o"]).arg(inputs);
+    generate.arg("--expected").arg(results);
+    let verify = |device: [&str; 2], problem: &str| {
+        let mut command = warptile();
+        command.arg("verify").args(device).args(["--case", problem]);
+        command
+    };
+    for mut command in [
+        generate,
+        verify(["--device", "cpu"], problem),
+        verify(["--device", "cpu"], "q20000 h8 d128 f16 backward"),
+        verify(["--devices", "cpu,cpu"], problem),
+    ] {
+        let start = Instant::now();
+        let (_, stderr) = expect_code(2, &mut command);
+        assert!(stderr.contains("multiply-adds is too much"), "{stderr}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

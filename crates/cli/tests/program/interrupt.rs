@@ -200,7 +200,7 @@ fn every_command_on_the_cpu_ends_soon() {
             watched,
         ),
         (
-            &["verify", "--case", "b2000 q1 k1000 h8 d64 f16 mask=none"],
+            &["verify", "--case", "b500 q1 k1000 h8 d64 f16 mask=none"],
             watched,
         ),
         // The reference of gradients, of one head.
@@ -213,7 +213,13 @@ fn every_command_on_the_cpu_ends_soon() {
             watched,
         ),
         (
-            &["verify", "--devices", "cpu,cpu", "--case", "q65536 h8 d128"],
+            &[
+                "verify",
+                "--devices",
+                "cpu,cpu",
+                "--case",
+                "q400000 h4 d64 mask=window,63,0",
+            ],
             watched,
         ),
         (&["run", &input, "-o", &output], ""),
