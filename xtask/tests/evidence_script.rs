@@ -11,8 +11,8 @@ use xtask::files;
 /// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile,
 /// FAULT=missing leaves one out, FAULT=wide plans nearly everything for the whole GPU, FAULT=pages has nothing in
 /// pages, FAULT=cut fails after the first rows of a measurement, FAULT=worse tunes for what is slower in the next
-/// process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C.
-const PROGRAM: &str = r#"#!/usr/bin/env python3
+/// process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C. Without `-S` most of its time is a search for packages.
+const PROGRAM: &str = r#"#!/usr/bin/env -S python3 -S -E
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
 option = lambda name, other: words[words.index(name) + 1] if name in words else other

@@ -187,18 +187,10 @@ impl DropoutRow {
 
     /// The weights of keys `GROUP * group` and after that are kept: a bit for each, the first key's lowest.
     pub fn kept(&self, group: usize) -> u32 {
-        let Dropout {
-            threshold,
-            key,
-            first,
-        } = self.dropout;
-        let cells = (first.key >> 5).wrapping_add(group as u32) << 3;
         let mut kept = 0;
-        for cell in 0..8 {
-            let words = philox([self.cell, cells | cell, self.sequence, self.head], key);
-            for (index, word) in words.into_iter().enumerate() {
-                let keeps = u32::from((word >> self.half & 0xffff) >= threshold);
-                kept |= keeps << (8 * index as u32 + cell);
+        for cell in 0..Self::CELLS {
+            for (index, keeps) in self.cell(group, cell).into_iter().enumerate() {
+                kept |= u32::from(keeps) << (Self::CELLS * index as u32 + cell);
             }
         }
         kept
@@ -206,7 +198,24 @@ impl DropoutRow {
 
     /// Returns true if the weight of a key is kept.
     pub fn keeps(&self, key: usize) -> bool {
-        self.kept(key / Self::GROUP) >> (key % Self::GROUP) & 1 != 0
+        let place = (key % Self::GROUP) as u32;
+        self.cell(key / Self::GROUP, place % Self::CELLS)[(place / Self::CELLS) as usize]
+    }
+
+    /// The random words that a group of keys takes, four keys each.
+    const CELLS: u32 = 8;
+
+    /// The keys of a group whose number has this remainder by [`CELLS`](Self::CELLS): whether their weights are kept.
+    #[inline]
+    fn cell(&self, group: usize, cell: u32) -> [bool; 4] {
+        let Dropout {
+            threshold,
+            key,
+            first,
+        } = self.dropout;
+        let cells = (first.key >> 5).wrapping_add(group as u32) << 3;
+        philox([self.cell, cells | cell, self.sequence, self.head], key)
+            .map(|word| (word >> self.half & 0xffff) >= threshold)
     }
 }
 

@@ -10,18 +10,38 @@ import warptile
 STUBS = pathlib.Path(__file__).parent.parent / "python" / "warptile" / "_native.pyi"
 
 
+ATTENTION = '''@overload
+def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[{value}]{default}, **options: Unpack[Options]) -> {result}:
+    """{text}
+    """
+'''
+
+
+def documentation(name):
+    return textwrap.indent(inspect.getdoc(getattr(warptile, name)), "    ").strip()
+
+
+def generated():
+    """The types of the options, and `attention` with its documentation."""
+    head, _, options = warptile._native.options_stub().partition("class ")
+    text = documentation("attention")
+    results = {"False": (" = False", "ArrayT"), "True": ("", "tuple[ArrayT, ArrayT]")}
+    stubs = [ATTENTION.format(value=value, default=default, result=of, text=text) for value, (default, of) in results.items()]
+    return f"{head}{''.join(stubs)}\nclass {options}"
+
+
 def main():
     lines = STUBS.read_text().splitlines()
     for function in reversed(ast.parse("\n".join(lines)).body):
         if not isinstance(function, ast.FunctionDef) or function.name not in warptile.__all__:
             continue
-        text = textwrap.indent(inspect.getdoc(getattr(warptile, function.name)), "    ").strip()
+        text = documentation(function.name)
         signature = "\n".join(lines[function.lineno - 1 : function.body[0].lineno - 1]) or lines[function.lineno - 1]
         if ast.get_docstring(function) is None:
             signature = "\n".join(lines[function.lineno - 1 : function.end_lineno]).removesuffix(" ...")
         lines[function.lineno - 1 : function.end_lineno] = [*signature.splitlines(), f'    """{text}', '    """']
     STUBS.write_text("\n".join(lines) + "\n")
-    (STUBS.parent / "generated" / "__init__.pyi").write_text(warptile._native.options_stub())
+    (STUBS.parent / "generated" / "__init__.pyi").write_text(generated())
 
 
 if __name__ == "__main__":
