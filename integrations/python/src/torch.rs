@@ -246,7 +246,7 @@ impl Torch {
             None => object.getattr(intern!(py, "dtype"))?,
         };
         let arguments = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
-        if let Some(make) = self.quick.on(py, like.is.device)? {
+        if let Some(make) = self.quick.on(py, like.is.device) {
             return Ok(make.call1((arguments.0, arguments.1, dtype))?);
         }
         let options = PyDict::new(py);
@@ -262,18 +262,24 @@ impl Torch {
 
 impl Quick {
     /// The function for a device, if there is one.
-    fn on<'py>(&self, py: Python<'py>, device: Device) -> Result<Option<&Bound<'py, PyAny>>> {
-        let (make, is_current) = match (device, &self.current) {
-            (Device::Cpu, _) => (&self.on_cpu, true),
-            (Device::Cuda(ordinal), Some(current)) => {
-                let current: u32 = current.bind(py).call0()?.extract()?;
-                (&self.on_gpu, current == ordinal)
+    fn on<'py>(&self, py: Python<'py>, device: Device) -> Option<&Bound<'py, PyAny>> {
+        let make = match device {
+            Device::Cpu => &self.on_cpu,
+            Device::Cuda(ordinal) => {
+                let current: u32 = self
+                    .current
+                    .as_ref()?
+                    .bind(py)
+                    .call0()
+                    .ok()?
+                    .extract()
+                    .ok()?;
+                if current != ordinal {
+                    return None;
+                }
+                &self.on_gpu
             }
-            (Device::Cuda(_), None) => (&None, false),
         };
-        Ok(make
-            .as_ref()
-            .filter(|_| is_current)
-            .map(|make| make.bind(py)))
+        Some(make.as_ref()?.bind(py))
     }
 }
