@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, packs, pairs, softcap, tensors, dropout, blocks;
+    bool serving, groups, packs, pairs, softcap, alibi, tensors, dropout, blocks;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -65,7 +65,7 @@ template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
             Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::packs_rows(), Traits::PAIRS, Traits::SOFTCAP,
-            Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
+            Traits::has_alibi(), Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
 
 // What kernels with dropout take, and those with lists of blocks.
@@ -194,7 +194,7 @@ struct Problem {
     {
         Scoring& scoring = block.scoring;
         scoring.scale = 0.1f * random.between(1, random.one_in(4) ? 400 : 20);
-        scoring.softcap = tiling.softcap && random.one_in(2) ? 5.0f : 0.0f;
+        scoring.softcap = tiling.softcap && random.one_in(tiling.tensors ? 2 : 1) ? random.one_in(2) ? 5.0f : 50.0f : 0.0f;
         scoring.window_left = scoring.window_right = WINDOW_UNLIMITED;
         if (tiling.pairs && group % 2 != 0) return; // the host does not launch these otherwise
         const bool window = windows_in_parts || random.one_in(2), causal = random.one_in(2);
@@ -208,7 +208,7 @@ struct Problem {
     void set_terms(Random& random)
     {
         Scoring& scoring = block.scoring;
-        if (tiling.tensors && random.one_in(3)) {
+        if (tiling.alibi || (tiling.tensors && random.one_in(3))) {
             scoring.slopes_batch = random.one_in(2) ? heads : 0;
             for (int i = 0; i < heads * (scoring.slopes_batch ? batch : 1); i++) given_slopes.push_back(0.1f * fabsf(random.normal()));
         }

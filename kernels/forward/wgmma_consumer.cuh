@@ -11,6 +11,7 @@
 #pragma once
 
 #include "forward/wgmma_again.cuh"
+#include "forward/wgmma_alibi.cuh"
 #include "forward/wgmma_dropout.cuh"
 #include "forward/wgmma_epilogue.cuh"
 #include "forward/wgmma_few_terms.cuh"
@@ -22,7 +23,7 @@
 
 namespace warptile {
 
-template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Traits>, ListedSteps<Traits> {
+template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Traits>, ListedSteps<Traits>, Distances<Traits> {
   public:
     using Element = typename Traits::Element;
 
@@ -75,12 +76,14 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             // Where scores have terms, all steps are one code.
             if constexpr (lists_blocks<Traits>()) {
                 while (has_more() && next_is_plain()) step<true>();
-            } else if constexpr (!Traits::has_tensors())
+            } else if constexpr (!Traits::has_tensors()) {
+                if constexpr (Traits::has_alibi()) this->enter(block, plain_top, plain_floor);
                 if (warp_agrees(block <= plain_top))
                     while (block > plain_floor) {
                         block--;
                         step<true>();
                     }
+            }
             if (has_more()) {
                 block--;
                 step<false>();
@@ -318,6 +321,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
+        if constexpr (Traits::has_alibi()) this->begin(params.scoring, tile(), first_row, plain_top, plain_floor);
+        if constexpr (Traits::has_fast_cap() && !Traits::looks_first()) scale.capping = Capping::NARROW;
 
         const bool more = first_block < end_block && uniform(has_rows());
         hidden = left_behind + (more ? end_block - 1 - block : 0);
@@ -485,8 +490,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     // Scores -> weights in fp32: softcap, other terms, mask, online softmax.
     __device__ void soften()
     {
-        if (scale.has_softcap())
-            scale.cap(scores);
+        cap();
+        if constexpr (Traits::has_alibi()) this->Distances<Traits>::add(scores, block * Traits::BLOCK_N, scale.unit());
         if constexpr (Traits::has_fast_terms()) {
             float of_rows[ROWS_PER_THREAD];
             this->add(scores, params.scoring, false, of_rows);
@@ -499,19 +504,72 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         state.update(scores, scale);
     }
 
+    // Scores of any block -> tanh, if there is a softcap.
+    __device__ void cap()
+    {
+        if (!scale.has_softcap()) return;
+        if constexpr (Traits::has_fast_cap() && !Traits::looks_first())
+            scale.cap_block(scores);
+        else
+            scale.cap(scores);
+    }
+
+    // Looks at the scores of a plain block: true if one of the warp's is large.
+    template <int DEGREE> __device__ bool has_large() const
+    {
+        const auto capped = scale.template capped_here<DEGREE>();
+        unsigned seen = 0;
+#pragma unroll
+        for (float score : scores) seen |= __float_as_uint(fmaf(score, score, capped.range));
+        return __any_sync(0xffffffff, capped.has_large(seen));
+    }
+
+    // Scores of a plain block with softcap -> weights. Warps may go different ways, which is why no product is among them. Returns false if the
+    // block has to be computed once more.
+    __device__ bool update_capped()
+    {
+        bool is_large = false;
+        if constexpr (Traits::looks_first()) {
+            if (scale.has_softcap()) {
+                if (!has_large<2>()) return state.update_capped(scores, scale, scale.template capped_here<2>(), is_large);
+                if (!has_large<3>()) return state.update_capped(scores, scale, scale.template capped_here<3>(), is_large);
+            }
+        } else if (scale.capping != Capping::EXACT) {
+            const bool is_narrow = scale.capping == Capping::NARROW;
+            const bool fits = is_narrow ? state.update_capped(scores, scale, scale.capped, is_large)
+                                        : state.update_capped(scores, scale, scale.template capped_here<3>(), is_large);
+            if (is_large) scale.capping = is_narrow ? Capping::WIDE : Capping::EXACT;
+            return fits;
+        }
+        if (scale.has_softcap())
+            scale.cap(scores);
+        return state.update_plain(scores, scale, state.offset);
+    }
+
     // The same of a block in which nothing is hidden. It may need the queries and keys once more.
     __device__ void soften_plain()
     {
-        if (scale.has_softcap())
-            scale.cap(scores);
-        if (__builtin_expect(state.update_plain(scores, scale, state.offset), true))
-            return;
+        if constexpr (Traits::has_fast_cap()) {
+            if (__builtin_expect(update_capped(), true))
+                return;
+        } else if constexpr (Traits::has_alibi()) {
+            float added[ROWS_PER_THREAD];
+            const float per_key = this->linear(block, state.offset, added);
+            if (__builtin_expect(state.update_linear(scores, scale, added, per_key), true))
+                return;
+        } else {
+            if (scale.has_softcap())
+                scale.cap(scores);
+            if (__builtin_expect(state.update_plain(scores, scale, state.offset), true))
+                return;
+        }
         using Again = ScoresAgain<Traits>;
         const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
         state.template update_again<Again::COUNT>(scores, scale, [&](int first_key, float(&part)[Again::COUNT]) {
             again.multiply(first_key, part);
             if (scale.has_softcap())
                 scale.cap(part);
+            if constexpr (Traits::has_alibi()) this->Distances<Traits>::add(part, block * Traits::BLOCK_N + first_key, scale.unit());
         });
     }
 

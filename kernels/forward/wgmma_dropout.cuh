@@ -2,6 +2,7 @@
 #pragma once
 
 #include "forward/wgmma_softmax.cuh"
+#include "ptx/clear.cuh"
 
 namespace warptile {
 
@@ -37,7 +38,7 @@ template <class Traits> class DroppedWeights<Traits, true> {
         for (int number = 0; number < CELLS; number++) {
             const DropoutCell cell = cell_of(number);
 #pragma unroll
-            for (int i = 0; i < CELL; i++) drop_unless(cell.keeps(i % 2, i / 2), weight_of(weights, number, i));
+            for (int i = 0; i < CELL; i++) clear_unless(cell.keeps(i % 2, i / 2), weight_of(weights, number, i));
         }
     }
 
@@ -48,7 +49,6 @@ template <class Traits> class DroppedWeights<Traits, true> {
     }
 
   private:
-    __device__ static void drop_unless(bool is_kept, float& weight) { weight = is_kept ? weight : 0; }
     // Of a cell's weights, those of two rows with one key after the other.
     __device__ static float& weight_of(float (&weights)[COUNT], int cell, int i)
     {

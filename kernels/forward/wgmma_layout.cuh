@@ -20,7 +20,7 @@ static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a w
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
 // Variants of an image. All but PLAIN have additional abilities.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS, ALIBI };
 
 // The fewest rows of a box of keys in a page. The rows of a page must be a multiple of it.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
@@ -93,21 +93,26 @@ struct WgmmaTraits {
                                               (LOADS_MORE ? CONSUMERS == 1 ? 16 : 8 : 0);
     static_assert(!LOADS_MORE || (CONSUMERS <= 3 && MIN_CTAS <= 2), "registers for the loading thread");
 
-    // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
-    // warpgroups have no registers to spare for it.
+    // Likewise: tanh makes the code half as large again, and short rows wait for instructions.
     static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP || VARIANT_ == Variant::TENSORS;
+    // Without other terms by a polynomial where scores are small (forward/wgmma_softcap.cuh). Warps look for large scores afterwards, unless
+    // there are too few registers for factors.
+    __device__ static constexpr bool has_fast_cap() { return VARIANT_ == Variant::SOFTCAP && !(HEAD_DIM == 192 && CONSUMERS == 1); }
+    __device__ static constexpr bool looks_first() { return HEAD_DIM >= 192; }
+    // Distances, and nothing else that is added to scores (forward/wgmma_alibi.cuh).
+    __device__ static constexpr bool has_alibi() { return VARIANT_ == Variant::ALIBI; }
     // With what else is added to scores, and the key mask (forward/wgmma_terms.cuh).
     __device__ static constexpr bool has_tensors() { return VARIANT_ == Variant::TENSORS; }
     // True where there are registers for all that speeds up terms, and for blocks with terms that are plain ones where they can be.
     __device__ static constexpr bool has_fast_terms() { return has_tensors() && VALUE_DIM <= 192; }
     __device__ static constexpr bool has_plain_terms() { return has_fast_terms() && (CONSUMERS > 1 || VALUE_DIM <= 64); }
-    static_assert(!SOFTCAP || (CONSUMERS < 3 && MIN_CTAS < 3), "registers for tanh");
+    static_assert(!SOFTCAP || MIN_CTAS < 3, "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = PAIRS    ? SCHEDULE_PAIRS
                                                             : GROUPS || PACKS_ROWS
                                                                 ? SCHEDULE_PERSISTENT_GROUPS
                                                                 : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
-        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) |
+        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) | (has_alibi() ? FEATURE_ALIBI : 0) |
         (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
         (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;

@@ -10,6 +10,7 @@
 #include "rule/score.cuh"
 // Behind those: the order of constants is that of the symbols in each image.
 #include "forward/wgmma_packed_rows.cuh"
+#include "forward/wgmma_softcap.cuh"
 
 namespace warptile {
 
@@ -45,21 +46,15 @@ __device__ inline float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// `x`, but not before `earlier` is known. `zero` is 0, which the compiler does not know.
-__device__ inline float after(float x, float earlier, int zero)
-{
-    return __int_as_float(__float_as_int(x) | (__float_as_int(earlier) & zero));
-}
-
 // How a dot product becomes an exponent of 2. Everything but the one factor of the inner loop is worked out where it is
 // used, from the constant bank: registers are scarce.
-template <class Traits> struct ScoreScale {
+template <class Traits> struct ScoreScale : KeptExponents<Traits> {
     const Forward& params;
     float scale_log2; // score * log2(e) = dot * scale_log2; with softcap: tanh * scale_log2
 
     __device__ explicit ScoreScale(const Forward& params)
         // A scale of 0 must still keep hidden keys hidden: 0 * -inf is NaN. So is a later 0 * inf.
-        : params(params),
+        : KeptExponents<Traits>(params.scoring), params(params),
           scale_log2(fminf(fmaxf((has_softcap(params) ? params.scoring.softcap : params.scoring.scale) * LOG2_E, 1e-30f),
                            MAX_FLOAT))
     {
@@ -73,11 +68,37 @@ template <class Traits> struct ScoreScale {
     // Factor that turns a score into units of the dot product.
     __device__ float unit() const { return LOG2_E * reciprocal_approximate(scale_log2); }
 
+    // Worked out here, for each block: factors would stay in registers.
+    template <int DEGREE> __device__ CappedExponents<DEGREE> capped_here() const
+    {
+        const float factor = computed_here(params.scoring.scale);
+        return {factor * reciprocal_approximate(params.scoring.softcap), factor * LOG2_E};
+    }
+
     // tanh(dot * scale / cap)
-    template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const
+    template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const { cap_with(dots, params.scoring.scale / params.scoring.softcap); }
+
+    // The same of a warp's block, faster where no score is large.
+    template <int COUNT> __device__ void cap_block(float (&dots)[COUNT]) const
+    {
+        // Worked out here, for each block: it would stay in registers.
+        const float dot_to_argument = params.scoring.scale * reciprocal_approximate(computed_here(params.scoring.softcap));
+        unsigned seen = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            dots[i] *= dot_to_argument;
+            seen |= __float_as_uint(fmaf(dots[i], dots[i], 1.0f));
+        }
+        if (uniform(__any_sync(0xffffffff, is_large(seen))))
+            cap_with(dots, 1);
+        else
+            tanh_of_small<8>(dots, computed_here(params.heads) >> 31);
+    }
+
+  private:
+    template <int COUNT> __device__ void cap_with(float (&dots)[COUNT], float dot_to_argument) const
     {
         constexpr int AT_ONCE = 4; // ptxas would have more of them under way than there are registers
-        const float dot_to_argument = params.scoring.scale / params.scoring.softcap;
         const int zero = opaque_zero();
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -85,8 +106,6 @@ template <class Traits> struct ScoreScale {
             dots[i] = tanh_approximate(dot * dot_to_argument);
         }
     }
-
-  private:
     __device__ static bool has_softcap(const Forward& params) { return Traits::SOFTCAP && params.scoring.softcap > 0; }
 };
 
@@ -174,17 +193,28 @@ template <class Traits> struct RowState {
     {
         float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]}, sums[ROWS_PER_THREAD] = {0, 0};
         exponentiate(scores, scale, added, sums);
-        bool fits = Traits::has_fast_terms() || !any_coarse; // with terms the caller has looked
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            fits &= sums[row] <= MAX_WEIGHTS || is_given_up(row);
-        if (__builtin_expect(!__all_sync(0xffffffff, fits), false))
-            return false;
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            sum[row] += sums[row];
-        forget_rescale();
-        return true;
+        return keep_if(Traits::has_fast_terms() || !any_coarse, sums); // with terms the caller has looked
+    }
+
+    // The same where exponents of a row also differ by `per_key` from a key to the next.
+    __device__ bool update_linear(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD], float per_key)
+    {
+        float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        exponentiate<true>(scores, scale, added, sums, per_key);
+        return keep_if(!any_coarse, sums);
+    }
+
+    // The same for dot products that are bounded by a softcap, or false if one of the warp's is large: then `has_large` says so.
+    template <int DEGREE>
+    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents<DEGREE>& capped, bool& has_large)
+    {
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        unsigned seen = 0;
+        exponentiate_capped(scores, scale, capped, added, sums, seen);
+        const bool is_large = !Traits::looks_first() && capped.has_large(seen);
+        if (keep_if(!is_large && !any_coarse, sums)) return true;
+        if constexpr (!Traits::looks_first()) has_large = __any_sync(0xffffffff, is_large);
+        return false;
     }
 
     // The weights of a plain block whose scores `multiply(first key, scores)` computes again, a few at a time: once for the maxima, and once for
@@ -225,6 +255,21 @@ template <class Traits> struct RowState {
   private:
     // A lane's of a row in a block. Each of them fits f16 then, and is as exact as it would be against the maximum.
     static constexpr float MAX_WEIGHTS = 4096;
+
+    // Adds a block's sums if no weight is too large for any lane of the warp, or `fits` is false.
+    __device__ bool keep_if(bool fits, const float (&sums)[ROWS_PER_THREAD])
+    {
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            fits &= sums[row] <= MAX_WEIGHTS || is_given_up(row);
+        if (__builtin_expect(!__all_sync(0xffffffff, fits), false))
+            return false;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            sum[row] += sums[row];
+        forget_rescale();
+        return true;
+    }
 
     __device__ bool is_given_up(int row) const { return sum[row] != sum[row]; }
 
@@ -330,8 +375,9 @@ template <class Traits> struct RowState {
     // The exponential unit takes one warp instruction in 8 cycles; what else there is to do fits between them if it is
     // spread evenly. ptxas would do all scaling first, so a round's scaling is made to depend on the sums of the round
     // before the last.
+    template <bool LINEAR = false>
     __device__ static void exponentiate(float (&scores)[COUNT], const ScoreScale<Traits>& scale, float (&added)[ROWS_PER_THREAD],
-                                        float (&sums)[ROWS_PER_THREAD])
+                                        float (&sums)[ROWS_PER_THREAD], float per_key = 0)
     {
         const int zero = scale.opaque_zero();
 #pragma unroll
@@ -342,7 +388,34 @@ template <class Traits> struct RowState {
                     added[row] = after(added[row], sums[row], zero);
 #pragma unroll
             for (int i = begin; i < begin + CHUNK; i++)
-                scores[i] = scores[i] * scale.scale_log2 + added[i % 4 / 2];
+                if constexpr (LINEAR)
+                    scores[i] = fmaf(scores[i], scale.scale_log2, fmaf((float)(i / 4 * 8 + i % 2), per_key, added[i % 4 / 2]));
+                else
+                    scores[i] = scores[i] * scale.scale_log2 + added[i % 4 / 2];
+            if (begin >= CHUNK)
+                add(scores, begin - CHUNK, sums);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = exp2_approximate(scores[i]);
+        }
+        add(scores, COUNT - CHUNK, sums);
+    }
+
+    // The same for dot products that are bounded by a softcap.
+    template <int DEGREE>
+    __device__ static void exponentiate_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale,
+                                               const CappedExponents<DEGREE>& capped, float (&added)[ROWS_PER_THREAD],
+                                               float (&sums)[ROWS_PER_THREAD], unsigned& seen)
+    {
+        const int zero = scale.opaque_zero();
+        float range = capped.range;
+#pragma unroll
+        for (int begin = 0; begin < COUNT; begin += CHUNK) {
+            if (begin >= 2 * CHUNK)
+                range = after(range, sums[0], zero);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = capped.exponent(scores[i], range, added[i % 4 / 2], seen);
             if (begin >= CHUNK)
                 add(scores, begin - CHUNK, sums);
 #pragma unroll

@@ -21,7 +21,6 @@ fn rows() -> Vec<Instance> {
     listed
         .into_iter()
         .filter(|instance| instance.family == "wgmma" && instance.element == Element::F16)
-        .filter(|instance| instance.variant.as_deref() != Some("softcap"))
         .collect()
 }
 

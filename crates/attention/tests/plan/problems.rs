@@ -50,17 +50,26 @@ fn one_long_sequence_among_short_ones_decides() {
 
 #[test]
 fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
-    let kernel = Choice::Kernel("wgmma_d128_128x128_w12_s2".to_owned());
     let h200 = DeviceProfile::h200();
-    for (words, name) in [
-        ("", "wgmma_d128_128x128_w12_s2_f16_sm_90a"),
-        ("softcap=30", "wgmma_d128_128x128_w12_s2_f16_softcap_sm_90a"),
+    for (kernel, words, variant) in [
+        ("wgmma_d128_128x128_w12_s2", "", ""),
+        ("wgmma_d128_128x128_w12_s2", "softcap=30", "_softcap"),
+        ("wgmma_d128_192x64_w16_s4", "softcap=30", "_softcap"),
+        ("wgmma_d128_192x64_w16_s4", "alibi=head sinks", "_alibi"),
+        ("wgmma_d256_128x64_w12_s2", "alibi=head", "_alibi"),
+        ("wgmma_d256_128x64_w12_s2", "alibi=head keymask", "_tensors"),
+        (
+            "wgmma_d256_128x64_w12_s2",
+            "alibi=head softcap=30",
+            "_tensors",
+        ),
     ] {
         let problem = case(&format!("b1 h2 q300 k300 d128 f16 {words} seed=1"))
             .call()
             .problem();
-        let plan = Plan::gpu(problem, &h200, &kernel).unwrap();
-        assert_eq!(plan.image().map(|image| image.name), Some(name), "{plan}");
+        let plan = Plan::gpu(problem, &h200, &named(kernel)).unwrap();
+        let name = format!("{kernel}_f16{variant}_sm_90a");
+        assert_eq!(plan.image().map(|image| image.name), Some(&*name), "{plan}");
     }
     let capped = case("b1 h2 q300 k300 d128 f16 softcap=30 seed=1")
         .call()
