@@ -459,7 +459,7 @@ template <class Traits> __device__ void pair_gradients(const Backward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
-    wait_for_predecessor();
+    grid_dependency_wait();
     GradientPlace& place = *reinterpret_cast<GradientPlace*>(shared + Traits::PLACE_AT);
     if (threadIdx.x == 0) place = gradient_place<Traits::ROWS, Traits::OF_KEYS>(params, blockIdx.x);
     __syncthreads();
@@ -516,7 +516,7 @@ template <class Traits> __device__ void pair_gradients(const Backward& params)
             load_stage = next(load_stage);
         }
     }
-    let_successor_begin();
+    grid_dependency_launch();
     cp_async_wait<0>();
     warp.write(reinterpret_cast<float*>(shared));
 }

@@ -85,7 +85,7 @@ template <class Traits> __device__ void scalar_gradients(const Backward& params)
 {
     constexpr int STRIDE = Traits::STRIDE, WEIGHT_STRIDE = Traits::WEIGHT_STRIDE, RESULTS = Traits::RESULTS;
     extern __shared__ __align__(128) unsigned char shared[];
-    wait_for_predecessor();
+    grid_dependency_wait();
     GradientPlace& place = *reinterpret_cast<GradientPlace*>(shared + Traits::PLACE_AT);
     if (threadIdx.x == 0) place = gradient_place<Traits::ROWS, Traits::OF_KEYS>(params, blockIdx.x);
     __syncthreads();
@@ -137,7 +137,7 @@ template <class Traits> __device__ void scalar_gradients(const Backward& params)
             __syncthreads(); // all have read the block
         }
     }
-    let_successor_begin();
+    grid_dependency_launch();
     cp_async_wait<0>();
     float* const tile = reinterpret_cast<float*>(shared);
     const auto put = [&](const float* results, float factor) {

@@ -102,15 +102,15 @@ template <class Traits> __device__ inline void all_gradients(const BackwardTma& 
     const int warp = uniform(threadIdx.x / 32);
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
-    wait_for_predecessor();
+    grid_dependency_wait();
     if (warp < 4) {
-        give_registers_back<Traits::LOADING_REGISTERS>();
+        setmaxnreg_dec<Traits::LOADING_REGISTERS>();
         if (threadIdx.x == 0)
             load_blocks(block, shared);
         else if (warp <= Traits::CONSUMERS && threadIdx.x % 32 == 0)
             add_sums(block.backward, shared, warp - 1);
     } else {
-        take_registers<Traits::COMPUTING_REGISTERS>();
+        setmaxnreg_inc<Traits::COMPUTING_REGISTERS>();
         compute_gradients(block, shared, uniform(thread_index() / 128) - 1);
     }
 }

@@ -574,9 +574,9 @@ template <class Traits> __device__ inline void gradients_of_keys(const BackwardT
     const int warp = uniform(threadIdx.x / 32);
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
-    wait_for_predecessor();
+    grid_dependency_wait();
     if (warp < 4) {
-        give_registers_back<Traits::LOADING_REGISTERS>();
+        setmaxnreg_dec<Traits::LOADING_REGISTERS>();
         if (threadIdx.x == 0)
             load_key_tiles<Traits, true>(block, shared);
         else if (threadIdx.x == 32)
@@ -584,7 +584,7 @@ template <class Traits> __device__ inline void gradients_of_keys(const BackwardT
         else if (threadIdx.x == 64)
             draw_tiles(block.backward, shared);
     } else {
-        take_registers<Traits::COMPUTING_REGISTERS>();
+        setmaxnreg_inc<Traits::COMPUTING_REGISTERS>();
         if (warp < 8)
             value_gradients(block, shared);
         else

@@ -491,9 +491,9 @@ template <class Traits> __device__ inline void gradients_of_queries(const Backwa
     const int warp = uniform(threadIdx.x / 32);
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
-    wait_for_predecessor();
+    grid_dependency_wait();
     if (warp < 4) {
-        give_registers_back<Traits::LOADING_REGISTERS>();
+        setmaxnreg_dec<Traits::LOADING_REGISTERS>();
         if (threadIdx.x == 0)
             load_queries(block, shared);
         else if (threadIdx.x == 32)
@@ -501,7 +501,7 @@ template <class Traits> __device__ inline void gradients_of_queries(const Backwa
         else if (threadIdx.x == 64)
             draw_query_tiles(block.backward, shared);
     } else {
-        take_registers<Traits::COMPUTING_REGISTERS>();
+        setmaxnreg_inc<Traits::COMPUTING_REGISTERS>();
         query_gradients(block, shared, uniform(thread_index() / 128) - 1);
     }
 }

@@ -19,7 +19,7 @@
 using namespace warptile;
 
 namespace warptile {
-void wait_for_predecessor()
+void grid_dependency_wait()
 {
     has_waited[threadIdx.x] = true;
     if (at_predecessors_end) at_predecessors_end();

@@ -22,7 +22,7 @@ void named_barrier_wait(int id, int threads);
 using namespace warptile;
 
 namespace warptile {
-void wait_for_predecessor() { has_waited[threadIdx.x] = true; }
+void grid_dependency_wait() { has_waited[threadIdx.x] = true; }
 
 static std::vector<std::unique_ptr<Barrier>> named;
 void named_barrier_wait(int id, int threads)

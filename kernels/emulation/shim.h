@@ -25,4 +25,4 @@ inline void* __cvta_shared_to_generic(size_t o){return warptile::shared+o;}
 // What the launch before writes last, and which threads have waited for it.
 inline std::function<void()> at_predecessors_end;
 inline bool has_waited[512];
-namespace warptile{constexpr bool BEGINS_EARLY=true; void wait_for_predecessor(); inline void let_successor_begin(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;} inline unsigned increment_and_wrap_relaxed(unsigned*p,unsigned lim){return increment_and_wrap(p,lim);}}
+namespace warptile{constexpr bool BEGINS_EARLY=true; void grid_dependency_wait(); inline void grid_dependency_launch(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;} inline unsigned increment_and_wrap_relaxed(unsigned*p,unsigned lim){return increment_and_wrap(p,lim);}}

@@ -98,7 +98,7 @@ template <class Traits> class MmaAttention {
                 if (thread.segment(number + 1).is_end()) result.leave_semaphores_early(schedule, thread.segment(number));
         } else {
             if (schedule.reads_ahead()) ring.read_first_pages();
-            wait_for_predecessor();
+            grid_dependency_wait();
             if (schedule.reads_ahead()) schedule.ask_again();
         }
         ring.load_segment(number + 1, group, number < 0 && schedule.reads_ahead());
@@ -121,7 +121,7 @@ template <class Traits> class MmaAttention {
         described = number + 1;
         if (number < 0) {
             if constexpr (!Traits::is_dense()) {
-                if (!schedule.reads_ahead()) wait_for_predecessor();
+                if (!schedule.reads_ahead()) grid_dependency_wait();
                 ring.read_first_pages();
             }
             ring.prefetch_first_groups();
@@ -156,7 +156,7 @@ template <class Traits> class MmaAttention {
 template <class Traits> __device__ void mma_attention(const typename Traits::Keys::Block& block)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    let_successor_begin();
+    grid_dependency_launch();
     const Forward& params = Traits::Keys::forward(block);
     bool reads_ahead = Traits::Schedule::can_read_ahead(params);
 #pragma unroll 1

@@ -202,7 +202,7 @@ template <class Traits> class Ring {
             valid[turn] = row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim;
             compute_here(from[turn]);
         }
-        if (number == 0) wait_for_predecessor();
+        if (number == 0) grid_dependency_wait();
         if (of.is_end()) return;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++)

@@ -77,7 +77,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
     const int group = params.heads == params.kv_heads ? 1 : params.heads / params.kv_heads; // a division takes long
-    let_successor_begin();
+    grid_dependency_launch();
     Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
     if (threadIdx.x == 0) {
         tile = typename Traits::Schedule(params, group).segment();
@@ -85,7 +85,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     }
     __syncthreads();
     if (tile.is_end()) return;
-    wait_for_predecessor();
+    grid_dependency_wait();
     const int blocks = tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
     TileLoader<Traits> loader(params, address, tile, blocks - 1);
     loader.load_queries(group);

@@ -15,7 +15,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
     const SharedLayout<Traits> layout = {shared_address(shared)};
     const int warp = uniform(threadIdx.x / 32);
 
-    let_successor_begin();
+    grid_dependency_launch();
     if (warp == 0 && threadIdx.x == 0) {
         prefetch_map(params.q_map);
         prefetch_map(params.k_map);
@@ -30,23 +30,23 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
     // Up to here nothing but parameters has been read. Every thread that does more waits for the launch before; the loading thread once it
     // has worked out its first tile. So all work of a CTA comes after that launch, and this one does not end before it.
     if (warp < WARPGROUP_WARPS) {
-        give_registers_back<Traits::PRODUCER_REGISTERS>();
+        setmaxnreg_dec<Traits::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             Producer<Traits>(params, shared, layout).run();
         } else if (Traits::SERVING && params.forward.pages.table && (warp == 1 || warp == 2)) {
-            wait_for_predecessor();
+            grid_dependency_wait();
             const Pages& pages = params.forward.pages;
             if (warp == 1)
                 PageLoader<Traits, Traits::SLABS>(pages, shared, layout, params.k_map, layout.keys(0), layout.keys_full(0)).run();
             else
                 PageLoader<Traits, Traits::VALUE_SLABS>(pages, shared, layout, params.v_map, layout.values(0), layout.values_full(0)).run();
         } else if (Traits::has_tensors() && warp == 1 && masks_keys_alone(params.forward.scoring)) {
-            wait_for_predecessor();
+            grid_dependency_wait();
             find_shown_keys<Traits>(params.forward.scoring, shared, layout);
         }
     } else {
-        take_registers<Traits::CONSUMER_REGISTERS>();
-        wait_for_predecessor();
+        setmaxnreg_inc<Traits::CONSUMER_REGISTERS>();
+        grid_dependency_wait();
         // Computed again here: ptxas would spill the value from the kernel's entry.
         const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
         Consumer<Traits>(params, shared, layout, warpgroup).run();

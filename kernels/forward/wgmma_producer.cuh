@@ -48,7 +48,7 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             wait_for_slot<PAGED>();
             Tile& tile = next_slot();
             bool exists = order.describe(tile);
-            wait_for_predecessor(); // nothing of the tile has been asked for; after the first one it does nothing
+            grid_dependency_wait(); // nothing of the tile has been asked for; after the first one it does nothing
             if constexpr (Traits::SERVING) {
                 const Part part = order.cut(tile, exists);
                 layout.part(shared, tiles) = part;
@@ -104,7 +104,7 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
     // Variant of `run` for pairs, in which one CTA tells the other its tiles.
     __device__ void run_in_pair()
     {
-        wait_for_predecessor();
+        grid_dependency_wait();
         PairOrder<Traits> order(params, shared, layout);
         order.first(next_slot());
         while (!next_slot().is_end()) {

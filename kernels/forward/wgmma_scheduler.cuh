@@ -54,7 +54,7 @@ template <class Traits> class TileOrder {
     __device__ bool describe(Tile& tile) const
     {
         if (__builtin_expect(reads_lengths, false)) {
-            wait_for_predecessor();
+            grid_dependency_wait();
             if constexpr (Traits::PAIRS)
                 if (!pairs_heads(params))
                     return describe_place<2 * Traits::BLOCK_M>(tile);

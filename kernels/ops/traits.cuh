@@ -21,8 +21,8 @@ template <class Element_, int WARPS_, unsigned ROLE_> struct RowTraits {
 // lets the next launch begin, which is most of the gain if that is attention (docs/notebook/decode.md, "Writes that begin early").
 __device__ inline void begin_in_order()
 {
-    wait_for_predecessor();
-    let_successor_begin();
+    grid_dependency_wait();
+    grid_dependency_launch();
 }
 
 } // namespace warptile

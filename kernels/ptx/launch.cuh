@@ -5,7 +5,7 @@ namespace warptile {
 
 // Lets the next launch begin as soon as there is room for it, up to where it waits itself. Does nothing in a launch without the
 // attribute. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions: griddepcontrol"; from sm_90 on.
-__device__ inline void let_successor_begin()
+__device__ inline void grid_dependency_launch()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -20,7 +20,7 @@ constexpr bool BEGINS_EARLY = false;
 #endif
 
 // Waits until the launch before has ended and all it wrote can be seen.
-__device__ inline void wait_for_predecessor()
+__device__ inline void grid_dependency_wait()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -192,12 +192,12 @@ __device__ inline void prefetch_map(const TensorMap& map)
 }
 
 // "Miscellaneous Instructions: setmaxnreg". Every warp of the warpgroup executes it; `REGISTERS` is a multiple of 8.
-template <int REGISTERS> __device__ inline void give_registers_back()
+template <int REGISTERS> __device__ inline void setmaxnreg_dec()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int REGISTERS> __device__ inline void take_registers()
+template <int REGISTERS> __device__ inline void setmaxnreg_inc()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }

@@ -16,7 +16,7 @@ template <class Traits, bool AHEAD = false> class OneTile {
     __device__ OneTile(const Forward& params, int group, unsigned number, bool reads_ahead)
         : params(params), group(group), number(number)
     {
-        if (reads_lengths(params.sequences) && !reads_ahead) wait_for_predecessor();
+        if (reads_lengths(params.sequences) && !reads_ahead) grid_dependency_wait();
     }
 
     // All of the tile's keys in one segment, or the end if the tile does not exist. One thread calls it for all, so that they agree even if

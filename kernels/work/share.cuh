@@ -55,7 +55,7 @@ template <class Traits> class Share {
             state.was_wrong = false;
         }
         if (has_lengths()) {
-            if (!reads_ahead) wait_for_predecessor();
+            if (!reads_ahead) grid_dependency_wait();
             find_among_lengths();
         } else {
             const Sequence one(*this, queries(params.sequences, 0), keys(params.sequences, 0));

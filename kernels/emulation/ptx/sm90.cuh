@@ -10,8 +10,8 @@ inline int uniform(int x) { return x; }
 inline unsigned thread_index() { return threadIdx.x; }
 inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
-template <int> void give_registers_back() {}
-template <int> void take_registers() {}
+template <int> void setmaxnreg_dec() {}
+template <int> void setmaxnreg_inc() {}
 // Where a byte lies, of rows of 128 bytes in the 128-byte swizzle.
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 inline void copy_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row, int head, int batch)

@@ -1,8 +1,8 @@
 #pragma once
 namespace warptile {
 constexpr bool BEGINS_EARLY = true;
-inline void let_successor_begin() {}
-inline void wait_for_predecessor()
+inline void grid_dependency_launch() {}
+inline void grid_dependency_wait()
 {
     emulation::launch.wait_until("the launch before", [] { return !emulation::launch.has_predecessor; });
 }

@@ -36,8 +36,8 @@ inline void stay_here() {}
 inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
 inline void prefetch_map(const TensorMap&) {}
-template <int> void give_registers_back() {}
-template <int> void take_registers() {}
+template <int> void setmaxnreg_dec() {}
+template <int> void setmaxnreg_inc() {}
 
 inline void barrier_arrive_expect_bytes(unsigned barrier, unsigned bytes)
 {
