@@ -33,7 +33,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGES = STAGES_; // blocks of columns in shared memory
     static constexpr int STRIDE = HEAD_DIM + 8, K_STRIDE = STRIDE, V_STRIDE = STRIDE; // padded: eight rows' chunks lie in different banks
     static constexpr unsigned ROLE = OF_KEYS ? ROLE_KEY_GRADIENTS : ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_ONE_TILE;
-    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_PACKED |
+    static constexpr unsigned FEATURES = SCORE_OPTIONS | SCORE_TENSORS | FEATURE_PACKED |
                                          FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED | FEATURE_NEGATIVE_SCALE | FEATURE_VALUE_DIM;
 
     static constexpr int ROWS = OF_KEYS ? BLOCK_N : BLOCK_M, COLUMNS = OF_KEYS ? BLOCK_M : BLOCK_N;

@@ -35,7 +35,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int K_STRIDE = 0, V_STRIDE = 0;            // rows are swizzled, not padded
     static constexpr int MIN_CTAS = 1;
     static constexpr unsigned ROLE = ROLE_KEY_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT,
-                              FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS;
+                              FEATURES = GRADIENT_FEATURES;
 
     // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them.
     static constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2, SLABS = HEAD_DIM / SLAB_COLUMNS, SLAB_STEPS = SLAB_COLUMNS / MMA_K;

@@ -45,7 +45,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int K_STRIDE = 0, V_STRIDE = 0;            // rows are swizzled, not padded
     static constexpr int MIN_CTAS = 1;
     static constexpr unsigned ROLE = ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_PERSISTENT,
-                              FEATURES = FEATURE_SINKS | FEATURE_VALUE_DIM | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS;
+                              FEATURES = GRADIENT_FEATURES;
 
     // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them; each warpgroup's queries by
     // themselves.

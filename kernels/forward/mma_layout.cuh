@@ -17,9 +17,7 @@ namespace warptile {
 __device__ constexpr int column_parts_of(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
 // Features that most decoding steps do not need.
-constexpr unsigned OPTIONAL_FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
-// Tensors over scores (rule/tensors.cuh), for which others have no code. No variable: that would be data in each image.
-enum : unsigned { SCORE_TENSORS = FEATURE_BIAS | FEATURE_KEY_MASK };
+constexpr unsigned OPTIONAL_FEATURES = SCORE_OPTIONS | FEATURE_PACKED | FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
 
 // `Schedule`: the tiles and keys that each CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: the type of keys and values.
 // `OPTIONS`: the flags of OPTIONAL_FEATURES and SCORE_TENSORS that the image supports.

@@ -36,7 +36,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGES = STAGES_; // blocks of keys and values in shared memory
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
-    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
+    static constexpr unsigned FEATURES = SCORE_OPTIONS | FEATURE_PACKED | FEATURE_PAGED |
                                          FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
 
     static constexpr int THREADS = 32 * WARPS;
@@ -107,7 +107,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 template <class Element, int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS, int STAGES>
 struct TensorTileTraits : TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES> {
     using Plain = TileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES>;
-    static constexpr unsigned FEATURES = Plain::FEATURES | FEATURE_BIAS | FEATURE_KEY_MASK;
+    static constexpr unsigned FEATURES = Plain::FEATURES | SCORE_TENSORS;
     static constexpr int FOR_TENSORS = 28;
     static constexpr int HELD_STEPS = Plain::held_in(Plain::ROOM - FOR_TENSORS);
 };

@@ -34,10 +34,10 @@ template <> struct DroppingRows<true> {
 };
 
 template <class Traits>
-class TileRows : TensorRows<bool(Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK))>, DroppingRows<drops<Traits>()> {
+class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRows<drops<Traits>()> {
   public:
     using Element = typename Traits::Element;
-    __device__ static constexpr bool has_tensors() { return Traits::FEATURES & (FEATURE_BIAS | FEATURE_KEY_MASK); }
+    __device__ static constexpr bool has_tensors() { return Traits::FEATURES & SCORE_TENSORS; }
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
     __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)

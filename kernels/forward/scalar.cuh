@@ -76,7 +76,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGES = STAGES_;
     static constexpr int THREADS = 32 * WARPS;
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE;
-    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_BIAS | FEATURE_KEY_MASK |
+    static constexpr unsigned FEATURES = SCORE_OPTIONS | SCORE_TENSORS |
                                          FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED |
                                          FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
 

@@ -112,7 +112,7 @@ struct WgmmaTraits {
                                                                 ? SCHEDULE_PERSISTENT_GROUPS
                                                                 : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
-        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? FEATURE_BIAS | FEATURE_KEY_MASK | FEATURE_ALIBI : 0) | (has_alibi() ? FEATURE_ALIBI : 0) |
+        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? SCORE_TENSORS | FEATURE_ALIBI : 0) | (has_alibi() ? FEATURE_ALIBI : 0) |
         (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
         (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;

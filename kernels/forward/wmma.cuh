@@ -34,7 +34,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, STAGES = STAGES_;
     static constexpr int THREADS = WARPS * WARP_SIZE;
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE;
-    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED |
+    static constexpr unsigned FEATURES = SCORE_OPTIONS | FEATURE_PACKED |
                                          FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED | FEATURE_LSE;
 
     // Tiles of the CTA along queries, keys and the head dimension.

@@ -40,6 +40,24 @@ features! {
     BLOCKS = 14, "lists of blocks";
 }
 
+/// Sets of features by their names in C++: what most kernels can do with scores, what some can, and what Hopper's kernels of gradients can.
+pub(crate) const SETS: [(&str, &[Features]); 3] = [
+    (
+        "SCORE_OPTIONS",
+        &[Features::SOFTCAP, Features::ALIBI, Features::SINKS],
+    ),
+    ("SCORE_TENSORS", &[Features::BIAS, Features::KEY_MASK]),
+    (
+        "GRADIENT_FEATURES",
+        &[
+            Features::SINKS,
+            Features::VALUE_DIM,
+            Features::PACKED,
+            Features::DEVICE_LENGTHS,
+        ],
+    ),
+];
+
 operands! {
     /// Queries. A cache write rotates them in place unless it is given `q_out`.
     Q = "q", Kind::Queries, Queries {operations: Operations::BOTH, file: Some("q"), python: Some("q")};

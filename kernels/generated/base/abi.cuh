@@ -40,6 +40,7 @@ constexpr unsigned FEATURE_NEGATIVE_SCALE = 1u << 9;
 constexpr unsigned FEATURE_LSE = 1u << 10;
 constexpr unsigned FEATURE_E4M3 = 1u << 11;
 constexpr unsigned FEATURE_VALUE_DIM = 1u << 12;
+enum : unsigned { SCORE_OPTIONS = 7, SCORE_TENSORS = 24, GRADIENT_FEATURES = 4196 };
 constexpr unsigned ROLE_FORWARD = 1;
 constexpr unsigned ROLE_SPLIT = 2;
 constexpr unsigned ROLE_COMBINE = 3;
