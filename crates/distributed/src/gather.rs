@@ -3,13 +3,12 @@
 
 use std::ops::Range;
 
-use warptile::driver::{DeviceBuffer, Rows};
 use warptile::spec::{DropoutState, Operand};
-use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Lse, Mask, Tensor};
+use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Streams, all_or_none};
-use crate::lse::{Piece, ShardedLse};
+use crate::lse::{Piece, ShardedLse, of_parts};
 use crate::need::{Part, parts, staged};
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
@@ -390,7 +389,7 @@ impl Rank<'_> {
         }
         let mut pieces = Vec::new();
         for (rows, heads, lse) in launched {
-            for (rows, lse) in rows.iter().zip(self.of_each(&rows, lse)?) {
+            for (rows, lse) in rows.iter().zip(of_parts(lse, &rows)?) {
                 let (chunks, heads) = (vec![(rows.clone(), 0)], heads.clone());
                 pieces.push(Piece { chunks, heads, lse });
             }
@@ -403,35 +402,6 @@ impl Rank<'_> {
             });
         }
         Ok((out, pieces))
-    }
-
-    /// The log-sum-exp of each part of a launch by itself.
-    fn of_each(&self, parts: &[Range<usize>], lse: Lse) -> warptile::Result<Vec<Lse>> {
-        let (Some(streams), Some(all)) = (self.streams(), lse.device_slice()) else {
-            return Ok(vec![lse]);
-        };
-        let [_, heads, length] = lse.shape();
-        if let [_] = parts {
-            return Ok(vec![lse]);
-        }
-        let all = all.lend()?;
-        let mut first = 0;
-        let of_part = |part: &Range<usize>| {
-            let len = part.len();
-            let mut numbers = DeviceBuffer::uninit(&streams.kernels, heads * len)?.lend()?;
-            let rows = Rows {
-                count: heads,
-                len,
-                from: first,
-                from_pitch: length,
-                to: 0,
-                to_pitch: len,
-            };
-            first += len;
-            numbers.copy_rows(&streams.kernels, &[(&all, rows)])?;
-            Lse::from_device(lse.backend(), numbers.into_buffer()?, [1, heads, len])
-        };
-        parts.iter().map(of_part).collect()
     }
 
     /// Computes the gradients of documents that are its own as a whole.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use warptile::Lse;
+use warptile::driver::{DeviceBuffer, Rows};
 
 use crate::error::{Error, OfRank, Result};
 
@@ -66,5 +67,66 @@ impl ShardedLse {
             }
         }
         Ok(data)
+    }
+}
+
+/// The log-sum-exp of each part of a launch by itself: `parts` are the ranges of its rows, one behind the other. On the CPU launches have
+/// one part.
+pub(crate) fn of_parts(lse: Lse, parts: &[Range<usize>]) -> warptile::Result<Vec<Lse>> {
+    let Some(all) = lse.device_slice().filter(|_| parts.len() > 1) else {
+        return Ok(vec![lse]);
+    };
+    let [_, heads, length] = lse.shape();
+    let stream = all.stream();
+    let all = all.lend()?;
+    let mut first = 0;
+    let of_part = |part: &Range<usize>| {
+        let len = part.len();
+        let mut numbers = DeviceBuffer::uninit(stream, heads * len)?.lend()?;
+        let rows = Rows {
+            count: heads,
+            len,
+            from: first,
+            from_pitch: length,
+            to: 0,
+            to_pitch: len,
+        };
+        first += len;
+        numbers.copy_rows(stream, &[(&all, rows)])?;
+        Lse::from_device(lse.backend(), numbers.into_buffer()?, [1, heads, len])
+    };
+    parts.iter().map(of_part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use warptile::Backend;
+    use warptile::driver::Driver;
+    use warptile_fake_cuda::FakeDriver;
+
+    use super::*;
+
+    #[test]
+    fn parts_have_their_own_rows_of_each_head() {
+        let fake = FakeDriver::open();
+        {
+            // SAFETY: the library is the stand-in, with the driver's signatures.
+            let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+            let backend = Backend::cuda_with(&driver, 0).unwrap();
+            let numbers: Vec<f32> = (0..15).map(|number| number as f32).collect();
+            let lse = Lse::from_slice(&backend, &numbers, [1, 5, 3, 64]).unwrap();
+            let parts = of_parts(lse.clone(), &[20..22, 70..73]).unwrap();
+            let parts = parts.iter().map(|part| part.to_vec().unwrap());
+            assert_eq!(
+                parts.collect::<Vec<_>>(),
+                [
+                    vec![0.0, 1.0, 5.0, 6.0, 10.0, 11.0],
+                    vec![2.0, 3.0, 4.0, 7.0, 8.0, 9.0, 12.0, 13.0, 14.0]
+                ]
+            );
+            let whole = of_parts(lse, std::slice::from_ref(&(20..25))).unwrap();
+            assert_eq!(whole[0].to_vec().unwrap(), numbers);
+        }
+        fake.assert_clean();
     }
 }

@@ -179,6 +179,8 @@ fn gradients_are_ordered() {
     let cases = [
         (Scheme::Gather, Sharding::Zigzag, [512, 8, 4], false),
         (Scheme::Gather, Sharding::Zigzag, [512, 8, 4], true),
+        // Two chunks have a launch together, and a log-sum-exp each.
+        (Scheme::Gather, Sharding::Zigzag, [32768, 4, 2], false),
         (Scheme::Gather, Sharding::Contiguous, [300, 4, 1], false),
         (Scheme::Gather, documents.clone(), [2060, 8, 4], true),
         (Scheme::Heads, Sharding::Zigzag, [512, 8, 4], false),

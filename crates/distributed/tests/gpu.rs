@@ -50,7 +50,9 @@ fn equals_one_call(
         }
         _ => attention.forward(&tq, (&tk, &tv)),
     };
-    let expected = expected.unwrap().out.to_vec().unwrap();
+    let expected = expected.unwrap();
+    let lse = expected.lse.as_ref().map(|lse| lse.to_vec().unwrap());
+    let expected = expected.out.to_vec().unwrap();
     for scheme in [Scheme::Gather, Scheme::Heads] {
         if scheme == Scheme::Heads && (attention.has_numbers() || heads < group.backends().len()) {
             continue;
@@ -61,9 +63,19 @@ fn equals_one_call(
         let run = || {
             let out = shards.forward(attention, &sq, (&sk, &sv)).unwrap();
             group.synchronize(LIMIT).unwrap();
-            shards.join(&out.out).unwrap()
+            let lse = out.lse.map(|lse| shards.join_lse(&lse).unwrap());
+            (shards.join(&out.out).unwrap(), lse)
         };
-        let out = run();
+        let all = run();
+        let (out, found) = &all;
+        for (at, found) in found.iter().flatten().enumerate() {
+            let (row, head) = (at / heads, at % heads);
+            let expected = lse.as_ref().map(|lse| lse[head * len + row]).unwrap();
+            assert!(
+                *found == expected || (found - expected).abs() <= 1e-3,
+                "{scheme:?}, {len} rows, {sharding:?}, {attention:?}: lse of row {row}, head {head} is {found}, not {expected}"
+            );
+        }
         let ranks = group.backends().len();
         for (i, (found, expected)) in out.iter().zip(&expected).enumerate() {
             let (found, expected) = (found.to_f32(), expected.to_f32());
@@ -74,7 +86,7 @@ fn equals_one_call(
         }
         for _ in 0..5 {
             assert!(
-                run() == out,
+                run() == all,
                 "{scheme:?}, {ranks} ranks, {len} rows, {sharding:?}, {attention:?}: other bits"
             );
         }
