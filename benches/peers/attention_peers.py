@@ -161,7 +161,7 @@ class Warptile:
         # An object until the last problem is done.
         rows = written if isinstance(written, list) else written["rows"]
         rows, self.kept = rows[self.kept :], len(rows)
-        # As the file has the problem, with the lengths as words.
+        # The problem as its file words it, which the program may have written otherwise.
         return [{**row, "backend": self.backend, "problem": self.problem.line} for row in rows]
 
     def end(self):

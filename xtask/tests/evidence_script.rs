@@ -491,7 +491,7 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert!(!host.out().join("tune.json").exists());
 }
 
-/// Once for each peer that needs it, and on the second GPU if there is one.
+/// Once for each peer, for all parts that need it, and on the second GPU if there is one.
 #[test]
 fn what_peers_compile_is_compiled_in_advance() {
     let host = Host::new();

@@ -16,9 +16,9 @@ pub struct DeviceInputs(Slots<Option<Place>>);
 /// The place of an operand.
 #[derive(Debug)]
 pub enum Place {
-    /// Sizes from this one on, in bytes, have memory of their own.
+    /// A buffer of its own. The operand begins this many bytes into it.
     Memory(DeviceBuffer<u8>, usize),
-    /// So many bytes behind the first key: values that are in one tensor with their keys, as [`values_behind_keys`] says.
+    /// This many bytes behind the first key: values that are in one tensor with their keys, as [`values_behind_keys`] says.
     BehindKeys(usize),
 }
 

@@ -47,8 +47,8 @@ fn end() -> ! {
     std::process::exit(INTERRUPTED.into());
 }
 
-/// From now on Ctrl-C only asks the command, which computes on these backends, to end. A second one ends the process. Without a GPU the
-/// process also ends by itself, within a second.
+/// From now on Ctrl-C only asks the command, which computes on these backends, to end. A second one ends the process. Without a GPU it ends
+/// after [`PATIENCE`] in any case: files then have what was measured, and what would be printed at the end is lost.
 pub(crate) fn watch(backends: &[Backend]) {
     let on_gpu = backends.iter().any(|backend| backend.gpu().is_some());
     ON_GPU.store(on_gpu, Ordering::Relaxed);

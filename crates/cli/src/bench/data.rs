@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// As many elements as keys and values have; the tensors of a call are views of them.
+    /// One tensor has as many elements as keys and values together; the tensors of a call are views of it.
     #[test]
     fn interleaved_keys_and_values_are_of_one_tensor() {
         let fake = FakeDriver::open();

@@ -163,7 +163,7 @@ fn nothing_is_coloured_where_colours_are_not_wanted() {
         .env("CLICOLOR_FORCE", "1");
     let (stdout, _) = expect_code(0, &mut command);
     assert!(!stdout.contains('\u{1b}'), "{stdout}");
-    // The expression finds colours.
+    // Colours are found where they are wanted.
     let mut command = warptile();
     command
         .arg("--help")

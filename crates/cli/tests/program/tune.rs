@@ -187,7 +187,7 @@ fn a_planted_wrong_rates_file_is_put_right() {
     assert!(row["screened"].as_array().unwrap().len() > 10, "{row}");
     assert!(row["repeat"].as_array().unwrap().len() > 10, "{row}");
     assert!(fs::read_to_string(&svg).unwrap().contains(FAST));
-    // The rates in force, and nothing else that is left behind.
+    // One file has the rates in force. Nothing else is left behind.
     assert_eq!(machine.files().len(), 1, "{:?}", machine.files());
     let info = machine.run("", &["info"]);
     assert!(info.contains("kernels measured"), "{info}");
