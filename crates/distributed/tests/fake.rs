@@ -82,7 +82,7 @@ fn copies_and_kernels_are_ordered() {
     for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
         // Two groups of heads and two chunks a rank, of which the first of rank 0 sees its own keys only and has a launch for all heads;
         // long chunks have a launch together.
-        for (chunk, launches) in [(128, 4 * ranks.len() - 1), (4096, 2 * ranks.len() + 1)] {
+        for (chunk, launches) in [(128, 4 * ranks.len() - 1), (2048, 2 * ranks.len() + 1)] {
             let (fake, group) = open(ranks);
             for _ in 0..3 {
                 forward(&group, 2 * ranks.len() * chunk).unwrap();

@@ -13,6 +13,9 @@ mod gradients;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// Rows of a chunk from which both of a rank have a launch together.
+const LONG_CHUNK: usize = 2048;
+
 fn data(len: usize, seed: f32) -> Vec<bf16> {
     (0..len)
         .map(|i| bf16::from_f32(((i as f32 + seed) * 0.731).sin()))
@@ -126,10 +129,55 @@ fn one_sequence() {
 fn long_chunks() {
     for ranks in [2, 3] {
         for (mask, heads) in [(Mask::causal(), [8, 4]), (Mask::window(5000, 0), [8, 2])] {
-            let sizes = [2 * ranks * 4096, heads[0], heads[1], 64];
+            let sizes = [2 * ranks * LONG_CHUNK, heads[0], heads[1], 64];
             let attention = Attention::new().mask(mask);
             equals_one_call(&group(ranks), sizes, &Sharding::Zigzag, &attention);
         }
+    }
+}
+
+/// The log-sum-exp that gradients read is a part of what one launch left for two chunks.
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn gradients_of_long_chunks() {
+    for (ranks, dim) in [(2, 128), (3, 64)] {
+        let group = group(ranks);
+        let (heads, kv_heads, len) = (4, 2, 2 * ranks * LONG_CHUNK);
+        let attention = Attention::new().mask(Mask::causal());
+        let lists = [(heads, 0.1), (kv_heads, 0.2), (kv_heads, 0.3), (heads, 0.4)]
+            .map(|(heads, seed)| (data(len * heads * dim, seed), heads));
+        let first = &group.backends()[0];
+        let [q, k, v, d_out] = { lists.each_ref() }
+            .map(|(list, heads)| first.tensor(list, [1, len, *heads, dim]).unwrap());
+        let output = attention.forward(&q, (&k, &v)).unwrap();
+        let expected = attention.backward(&d_out, &q, (&k, &v), &output).unwrap();
+        let shards = group.shards(&Sharding::Zigzag, len).unwrap();
+        let [q, k, v, d_out] = lists.map(|(list, heads)| shards.split(&list, heads, dim).unwrap());
+        let run = || {
+            let output = shards.forward(&attention, &q, (&k, &v)).unwrap();
+            let found = shards
+                .backward(&attention, &d_out, &q, (&k, &v), &output)
+                .unwrap();
+            group.synchronize(LIMIT).unwrap();
+            [&found.dq, &found.dk, &found.dv].map(|of| shards.join(of).unwrap())
+        };
+        let found = run();
+        let expected = [&expected.dq, &expected.dk, &expected.dv];
+        for ((name, found), expected) in ["dq", "dk", "dv"].iter().zip(&found).zip(expected) {
+            let expected = expected.to_vec().unwrap();
+            let square = |of: f32| f64::from(of) * f64::from(of);
+            let all: f64 = expected.iter().map(|of| square(of.to_f32())).sum();
+            let apart: f64 = { found.iter().zip(&expected) }
+                .map(|(a, b)| square(a.to_f32() - b.to_f32()))
+                .sum();
+            // Two roundings to bf16.
+            let error = (apart / all).sqrt();
+            assert!(
+                error < 0.005,
+                "{name} of {ranks} ranks: {error} apart from one call's"
+            );
+        }
+        assert!(run() == found, "{ranks} ranks: other bits");
     }
 }
 

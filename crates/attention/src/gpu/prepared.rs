@@ -185,10 +185,10 @@ impl<O: Operation> Prepared<O> {
             }
             (known, _) => known,
         };
-        // A step finds the previous step's results in the workspace, because no other launch of this stream comes between.
-        let steps = match outline.shapes.len() {
-            0 | 1 => None,
-            _ => Some(stream.attached(|| Ok::<_, Error>(Mutex::<Steps>::default()))?),
+        // A step finds the previous step's results in the workspace, because no other launch that leaves something there comes between.
+        let steps = match outline.leaves_results() {
+            true => Some(stream.attached(|| Ok::<_, Error>(Mutex::<Steps>::default()))?),
+            false => None,
         };
         let steps = steps.as_deref().map(lock);
         let submitted = bindings.submit_in_order(stream, capture, || {
@@ -240,7 +240,7 @@ impl<O: Operation> Prepared<O> {
     ///   it, has ended.
     /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets, lengths,
     ///   slots, positions and tables on the device are an exception: any bits at any time are safe, and give wrong numbers at worst.
-    /// - No two threads launch with the same workspace at the same time where a plan has several steps.
+    /// - No two threads launch with the same workspace at the same time.
     /// - `workspace` is memory of [`Prepared::scratch`] bytes or more, or of the [`workspace_bytes`] that each step has for the call; 0 if
     ///   that is none. Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may
     ///   run at the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
@@ -337,7 +337,7 @@ impl<O: Operation> Prepared<O> {
     }
 }
 
-/// The right to queue steps on a stream that share its workspace.
+/// The right to queue launches on a stream whose results are in its workspace.
 #[derive(Debug, Default)]
 struct Steps;
 
@@ -357,6 +357,13 @@ impl Outline {
             has_host_numbers: call.host_numbers().any(|(_, list)| !list.is_empty()),
             shapes: shapes_of(plan, call)?,
         })
+    }
+
+    /// Returns true if a step finds something in the workspace, or leaves more there than a counter that is 0 again.
+    fn leaves_results(&self) -> bool {
+        let mut shapes = self.shapes.iter();
+        self.shapes.len() > 1
+            || shapes.any(|shape| shape.workspace_bytes > Scratch::counter().bytes)
     }
 }
 

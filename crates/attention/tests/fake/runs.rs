@@ -1,9 +1,10 @@
 //! Padding masks in three steps: what each kernel is given.
 
 use warptile::gpu::{Bindings, Gpu, Prepared, Session};
+use warptile::half::f16;
 use warptile::kernels::abi::KeyRuns;
-use warptile::plan::{Choice, LaunchShape, Scratch};
-use warptile::spec::{Call, Operand, Scoring};
+use warptile::plan::{BackwardProblem, Choice, LaunchShape, Scratch};
+use warptile::spec::{Backward, Call, Operand, Scoring};
 use warptile::{ElementType, Layout, Mask};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
@@ -150,5 +151,65 @@ fn no_queries_launch_nothing() {
         .unwrap();
     for step in prepared.plan().steps() {
         assert_eq!(step.shape(&call).unwrap().grid, 0, "{}", step.image.name);
+    }
+}
+
+/// A call's steps find in the stream's workspace what the step before left there. So nothing that leaves something there itself may come
+/// between, not even a single launch: `verify --backward` had gradients of no tensor among its problems, and others failed by them.
+#[test]
+fn another_threads_launch_does_not_come_between_steps() {
+    const CALLS: usize = 300;
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let call = call();
+    let steps = prepared(&gpu, &call);
+    let layout = Layout::bshd([1, 100, 2, 64]);
+    let small = Call::builder(&layout, &layout, &layout, ElementType::F16);
+    let nothing = Operand::GRADIENTS.into_iter().fold(
+        Backward::builder(small.build().unwrap()),
+        |backward, gradient| backward.want(gradient, false),
+    );
+    let nothing = nothing.build().unwrap();
+    let single = { gpu.prepare_backward(BackwardProblem::of(&nothing), &Choice::Best) }.unwrap();
+    assert_eq!(
+        (steps.plan().steps().len(), single.plan().steps().len()),
+        (3, 1)
+    );
+    let mut buffers = Buffers::new(&stream, &call);
+    let shown = DeviceBuffer::<u8>::zeroed(&stream, 32 * 512).unwrap();
+    let rows = DeviceBuffer::<f16>::zeroed(&stream, layout.reach()).unwrap();
+    let lse = DeviceBuffer::<f32>::zeroed(&stream, 200).unwrap();
+    let tensors = [
+        Operand::Q,
+        Operand::K,
+        Operand::V,
+        Operand::Out,
+        Operand::DOut,
+    ];
+    let of_single = { tensors.into_iter() }
+        .fold(Bindings::default(), |all, of| all.with(of, rows.as_slice()))
+        .with(Operand::Lse, lse.as_slice());
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            for _ in 0..CALLS {
+                let bindings = buffers.bindings().with(Operand::KeyMask, shown.as_slice());
+                steps.launch(&stream, &call, &bindings).unwrap();
+            }
+        });
+        while !other.is_finished() {
+            single.launch(&stream, &nothing, &of_single).unwrap();
+        }
+    });
+    stream.synchronize().unwrap();
+    let launches = fake.launches();
+    assert!(launches.len() > 3 * CALLS);
+    let mut left = 0;
+    for launch in &launches {
+        match launch.name() {
+            name if name.contains("prepass") => assert_eq!(left, 0, "between two steps"),
+            name if name.contains("runs") => left = 2,
+            _ => left -= 1,
+        }
     }
 }

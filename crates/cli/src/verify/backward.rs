@@ -32,7 +32,7 @@ pub(super) fn check<T: Element>(
         Place::Cpu => None,
         Place::Gpu { lane, .. } => {
             let loaded = timed(&mut seconds.loading, || lane.gpu().load_of(plan.clone()))?;
-            Some((lane.gpu().stream(), loaded))
+            Some((lane.stream(), loaded))
         }
     };
     let forced = match place {

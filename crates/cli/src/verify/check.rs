@@ -41,7 +41,7 @@ pub(crate) enum Place<'a> {
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     gpu: &'a Gpu,
-    /// The stream of the launches and of the reference.
+    /// That of the launches and of the reference, and of no other lane.
     stream: Stream,
     /// For copies of the launches.
     ferry: Arc<Ferry>,
@@ -63,9 +63,12 @@ impl<'a> Lane<'a> {
         })
     }
 
-    /// The GPU, with a stream of its own.
     pub(super) fn gpu(&self) -> &'a Gpu {
         self.gpu
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     fn reference(&self) -> warptile_check::Result<&ReferenceOnGpu> {
