@@ -317,6 +317,42 @@ fn tiles_of_more_blocks_than_can_be_shared_out_have_one_cluster() {
     assert_eq!(shape(MAX_QUOTIENT + 1).splits, 1);
 }
 
+/// Where no tile is short, draws leave CTAs idle at the end as if all tiles were equal (measured: docs/notebook/wgmma.md, "What the last
+/// draws cost").
+#[test]
+fn pieces_of_prompts_go_to_tiles_that_leave_few_ctas_idle() {
+    for (text, kernel) in [
+        // 176 tiles of 192 rows, or 256 of 128, for 132 CTAs: 207 and 158 us.
+        (
+            "b1 q2048 k8192 h16 d128 bf16 mask=causal",
+            "wgmma_d128_128x128_w12_s2",
+        ),
+        (
+            "b1 q1024 k8192 h32 d64 bf16 mask=causal",
+            "wgmma_d64_256x64_w20_s6",
+        ),
+        (
+            "b2 q512 k4096 h32/8 d128 bf16 mask=causal",
+            "wgmma_d128_128x128_w12_s2",
+        ),
+        (
+            "b1 q2048 k2048 h32 d64 bf16 mask=window,256,0",
+            "wgmma_d64_256x64_w20_s6",
+        ),
+        // The last tiles are short.
+        (
+            "b1 q4096 k4096 h16 d128 bf16 mask=causal",
+            "wgmma_d128_192x64_w16_s4",
+        ),
+    ] {
+        assert_eq!(
+            choice(&format!("{text} seed=1")).kernel_name(),
+            kernel,
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn pieces_of_prompts_go_to_the_hopper_images_that_serve() {
     let image = |text: &str| choice(text).image().unwrap().name;
