@@ -533,8 +533,8 @@ typedef struct warptile_attention_memory {
  * Description of the gradients of a computation. Fill the struct with zeros, then set `size`, `attention` and at least one of the
  * `want` fields: zero is the default of all other fields.
  *
- * Pages, keys in e4m3 and head sizes above 256 have no gradients, nor have slopes and biases. dk and dv are the sums over the query
- * heads that share a key/value head.
+ * Pages, keys in e4m3 and head sizes above 256 have no gradients, nor have slopes. dk and dv are the sums over the query heads that share
+ * a key/value head.
  */
 typedef struct warptile_backward_desc {
   /**
@@ -566,7 +566,7 @@ typedef struct warptile_backward_desc {
    */
   uint32_t d_lse;
   /**
-   * Element type of dq, dk and dv: 0, for that of the tensors, or WARPTILE_F32. That of d_sinks is WARPTILE_F32.
+   * Element type of dq, dk, dv and d_bias: 0, for that of the tensors, or WARPTILE_F32. That of d_sinks is WARPTILE_F32.
    */
   uint32_t gradient_element;
   /**
@@ -597,6 +597,19 @@ typedef struct warptile_backward_desc {
    * Name of the kernel or kernel family for the main step on a GPU. Null: the fastest.
    */
   const char *kernel;
+  /**
+   * Gradient of the bias, of its shape, but with the extent 1 where the bias is repeated. Not given: dense, in the order in which the
+   * bias is stored.
+   */
+  struct warptile_layout d_bias;
+  /**
+   * 1: the gradient of the bias is computed.
+   */
+  uint32_t want_d_bias;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
 } warptile_backward_desc;
 
 /**
@@ -645,6 +658,10 @@ typedef struct warptile_backward_memory {
    * Bytes there.
    */
   size_t workspace_bytes;
+  /**
+   * Receives the gradient of the bias.
+   */
+  void *d_bias;
 } warptile_backward_memory;
 
 /**
@@ -1570,4 +1587,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: b086a1453d23842f7c1414f57c21e3331b7e551dd5a294506e076d4500f53bbe */
+/* Seal of header.sh: 13b8b0de5fd0dcf8794ec31fc36ef5ba089a5e3db45af08374559e4a221f9605 */

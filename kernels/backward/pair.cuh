@@ -26,7 +26,9 @@ namespace warptile {
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, bool OF_KEYS_> struct PairTraits {
     using Element = Element_;
     static constexpr bool OF_KEYS = OF_KEYS_; // else of queries
+    static constexpr bool OF_SCORES = false;  // else of products
     static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int DEPTH = HEAD_DIM; // columns of both tensors in shared memory
     static constexpr int BLOCK_M = BLOCK_M_; // queries
     static constexpr int BLOCK_N = BLOCK_N_; // keys
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -92,98 +94,32 @@ __device__ inline void store_gradient(const Backward& params, const Tensor& to, 
     }
 }
 
-template <class Traits> class PairWarp {
-  public:
+template <class Number> __device__ inline void clear(Number& number) { number = 0; }
+template <class T, int COUNT> __device__ inline void clear(T (&list)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) clear(list[i]);
+}
+
+// What a warp does with the scores of its rows and some columns: products, weights, and the gradients of scores.
+template <class Traits> class PairScores {
+  protected:
     using Element = typename Traits::Element;
-    static constexpr int ROW_TILES = Traits::ROW_TILES, RESULT_TILES = Traits::RESULT_TILES;
-    static constexpr int CHUNK_TILES = Traits::CHUNK_TILES, CHUNK_STEPS = Traits::CHUNK_STEPS;
+    static constexpr int ROW_TILES = Traits::ROW_TILES, CHUNK_TILES = Traits::CHUNK_TILES, CHUNK_STEPS = Traits::CHUNK_STEPS;
     using Scores = float[ROW_TILES][CHUNK_TILES][4];
-    using Words = unsigned[ROW_TILES][CHUNK_STEPS][4]; // of 16 bits, as left operands
-    using Results = float[ROW_TILES][RESULT_TILES][4];
 
-    __device__ PairWarp(const Backward& params, unsigned shared, const GradientPlace& place)
-        : params(params), shared(shared), place(place)
-    {
-        const int lane = threadIdx.x % 32;
-        own_at = shared + (first_row() + lane % 16) * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES;
-        scores_at = (part() * Traits::SPAN + lane / 16 * 8 + lane % 8) * Traits::ROW_BYTES + lane / 8 % 2 * CHUNK_BYTES;
-        results_at = lane % 16 * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES + part() * RESULT_TILES * CHUNK_BYTES;
-        clear(first);
-        clear(second);
-    }
+    __device__ PairScores(const Backward& params, unsigned shared, const GradientPlace& place) : params(params), shared(shared), place(place) {}
 
-    // Adds a block of columns of head `head`, which lies at `moving`: of the first tensor, and of the second behind it.
-    __device__ void add(unsigned moving, int head, int first_column)
-    {
-        if constexpr (Traits::PARTS == 1) {
-#pragma unroll 1
-            for (int from = 0; from < Traits::COLUMNS; from += Traits::CHUNK) {
-                Words weights, slopes;
-                weigh(moving, head, first_column, from, weights, slopes);
-                const unsigned block = moving + results_at + from * Traits::ROW_BYTES;
-                if constexpr (Traits::OF_KEYS) multiply_results(weights, block + Traits::MOVING_BYTES, second);
-                multiply_results(slopes, block, first);
-            }
-        } else {
-            Words weights, slopes;
-            weigh(moving, head, first_column, part() * Traits::SPAN, weights, slopes);
-            const unsigned exchange = shared + Traits::EXCHANGE_AT + row_warp() * Traits::WARP_ROWS * Traits::COLUMNS * 4 + threadIdx.x % 32 * 16;
-            const auto place_of = [&](int part, int tile, int step, int which) {
-                return exchange + (((part * ROW_TILES + tile) * CHUNK_STEPS + step) * 2 + which) * 512;
-            };
-#pragma unroll
-            for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-                for (int step = 0; step < CHUNK_STEPS; step++) {
-                    store_four_words(place_of(part(), tile, step, 0), weights[tile][step]);
-                    store_four_words(place_of(part(), tile, step, 1), slopes[tile][step]);
-                }
-            named_barrier_wait(1 + row_warp(), 32 * Traits::PARTS);
-#pragma unroll
-            for (int other = 0; other < Traits::PARTS; other++) {
-#pragma unroll
-                for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-                    for (int step = 0; step < CHUNK_STEPS; step++) {
-                        load_four_words(weights[tile][step], place_of(other, tile, step, 0));
-                        load_four_words(slopes[tile][step], place_of(other, tile, step, 1));
-                    }
-                const unsigned block = moving + results_at + other * Traits::SPAN * Traits::ROW_BYTES;
-                multiply_results(weights, block + Traits::MOVING_BYTES, second);
-                multiply_results(slopes, block, first);
-            }
-        }
-    }
-
-    // Writes the results that are wanted, by way of the place of the tile's own tensors. All threads come here.
-    __device__ void write(float* tile) const
-    {
-        if constexpr (Traits::OF_KEYS) {
-            write(params.dk, first, params.scoring.scale, place.k, params.head_dim, tile);
-            write(params.dv, second, 1, place.k, params.value_dim, tile);
-        } else {
-            write(params.dq, first, params.scoring.scale, place.q, params.head_dim, tile);
-        }
-    }
-
-  private:
     __device__ static int row_warp() { return threadIdx.x / 32 % (Traits::WARPS / Traits::PARTS); }
     __device__ static int part() { return Traits::PARTS == 1 ? 0 : threadIdx.x / 32 / (Traits::WARPS / Traits::PARTS); }
     __device__ static int first_row() { return row_warp() * Traits::WARP_ROWS; }
 
-    template <class Number> __device__ static void clear(Number& number) { number = 0; }
-    template <class T, int COUNT> __device__ static void clear(T (&list)[COUNT])
+    // Products of the warp's rows with those of some columns; `ADDS`: on top of those of other parts.
+    template <bool ADDS = false> __device__ void multiply_scores(unsigned own, unsigned moving, Scores& scores) const
     {
+        if constexpr (!ADDS) clear(scores);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) clear(list[i]);
-    }
-
-    // Products of the warp's rows with those of some columns.
-    __device__ void multiply_scores(unsigned own, unsigned moving, Scores& scores) const
-    {
-        clear(scores);
-#pragma unroll
-        for (int step = 0; step < Traits::HEAD_DIM / FRAGMENT_DEPTH; step++) {
+        for (int step = 0; step < Traits::DEPTH / FRAGMENT_DEPTH; step++) {
             unsigned left[ROW_TILES][4];
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; tile++)
@@ -199,23 +135,6 @@ template <class Traits> class PairWarp {
                         mma<Element>(scores[tile][2 * pair + half], left[tile], right[2 * half], right[2 * half + 1]);
             }
         }
-    }
-
-    // results += words times the rows of a tensor.
-    __device__ static void multiply_results(const Words& words, unsigned rows, Results& results)
-    {
-#pragma unroll
-        for (int step = 0; step < CHUNK_STEPS; step++)
-#pragma unroll
-            for (int pair = 0; pair < RESULT_TILES / 2; pair++) {
-                unsigned right[4];
-                load_matrices_transposed(right, rows + step * FRAGMENT_DEPTH * Traits::ROW_BYTES + pair * 2 * CHUNK_BYTES);
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-#pragma unroll
-                    for (int tile = 0; tile < ROW_TILES; tile++)
-                        mma<Element>(results[tile][2 * pair + half], words[tile][step], right[2 * half], right[2 * half + 1]);
-            }
     }
 
     // Calls `use(score, gradient, lse, delta)`, with the numbers of the query, which are at `numbers` in shared memory.
@@ -312,13 +231,10 @@ template <class Traits> class PairWarp {
             }
     }
 
-    // Weights of a chunk's scores and gradients of these, in 16 bits. The chunk is at `from` of the block, the block at `first_column`.
-    __device__ void weigh(unsigned moving, int head, int first_column, int from, Words& weights, Words& slopes)
+    // Makes weights of products, and of the gradients of weights those of the products, except for the scale, or those of the scores. They are
+    // of columns from `from` on of the block that is at `moving` in shared memory and at `first_column`.
+    __device__ void weigh_scores(unsigned moving, int head, int first_column, int from, Scores& s, Scores& g) const
     {
-        Scores s, g;
-        const unsigned chunk = moving + scores_at + (Traits::PARTS == 1 ? from * Traits::ROW_BYTES : 0);
-        multiply_scores(own_at, chunk, s);
-        multiply_scores(own_at + Traits::OWN_BYTES, chunk + Traits::MOVING_BYTES, g);
         const Scoring& scoring = params.scoring;
         const Mask mask(scoring, place.q.len, place.k.len); // anew for each block: registers have no room for it
         const int lane = threadIdx.x % 32;
@@ -328,18 +244,20 @@ template <class Traits> class PairWarp {
         const float slope = scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + head] : 0.0f;
         const ScoreRule rule(scoring, slope, place.q.len, place.k.len, LOG2_E);
         if constexpr (drops<Traits>()) {
-            const float factor = dropout_of<BackwardDropout>(params).factor;
-            each_kept(row, column, head, [&](int tile, int i, int j, bool kept) { g[tile][i][j] = kept ? g[tile][i][j] * factor : 0; });
+            const Dropout& dropout = dropout_of<BackwardDropout>(params);
+            const float factor = dropout.factor;
+            if (!Traits::OF_SCORES || dropout.dropped != 0)
+                each_kept(row, column, head, [&](int tile, int i, int j, bool kept) { g[tile][i][j] = kept ? g[tile][i][j] * factor : 0; });
         }
-        const unsigned numbers = Traits::OF_KEYS ? moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float)
-                                                 : shared + Traits::NUMBERS_AT + (first_row() + lane / 4) * 2 * (unsigned)sizeof(float);
+        unsigned numbers = shared + Traits::NUMBERS_AT + (first_row() + lane / 4) * 2 * (unsigned)sizeof(float);
+        if constexpr (Traits::OF_KEYS) numbers = moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float);
         if (rule.has_softcap() || rule.has_alibi() || scoring.bias || scoring.key_mask || hides) {
             each_pair(s, g, numbers, [&](float& score, float& gradient, float, float delta) {
                 gradient -= delta;
                 score = rule.score(score);
                 if (!rule.has_softcap()) return;
                 const float bent = tanh_approximate(score);
-                gradient *= 1 - bent * bent;
+                if constexpr (!Traits::OF_SCORES) gradient *= 1 - bent * bent;
                 score = rule.cap * bent;
             });
             bend(rule, mask, row, column, head, s);
@@ -357,6 +275,115 @@ template <class Traits> class PairWarp {
             const float factor = dropout_of<BackwardDropout>(params).factor;
             each_kept(row, column, head, [&](int tile, int i, int j, bool kept) { s[tile][i][j] = kept ? s[tile][i][j] * factor : 0; });
         }
+    }
+
+    const Backward& params;
+    const unsigned shared;
+    const GradientPlace& place;
+};
+
+template <class Traits> class PairWarp : PairScores<Traits> {
+    using Base = PairScores<Traits>;
+    using typename Base::Scores;
+    using Base::first_row, Base::multiply_scores, Base::params, Base::part, Base::place, Base::row_warp, Base::shared, Base::weigh_scores;
+
+  public:
+    using Element = typename Traits::Element;
+    static constexpr int ROW_TILES = Traits::ROW_TILES, RESULT_TILES = Traits::RESULT_TILES;
+    static constexpr int CHUNK_STEPS = Traits::CHUNK_STEPS;
+    using Words = unsigned[ROW_TILES][CHUNK_STEPS][4]; // of 16 bits, as left operands
+    using Results = float[ROW_TILES][RESULT_TILES][4];
+
+    __device__ PairWarp(const Backward& params, unsigned shared, const GradientPlace& place) : Base(params, shared, place)
+    {
+        const int lane = threadIdx.x % 32;
+        own_at = shared + (first_row() + lane % 16) * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES;
+        scores_at = (part() * Traits::SPAN + lane / 16 * 8 + lane % 8) * Traits::ROW_BYTES + lane / 8 % 2 * CHUNK_BYTES;
+        results_at = lane % 16 * Traits::ROW_BYTES + lane / 16 * CHUNK_BYTES + part() * RESULT_TILES * CHUNK_BYTES;
+        clear(first);
+        clear(second);
+    }
+
+    // Adds a block of columns of head `head`, which lies at `moving`: of the first tensor, and of the second behind it.
+    __device__ void add(unsigned moving, int head, int first_column)
+    {
+        if constexpr (Traits::PARTS == 1) {
+#pragma unroll 1
+            for (int from = 0; from < Traits::COLUMNS; from += Traits::CHUNK) {
+                Words weights, slopes;
+                weigh(moving, head, first_column, from, weights, slopes);
+                const unsigned block = moving + results_at + from * Traits::ROW_BYTES;
+                if constexpr (Traits::OF_KEYS) multiply_results(weights, block + Traits::MOVING_BYTES, second);
+                multiply_results(slopes, block, first);
+            }
+        } else {
+            Words weights, slopes;
+            weigh(moving, head, first_column, part() * Traits::SPAN, weights, slopes);
+            const unsigned exchange = shared + Traits::EXCHANGE_AT + row_warp() * Traits::WARP_ROWS * Traits::COLUMNS * 4 + threadIdx.x % 32 * 16;
+            const auto place_of = [&](int part, int tile, int step, int which) {
+                return exchange + (((part * ROW_TILES + tile) * CHUNK_STEPS + step) * 2 + which) * 512;
+            };
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int step = 0; step < CHUNK_STEPS; step++) {
+                    store_four_words(place_of(part(), tile, step, 0), weights[tile][step]);
+                    store_four_words(place_of(part(), tile, step, 1), slopes[tile][step]);
+                }
+            named_barrier_wait(1 + row_warp(), 32 * Traits::PARTS);
+#pragma unroll
+            for (int other = 0; other < Traits::PARTS; other++) {
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                    for (int step = 0; step < CHUNK_STEPS; step++) {
+                        load_four_words(weights[tile][step], place_of(other, tile, step, 0));
+                        load_four_words(slopes[tile][step], place_of(other, tile, step, 1));
+                    }
+                const unsigned block = moving + results_at + other * Traits::SPAN * Traits::ROW_BYTES;
+                multiply_results(weights, block + Traits::MOVING_BYTES, second);
+                multiply_results(slopes, block, first);
+            }
+        }
+    }
+
+    // Writes the results that are wanted, by way of the place of the tile's own tensors. All threads come here.
+    __device__ void write(float* tile) const
+    {
+        if constexpr (Traits::OF_KEYS) {
+            write(params.dk, first, params.scoring.scale, place.k, params.head_dim, tile);
+            write(params.dv, second, 1, place.k, params.value_dim, tile);
+        } else {
+            write(params.dq, first, params.scoring.scale, place.q, params.head_dim, tile);
+        }
+    }
+
+  private:
+    // results += words times the rows of a tensor.
+    __device__ static void multiply_results(const Words& words, unsigned rows, Results& results)
+    {
+#pragma unroll
+        for (int step = 0; step < CHUNK_STEPS; step++)
+#pragma unroll
+            for (int pair = 0; pair < RESULT_TILES / 2; pair++) {
+                unsigned right[4];
+                load_matrices_transposed(right, rows + step * FRAGMENT_DEPTH * Traits::ROW_BYTES + pair * 2 * CHUNK_BYTES);
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+#pragma unroll
+                    for (int tile = 0; tile < ROW_TILES; tile++)
+                        mma<Element>(results[tile][2 * pair + half], words[tile][step], right[2 * half], right[2 * half + 1]);
+            }
+    }
+
+    // Weights of a chunk's scores and gradients of these, in 16 bits. The chunk is at `from` of the block, the block at `first_column`.
+    __device__ void weigh(unsigned moving, int head, int first_column, int from, Words& weights, Words& slopes)
+    {
+        Scores s, g;
+        const unsigned chunk = moving + scores_at + (Traits::PARTS == 1 ? from * Traits::ROW_BYTES : 0);
+        multiply_scores(own_at, chunk, s);
+        multiply_scores(own_at + Traits::OWN_BYTES, chunk + Traits::MOVING_BYTES, g);
+        weigh_scores(moving, head, first_column, from, s, g);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
@@ -387,9 +414,6 @@ template <class Traits> class PairWarp {
         store_gradient<Traits>(params, to, place, rows, dim, tile);
     }
 
-    const Backward& params;
-    const unsigned shared;
-    const GradientPlace& place;
     unsigned own_at, scores_at, results_at; // of what this lane names of blocks of 16 rows
     Results first;                          // dK or dQ, without the scale
     float second[Traits::OF_KEYS ? ROW_TILES : 1][Traits::OF_KEYS ? RESULT_TILES : 1][4]; // dV
@@ -431,7 +455,7 @@ __device__ inline void load_rows(unsigned char* to, const Tensor& tensor, const 
     using Element = typename Traits::Element;
     const Element* const rows = static_cast<const Element*>(tensor.address) + place.batch * tensor.batch + head * tensor.head +
                                 extent.first * tensor.row;
-    copy_tile_async<Traits::THREADS, COUNT, Traits::HEAD_DIM, Traits::STRIDE>(reinterpret_cast<Element*>(to),
+    copy_tile_async<Traits::THREADS, COUNT, Traits::DEPTH, Traits::STRIDE>(reinterpret_cast<Element*>(to),
                                                                               Rows<const Element>(rows, tensor.row), first, extent.len, dim);
 }
 

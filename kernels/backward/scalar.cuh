@@ -9,8 +9,8 @@ namespace warptile {
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, bool OF_KEYS_> struct ScalarPairTraits {
     using Element = Element_;
-    static constexpr bool OF_KEYS = OF_KEYS_;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
+    static constexpr bool OF_KEYS = OF_KEYS_, OF_SCORES = false;
+    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, DEPTH = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, STAGES = STAGES_, MIN_CTAS = 1;
     static constexpr int STRIDE = HEAD_DIM + 4, K_STRIDE = STRIDE, V_STRIDE = STRIDE;
     static constexpr unsigned ROLE = OF_KEYS ? ROLE_KEY_GRADIENTS : ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_ONE_TILE;
@@ -28,7 +28,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int SHARED_BYTES = PLACE_AT + (int)sizeof(GradientPlace);
 };
 
-// The weight of a score, which takes the product's place, and the gradient of the product without the scale, that of the weight's.
+// The weight of a score, which takes the product's place, and the gradient of the product without the scale, or of the score, that of the weight's.
 template <class Traits>
 __device__ inline void weigh_one(const Backward& params, const GradientPlace& place, const Mask& mask, const ScoreRule& rule, int head, int query,
                                  int key, float& score, float& gradient)
@@ -44,7 +44,7 @@ __device__ inline void weigh_one(const Backward& params, const GradientPlace& pl
     float exponent = rule.score(score), slope = 1;
     if (rule.has_softcap()) {
         const float bent = tanh_approximate(exponent);
-        slope = 1 - bent * bent;
+        if constexpr (!Traits::OF_SCORES) slope = 1 - bent * bent;
         exponent = rule.cap * bent;
     }
     if (rule.has_alibi()) exponent = rule.with_alibi(exponent, query, key);
@@ -54,7 +54,8 @@ __device__ inline void weigh_one(const Backward& params, const GradientPlace& pl
     float factor = 1;
     if constexpr (drops<Traits>()) {
         const Dropout& dropout = dropout_of<BackwardDropout>(params);
-        factor = DropoutMask(dropout, place.batch).keeps(head, query, key) ? dropout.factor : 0;
+        const bool drops_any = !Traits::OF_SCORES || dropout.dropped != 0;
+        factor = !drops_any || DropoutMask(dropout, place.batch).keeps(head, query, key) ? dropout.factor : 0;
         gradient = factor == 0 ? 0 : gradient * factor;
     }
     gradient = score * (gradient - params.rows.delta[number]) * slope;

@@ -6,6 +6,7 @@
 namespace warptile {
 void named_barrier_wait(int id, int threads);
 }
+#include "backward/bias.cuh"
 #include "backward/gradients.cuh"
 #include "backward/prepass.cuh"
 #include "backward/sinks.cuh"
@@ -115,6 +116,10 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     else if (kernel == "prepass_w4") run<true>(prepare_rows<RowTraits<Element, 4, ROLE_PREPASS>>, params, grid, threads);
     else if (kernel == "runs_w16") run<true>(find_runs<RunTraits<Element, 16>>, params, grid, threads);
     else if (kernel == "dsinks_w8") run<true>(sum_sinks<SinkTraits<Element, 8>>, params, grid, threads);
+    else if (kernel == "dbias_d256_64x64_w4_s3" || kernel == "dbias_d256_32x32_w4_s2") {
+        constexpr int SIZE = sizeof(Element) == 2 ? 64 : 32;
+        run<true>(bias_gradient<BiasTraits<Element, 256, SIZE, SIZE, 4, sizeof(Element) == 2 ? 3 : 2>>, params, grid, threads);
+    }
     else if (kernel.rfind("dkv_", 0) == 0) return run_pair<Element, true>(kernel.substr(4), params, grid, threads);
     else if (kernel.rfind("dq_", 0) == 0) return run_pair<Element, false>(kernel.substr(3), params, grid, threads);
     else if (kernel == "dqsum_d64_64x192_w4_s1") run<true>(write_sums<SumTraits<Element, 64, 64, 192, 4>>, params, grid, threads);

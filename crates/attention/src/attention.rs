@@ -48,6 +48,7 @@ pub struct Attention {
     splits: Splits,
     choice: Choice,
     lse: bool,
+    d_bias: bool,
 }
 
 /// The result of [`Attention::forward`]. On a GPU `out` and `lse` share one allocation, which is freed when both are

@@ -55,7 +55,7 @@ pub enum GradientFailure {
 }
 
 impl Case {
-    /// The case nearest to this one that has a backward pass: without pages, lists of blocks and quantized keys, with head sizes of at most
+    /// The case nearest to this one that has a backward pass, half of those with a bias with its gradient: without pages, lists of blocks and quantized keys, with head sizes of at most
     /// 256.
     pub fn differentiable(&self) -> Case {
         let mut case = self.clone();
@@ -66,6 +66,8 @@ impl Case {
             .dims()
             .map(|size| size.min(Backward::MAX_HEAD_DIM));
         case.heads = case.heads.with_dims(sizes);
+        let draw = Random::new(case.seed ^ 0xdb1a5).below(2) == 0;
+        case.d_bias = draw && case.scoring.has(Operand::Bias);
         case
     }
 
@@ -78,6 +80,16 @@ impl Case {
         let mut builder = Backward::builder(call.clone()).d_lse(random.below(3) == 0);
         for operand in Operand::GRADIENTS {
             let of = operand.gradient_of().filter(|of| call.has(*of));
+            if operand == Operand::DBias {
+                let wanted = self.d_bias && of.is_some();
+                builder = builder.want(operand, wanted);
+                if let Some(dense) = call.gradient_layout(operand).filter(|_| wanted)
+                    && self.layout == LayoutKind::Gaps
+                {
+                    builder = builder.layout(operand, Case::with_gaps(dense.shape, 1));
+                }
+                continue;
+            }
             builder = match of.and_then(|of| call.layout(of)) {
                 None => builder.want(operand, of.is_some()),
                 Some(_) if random.below(8) == 0 => builder.want(operand, false),

@@ -118,9 +118,9 @@ pub struct Case {
     /// True if a key mask is a padding mask: of shape `[batch, 1, 1, keys]`, it hides the keys behind the lengths that
     /// [`Used::Ragged`] has with the same seed. Without a key mask it means nothing.
     pub padding: bool,
-    /// The dimensions that a bias and a key mask do not depend on, of batch, queries and heads; `None`: as the seed has it. Not those of a
+    /// The dimensions that a bias and a key mask do not depend on, of batch, queries, heads and keys; `None`: as the seed has it, but not keys. Not those of a
     /// padding mask.
-    pub broadcast: Option<[bool; 3]>,
+    pub broadcast: Option<[bool; 4]>,
     /// Where keys are cut.
     pub splits: Splits,
     /// How the tensors are stored.
@@ -133,6 +133,8 @@ pub struct Case {
     pub multiprocessors: Option<u32>,
     /// True if gradients are computed, instead of the output.
     pub backward: bool,
+    /// True if the gradient of the bias is one of these.
+    pub d_bias: bool,
     /// The seed of the data.
     pub seed: u64,
 }
@@ -161,6 +163,7 @@ impl Case {
             unaligned: false,
             multiprocessors: None,
             backward: false,
+            d_bias: false,
             seed: 0,
         }
     }
@@ -210,6 +213,7 @@ impl Case {
     pub(crate) fn remove(&mut self, word: &str) {
         self.scoring = self.scoring.without(word);
         self.padding &= self.scoring.has(Self::PADDING);
+        self.d_bias &= self.scoring.has(Operand::Bias);
         let has_scores = self.scoring.has_score_tensors();
         self.broadcast = self.broadcast.filter(|_| has_scores);
     }

@@ -529,6 +529,16 @@ fn lse_rows(call: &Call, sequence: &Sequence, head: usize) -> std::ops::Range<us
 /// Calls `visit` with the offset of every row of every head of queries, or of keys or values, that belongs to a sequence.
 pub(crate) fn for_each_row(call: &Call, layout: &Layout, rows: Kind, mut visit: impl FnMut(usize)) {
     let stop = Stop::current();
+    if rows == Kind::Scores {
+        let [entries, rows, heads, keys] = layout.shape;
+        let rows = if keys == 0 { 0 } else { rows };
+        for row in (0..entries * rows).take_while(|_| !stop.is_requested()) {
+            for head in 0..heads {
+                visit(layout.offset(row / rows, row % rows, head));
+            }
+        }
+        return;
+    }
     for sequence in call.sequences() {
         let (len, entry, start) = match rows {
             Kind::Queries => (sequence.q_len, sequence.q_entry, sequence.q_start),

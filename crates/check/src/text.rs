@@ -6,7 +6,7 @@ use std::str::FromStr;
 use warptile::ElementType;
 use warptile::kernels::Excerpt;
 use warptile::plan::DeviceProfile;
-use warptile::spec::{Heads, Scoring};
+use warptile::spec::{Heads, Operand, Scoring};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
@@ -87,14 +87,17 @@ impl fmt::Display for Case {
         if self.backward {
             f.write_str(" backward")?;
         }
+        if self.d_bias {
+            f.write_str(" dbias")?;
+        }
         write!(f, " seed={}", self.seed)
     }
 }
 
 /// The dimensions that a bias may not depend on.
-const BROADCAST: [&str; 3] = ["batch", "queries", "heads"];
+const BROADCAST: [&str; 4] = ["batch", "queries", "heads", "keys"];
 
-fn dimensions_text(of: [bool; 3]) -> String {
+fn dimensions_text(of: [bool; 4]) -> String {
     let named = BROADCAST.iter().zip(of).filter(|(_, is_one)| *is_one);
     let names: Vec<&str> = named.map(|(name, _)| *name).collect();
     match names.is_empty() {
@@ -103,8 +106,8 @@ fn dimensions_text(of: [bool; 3]) -> String {
     }
 }
 
-fn parse_dimensions(text: &str) -> Option<[bool; 3]> {
-    let mut of = [false; 3];
+fn parse_dimensions(text: &str) -> Option<[bool; 4]> {
+    let mut of = [false; 4];
     for name in text.split(',').filter(|_| text != "none") {
         *of.get_mut(BROADCAST.iter().position(|known| *known == name)?)? = true;
     }
@@ -151,6 +154,11 @@ impl FromStr for Case {
         if case.broadcast.is_some() && !case.scoring.has_score_tensors() {
             return Err(ParseCaseError::Problem(
                 "broadcast is for a bias or a key mask, and there is none".to_owned(),
+            ));
+        }
+        if case.d_bias && !case.scoring.has(Operand::Bias) {
+            return Err(ParseCaseError::Problem(
+                "dbias is the gradient of a bias, and there is none".to_owned(),
             ));
         }
         if case.runs != 1 && (case.runs == 0 || case.pages.is_none()) {
@@ -201,7 +209,7 @@ fn excludes(one: &str, other: &str) -> bool {
 }
 
 /// The words that are known besides those of options, heads and lengths.
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "packed",
     "used",
     "lengths",
@@ -216,6 +224,7 @@ const NAMES: [&str; 14] = [
     "unaligned",
     "device-lengths",
     "backward",
+    "dbias",
 ];
 
 /// The word here for another program's word, if that is clear.
@@ -370,6 +379,7 @@ impl Parser {
             "unaligned" => case.unaligned = true,
             "device-lengths" => case.device_lengths = true,
             "backward" => case.backward = true,
+            "dbias" => case.d_bias = true,
             _ => {
                 let element = ElementType::from_name(word);
                 if let Some(element) = element.filter(|element| !element.is_scaled()) {

@@ -26,7 +26,7 @@ A problem is a line of words, such as
                   queries sees, of 64 or 128 each; then ,batch and ,head for
                   lists of each of these, and ,N for N blocks a row
 {OPTIONS}  broadcast=D,... dimensions that a bias and a key mask do not depend on: batch,
-                  queries and heads, or none [as the seed has it]
+                  queries, heads and keys, or none [as the seed has it]
   used=QxK,...    numbers of queries and keys of each sequence that are used
   lengths=K,...   numbers of keys of each sequence that are used; bN and kN
                   default to their count and their maximum
@@ -48,6 +48,7 @@ A problem is a line of words, such as
   sms=N           plan as if the GPU had N multiprocessors
   backward        gradients instead of the output, for `bench`, `plan` and
                   `verify`
+  dbias           that of the bias, too, with `backward`
   seed=N          seed of the random values [0]";
 
 /// Examples for `--help`: command lines without the name of the program.
@@ -88,8 +89,11 @@ pub(crate) fn help(lines: &[&str]) -> String {
 /// # Errors
 /// A description of the error in the text.
 pub(crate) fn parse(text: &str) -> Result<Case, String> {
-    text.parse()
-        .map_err(|error: ParseCaseError| error.to_string())
+    let case: Case = { text.parse() }.map_err(|error: ParseCaseError| error.to_string())?;
+    match case.d_bias && !case.backward {
+        true => Err("`dbias` is one of the gradients of `backward`".to_owned()),
+        false => Ok(case),
+    }
 }
 
 /// Parses a problem of a command that knows no gradients.

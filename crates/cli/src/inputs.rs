@@ -173,7 +173,8 @@ impl<T: Element> Inputs<T> {
             Some(lse) => lse.to_vec()?,
             None => Vec::new(),
         };
-        let by_choice = forward.by(choice.clone());
+        let has_bias = self.scores[Operand::Bias].is_some();
+        let by_choice = forward.by(choice.clone()).d_bias(has_bias);
         let gradients = d_out.map(|d_out| {
             let ((each, plan), times) = Times::of(once, || {
                 let computed = by_choice.gradients(&d_out, &output)?;

@@ -19,7 +19,7 @@ pub(crate) type Asked = Either<Call, Backward>;
 pub(crate) fn asked(case: &Case, call: Call) -> warptile_check::Result<Asked> {
     Ok(match case.backward {
         false => Either::Left(call),
-        true => Either::Right(Backward::of(&call)?),
+        true => Either::Right(Backward::of(case, &call)?),
     })
 }
 
@@ -31,11 +31,11 @@ pub(crate) trait Operation: gpu::Operation + Clone {
     /// The result of a call through the library's ordinary interface.
     type Answer<T: Element>;
 
-    /// The operation of a call.
+    /// The operation that a case asks for, of a call of it.
     ///
     /// # Errors
     /// When the call has none.
-    fn of(call: &Call) -> warptile::Result<Self>;
+    fn of(case: &Case, call: &Call) -> warptile::Result<Self>;
 
     fn call(&self) -> &Call;
 
@@ -62,7 +62,7 @@ impl Operation for Call {
 
     type Answer<T: Element> = Output<T>;
 
-    fn of(call: &Call) -> warptile::Result<Self> {
+    fn of(_: &Case, call: &Call) -> warptile::Result<Self> {
         Ok(call.clone())
     }
 
@@ -93,15 +93,21 @@ impl Operation for Call {
 }
 
 impl Operation for Backward {
-    const ROLES: &'static [Role] = &[Role::AllGradients, Role::KeyGradients, Role::QueryGradients];
+    const ROLES: &'static [Role] = &[
+        Role::AllGradients,
+        Role::KeyGradients,
+        Role::QueryGradients,
+        Role::BiasGradients,
+    ];
 
     type Answer<T: Element> = Gradients<T>;
 
-    fn of(call: &Call) -> warptile::Result<Self> {
+    fn of(case: &Case, call: &Call) -> warptile::Result<Self> {
         let mut builder = Backward::builder(call.clone());
         for gradient in Operand::GRADIENTS {
             let has = gradient.gradient_of().is_some_and(|of| call.has(of));
-            builder = builder.want(gradient, has);
+            let wants = has && (gradient != Operand::DBias || case.d_bias);
+            builder = builder.want(gradient, wants);
         }
         Ok(builder.build()?)
     }

@@ -212,6 +212,8 @@ fn write_answer<T: Element>(
         for (gradient, (bytes, of)) in &gradients.each {
             let (dtype, shape) = match gradient.kind() {
                 Kind::List(_) => (Dtype::F32, vec![of.reach()]),
+                // As a bias is in a file.
+                Kind::Scores => (dtype, LayoutKind::Bhsd.reorder(of.shape).to_vec()),
                 _ => (dtype, stored_shape(layout, of.shape, call)),
             };
             tensors.push(OutTensor::new(gradient.name(), dtype, shape, bytes));

@@ -109,6 +109,14 @@ impl<T: Element> Forward<'_, T> {
         }
     }
 
+    /// The call, whose gradients are to have that of the bias, or not.
+    pub(crate) fn d_bias(self, wanted: bool) -> Self {
+        Forward {
+            attention: self.attention.d_bias(wanted),
+            ..self
+        }
+    }
+
     /// The call without the lse.
     pub(crate) fn without_lse(self) -> Self {
         Forward {

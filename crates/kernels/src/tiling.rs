@@ -72,6 +72,8 @@ families! {
     Dkv;
     /// [`Family::Dq`].
     Dq;
+    /// [`Family::Dbias`].
+    Dbias;
     /// [`Family::Dqkv`].
     Dqkv;
     /// [`Family::Dqsum`].

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, Forward,
-    ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, KeyRuns, Merge,
-    Prepass, SinkGradient,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, BiasGradient,
+    Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, KeyRuns,
+    Merge, Prepass, SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -243,6 +243,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
                 record.takes::<BackwardTma>() || record.takes::<BackwardTmaDropout>()
             }
             (Role::SinkGradients, _) => record.takes::<SinkGradient>(),
+            (Role::BiasGradients, _) => record.takes::<BiasGradient>(),
             (Role::KeyRuns, _) => record.takes::<KeyRuns>(),
             (Role::QuerySums, _) => record.takes::<Backward>(),
             (Role::KeyGradients | Role::QueryGradients, _) => {

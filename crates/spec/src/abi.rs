@@ -787,6 +787,33 @@ declare! {
 }
 
 declare! {
+    fn cpp_backward_bias;
+
+    /// Block of the gradient of a bias, which has a tile of it for each CTA. An extent of 1 stands for all: CTAs sum over it, batch entry
+    /// by batch entry, head by head, and block by block of queries and keys.
+    struct BiasGradient {
+        /// The backward pass; `work` has the number of tiles alone.
+        dropping: BackwardDropout,
+        /// The gradient; keys are neighbours.
+        d_bias: u64 = "void*",
+        /// Its elements between batch entries.
+        batch_step: i64,
+        /// Its elements between queries.
+        row_step: i64,
+        /// Its elements between query heads.
+        head_step: i64,
+        /// Its batch entries.
+        batch: i32,
+        /// Its queries.
+        rows: i32,
+        /// Its query heads.
+        heads: i32,
+        /// Its keys.
+        keys: i32,
+    }
+}
+
+declare! {
     fn cpp_backward_tma_dropout;
 
     /// Block of the kernels of the backward pass for Hopper with dropout.
@@ -917,6 +944,7 @@ blocks!(
     Backward,
     BackwardTma,
     SinkGradient,
+    BiasGradient,
     ForwardDropout,
     ForwardTmaDropout,
     BackwardDropout,
@@ -931,6 +959,7 @@ pub const BACKWARD_BLOCKS: &[u64] = &[
     Backward::HASH,
     BackwardTma::HASH,
     SinkGradient::HASH,
+    BiasGradient::HASH,
     BackwardDropout::HASH,
     BackwardTmaDropout::HASH,
 ];

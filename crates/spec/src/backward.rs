@@ -1,5 +1,6 @@
 //! The gradients of a call.
 
+use crate::layout::SCORE_DIMENSIONS;
 use crate::prepass::Prepass;
 use crate::slots::UNWANTED;
 use crate::{
@@ -8,12 +9,13 @@ use crate::{
 };
 
 /// The backward pass of a call, checked: from the gradient of its output, and of its lse if that is used, to the
-/// gradients of queries, keys, values and sinks.
+/// gradients of queries, keys, values, a bias and sinks.
 ///
 /// It reads what the call reads, and the call's output and lse. With `p = exp(score - lse)` for the keys that a query sees,
 /// `delta = sum(out * d_out) - d_lse` for each row, and `ds = p * (d_out v - delta)`, times the score's [`derivative`](crate::Scoring::derivative):
 /// `dq = scale * ds k`, `dk = scale * ds q`, `dv = p d_out`, where `dk` and `dv` are the sums over all query heads that share a key/value
-/// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head.
+/// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head. The gradient of a bias is `ds`
+/// without the derivative, summed over the dimensions that the bias does not depend on; it is 0 where no query sees the key.
 ///
 /// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone. These three may be `f32`, regardless of the type
 /// of the tensors, and gradients may be added to what is there instead of replacing it; or only those of keys and values are, in `f32`.
@@ -107,14 +109,19 @@ impl Backward {
     pub fn type_of(&self, operand: Operand) -> ElementType {
         match operand.elements() {
             Elements::F32 => ElementType::F32,
-            _ if self.key_sums && operand != Operand::DQ => ElementType::F32,
+            _ if self.is_key_sum(operand) => ElementType::F32,
             _ => self.gradient_type,
         }
     }
 
     /// Returns true if a gradient is added to the present values.
     pub fn adds_to(&self, operand: Operand) -> bool {
-        self.adds || self.key_sums && operand != Operand::DQ
+        self.adds || self.is_key_sum(operand)
+    }
+
+    /// Returns true for gradients that [`BackwardBuilder::key_sums`] applies to.
+    fn is_key_sum(&self, operand: Operand) -> bool {
+        self.key_sums && !matches!(operand.kind(), Kind::Queries | Kind::Scores)
     }
 
     /// The numbers of query rows that come first.
@@ -135,7 +142,7 @@ impl Backward {
     pub fn leaves_gaps(&self, operand: Operand) -> bool {
         match operand.kind() {
             Kind::Keys => self.call.keys().leaves_gaps(),
-            Kind::List(_) => false,
+            Kind::List(_) | Kind::Scores => false,
             _ => self.call.leaves_gaps(),
         }
     }
@@ -293,7 +300,10 @@ impl BackwardBuilder {
                 name,
                 layout.shape,
                 (source(operand), dense.shape),
-                DIMENSIONS,
+                match operand.kind() {
+                    Kind::Scores => SCORE_DIMENSIONS,
+                    _ => DIMENSIONS,
+                },
             )?;
             check_alone(name, layout, true)?;
             if matches!(operand.kind(), Kind::List(_)) && layout.reach() != dense.reach() {
@@ -328,11 +338,12 @@ fn source(operand: Operand) -> &'static str {
 }
 
 impl Call {
-    /// The dense layout of a gradient, that of a list `[1, 1, numbers, 1]`; `None` if the call does not have its operand.
+    /// The dense layout of a gradient, that of a list `[1, 1, numbers, 1]`, and that of a bias with extent 1 where it is repeated; `None` if the call does not have its operand.
     pub fn gradient_layout(&self, gradient: Operand) -> Option<Layout> {
         let of = gradient.gradient_of()?;
         match gradient.kind() {
             Kind::List(_) => { self.has(of) }.then(|| Layout::bshd([1, 1, self.reach(of), 1])),
+            Kind::Scores => self.layout(of).map(Layout::without_repeats),
             _ => self.layout(of).map(Layout::dense_like),
         }
     }

@@ -190,6 +190,8 @@ numbered! {
         /// From a key mask to the sequences of which it shows the first keys and no others: the first step of attention with a padding
         /// mask.
         KeyRuns = 11, "key runs", "KEY_RUNS";
+        /// From queries and keys to the gradient of a bias, tile by tile.
+        BiasGradients = 12, "bias gradients", "BIAS_GRADIENTS";
     }
 
     /// How tiles come to CTAs.
@@ -259,6 +261,8 @@ families! {
     Dq = "dq";
     /// The gradients of sinks, a CTA for each head.
     Dsinks = "dsinks";
+    /// The gradient of a bias, by mma.sync, or of `f32` by the vector units: a CTA for each tile of it.
+    Dbias = "dbias";
     /// All gradients in one pass, by TMA, mbarriers and `wgmma`; compute capability 9.0 only.
     Dqkv = "dqkv";
     /// The gradient of queries of the sums that [`Family::Dqkv`] leaves.
@@ -391,6 +395,7 @@ mod tests {
             Role::QuerySums,
             Role::SinkGradients,
             Role::KeyRuns,
+            Role::BiasGradients,
         ] {
             assert_eq!(Role::from_number(role.number()), Some(role));
         }

@@ -5,6 +5,9 @@ use std::ops::Range;
 use crate::abi::CHUNK_BYTES;
 use crate::{DIMENSIONS, Invalid, Result, expect_countable, expect_room};
 
+/// The dimensions of tensors that have an element for each score, as errors name them.
+pub(crate) const SCORE_DIMENSIONS: [&str; 4] = ["batch", "queries", "heads", "keys"];
+
 /// Shape and strides of a tensor.
 ///
 /// Dimensions are always in the order batch, row (position in the sequence), head, head dimension, however the tensor is
@@ -75,7 +78,8 @@ impl Layout {
         for dimension in order.into_iter().rev() {
             strides[dimension] = step;
             // A shape that saturates is rejected by `required_len`, or has an extent of 0 and no element at all.
-            step = step.saturating_mul(shape[dimension]);
+            // Where it has none, no step is 0, as only those of repeated dimensions are.
+            step = step.saturating_mul(shape[dimension].max(1));
         }
         Layout { shape, strides }
     }
@@ -151,7 +155,6 @@ impl Layout {
     /// Broadcasts the tensor along every dimension in which it has the extent 1. Unlike those of the other tensors, the last
     /// dimension may have any step.
     pub fn broadcast_to(&self, argument: &'static str, shape: [usize; 4]) -> Result<Layout> {
-        const NAMES: [&str; 4] = ["batch", "queries", "heads", "keys"];
         let mut repeated = *self;
         for dimension in 0..4 {
             let (found, expected) = (self.shape[dimension], shape[dimension]);
@@ -161,7 +164,7 @@ impl Layout {
             if found != 1 {
                 return Err(Invalid::Mismatch {
                     argument,
-                    dimension: NAMES[dimension],
+                    dimension: SCORE_DIMENSIONS[dimension],
                     found,
                     other: "the call",
                     expected,
@@ -174,6 +177,17 @@ impl Layout {
             .required_len()
             .map(|_| repeated)
             .ok_or(Invalid::LayoutTooLarge { argument })
+    }
+
+    /// Dense, in the same storage order as `self`, with extent 1 along every dimension in which it is repeated.
+    pub(crate) fn without_repeats(&self) -> Layout {
+        let mut once = *self;
+        for (extent, stride) in once.shape.iter_mut().zip(self.strides) {
+            if stride == 0 {
+                *extent = 1;
+            }
+        }
+        once.dense_like()
     }
 
     /// Returns true if no two indices share an element, which an output needs.

@@ -86,6 +86,8 @@ operands! {
     DK = "dk", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::K)};
     /// Receives the gradient of the values.
     DV = "dv", Kind::Keys, Keys {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::V)};
+    /// Receives the gradient of the bias, `[batch, queries, heads, keys]`, with 1 for a dimension that the bias does not depend on.
+    DBias = "d_bias", Kind::Scores, Queries {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::Bias)};
     /// Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
     Lse = "lse", Kind::List(Count::Rows), F32 {written: true, feature: Features::LSE, values: Values::Any, python: Some("lse")};
     /// The gradient of the lse, arranged as the lse.

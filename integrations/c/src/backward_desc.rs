@@ -13,8 +13,8 @@ use crate::structs::{Layout, Versioned, element_of, flag, names};
 /// Description of the gradients of a computation. Fill the struct with zeros, then set `size`, `attention` and at least one of the
 /// `want` fields: zero is the default of all other fields.
 ///
-/// Pages, keys in e4m3 and head sizes above 256 have no gradients, nor have slopes and biases. dk and dv are the sums over the query
-/// heads that share a key/value head.
+/// Pages, keys in e4m3 and head sizes above 256 have no gradients, nor have slopes. dk and dv are the sums over the query heads that share
+/// a key/value head.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct BackwardDesc {
@@ -32,7 +32,7 @@ pub struct BackwardDesc {
     pub want_d_sinks: u32,
     /// 1: the log-sum-exp has a gradient, too, which d_lse gives.
     pub d_lse: u32,
-    /// Element type of dq, dk and dv: 0, for that of the tensors, or WARPTILE_F32. That of d_sinks is WARPTILE_F32.
+    /// Element type of dq, dk, dv and d_bias: 0, for that of the tensors, or WARPTILE_F32. That of d_sinks is WARPTILE_F32.
     pub gradient_element: u32,
     /// 1: gradients are added to what is there. 0: they replace it.
     pub add: u32,
@@ -48,6 +48,13 @@ pub struct BackwardDesc {
     pub dv: Layout,
     /// Name of the kernel or kernel family for the main step on a GPU. Null: the fastest.
     pub kernel: *const c_char,
+    /// Gradient of the bias, of its shape, but with the extent 1 where the bias is repeated. Not given: dense, in the order in which the
+    /// bias is stored.
+    pub d_bias: Layout,
+    /// 1: the gradient of the bias is computed.
+    pub want_d_bias: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -81,6 +88,8 @@ pub struct BackwardMemory {
     pub workspace: *mut c_void,
     /// Bytes there.
     pub workspace_bytes: usize,
+    /// Receives the gradient of the bias.
+    pub d_bias: *mut c_void,
 }
 
 // SAFETY: as above.
@@ -94,6 +103,7 @@ memory!(BackwardMemory {
     DQ: dq,
     DK: dk,
     DV: dv,
+    DBias: d_bias,
     DSinks: d_sinks,
 });
 
@@ -120,6 +130,9 @@ pub(crate) fn backward(desc: &BackwardDesc, call: Call) -> Result<Backward> {
         .adds(flag("add", desc.add)?);
     if let Some(layout) = desc.d_out.given("d_out")? {
         builder = builder.layout(Operand::DOut, layout);
+    }
+    if desc.reserved != 0 {
+        return Err(Failure::of("reserved", "must be 0"));
     }
     let mut any = false;
     for operand in Operand::GRADIENTS {
@@ -168,6 +181,7 @@ impl BackwardDesc {
             Operand::DQ => (self.want_dq, Some(self.dq)),
             Operand::DK => (self.want_dk, Some(self.dk)),
             Operand::DV => (self.want_dv, Some(self.dv)),
+            Operand::DBias => (self.want_d_bias, Some(self.d_bias)),
             Operand::DSinks => (self.want_d_sinks, None),
             _ => (0, None),
         }

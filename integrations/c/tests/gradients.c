@@ -84,6 +84,10 @@ static int run(uint64_t seed) {
     gradient dk = make_gradient(of_gradients, entries, k_rows, kv_heads, size, 8);
     gradient dv = make_gradient(of_gradients, entries, k_rows, kv_heads, value_size, 8);
     gradient d_sinks = make_gradient(WARPTILE_F32, 1, 1, 1, heads, 0);
+    int biased = !packed && draw(3) == 0;
+    int64_t bias_entries = draw(2) ? 1 : sequences, bias_rows = draw(2) ? 1 : most_q, bias_heads = draw(2) ? 1 : heads;
+    tensor bias = make(element, bias_entries, bias_rows, bias_heads, most_k, 1);
+    gradient d_bias = make_gradient(of_gradients, bias_entries, bias_rows, bias_heads, most_k, 1);
 
     warptile_attention_desc desc = {0};
     desc.size = sizeof desc;
@@ -102,6 +106,7 @@ static int run(uint64_t seed) {
     desc.softcap = draw(4) ? 0 : 2;
     desc.alibi = draw(2) ? 0 : draw(3);
     desc.sinks = draw(3) == 0;
+    if (biased) desc.bias = bias.layout;
     desc.want_lse = 1;
     desc.packed_queries = desc.packed_keys = (uint32_t)packed;
     desc.sequences = packed ? sequences : 0;
@@ -116,6 +121,8 @@ static int run(uint64_t seed) {
     wanted.want_dk = draw(4) != 0;
     wanted.want_dv = draw(4) != 0 || !(wanted.want_dq || wanted.want_dk);
     wanted.want_d_sinks = desc.sinks && draw(2);
+    wanted.want_d_bias = biased && draw(4);
+    if (wanted.want_d_bias) wanted.d_bias = d_bias.found.layout;
     wanted.d_lse = draw(3) == 0;
     wanted.gradient_element = of_gradients == element ? 0 : of_gradients;
     wanted.add = (uint32_t)adds;
@@ -146,6 +153,7 @@ static int run(uint64_t seed) {
     memory.key_offsets = packed ? (int32_t *)uploaded(k_at, sizeof k_at) : NULL;
     memory.alibi_slopes = desc.alibi ? (float *)uploaded(slopes, sizeof slopes) : NULL;
     memory.sinks = desc.sinks ? (float *)uploaded(sinks, sizeof sinks) : NULL;
+    memory.bias = biased ? bias.memory : NULL;
     memory.workspace_bytes = warptile_attention_workspace(attention);
     memory.workspace = allocate(memory.workspace_bytes);
     warptile_backward_memory gradients = {0};
@@ -157,6 +165,7 @@ static int run(uint64_t seed) {
     gradients.dk = wanted.want_dk ? dk.found.memory : NULL;
     gradients.dv = wanted.want_dv ? dv.found.memory : NULL;
     gradients.d_sinks = wanted.want_d_sinks ? (float *)d_sinks.found.memory : NULL;
+    gradients.d_bias = wanted.want_d_bias ? d_bias.found.memory : NULL;
     gradients.workspace_bytes = warptile_backward_workspace(backward);
     gradients.workspace = allocate(gradients.workspace_bytes);
     if (warptile_attention_run(attention, &memory, NULL) != WARPTILE_OK) wrong(seed, "%s", warptile_last_error());
@@ -194,6 +203,7 @@ static int run(uint64_t seed) {
                         float slope = slopes[desc.alibi == WARPTILE_ALIBI_PER_HEAD ? h : b * heads + h];
                         score -= slope * fabs((double)(i + length - q_len[b] - j));
                     }
+                    if (biased) score += at(&bias, b % bias_entries, i % bias_rows, h % bias_heads, j);
                     int seen = !(desc.mask == WARPTILE_MASK_CAUSAL && j > diagonal);
                     if (desc.mask == WARPTILE_MASK_WINDOW) {
                         seen = (desc.window_left < 0 || j >= diagonal - desc.window_left) &&
@@ -225,8 +235,11 @@ static int run(uint64_t seed) {
                 for (int64_t d = 0; d < size; d++) add(&dq, offset(&dq.found, entry, row, h, d), 0, 0);
                 for (int64_t j = 0; j < length; j++) {
                     int64_t key = packed ? k_at[b] + j : j;
-                    double score = scale * bent[j] * weights[j] * (of_weights[j] - delta + of_lse);
-                    double of_score = fabs(scale) * weights[j] * (fabs(of_weights[j]) + fabs(delta) + fabs(of_lse) + rounded);
+                    double score = weights[j] * (of_weights[j] - delta + of_lse);
+                    double of_score = weights[j] * (fabs(of_weights[j]) + fabs(delta) + fabs(of_lse) + rounded);
+                    add(&d_bias, offset(&d_bias.found, b % bias_entries, i % bias_rows, h % bias_heads, j), score, of_score);
+                    score *= scale * bent[j];
+                    of_score *= fabs(scale);
                     for (int64_t d = 0; d < size; d++) {
                         double of_q = at(&q, entry, row, h, d), of_k = at(&k, entry, key, group, d);
                         add(&dq, offset(&dq.found, entry, row, h, d), score * of_k, of_score * fabs(of_k));
@@ -246,6 +259,7 @@ static int run(uint64_t seed) {
     compare(seed, "dq", &dq, (int)wanted.want_dq, adds, unit);
     compare(seed, "dk", &dk, (int)wanted.want_dk, adds, unit);
     compare(seed, "dv", &dv, (int)wanted.want_dv, adds, unit);
+    compare(seed, "d_bias", &d_bias, (int)wanted.want_d_bias, adds, unit);
     compare(seed, "d_sinks", &d_sinks, (int)wanted.want_d_sinks, adds, unit);
     const void *lists[] = {memory.lse,   memory.query_offsets, memory.key_offsets, memory.alibi_slopes,
                            memory.sinks, memory.workspace,     gradients.d_lse,    gradients.workspace};
@@ -259,9 +273,9 @@ static int run(uint64_t seed) {
 done:
     warptile_attention_free(attention);
     warptile_backward_free(backward);
-    tensor *tensors[] = {&q, &k, &v, &out, &d_out};
+    tensor *tensors[] = {&q, &k, &v, &out, &d_out, &bias};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) drop(tensors[i]);
-    gradient *all[] = {&dq, &dk, &dv, &d_sinks};
+    gradient *all[] = {&dq, &dk, &dv, &d_bias, &d_sinks};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop_gradient(all[i]);
     return computed;
 }

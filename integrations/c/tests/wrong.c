@@ -397,6 +397,8 @@ static void gradients(void) {
     INVALID(BACKWARD(b.want_dq = 0), "desc asks for no gradient");
     INVALID(BACKWARD(b.want_dk = 2), "want_dk is 2, but must be 0 or 1");
     INVALID(BACKWARD(b.want_d_sinks = 1), "d_sinks is wanted");
+    INVALID(BACKWARD(b.want_d_bias = 1), "d_bias is wanted");
+    INVALID(BACKWARD(b.reserved = 1), "reserved must be 0");
     INVALID(BACKWARD(b.dk = d.k), "dk is given, but want_dk is 0");
     INVALID(BACKWARD(b.dq = d.k), "dq has length 5, but q has 3");
     INVALID(BACKWARD(b.d_out = d.k), "d_out has length 5, but out has 3");

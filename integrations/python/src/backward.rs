@@ -9,7 +9,7 @@ use warptile::spec::{Backward, Operand};
 use warptile::{ElementType, Layout};
 
 use crate::arguments::{Objects, Options};
-use crate::array::{Device, Dtype, Gradients, Library};
+use crate::array::{Device, Dtype, Gradients, Library, MAX_RANK, Order};
 use crate::attention::Request;
 use crate::errors::{Failure, Result};
 use crate::gpu;
@@ -115,8 +115,11 @@ fn compute<'py>(
         Kind::Keys => call.keys().is_packed(),
         _ => packed_q,
     };
+    // That of a bias takes a pass of its own.
+    let by_default = |operand| operand != Operand::DBias || also.has(operand);
     let needs = needs.unwrap_or_else(|| {
-        Operand::GRADIENTS.map(|operand| call.gradient_layout(operand).is_some())
+        Operand::GRADIENTS
+            .map(|operand| call.gradient_layout(operand).is_some() && by_default(operand))
     });
     let wanted = || Operand::GRADIENTS.into_iter().zip(needs);
     for (operand, wanted) in wanted() {
@@ -165,7 +168,11 @@ fn compute<'py>(
             std::slice::from_ref(&dtype),
             &format!("{dtype}, as the other gradients have"),
         )?;
-        builder = builder.layout(operand, also.tensor(operand, order, packed(operand))?);
+        let layout = match operand.kind() {
+            Kind::Scores => is.scores(operand),
+            _ => also.tensor(operand, order, packed(operand))?,
+        };
+        builder = builder.layout(operand, layout);
     }
     let backward = builder.build()?;
     request.given.expect_state(&call)?;
@@ -196,9 +203,17 @@ fn compute<'py>(
             true => Fill::Zeros,
             false => Fill::Nothing,
         };
-        let made = match is_tensor(&operand) {
-            true => library::gradient(q, order, layout, packed(operand), dtype.clone(), fill)?,
-            false => library::list(q, layout.reach())?,
+        let made = match operand.kind() {
+            Kind::List(_) => library::list(q, layout.reach())?,
+            // With as many dimensions as the bias.
+            Kind::Scores => {
+                let from = MAX_RANK - request.given.array(Operand::Bias)?.is.shape().len();
+                library::gradient(q, Order::Bhsd, layout, from, dtype.clone(), fill)?
+            }
+            _ => {
+                let from = usize::from(packed(operand));
+                library::gradient(q, order, layout, from, dtype.clone(), fill)?
+            }
         };
         *into_jax = q.library == Library::Jax;
         let argument = reader.argument(operand, operand.name(), &made)?;

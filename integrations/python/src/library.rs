@@ -90,17 +90,16 @@ pub(crate) fn workspace<'py>(
     }
 }
 
-/// A gradient of this layout and type, by the library of q. `packed`: without the batch.
+/// A gradient of this layout and type, by the library of q. `from`: the first dimension that it has.
 pub(crate) fn gradient<'py>(
     q: &Array<'py>,
     order: Order,
     layout: &Layout,
-    packed: bool,
+    from: usize,
     dtype: Dtype,
     fill: Fill,
 ) -> Result<Bound<'py, PyAny>> {
     let (shape, strides) = order.of(layout);
-    let from = usize::from(packed);
     dense(q, &shape[from..], &strides[from..], Some(dtype), fill)
 }
 

@@ -221,7 +221,7 @@ def on_a_gpu():
     assert calls.count("zero_") == 1
     [[bytes_needed]] = [call[1] for call in calls if call[0] == "empty_strided" and call[3] is torch.uint8]
     assert 2 * 4 * 2 * 8 * 512 < bytes_needed < 67 * 4 * 2 * 8 * 512, bytes_needed
-    some = warptile.attention_backward(q, q, k, v, out, lse, d_lse=lse, needs=(False, True, False, False))
+    some = warptile.attention_backward(q, q, k, v, out, lse, d_lse=lse, needs=(False, True, False, False, False))
     assert [x is None for x in some] == [True, False, True, True]
     fails(ValueError, "lse is on the CPU, but q is on cuda:0", lambda: warptile.attention_backward(q, q, k, v, out, Tensor(lse.array)))
     fails(ValueError, "k is on the CPU, but q is on cuda:0", lambda: warptile.attention(q, Tensor(half), v))

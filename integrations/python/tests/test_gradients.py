@@ -37,10 +37,10 @@ def slope(function, arrays, directions):
 
 
 class Raw(unittest.TestCase):
-    def check(self, tensors, sinks=None, **options):
+    def check(self, tensors, bias=None, sinks=None, **options):
         """The derivative along random directions, one of the arguments at a time, of a weighted sum of output and lse."""
-        learned = [*tensors, *([] if sinks is None else [sinks])]
-        given = {**options, **({} if sinks is None else {"sinks": sinks})}
+        more = {name: array for name, array in (("bias", bias), ("sinks", sinks)) if array is not None}
+        learned, given = [*tensors, *more.values()], {**options, **more}
         out, lse = warptile.attention(*tensors, return_lse=True, **given)
         d_out, d_lse = draw(3, out.shape, lse.shape)
 
@@ -49,14 +49,16 @@ class Raw(unittest.TestCase):
             if "dropout_p" in meant:
                 (q, k), drop = learned[:2], (meant.pop("dropout_p"), meant.pop("dropout_state"))
                 meant["dropout"] = reference.dropout(*drop, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-            if len(learned) > 3:
-                meant["sinks"] = learned[3]
+            meant |= zip(more, learned[3:])
             out, lse = reference.attention(*learned[:3], **meant)
             return (out * d_out).sum() + np.where(np.isinf(lse), 0, lse * d_lse).sum()
 
-        found = warptile.attention_backward(d_out, *tensors, out, lse, d_lse=d_lse, **given)
-        self.assertEqual([gradient is None for gradient in found], [False, False, False, sinks is None])
-        for at, (array, gradient) in enumerate(zip(learned, found)):
+        needs = (True, True, True, bias is not None, sinks is not None)
+        found = warptile.attention_backward(d_out, *tensors, out, lse, d_lse=d_lse, needs=needs, **given)
+        self.assertEqual([gradient is not None for gradient in found], list(needs))
+        by_default = warptile.attention_backward(d_out, *tensors, out, lse, d_lse=d_lse, **given)
+        self.assertIs(by_default[3], None)
+        for at, (array, gradient) in enumerate(zip(learned, (gradient for gradient in found if gradient is not None))):
             self.assertEqual((gradient.shape, gradient.dtype), (array.shape, array.dtype))
             for seed in range(3):
                 directions = [np.zeros(x.shape) for x in learned]
@@ -108,9 +110,9 @@ class Raw(unittest.TestCase):
         for one, other in zip(found[:3], expected):
             np.testing.assert_array_equal(one.transpose(0, 2, 1, 3), other)
         exact = np.zeros(q.shape, np.float32)
-        only = warptile.attention_backward(d, q, k, k, out, lse, needs=(True, False, False, False), dq=exact)
+        only = warptile.attention_backward(d, q, k, k, out, lse, needs=(True, False, False, False, False), dq=exact)
         self.assertIs(only[0], exact)
-        self.assertEqual(only[1:], (None, None, None))
+        self.assertEqual(only[1:], (None,) * 4)
         np.testing.assert_array_equal(exact.astype(np.float16), expected[0])
 
     def test_errors(self):
@@ -121,15 +123,16 @@ class Raw(unittest.TestCase):
             (warptile.InvalidInput, "d_out has", {"d_out": q[:, :8]}),
             (warptile.InvalidType, "d_out has elements of type float16, but must have float32", {"d_out": q.astype(np.float16)}),
             (warptile.InvalidInput, "stream is given", {"stream": 0}),
-            (warptile.InvalidType, "needs must be 4 truth values", {"needs": (1, 2)}),
-            (warptile.InvalidInput, "dq is given, but needs says", {"dq": q.copy(), "needs": (False, True, True, True)}),
+            (warptile.InvalidType, "needs must be 5 truth values", {"needs": (1, 2)}),
+            (warptile.InvalidInput, "dq is given, but needs says", {"dq": q.copy(), "needs": (False, True, True, False, True)}),
             (warptile.InvalidInput, "dq has length 17, but q has 9", {"dq": np.zeros((2, 17, 4, 16), np.float32)}),
             (warptile.InvalidType, "dq has elements of type float16", {"dq": q.astype(np.float16)}),
             (warptile.InvalidInput, "d_lse has shape", {"d_lse": lse[:, :2]}),
             (warptile.InvalidInput, "lse has shape", {"lse": lse[:, :2]}),
             (warptile.InvalidInput, "d_sinks has shape", {"d_sinks": sinks[:3].copy()}),
             (warptile.InvalidType, "d_sinks is of type list", {"d_sinks": [0.0] * 4}),
-            (warptile.InvalidInput, "d_sinks .*no sinks", {"sinks": None, "needs": (True,) * 4}),
+            (warptile.InvalidInput, "d_bias .*no bias", {"needs": (True,) * 5}),
+            (warptile.InvalidInput, "d_sinks .*no sinks", {"sinks": None, "needs": (True, True, True, False, True)}),
             (warptile.InvalidInput, "kernel is", {"kernel": "dkv"}),
             (TypeError, "unexpected keyword argument 'delta'", {"delta": lse}),
             (warptile.InvalidInput, "shares memory|overlaps", {"dq": q}),
@@ -233,10 +236,21 @@ class Autograd(unittest.TestCase):
         q, k, v, sinks = self.draw(2, 9, 4, 16), self.draw(2, 17, 2, 16), self.draw(2, 17, 2, 24), self.draw(4)
         bias, mask = self.draw(4, 9, 17), self.draw(2, 1, 9, 17) > -1
         self.check(
-            lambda q, k, v, s: warptile.attention(q, k, v, sinks=s, bias=bias, causal=True, return_lse=True),
-            lambda q, k, v, s: naive(q, k, v, sinks=s, bias=bias, causal=True),
-            *(q, k, v, sinks),
+            lambda q, k, v, b, s: warptile.attention(q, k, v, sinks=s, bias=b, causal=True, return_lse=True),
+            lambda q, k, v, b, s: naive(q, k, v, sinks=s, bias=b, causal=True),
+            *(q, k, v, bias, sinks),
         )
+        # A bias that is repeated, by its shape or by a stride of 0, and one alone.
+        for shape in ((9, 17), (2, 1, 1, 17), (4, 9, 1), (2, 1, 9, 17), ()):
+            repeated = lambda b: b.expand(2, 4, 9, 17)
+            for of in (lambda b: b, repeated) if shape else (repeated,):
+                self.check(
+                    lambda q, k, b: warptile.attention(q, k, v, bias=of(b), sinks=sinks),
+                    lambda q, k, b: naive(q, k, v.double(), bias=repeated(b), sinks=sinks.double())[0],
+                    *(q, k, self.draw(*shape)),
+                    share=1e-4,  # sums whose terms cancel
+                )
+        self.check(lambda b: warptile.attention(q, k, v, bias=b), lambda b: naive(*(x.double() for x in (q, k, v)), bias=b)[0], bias)
         self.check(lambda *x: warptile.attention(*x, key_mask=mask), lambda *x: naive(*x, mask=mask)[0], q, k, v)
         # Only the log-sum-exp is used, and then only the output.
         self.check(lambda q, k: warptile.attention(q, k, v, return_lse=True)[1], lambda q, k: naive(q, k, v.double())[1], q, k)
@@ -258,13 +272,14 @@ class Autograd(unittest.TestCase):
         for options in ({}, {"is_causal": True, "scale": 0.3}, {"attn_mask": mask}, {"attn_mask": bias}):
             exact = {name: option.double() if option is bias else option for name, option in options.items()}
             self.check(lambda *x: own(*x, **options), lambda *x: torchs(*x, **exact), q, k, v)
+        for learned in (bias, self.draw(4, 9, 17), self.draw(2, 1, 1, 17)):
+            self.check(own, torchs, q, k, v, learned)
         grouped = [q, k[:, :2], v[:, :2]]
         self.check(lambda *x: own(*x, enable_gqa=True), lambda *x: torchs(*x, enable_gqa=True), *grouped)
-        # A mask with a gradient is torch's.
-        self.check(own, torchs, q, k, v, bias)
         learned = q.clone().requires_grad_()
-        out = own(learned, k, v)  # torch 2.11 forgets the name with the tensor.
-        self.assertIn("warptile", out.grad_fn.name())
+        for mask in (None, bias.clone().requires_grad_()):
+            out = own(learned, k, v, mask)  # torch 2.11 forgets the name with the tensor.
+            self.assertIn("warptile", out.grad_fn.name())
 
     def test_without_a_gradient(self):
         import warptile.torch as wt
@@ -308,11 +323,10 @@ class Autograd(unittest.TestCase):
 
     def test_refused(self):
         q = self.draw(2, 9, 4, 16).requires_grad_()
-        slopes, bias = torch.ones(4, requires_grad=True), torch.zeros(9, 9, requires_grad=True)
+        slopes = torch.ones(4, requires_grad=True)
         wide, pages = self.draw(1, 2, 1, 264).requires_grad_(), torch.zeros(2, 1, dtype=torch.int32)
         cases = [
             ("no gradient of alibi_slopes", lambda: warptile.attention(q, q, q, alibi_slopes=slopes)),
-            ("no gradient of bias", lambda: warptile.attention(q, q, q, bias=bias)),
             ("head size 264; the largest with one is 256", lambda: warptile.attention(wide, wide, wide)),
             ("pages", lambda: warptile.attention(q, q.detach(), q.detach(), block_table=pages, seqused_k=torch.tensor([3, 4], dtype=torch.int32))),
         ]
@@ -332,14 +346,17 @@ class Autograd(unittest.TestCase):
         q, k = self.draw(2, 9, 4, 16).requires_grad_(), self.draw(2, 9, 2, 16).requires_grad_()
         sinks = self.draw(4).requires_grad_()
         torch.library.opcheck(torch.ops.warptile.attention, (q, k, k, True), {"causal": True, "sinks": sinks})
+        bias = self.draw(1, 9, 9).requires_grad_()
+        for option in (bias, bias.detach().expand(4, 9, 9).requires_grad_()):
+            torch.library.opcheck(torch.ops.warptile.attention, (q, k, k, True), {"bias": option, "sinks": sinks})
         rows, at = self.draw(20, 4, 16).requires_grad_(), torch.tensor([0, 3, 20], dtype=torch.int32)
         torch.library.opcheck(torch.ops.warptile.attention, (rows, rows, rows, True), {"cu_seqlens_q": at, "cu_seqlens_k": at})
         with torch.no_grad():
             out, lse = warptile.attention(q, k, k, return_lse=True)
-            for needs in ([True, True, True, False], [False, True, False, False]):
+            for needs in ([True, True, True, False, False], [False, True, False, False, False]):
                 torch.library.opcheck(torch.ops.warptile.attention_backward, (out, None, q.detach(), k.detach(), k.detach(), out, lse, needs))
         heads = self.draw(2, 4, 9, 16).requires_grad_()
-        for arguments in ((heads, heads, heads), (heads, heads, heads, self.draw(9, 9) > 0, False, 0.3, 2.0, sinks)):
+        for arguments in ((heads, heads, heads), (heads, heads, heads, self.draw(9, 9) > 0, False, 0.3, 2.0, sinks), (heads, heads, heads, bias)):
             torch.library.opcheck(torch.ops.warptile.scaled_dot_product_attention, arguments)
 
     def test_compiled(self):

@@ -74,6 +74,9 @@ pub struct Gradients<T: Element> {
     pub dk: Tensor<T>,
     /// The gradient of the values, likewise.
     pub dv: Tensor<T>,
+    /// The gradient of the bias, if [`Attention::d_bias`] asks for it. Along each dimension in which the bias has the extent 1, or is
+    /// repeated by a stride of 0, it is a sum and has the extent 1.
+    pub d_bias: Option<Tensor<T>>,
     /// The gradients of the sinks, `[1, 1, heads, 1]`, if there are sinks.
     pub d_sinks: Option<Tensor<f32>>,
     /// How they were computed.
@@ -90,6 +93,7 @@ impl<T: Element> Gradients<T> {
             Operand::DQ => Some(&self.dq),
             Operand::DK => Some(&self.dk),
             Operand::DV => Some(&self.dv),
+            Operand::DBias => self.d_bias.as_ref().map(|d_bias| d_bias as _),
             Operand::DSinks => self.d_sinks.as_ref().map(|d_sinks| d_sinks as _),
             _ => None,
         };
@@ -146,6 +150,11 @@ impl<'a, T: Element> GradientsInto<'a, T> {
         self.with(Operand::DV, dv)
     }
 
+    /// The gradient of the bias, `[batch, queries, heads, keys]` with the extent 1 where the bias has it.
+    pub fn d_bias(self, d_bias: &'a mut Tensor<T>) -> Self {
+        self.with(Operand::DBias, d_bias)
+    }
+
     /// Adds the gradients to what is there, as of several batches, instead of replacing it.
     pub fn add(mut self) -> Self {
         self.adds = true;
@@ -196,7 +205,8 @@ struct Wanted<'a, 'b> {
 type Written<'a> = Slots<Option<&'a mut dyn Bytes>>;
 
 impl Attention {
-    /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
+    /// The gradients of queries, keys and values, of sinks if there are any, and of a bias if it is [asked for](Self::d_bias), from that of
+    /// the output. The arguments are those of
     /// [`forward`](Self::forward), which gave `output` with its lse; on a GPU the call returns when the work is submitted.
     ///
     /// Equal arguments give the same bits each time: every sum has one order. `d_out` may have any strides whose last is 1. Rows of a
@@ -253,17 +263,23 @@ impl Attention {
             }
         };
         let [mut dq, mut dk, mut dv] = [made(Operand::DQ)?, made(Operand::DK)?, made(Operand::DV)?];
+        let wants_bias = backward.wants(Operand::DBias);
+        let mut d_bias = wants_bias.then(|| made(Operand::DBias)).transpose()?;
         let sinks = |layout: &Layout| Tensor::uninit(backend, "d_sinks", *layout);
         let mut d_sinks = backward.gradient(Operand::DSinks).map(sinks).transpose()?;
         let mut into = GradientsInto::new().dq(&mut dq).dk(&mut dk).dv(&mut dv);
         if let Some(d_sinks) = &mut d_sinks {
             into = into.d_sinks(d_sinks);
         }
+        if let Some(d_bias) = &mut d_bias {
+            into = into.d_bias(d_bias);
+        }
         let plan = self.run_backward(&backward, &given, &also, into.to)?;
         Ok(Gradients {
             dq,
             dk,
             dv,
+            d_bias,
             d_sinks,
             plan,
         })
@@ -326,7 +342,11 @@ impl Attention {
             }
         }
         let wants = Operand::GRADIENTS.map(|operand| {
-            wanted.tensors.is_none() && operand.gradient_of().is_some_and(|of| call.has(of))
+            let wants = match operand {
+                Operand::DBias => self.d_bias,
+                _ => operand.gradient_of().is_some_and(|of| call.has(of)),
+            };
+            wanted.tensors.is_none() && wants
         });
         let mut builder = Backward::builder(call)
             .layout(Operand::DOut, *also.d_out.layout())

@@ -21,6 +21,7 @@ impl Attention {
             splits: Splits::Even,
             choice: Choice::Best,
             lse: true,
+            d_bias: false,
         }
     }
 
@@ -54,10 +55,18 @@ impl Attention {
         self.numbers.iter().any(|(given, _)| *given == option)
     }
 
-    /// The gradients that a backward pass computes of the numbers that were given, each `f32`, one for each query head.
+    /// The gradients that a backward pass computes of the numbers that were given, each `f32`, one for each query head. A bias is a tensor,
+    /// and none of these.
     pub fn gradients_of_numbers(&self) -> impl Iterator<Item = Operand> {
         let given = |gradient: &Operand| gradient.gradient_of().is_some_and(|of| self.has(of));
         Operand::GRADIENTS.into_iter().filter(given)
+    }
+
+    /// Sets whether [`backward`](Self::backward) computes the gradient of the bias, too, which takes a pass over all scores of its own.
+    /// Default: no.
+    pub fn d_bias(mut self, wanted: bool) -> Self {
+        self.d_bias = wanted;
+        self
     }
 
     /// Which keys a query sees.

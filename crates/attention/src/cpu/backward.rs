@@ -1,7 +1,8 @@
 //! The backward pass on the CPU: everything in `f32`, block by block.
 //!
 //! It has two passes over the scores, one task for each block of keys of a key/value head and one for each block of queries of a head. A
-//! task adds up its gradients alone and in a fixed order, so no bit depends on the number of threads.
+//! task adds up its gradients alone and in a fixed order, so no bit depends on the number of threads. The gradient of a bias takes a third
+//! pass, with a task for each tile of it.
 
 use std::f32::consts::LOG2_E;
 
@@ -149,6 +150,15 @@ fn typed<T: Element>(
             }
         })?;
     }
+    if let Some(d_bias) = taken(Operand::DBias)? {
+        let tiles = BiasTiles::of(call, d_bias.layout.shape);
+        in_parallel(tiles.count(), |index| {
+            let place = tiles.place(index);
+            let sums = pass.of_bias(&tiles, place);
+            // SAFETY: the elements of this tile are those of this task alone.
+            unsafe { d_bias.store_scores(&sums, place) };
+        })?;
+    }
     if let Some(d_sinks) = outputs.take::<f32>(Operand::DSinks)? {
         let sinks = floats(Operand::Sinks)?.unwrap_or_default();
         for (head, (gradient, sink)) in d_sinks.iter_mut().zip(sinks).enumerate() {
@@ -194,6 +204,79 @@ impl<T: Element> Target<T> {
                 }
             }
         }
+    }
+
+    /// Rounds a tile of the gradient of a bias, whose first element is that of a batch entry, query, head and key.
+    ///
+    /// # Safety
+    /// Nobody else has these elements.
+    unsafe fn store_scores(&self, sums: &Rows, [entry, query, head, key]: [usize; 4]) {
+        let (layout, adds) = (&self.layout, self.adds);
+        let [_, queries, _, keys] = layout.shape;
+        let columns = BLOCK_N.min(keys - key);
+        let rows = sums.data.chunks_exact(sums.stride).take(queries - query);
+        for (row, numbers) in rows.enumerate() {
+            let start = layout.offset(entry, query + row, head) + key;
+            // SAFETY: the caller's promise; the memory holds the layout, whose elements do not overlap.
+            unsafe {
+                match &self.memory {
+                    Memory::Rounded(to) => round(to.slice(start, columns), numbers, adds),
+                    Memory::F32(to) => round(to.slice(start, columns), numbers, adds),
+                }
+            }
+        }
+    }
+}
+
+/// The tiles of the gradient of a bias, and what each sums over.
+struct BiasTiles {
+    /// Batch entries, queries, heads and keys of the gradient: 1 for all.
+    shape: [usize; 4],
+    /// Those of the call.
+    of_call: [usize; 4],
+}
+
+impl BiasTiles {
+    const EXTENTS: [usize; 4] = [1, BLOCK_M, 1, BLOCK_N];
+
+    fn of(call: &Call, shape: [usize; 4]) -> Self {
+        BiasTiles {
+            shape,
+            of_call: [
+                call.batch(),
+                call.query_len(),
+                call.heads().query,
+                call.key_len(),
+            ],
+        }
+    }
+
+    fn counts(&self) -> [usize; 4] {
+        std::array::from_fn(|d| self.shape[d].div_ceil(Self::EXTENTS[d]))
+    }
+
+    fn count(&self) -> usize {
+        self.counts().iter().product()
+    }
+
+    /// The first element of a tile.
+    fn place(&self, mut index: usize) -> [usize; 4] {
+        let mut place = [0; 4];
+        for d in [3, 1, 2, 0] {
+            let count = self.counts()[d];
+            place[d] = index % count * Self::EXTENTS[d];
+            index /= count;
+        }
+        place
+    }
+
+    /// The numbers along a dimension, of all that share the tile, that blocks or single ones begin with.
+    fn shared(&self, dimension: usize, place: [usize; 4]) -> impl Iterator<Item = usize> + use<> {
+        let range = match self.shape[dimension] {
+            1 => 0..self.of_call[dimension],
+            _ => place[dimension]..place[dimension] + 1,
+        };
+        range.step_by(Self::EXTENTS[dimension])
     }
 }
 
@@ -395,7 +478,8 @@ impl<T: Element> Pass<'_, T> {
                 continue;
             }
             let keys = self.keys(sequence, head / heads.group_size(), first_key);
-            let [_, ds] = self.weights(sequence, head, [first, first_key], &queries, &keys);
+            let place = [first, first_key];
+            let [_, ds] = self.weights(sequence, head, place, &queries, &keys, false);
             self.add(&ds, false, &keys.rows, &mut dq);
         }
         self.scale(&mut dq);
@@ -413,13 +497,54 @@ impl<T: Element> Pass<'_, T> {
                     continue;
                 }
                 let queries = self.queries(sequence, head, first_query);
-                let [p, ds] = self.weights(sequence, head, [first_query, first], &queries, &keys);
+                let place = [first_query, first];
+                let [p, ds] = self.weights(sequence, head, place, &queries, &keys, false);
                 self.add(&p, true, &queries.values, &mut dv);
                 self.add(&ds, true, &queries.rows, &mut dk);
             }
         }
         self.scale(&mut dk);
         [dk, dv]
+    }
+
+    /// A tile of the gradient of a bias: the sum over all that share it, one after the other.
+    fn of_bias(&self, tiles: &BiasTiles, place: [usize; 4]) -> Rows {
+        let mut sums = Rows::zeros(BLOCK_M, BLOCK_N);
+        for batch in tiles.shared(0, place) {
+            let sequence = self.call().sequence(batch);
+            for head in tiles.shared(2, place) {
+                let kv_head = head / self.call().heads().group_size();
+                for first_query in tiles.shared(1, place) {
+                    for first_key in tiles.shared(3, place) {
+                        if first_key >= sequence.k_len
+                            || !self.meet(&sequence, first_query, first_key)
+                        {
+                            continue;
+                        }
+                        let queries = self.queries(&sequence, head, first_query);
+                        let keys = self.keys(&sequence, kv_head, first_key);
+                        let place = [first_query, first_key];
+                        let [_, ds] = self.weights(&sequence, head, place, &queries, &keys, true);
+                        for (sum, x) in sums.data.iter_mut().zip(&ds.data) {
+                            *sum += x;
+                        }
+                    }
+                }
+            }
+        }
+        let Rows { data, stride } = &mut sums;
+        if tiles.shape[3] == 1 {
+            for row in data.chunks_exact_mut(*stride) {
+                row[0] = row.iter().sum();
+            }
+        }
+        if tiles.shape[1] == 1 {
+            let (first, others) = data.split_at_mut(*stride);
+            for row in others.chunks_exact(*stride) {
+                first.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+        }
+        sums
     }
 
     /// The gradient of a sink.
@@ -463,7 +588,8 @@ impl<T: Element> Pass<'_, T> {
         sums.data.iter_mut().for_each(|x| *x *= scale);
     }
 
-    /// The weights of a block of scores, and the gradients of its products of queries and keys, except for the scale: a row for each query.
+    /// The weights of a block of scores, and the gradients of its products of queries and keys, except for the scale, or those of its scores
+    /// as they are with the bias: a row for each query.
     fn weights(
         &self,
         sequence: &Sequence,
@@ -471,6 +597,7 @@ impl<T: Element> Pass<'_, T> {
         [first_query, first_key]: [usize; 2],
         queries: &Panels,
         keys: &Panels,
+        of_scores: bool,
     ) -> [Rows; 2] {
         let call = self.call();
         let (scoring, scale) = (call.scoring(), call.scale());
@@ -512,7 +639,7 @@ impl<T: Element> Pass<'_, T> {
             for column in from..to {
                 let key = first_key + column;
                 let (mut score, slant) = scoring.bounded(p[column] * scale);
-                slants[column] = slant;
+                slants[column] = if of_scores { 1.0 } else { slant };
                 if slope != 0.0 {
                     let diagonal = (query + sequence.k_len) as f32 - sequence.q_len as f32;
                     score -= slope * (diagonal - key as f32).abs();

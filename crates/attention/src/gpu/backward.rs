@@ -1,7 +1,7 @@
 //! The backward pass on a GPU.
 
 use warptile_kernels::abi;
-use warptile_kernels::{Operand, Role, Slots};
+use warptile_kernels::{Kind, Operand, Role, Slots};
 
 use crate::error::Result;
 use crate::gpu::block::{backward_tma, dropout, scoring, sequences, tensor};
@@ -102,6 +102,26 @@ impl Operation for Backward {
                 };
                 kernel.give(&block, taker)
             }
+            Role::BiasGradients => {
+                let layout = self.gradient(Operand::DBias).unwrap_or(&Layout::EMPTY);
+                let [batch_step, row_step, head_step, _] = layout.strides.map(|step| step as i64);
+                let [batch, rows_of_bias, heads, keys] = layout.shape.map(|extent| extent as i32);
+                let block = abi::BiasGradient {
+                    dropping: abi::BackwardDropout {
+                        backward: block(self, shape, rows, at, Operand::DBias),
+                        dropout: dropout(self.call(), at),
+                    },
+                    d_bias: at[Operand::DBias],
+                    batch_step,
+                    row_step,
+                    head_step,
+                    batch,
+                    rows: rows_of_bias,
+                    heads,
+                    keys,
+                };
+                kernel.give(&block, taker)
+            }
             role => {
                 let of = match role {
                     Role::AllGradients | Role::KeyGradients => Operand::DK,
@@ -140,7 +160,7 @@ fn gradients(backward: &Backward, operand: Operand) -> i32 {
         false => 0,
     };
     let is_wide = backward.type_of(operand) != backward.call().element();
-    match is_wide && operand.moves_rows() {
+    match is_wide && !matches!(operand.kind(), Kind::List(_)) {
         true => adds | abi::GRADIENTS_F32,
         false => adds,
     }

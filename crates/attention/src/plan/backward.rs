@@ -12,12 +12,13 @@ use crate::error::{Error, Result};
 use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
 use crate::plan::planner::{check_images, preference};
 use crate::plan::{Choice, DeviceProfile, LaunchShape, Plan, Planner, Scratch, Step};
-use crate::spec::{Backward, Operand, Prepass, Problem};
+use crate::spec::{Backward, Layout, Operand, Prepass, Problem};
 
 /// The steps that compute gradients where no kernel computes several of them together, each with its gradients.
-const STEPS: [(Role, &[Operand]); 3] = [
+const STEPS: [(Role, &[Operand]); 4] = [
     (Role::KeyGradients, &[Operand::DK, Operand::DV]),
     (Role::QueryGradients, &[Operand::DQ]),
+    (Role::BiasGradients, &[Operand::DBias]),
     (Role::SinkGradients, &[Operand::DSinks]),
 ];
 
@@ -79,7 +80,11 @@ impl BackwardProblem {
 
 impl fmt::Display for BackwardProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} backward", self.problem)
+        write!(f, "{} backward", self.problem)?;
+        match self.wanted().any(|role| role == Role::BiasGradients) {
+            true => f.write_str(" dbias"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -106,13 +111,21 @@ impl Planner<'_> {
         let (mut steps, mut considered) = (Vec::new(), Vec::new());
         let mut is_named = matches!(choice, Choice::Best);
         // One pass has five products where the pair has seven.
+        let mut fits_in_one_pass = |image: &'static Image| match choice {
+            Choice::Best => match reject(&problem, image, device) {
+                None => true,
+                Some(reason) => {
+                    let kernel = image.kernel;
+                    considered.push(Considered { kernel, reason });
+                    false
+                }
+            },
+            _ => is_named_by(choice, image),
+        };
         let in_one_pass = { IN_ONE_PASS.iter() }.all(|role| problem.wanted().any(|of| of == *role))
             && self
                 .images_of(Role::AllGradients)
-                .any(|image| match choice {
-                    Choice::Best => reject(&problem, image, device).is_none(),
-                    _ => is_named_by(choice, image),
-                });
+                .any(&mut fits_in_one_pass);
         for role in problem.roles(in_one_pass) {
             let of_role = || self.images_of(role);
             let named: Vec<_> = of_role()
@@ -193,7 +206,12 @@ fn once_each(mut considered: Vec<Considered>) -> Vec<Considered> {
 impl Choice {
     /// Returns true if this names a kernel of gradients.
     pub fn is_of_gradients(&self) -> bool {
-        let roles = [Role::AllGradients, Role::KeyGradients, Role::QueryGradients];
+        let roles = [
+            Role::AllGradients,
+            Role::KeyGradients,
+            Role::QueryGradients,
+            Role::BiasGradients,
+        ];
         { roles.into_iter() }
             .flat_map(images_for)
             .any(|image| is_named_by(self, image))
@@ -274,7 +292,8 @@ fn resident(image: &Image, device: &DeviceProfile) -> u64 {
 /// kernels whose warps have 32 rows are 1.2 to 1.6 times as fast as those whose warps have 16, which read as much
 /// shared memory for half the products.
 fn passes(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> u64 {
-    if !image.tiling.has_tiles() {
+    // The tiles of the gradient of a bias have one tiling.
+    if !image.tiling.has_tiles() || image.role == Role::BiasGradients {
         return 0;
     }
     let rows = u64::from(rows_of_tile(image));
@@ -399,6 +418,15 @@ impl Step {
         let of_keys = match self.role {
             role if has_key_tiles(role) => true,
             Role::QueryGradients => false,
+            Role::BiasGradients => {
+                let layout = backward.gradient(Operand::DBias).unwrap_or(&Layout::EMPTY);
+                let [batch, rows, heads, keys] = layout.shape;
+                let tiles = |count: usize, of_tile: u32| count.div_ceil(of_tile.max(1) as usize);
+                let tiling = &self.image.tiling;
+                let of_head =
+                    tiles(rows, tiling.block_m).saturating_mul(tiles(keys, tiling.block_n));
+                return of_rows(of_head.saturating_mul(batch.saturating_mul(heads)));
+            }
             Role::SinkGradients => return of_rows(call.heads().query),
             _ => return of_rows(backward.prepass().len() / Prepass::TILE),
         };

@@ -5,7 +5,7 @@ use quickcheck::{QuickCheck, TestResult};
 use warptile::cpu::backward_cpu;
 use warptile::spec::{Backward, Call, CallBuilder, Invalid, Operand, Types};
 use warptile::{
-    Attention, Backend, Element, ElementType, Error, GradientsInto, Layout, Lse, Mask, Tensor,
+    Attention, Backend, Element, ElementType, Error, GradientsInto, Keys, Layout, Lse, Mask, Tensor,
 };
 use warptile_check::{BackwardCase, Case, Data, GradientFailure, Inputs, reference};
 
@@ -93,6 +93,7 @@ fn moved(inputs: &Inputs<f32>, operand: Operand, direction: &[f32], step: f32) -
         Operand::V => &mut inputs.v.data,
         _ => match &mut inputs.others[operand] {
             Some(Data::Floats(list)) => list,
+            Some(Data::Elements(buffer)) => &mut buffer.data,
             _ => panic!("{operand:?}"),
         },
     };
@@ -110,7 +111,10 @@ fn gradients_are_those_of_finite_differences() {
         "b1 q9 k7 h4/2 d16/8 mask=causal",
         "b1 q9 k12 h6/2 d8 mask=window,3,1 softcap=2 scale=0.7",
         "b2 q5 k5 h2 d8 mask=causal diagonal=top-left alibi=batch sinks",
-        "b2 q6 k11 h4/1 d8/24 bias keymask sinks scale=-0.4",
+        "b2 q6 k11 h4/1 d8/24 bias keymask sinks scale=-0.4 dbias",
+        "b2 q5 k8 h2 d8 bias dbias softcap=1 mask=causal broadcast=batch",
+        "b3 q5 k6 h4/2 d8/16 bias dbias used=5x6,2x3,0x1 dropout=0.4 broadcast=heads,queries",
+        "b2 q9 k7 h2 d8 bias dbias sinks broadcast=queries,keys",
         "packed=3x5,0x2,7x7,4x0 h4/2 d16 mask=causal softcap=1 sinks alibi=head",
         "b3 q6 k8 h2 d8 used=6x8,2x3,0x1 mask=causal",
         "b2 q9 k40 h4/2 d8/16 mask=causal dropout=0.3 softcap=2 sinks",
@@ -122,13 +126,20 @@ fn gradients_are_those_of_finite_differences() {
             for gradient in Operand::GRADIENTS {
                 let operand = gradient.gradient_of().unwrap();
                 let inputs = &backward.inputs;
-                let (len, sinks) = match (operand, &inputs.others[Operand::Sinks]) {
-                    (Operand::Q, _) => (inputs.q.data.len(), None),
-                    (Operand::K, _) => (inputs.k.data.len(), None),
-                    (Operand::V, _) => (inputs.v.data.len(), None),
-                    (_, Some(Data::Floats(list))) => (list.len(), Some(list)),
+                let (buffer, list) = match (operand, &inputs.others[operand]) {
+                    (Operand::Q, _) => (Some(&inputs.q), None),
+                    (Operand::K, _) => (Some(&inputs.k), None),
+                    (Operand::V, _) => (Some(&inputs.v), None),
+                    (_, Some(Data::Elements(bias))) => (Some(bias), None),
+                    (_, Some(Data::Floats(list))) => (None, Some(list)),
                     _ => continue,
                 };
+                if !backward.backward.wants(gradient) && gradient == Operand::DBias {
+                    continue;
+                }
+                let len = { buffer.map(|buffer| buffer.data.len()) }
+                    .or(list.map(Vec::len))
+                    .unwrap_or_default();
                 let mut random = Random(seed + 77);
                 let direction: Vec<f32> = (0..len).map(|_| random.unit()).collect();
                 let at = |step| loss(&backward, &moved(inputs, operand, &direction, step));
@@ -136,18 +147,13 @@ fn gradients_are_those_of_finite_differences() {
                 let slope = |step: f32| (at(step) - at(-step)) / (2.0 * f64::from(step));
                 let found = (4.0 * slope(STEP / 2.0) - slope(STEP)) / 3.0;
                 // The direction in the order of the gradient.
-                let ordered: Vec<f32> = match (operand, sinks) {
-                    (_, Some(sinks)) => { direction.iter().zip(sinks) }
-                        .map(|(x, sink)| if sink.is_finite() { *x } else { 0.0 })
-                        .collect(),
-                    _ => {
-                        let buffer = match operand {
-                            Operand::Q => &inputs.q,
-                            Operand::K => &inputs.k,
-                            _ => &inputs.v,
-                        };
+                let ordered: Vec<f32> = match (buffer, list) {
+                    (Some(buffer), _) => {
                         direction[buffer.offset..][..buffer.layout.reach()].to_vec()
                     }
+                    (_, sinks) => { direction.iter().zip(sinks.into_iter().flatten()) }
+                        .map(|(x, sink)| if sink.is_finite() { *x } else { 0.0 })
+                        .collect(),
                 };
                 let products = { expected.gradient(gradient).iter().zip(&ordered) }
                     .map(|(x, y)| x * f64::from(*y));
@@ -308,6 +314,78 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
         refused,
         Err(Error::Invalid(Invalid::StridesDiffer { .. }))
     ));
+}
+
+/// The sums along the dimensions in which a bias has the extent 1 or the step 0.
+#[test]
+fn the_gradient_of_a_bias_has_its_shape() {
+    let backend = Backend::cpu();
+    let (rows, keys) = ([2, 70, 4, 8], [2, 90, 2, 8]);
+    let tensor = |shape: [usize; 4], factor| {
+        let count = shape.iter().product();
+        backend.tensor(&numbers(count, factor), shape).unwrap()
+    };
+    let (q, k, v) = (tensor(rows, 0.3), tensor(keys, 0.5), tensor(keys, 0.7));
+    let d_out = tensor(rows, 0.9);
+    let attention = Attention::new().sinks(&[0.5; 4]).mask(Mask::causal());
+    let gradient = |layout: Layout| {
+        let data = vec![0.25_f32; layout.reach()];
+        let bias = backend.tensor_with_layout(&data, layout).unwrap();
+        let of_keys = || Keys::new(&k, &v).bias(&bias);
+        let output = attention.forward(&q, of_keys()).unwrap();
+        let plain = attention.backward(&d_out, &q, of_keys(), &output).unwrap();
+        assert!(plain.d_bias.is_none());
+        let attention = attention.clone().d_bias(true);
+        let all = attention.backward(&d_out, &q, of_keys(), &output).unwrap();
+        assert_eq!(all.dq.to_vec().unwrap(), plain.dq.to_vec().unwrap());
+        all.d_bias.unwrap()
+    };
+    let whole = [2, 70, 4, 90];
+    let all = gradient(Layout::bshd(whole)).to_vec().unwrap();
+    for (layout, shape) in [
+        (Layout::bhsd([1, 4, 70, 90]), [1, 70, 4, 90]),
+        (Layout::bshd([2, 1, 1, 90]), [2, 1, 1, 90]),
+        (Layout::bshd([1, 70, 1, 1]), [1, 70, 1, 1]),
+        (Layout::new(whole, [0, 90, 0, 1]), [1, 70, 1, 90]),
+        (Layout::new(whole, [4, 0, 1, 0]), [2, 1, 4, 1]),
+    ] {
+        let found = gradient(layout);
+        assert_eq!(found.shape(), shape);
+        let to = found.layout();
+        let mut expected = vec![0.0; to.reach()];
+        for (index, x) in all.iter().enumerate() {
+            let place = [
+                index / (70 * 360),
+                index / 360 % 70,
+                index / 90 % 4,
+                index % 90,
+            ];
+            let [entry, row, head, key] = std::array::from_fn(|d| place[d].min(shape[d] - 1));
+            expected[to.offset(entry, row, head) + key] += x;
+        }
+        for (x, y) in found.to_vec().unwrap().iter().zip(&expected) {
+            assert!((x - y).abs() < 2e-5, "{shape:?}: {x} {y}");
+        }
+    }
+    // Only of a bias that there is, and of its own shape.
+    let output = attention.forward(&q, (&k, &v)).unwrap();
+    let asked = attention.clone().d_bias(true);
+    let refused = asked.backward(&d_out, &q, (&k, &v), &output).map(|_| ());
+    assert!(
+        refused
+            .unwrap_err()
+            .to_string()
+            .starts_with("d_bias is wanted")
+    );
+    let bias = tensor([2, 70, 1, 90], 0.1);
+    let mut wrong = tensor([2, 70, 4, 90], 0.1);
+    let into = GradientsInto::new().d_bias(&mut wrong);
+    let of_keys = Keys::new(&k, &v).bias(&bias);
+    let refused = attention.backward_into(&d_out, &q, of_keys, &output, into);
+    assert_eq!(
+        refused.map(|_| ()).unwrap_err().to_string(),
+        "d_bias has heads 4, but bias has 1"
+    );
 }
 
 #[test]

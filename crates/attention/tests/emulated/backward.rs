@@ -167,6 +167,41 @@ fn gradients_with_dropout_equal_float64() {
     }
 }
 
+/// The gradient of a bias, for each set of dimensions that it does not depend on, with what else there may be.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_biases_equal_float64() {
+    for lengths in [
+        "b2 q70 k130",
+        "b1 q1 k1",
+        "b2 q65 k64 used=65x64,3x20",
+        "b1 q130 k70 layout=gaps",
+        "b3 q0 k70",
+        "b1 q70 k0",
+        "b0 q70 k30",
+    ] {
+        for heads in [
+            "h4/2 d64 f16 mask=causal",
+            "h2 d136/72 bf16 softcap=2 mask=window,20,5 alibi=head",
+            "h2/1 d40/200 f32 sinks softcap=1",
+            "h2/1 d64 bf16 dropout=0.3 keymask",
+            "h1 d256 f32 dropout=0.5 unaligned",
+        ] {
+            for broadcast in [
+                "none",
+                "batch,heads",
+                "queries",
+                "keys",
+                "batch,queries,heads,keys",
+            ] {
+                let case = format!("{lengths} {heads} bias dbias broadcast={broadcast} seed=3");
+                let failed = verdict(&case.parse().unwrap(), &Choice::Best);
+                assert!(!failed.is_failure(), "{failed:?}");
+            }
+        }
+    }
+}
+
 /// Gradients in f32, added to what is there, are those in 16 bits before rounding; also if only those of keys are.
 #[test]
 #[ignore = "needs g++"]
@@ -175,6 +210,8 @@ fn gradients_are_added_in_f32() {
         "b2 q70 k40 h4/2 d64 bf16 mask=causal",
         "b1 q33 k70 h2 d136 bf16",
         "b1 q20 k30 h2 d24 f32 sinks",
+        "b2 q70 k40 h4/2 d64 bf16 bias dbias broadcast=queries",
+        "b2 q40 k33 h2 d24 f32 bias dbias sinks broadcast=batch",
     ] {
         let case: Case = words.parse().unwrap();
         match case.element {
@@ -192,6 +229,7 @@ fn added<T: Element>(case: &Case) {
             let backward = Backward::builder(case.call())
                 .d_lse(data.backward.expected()[Operand::DLse].wanted)
                 .want(Operand::DSinks, case.call().has(Operand::Sinks))
+                .want(Operand::DBias, case.d_bias)
                 .gradient_type(gradient_type)
                 .adds(adds)
                 .key_sums(key_sums)
@@ -246,8 +284,18 @@ fn added<T: Element>(case: &Case) {
         let plain = run(T::TYPE, false, false);
         let added = run(ElementType::F32, true, false);
         let with_sums = run(T::TYPE, false, true);
-        assert_eq!(with_sums[0], plain[0]);
-        assert_eq!(with_sums[1..], added[1..]);
+        let wanted = Operand::GRADIENTS.into_iter().filter(|operand| {
+            operand.moves_rows()
+                || *operand == Operand::DBias && case.d_bias
+                || *operand == Operand::DSinks && case.call().has(Operand::Sinks)
+        });
+        for (index, operand) in wanted.enumerate() {
+            let expected = match operand {
+                Operand::DQ | Operand::DBias => &plain,
+                _ => &added,
+            };
+            assert_eq!(with_sums[index], expected[index], "{case}: {operand:?}");
+        }
         for (plain, added) in plain.iter().zip(&added) {
             assert_eq!(plain.len(), added.len());
             for (x, y) in plain.iter().zip(added) {

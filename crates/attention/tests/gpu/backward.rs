@@ -70,8 +70,13 @@ fn random_gradients_equal_float64() {
 /// The images that compute gradients here.
 fn images() -> impl Iterator<Item = &'static Image> {
     let profile = gpu().profile();
-    let of_roles = [Role::KeyGradients, Role::QueryGradients, Role::AllGradients].into_iter();
-    { of_roles.flat_map(images_for) }
+    let of_roles = [
+        Role::KeyGradients,
+        Role::QueryGradients,
+        Role::AllGradients,
+        Role::BiasGradients,
+    ];
+    { of_roles.into_iter().flat_map(images_for) }
         .filter(|image| image.target.runs_on(profile.major, profile.minor))
 }
 
@@ -81,7 +86,7 @@ fn every_image_equals_float64() {
     for image in images() {
         let largest = image.tiling.head_dim as usize;
         let case = |seed: u64| {
-            let mut case = Case::random(seed, 400).for_image(image).differentiable();
+            let mut case = Case::random(seed, 400).differentiable().for_image(image);
             case.heads.dim = (case.heads.dim - 1) % largest + 1;
             case.heads.dim = case.heads.dim.next_multiple_of(8);
             case.heads.value_dim = match seed % 4 {
@@ -125,6 +130,42 @@ fn awkward_shapes_equal_float64() {
             .into_iter()
             .map(|text| (text.parse().unwrap(), Choice::Best)),
     );
+}
+
+/// The gradient of a bias, for each set of dimensions that it does not depend on, as long sums too.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gradients_of_biases_equal_float64() {
+    let mut cases = Vec::new();
+    for lengths in [
+        "b2 q300 k520 h4/2 d64 bf16",
+        "b4 q130 k70 h2 d128 f16",
+        "b3 q200 k200 h2 d200/72 bf16",
+        "b2 q260 k130 h2/1 d40 f32",
+        "b2 q1 k5 h2 d64 f16",
+        "b2 q0 k70 h2 d64 f16",
+        "b0 q70 k70 h2 d64 f16",
+        "b1 q1500 k1100 h2 d64 bf16",
+    ] {
+        for options in [
+            "mask=causal",
+            "softcap=2 mask=window,70,20 alibi=head",
+            "dropout=0.3 keymask",
+        ] {
+            for broadcast in [
+                "none",
+                "batch",
+                "batch,heads",
+                "queries",
+                "keys",
+                "batch,queries,heads,keys",
+            ] {
+                let text = format!("{lengths} {options} bias dbias broadcast={broadcast}");
+                cases.push((text.parse().unwrap(), Choice::Best));
+            }
+        }
+    }
+    verify_all(cases);
 }
 
 /// Problems that gradients of other libraries failed on.
@@ -182,6 +223,8 @@ fn gradients_repeat_bit_for_bit() {
         "b2 q500 k600 h8/2 d64 bf16 mask=causal dropout=0.1",
         "packed=300x300,5x700,640x640 h4/2 d128 bf16 dropout=0.1",
         "b2 q300 k300 h4/1 d256 bf16 dropout=0.1",
+        "b4 q500 k600 h8/2 d64 bf16 bias dbias broadcast=batch,heads",
+        "b4 q500 k600 h8/2 d128 bf16 mask=causal bias dbias broadcast=queries dropout=0.1",
     ];
     for (index, text) in cases.into_iter().enumerate() {
         let case: Case = text.parse().unwrap();

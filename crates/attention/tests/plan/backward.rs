@@ -18,6 +18,7 @@ fn plan(device: &DeviceProfile, words: &str) -> Plan<BackwardProblem> {
     let case: Case = words.parse().unwrap();
     let backward = Backward::builder(case.call())
         .want(Operand::DSinks, words.contains("sinks"))
+        .want(Operand::DBias, words.contains("dbias"))
         .build()
         .unwrap();
     Planner::new(device)
@@ -101,6 +102,37 @@ fn a_plan_says_why_others_do_not_run() {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
     assert!(text.contains("sink gradients dsinks_w8"), "{text}");
+}
+
+/// Biases are the pair's on Hopper, too, and their gradient has a step of its own, also alone.
+#[test]
+fn the_gradient_of_a_bias_has_a_step() {
+    let words = "b2 q4096 k4096 h16 d128 bf16 mask=causal bias dbias broadcast=batch backward";
+    let made = plan(&DeviceProfile::h200(), words);
+    let families: Vec<_> = made.steps().iter().map(|step| step.image.family).collect();
+    let expected = [Family::Prepass, Family::Dkv, Family::Dq, Family::Dbias];
+    assert_eq!(families, expected);
+    let text = made.explain();
+    for line in [
+        "problem  bf16 b2 q4096 k4096 h16 d128 mask=causal bias backward dbias",
+        "not      dqkv_d128_64x128_w12_s2: does not support an additive bias",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(
+        text.contains("(image dbias_d256_64x64_w4_s3_bf16_sm_90)"),
+        "{text}"
+    );
+    let case: Case = words.parse().unwrap();
+    let alone = { Operand::GRADIENTS.into_iter() }
+        .fold(Backward::builder(case.call()), |builder, operand| {
+            builder.want(operand, operand == Operand::DBias)
+        });
+    let problem = BackwardProblem::of(&alone.build().unwrap());
+    let planner = Planner::new(made.device().unwrap());
+    let alone = planner.plan_backward(problem, &Choice::Best).unwrap();
+    let roles: Vec<_> = alone.steps().iter().map(|step| step.role).collect();
+    assert_eq!(roles, [Role::Prepass, Role::BiasGradients]);
 }
 
 #[test]

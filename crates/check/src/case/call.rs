@@ -73,7 +73,7 @@ impl Case {
         };
         let mut random = Random::new(self.seed ^ (0xb1a5 << operand as u32));
         let by_seed = [(); 3].map(|()| random.below(2) != 0);
-        let is_one = self.broadcast.unwrap_or(by_seed);
+        let is_one = { self.broadcast }.unwrap_or([by_seed[0], by_seed[1], by_seed[2], false]);
         let or_one = |dimension: usize, extent: usize| match is_one[dimension] {
             false => extent,
             true => 1,
@@ -84,21 +84,23 @@ impl Case {
                 or_one(0, batch),
                 or_one(1, query),
                 or_one(2, self.heads.query),
-                key,
+                or_one(3, key),
             ],
         };
         let [batch, rows, heads, keys] = shape;
         match self.layout {
             LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),
             LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, keys]),
-            LayoutKind::Gaps => {
-                let step =
-                    |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(3);
-                let head = step(keys, 2);
-                let row = step(heads, head);
-                Layout::new(shape, [step(rows, row), row, head, 2])
-            }
+            LayoutKind::Gaps => Self::with_gaps(shape, 2),
         }
+    }
+
+    /// A layout with gaps behind keys, heads and rows, whose keys are this far apart.
+    pub(crate) fn with_gaps(shape: [usize; 4], key: usize) -> Layout {
+        let step = |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(3);
+        let head = step(shape[3], key);
+        let row = step(shape[2], head);
+        Layout::new(shape, [step(shape[1], row), row, head, key])
     }
 
     /// The call of this case, with all lengths on the host.

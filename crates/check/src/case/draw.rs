@@ -1,7 +1,6 @@
 //! Random cases.
 
-use warptile::kernels::Image;
-use warptile::kernels::Kind;
+use warptile::kernels::{Image, Kind, Role};
 use warptile::spec::{
     AlibiShape, BlockLists, Features, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Operand, Scoring,
 };
@@ -124,8 +123,10 @@ impl Case {
             layout = LayoutKind::Interleaved;
         }
         let mut of_scores = Random::new(seed ^ 0xb40a);
-        let broadcast =
-            (of_scores.below(4) == 0).then(|| [(); 3].map(|()| of_scores.below(2) == 0));
+        let broadcast = (of_scores.below(4) == 0).then(|| {
+            let [batch, queries, heads] = [(); 3].map(|()| of_scores.below(2) == 0);
+            [batch, queries, heads, of_scores.below(4) == 0]
+        });
         let case = Case {
             lengths,
             used,
@@ -144,6 +145,7 @@ impl Case {
             unaligned,
             multiprocessors,
             backward: false,
+            d_bias: false,
             seed,
         };
         let case = match paged {
@@ -271,8 +273,26 @@ impl Case {
         let ([keys, values], [room, value_room]) = (self.heads.dims(), image.tiling.dims());
         let fitting = [fitted(keys, room), fitted(values, value_room)];
         self.heads = self.heads.with_dims(fitting);
+        if image.role == Role::BiasGradients {
+            self.with_bias_gradient();
+        }
         self.with_dropout_if(image.features.contains(Features::DROPOUT))
             .with_blocks_if(image.features.contains(Features::BLOCKS))
+    }
+
+    /// Gives the case a bias whose gradient is wanted, and its sequences dense tensors.
+    fn with_bias_gradient(&mut self) {
+        if let Lengths::Packed(pairs) = &self.lengths {
+            let longest = |of: fn(&(usize, usize)) -> usize| pairs.iter().map(of).max();
+            let dense = Lengths::Dense {
+                batch: pairs.len(),
+                query: longest(|pair| pair.0).unwrap_or(0),
+                key: longest(|pair| pair.1).unwrap_or(0),
+            };
+            (self.used, self.lengths) = (Used::Each(pairs.clone()), dense);
+        }
+        self.scoring = self.scoring.with(Operand::Bias);
+        self.d_bias = true;
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.

@@ -35,6 +35,7 @@ impl Case {
             }
         });
         push(&|case| case.backward = false);
+        push(&|case| case.d_bias = false);
         push(&|case| case.multiprocessors = None);
         push(&|case| case.unaligned = false);
         push(&|case| case.layout = LayoutKind::Bshd);

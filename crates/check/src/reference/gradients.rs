@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use warptile::cpu::Stop;
 use warptile::kernels::{Elements, Kind};
-use warptile::spec::{Backward, Call, HostInputs, Operand, Sequence, Slots, View};
+use warptile::spec::{Backward, HostInputs, Operand, Sequence, Slots, View};
 use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
@@ -66,12 +66,13 @@ pub(crate) fn gradients<T: Compiled>(
         lse: floats(Operand::Lse)?.unwrap_or_default(),
         d_lse: floats(Operand::DLse)?,
         sinks: floats(Operand::Sinks)?,
+        wants_bias: backward.wants(Operand::DBias),
         stop: Stop::current(),
     };
     pass.stop.check()?;
     let empty = || {
         Slots::from_fn(|operand| {
-            let layout = call.gradient_layout(operand);
+            let layout = pass.layout(operand);
             vec![0.0; layout.map_or(0, |layout| layout.shape.iter().product())]
         })
     };
@@ -103,7 +104,7 @@ pub(crate) fn gradients<T: Compiled>(
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(part) = part else { continue };
         for (all, part) in all.iter_mut().zip(&part) {
-            add_part(call, &sequence, kv_head, part, all);
+            pass.add_part(&sequence, kv_head, part, all);
         }
     }
     let [exact, mut rounded, variance] = all;
@@ -119,39 +120,6 @@ pub(crate) fn gradients<T: Compiled>(
     })
 }
 
-/// Puts the sums of a key/value head of a sequence in their places: rows by head of the group, and numbers of lists.
-fn add_part(
-    call: &Call,
-    sequence: &Sequence,
-    kv_head: usize,
-    part: &Gradients,
-    all: &mut Gradients,
-) {
-    let group = call.heads().group_size();
-    for operand in Operand::GRADIENTS {
-        let (all, part) = (&mut all[operand], &part[operand]);
-        let (heads, entry, start, count) = match operand.kind() {
-            Kind::Queries => (group, sequence.q_entry, sequence.q_start, sequence.q_len),
-            Kind::Keys => (1, sequence.k_entry, sequence.k_start, sequence.k_len),
-            _ => {
-                for (to, sum) in all.iter_mut().skip(kv_head * group).zip(part) {
-                    *to += sum;
-                }
-                continue;
-            }
-        };
-        let Some(layout) = call.gradient_layout(operand) else {
-            continue;
-        };
-        let (dense, size) = (Layout::bshd(layout.shape), layout.head_dim());
-        for (index, numbers) in part.chunks_exact(size).enumerate() {
-            let (head, row) = (kv_head * heads + index / count, start + index % count);
-            let to = dense.offset(entry, row, head);
-            all[to..to + size].copy_from_slice(numbers);
-        }
-    }
-}
-
 struct Pass<'a, T> {
     computation: Computation<'a, T>,
     rows_of_keys: Dense,
@@ -161,6 +129,8 @@ struct Pass<'a, T> {
     lse: &'a [f32],
     d_lse: Option<&'a [f32]>,
     sinks: Option<&'a [f32]>,
+    /// The gradient of a bias is computed if it is wanted: it has many numbers.
+    wants_bias: bool,
     /// The caller's flag, for all threads.
     stop: Stop,
 }
@@ -170,22 +140,83 @@ struct Scores {
     /// Weights before dropout.
     whole: Vec<f64>,
     p: Vec<f64>,
+    /// Gradients of the scaled products.
     ds: Vec<f64>,
+    /// Gradients of the scores with the bias.
+    d_bias: Vec<f64>,
 }
 
 impl<T: Element> Pass<'_, T> {
+    /// The dense layout of a gradient that is computed.
+    fn layout(&self, operand: Operand) -> Option<Layout> {
+        let is_computed = operand != Operand::DBias || self.wants_bias;
+        { self.computation.call.gradient_layout(operand) }.filter(|_| is_computed)
+    }
+
+    /// Puts the sums of a key/value head of a sequence in their places: rows by head of the group, numbers of lists, and scores.
+    fn add_part(&self, sequence: &Sequence, kv_head: usize, part: &Gradients, all: &mut Gradients) {
+        let group = self.computation.call.heads().group_size();
+        for operand in Operand::GRADIENTS {
+            let Some(layout) = self.layout(operand) else {
+                continue;
+            };
+            let (all, part) = (&mut all[operand], &part[operand]);
+            let (dense, size) = (Layout::bshd(layout.shape), layout.head_dim());
+            let (heads, entry, start, count) = match operand.kind() {
+                Kind::Queries => (group, sequence.q_entry, sequence.q_start, sequence.q_len),
+                Kind::Keys => (1, sequence.k_entry, sequence.k_start, sequence.k_len),
+                Kind::Scores => {
+                    let (queries, keys) = (sequence.q_len, sequence.k_len);
+                    // An extent of 1 is a sum.
+                    let place = |d: usize, number: usize| number.min(layout.shape[d] - 1);
+                    for (index, x) in part.iter().enumerate() {
+                        let row = index / keys;
+                        let head = kv_head * group + row / queries;
+                        let (entry, row) = (place(0, sequence.batch), place(1, row % queries));
+                        all[dense.offset(entry, row, place(2, head)) + place(3, index % keys)] += x;
+                    }
+                    continue;
+                }
+                Kind::List(_) => {
+                    for (to, sum) in all.iter_mut().skip(kv_head * group).zip(part) {
+                        *to += sum;
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            for (index, numbers) in part.chunks_exact(size).enumerate() {
+                let (head, row) = (kv_head * heads + index / count, start + index % count);
+                let to = dense.offset(entry, row, head);
+                all[to..to + size].copy_from_slice(numbers);
+            }
+        }
+    }
+
+    /// Terms of an element of the gradient of a bias.
+    fn terms_of_bias(&self) -> f64 {
+        let (call, heads) = (self.computation.call, self.computation.call.heads().query);
+        let all = [call.batch(), call.query_len(), heads, call.key_len()];
+        let shape = { self.layout(Operand::DBias) }.map_or(all, |layout| layout.shape);
+        let shared = |(all, one): (&usize, &usize)| *all as f64 / (*one).max(1) as f64;
+        all.iter().zip(&shape).map(shared).product()
+    }
+
     /// Exact, rounded, and the variance.
     fn part(&self, sequence: &Sequence, kv_head: usize) -> [Gradients; 3] {
         let call = self.computation.call;
         let heads = call.heads();
         let part = || {
             Slots::from_fn(|operand| {
-                let size = { call.gradient_layout(operand) }.map_or(0, |layout| layout.head_dim());
+                let size = self.layout(operand).map_or(0, |layout| layout.head_dim());
                 vec![
                     0.0;
                     match operand.kind() {
                         Kind::Queries => heads.group_size() * sequence.q_len * size,
                         Kind::Keys => sequence.k_len * size,
+                        Kind::Scores if self.wants_bias =>
+                            heads.group_size() * sequence.q_len * sequence.k_len,
+                        Kind::Scores => 0,
                         _ => heads.group_size() * size,
                     }
                 ]
@@ -274,14 +305,21 @@ impl<T: Element> Pass<'_, T> {
                 whole: Vec::with_capacity(s.len()),
                 p: Vec::with_capacity(s.len()),
                 ds: Vec::with_capacity(s.len()),
+                d_bias: Vec::with_capacity(s.len()),
             };
             for (index, ((dot, dp), key)) in s.into_iter().zip(dp).zip(&terms).enumerate() {
                 let (score, slant) = self.score(dot, key, round);
                 let p = round((score - lse).exp());
-                let ds = match p == 0.0 {
+                let of_score = match p == 0.0 {
                     true => 0.0,
-                    false => round(p * (round(dp) * kept(index) - delta) * slant),
+                    false => p * (round(dp) * kept(index) - delta),
                 };
+                let ds = if p == 0.0 {
+                    0.0
+                } else {
+                    round(of_score * slant)
+                };
+                scores.d_bias.push(round(of_score));
                 scores.whole.push(p);
                 scores.p.push(round(p * kept(index)));
                 scores.ds.push(ds);
@@ -314,12 +352,15 @@ impl<T: Element> Pass<'_, T> {
             whole: Vec::new(),
             p: Vec::with_capacity(terms.len()),
             ds: Vec::with_capacity(terms.len()),
+            d_bias: Vec::with_capacity(terms.len()),
         };
+        let sums_of_bias = f64::from(f32::EPSILON).powi(2) * self.terms_of_bias() / 24.0;
         for (index, key) in terms.iter().enumerate() {
             let (p, ds) = (right.p[index], right.ds[index]);
             if key.hidden {
                 spread.p.push(0.0);
                 spread.ds.push(0.0);
+                spread.d_bias.push(0.0);
                 continue;
             }
             let reach = key.size(scale.abs() * q_norm * computation.key_norms[first_norm + index]);
@@ -335,6 +376,10 @@ impl<T: Element> Pass<'_, T> {
             spread
                 .ds
                 .push(two_roundings(ds) + of_ds * of_ds + sums * ds * ds);
+            let ds = right.d_bias[index];
+            spread
+                .d_bias
+                .push(two_roundings(ds) + of_ds * of_ds + sums_of_bias * ds * ds);
         }
 
         let rows = |size: usize| {
@@ -358,6 +403,10 @@ impl<T: Element> Pass<'_, T> {
             weighted_sum(&scores.ds, of_keys, power, &mut sum);
             for (to, x) in to[Operand::DQ][dq_at..dq_at + dim].iter_mut().zip(sum) {
                 *to = factor * x;
+            }
+            if self.wants_bias {
+                let row = (in_group * sequence.q_len + position) * sequence.k_len + visible.start;
+                to[Operand::DBias][row..row + visible.len()].copy_from_slice(&scores.d_bias);
             }
             for (index, (p, ds)) in scores.p.iter().zip(&scores.ds).enumerate() {
                 let key = visible.start + index;

@@ -101,7 +101,7 @@ impl<O: Operation> Launch<O> {
             .is_some_and(|image| image.features.contains(Features::DEVICE_LENGTHS));
         let (operation, lists) = match on_device && lists.any() {
             true => (
-                O::of(&with_device_lengths(case, operation.call(), lists)?)?,
+                O::of(case, &with_device_lengths(case, operation.call(), lists)?)?,
                 DeviceInputs::of_lists(gpu.stream(), &Ferry::default(), lists)?,
             ),
             false => (operation.clone(), DeviceInputs::default()),

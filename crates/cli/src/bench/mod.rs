@@ -445,7 +445,7 @@ impl<O: Operation> Planned<O> {
             quantized: case.quantized,
             ..Case::new(queries, keys, case.heads)
         };
-        let operation = O::of(&part.try_call()?)?;
+        let operation = O::of(&part, &part.try_call()?)?;
         let part_flops = operation.flops() as f64;
         let of_part = Planned {
             plans: vec![operation.plan_on_cpu()],
@@ -514,6 +514,7 @@ impl<O: Operation> Planned<O> {
             splits: call.splits(),
         };
         let forward = tensors.forward(&settings, &data.numbers);
+        let forward = forward.d_bias(case.d_bias);
         for plan in &self.plans {
             if interrupt::requested() {
                 break;

@@ -40,6 +40,7 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
         ("unaligned", case.unaligned),
         ("padding", case.padding),
         ("backward", case.backward),
+        ("dbias", case.d_bias),
     ];
     let options = { Scoring::words() }
         .filter(|word| !["mask", "diagonal"].contains(word))
@@ -152,7 +153,7 @@ mod tests {
                 numbers.join(" ")
             ),
             "q1 d8/16 f16 pages=16 lengths=9,4 mask=causal diagonal=2".to_owned(),
-            "q3 d8 f16 keymask=padding".to_owned(),
+            "q3 d8 f16 keymask=padding bias dbias".to_owned(),
             "q3 d8 f16 blocks=64x64".to_owned(),
         ];
         for problem in &each[..2] {

@@ -97,7 +97,7 @@ pub(super) fn check_gradients<T: Element>(
 ) -> Result<Checked, Failure> {
     case.check_reference()?;
     // Gradients of all tensors, from that of the output alone.
-    let backward = <Backward as Operation>::of(&case.try_call()?)?;
+    let backward = <Backward as Operation>::of(case, &case.try_call()?)?;
     let mut data = timed(&mut seconds.generating, || case.backward::<T>())?;
     Stop::current().check()?;
     data.inputs.others[Operand::DLse] = None;

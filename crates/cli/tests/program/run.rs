@@ -492,6 +492,17 @@ fn a_gradient_of_the_output_gives_those_of_the_inputs() {
         assert_eq!(shape, expected);
         assert!(values.iter().all(|value| value.abs() < 1e-5), "{values:?}");
     }
+    // The gradients of a row's biases, of which one is shared by both heads, add up to 0.
+    let keys = |name| f32_tensor(name, &[1, 2, 1, 8]);
+    let bias = f32_tensor("bias", &[1, 1, 3, 2]);
+    let biased = [query("q"), keys("k"), keys("v"), bias, query("d_out")];
+    fs::write(&input, file(&biased)).unwrap();
+    expect_code(0, cpu_run(&input).arg("-o").arg(&output));
+    let (shape, d_bias) = read_f32(&fs::read(&output).unwrap(), "d_bias");
+    assert_eq!(shape, [1, 1, 3, 2]);
+    for row in d_bias.chunks(2) {
+        assert!((row[0] + row[1]).abs() < 1e-5 && row[0] != 0.0, "{row:?}");
+    }
     let wrong = [query("q"), key("k"), key("v"), key("d_out")];
     fs::write(&input, file(&wrong)).unwrap();
     let (_, stderr) = expect_code(2, &mut cpu_run(&input));

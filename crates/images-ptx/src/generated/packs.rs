@@ -6,6 +6,12 @@ pub static APPEND_E4M3_W4_PTX: [u8; 18737] = *include_bytes!("../../images/appen
 /// The images of a kernel: `append_w4_ptx.zst`.
 pub static APPEND_W4_PTX: [u8; 10874] = *include_bytes!("../../images/append_w4_ptx.zst");
 
+/// The images of a kernel: `dbias_d256_32x32_w4_s2_ptx.zst`.
+pub static DBIAS_D256_32X32_W4_S2_PTX: [u8; 22237] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_ptx.zst");
+
+/// The images of a kernel: `dbias_d256_64x64_w4_s3_ptx.zst`.
+pub static DBIAS_D256_64X64_W4_S3_PTX: [u8; 26129] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_ptx.zst");
+
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_ptx.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 62044] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
 
@@ -40,58 +46,58 @@ pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../../ima
 pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47709] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_ptx.zst`.
-pub static DKV_D128_32X32_W4_S1_PTX: [u8; 16918] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
+pub static DKV_D128_32X32_W4_S1_PTX: [u8; 16961] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_ptx.zst`.
-pub static DKV_D128_64X64_W4_S1_PTX: [u8; 41896] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
+pub static DKV_D128_64X64_W4_S1_PTX: [u8; 41903] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_ptx.zst`.
-pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17774] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_ptx.zst");
+pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17814] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_ptx.zst`.
-pub static DKV_D256_16X16_W4_S1_PTX: [u8; 16498] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
+pub static DKV_D256_16X16_W4_S1_PTX: [u8; 16554] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_ptx.zst`.
-pub static DKV_D256_32X32_W4_S1_PTX: [u8; 34763] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
+pub static DKV_D256_32X32_W4_S1_PTX: [u8; 34901] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_ptx.zst`.
-pub static DKV_D64_32X32_W4_S1_PTX: [u8; 15568] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
+pub static DKV_D64_32X32_W4_S1_PTX: [u8; 15605] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
-pub static DKV_D64_64X64_W4_S2_PTX: [u8; 37138] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
+pub static DKV_D64_64X64_W4_S2_PTX: [u8; 37194] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_ptx.zst`.
-pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20225] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
+pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20282] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_ptx.zst`.
-pub static DQ_D128_32X32_W4_S1_PTX: [u8; 14939] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
+pub static DQ_D128_32X32_W4_S1_PTX: [u8; 14950] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_ptx.zst`.
-pub static DQ_D128_64X64_W4_S1_PTX: [u8; 33635] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
+pub static DQ_D128_64X64_W4_S1_PTX: [u8; 33717] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_ptx.zst`.
-pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21384] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_ptx.zst");
+pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21453] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_ptx.zst`.
-pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14702] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
+pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14732] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_ptx.zst`.
-pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30323] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
+pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30415] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_ptx.zst`.
-pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22978] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_ptx.zst");
+pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22966] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_ptx.zst`.
-pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23073] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_ptx.zst");
+pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23198] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_ptx.zst`.
-pub static DQ_D64_32X32_W4_S1_PTX: [u8; 13413] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
+pub static DQ_D64_32X32_W4_S1_PTX: [u8; 13454] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
-pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29260] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
+pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29343] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_ptx.zst`.
-pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18319] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
+pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18397] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dsinks_w8_ptx.zst`.
 pub static DSINKS_W8_PTX: [u8; 2459] = *include_bytes!("../../images/dsinks_w8_ptx.zst");

@@ -3,6 +3,12 @@
 /// The images of a kernel: `append_w4_sm_100.zst`.
 pub static APPEND_W4_SM_100: [u8; 13840] = *include_bytes!("../../images/append_w4_sm_100.zst");
 
+/// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_100.zst`.
+pub static DBIAS_D256_32X32_W4_S2_SM_100: [u8; 20280] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_100.zst");
+
+/// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_100.zst`.
+pub static DBIAS_D256_64X64_W4_S3_SM_100: [u8; 28466] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_100.zst");
+
 /// The images of a kernel: `decode_d128_16x128_w8_s2_sm_100.zst`.
 pub static DECODE_D128_16X128_W8_S2_SM_100: [u8; 41355] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_100.zst");
 
@@ -52,55 +58,55 @@ pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35147] = *include_bytes!("../../
 pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55382] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17207] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_100.zst");
+pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17150] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_100.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 38566] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_100.zst");
+pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 38874] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_100.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21633] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_100.zst");
+pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21691] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_100.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17589] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_100.zst");
+pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17664] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 33243] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_100.zst");
+pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 33312] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17291] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_100.zst");
+pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17362] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_100.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 32375] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_100.zst");
+pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 32505] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_100.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 24935] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_100.zst");
+pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 25057] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 17445] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_100.zst");
+pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 17530] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_100.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 32115] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_100.zst");
+pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 32385] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22103] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_100.zst");
+pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22171] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_100.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 17408] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_100.zst");
+pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 17515] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 36263] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_100.zst");
+pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 36443] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25228] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_100.zst");
+pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25311] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 16616] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_100.zst");
+pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 16687] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 34167] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
+pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 33964] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20198] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_100.zst");
+pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20278] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_100.zst`.
 pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../../images/dsinks_w8_sm_100.zst");

@@ -3,6 +3,12 @@
 /// The images of a kernel: `append_w4_sm_120.zst`.
 pub static APPEND_W4_SM_120: [u8; 13944] = *include_bytes!("../../images/append_w4_sm_120.zst");
 
+/// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_120.zst`.
+pub static DBIAS_D256_32X32_W4_S2_SM_120: [u8; 20013] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_120.zst");
+
+/// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_120.zst`.
+pub static DBIAS_D256_64X64_W4_S3_SM_120: [u8; 25413] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_120.zst");
+
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_120.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 49095] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
 
@@ -31,55 +37,55 @@ pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../../
 pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 50020] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16835] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
+pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16939] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_120.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 34860] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
+pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 35182] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_120.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19653] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
+pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19764] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_120.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17386] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
+pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17482] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 29799] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
+pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 29769] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 17123] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
+pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 17238] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_120.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 30763] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
+pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 30994] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_120.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21476] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_120.zst");
+pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21700] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16206] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
+pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16280] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_120.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 31654] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
+pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 31666] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_120.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21302] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
+pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21484] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16778] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
+pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16863] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 32228] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
+pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 32305] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22360] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_120.zst");
+pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22451] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15317] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
+pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15386] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 28039] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
+pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 27869] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19297] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");
+pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19392] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_120.zst`.
 pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../../images/dsinks_w8_sm_120.zst");

@@ -6,6 +6,12 @@ pub static APPEND_E4M3_W4_SM_80: [u8; 14231] = *include_bytes!("../../images/app
 /// The images of a kernel: `append_w4_sm_80.zst`.
 pub static APPEND_W4_SM_80: [u8; 11948] = *include_bytes!("../../images/append_w4_sm_80.zst");
 
+/// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_80.zst`.
+pub static DBIAS_D256_32X32_W4_S2_SM_80: [u8; 14668] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_80.zst");
+
+/// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_80.zst`.
+pub static DBIAS_D256_64X64_W4_S3_SM_80: [u8; 21673] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_80.zst");
+
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59622] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
 
@@ -40,64 +46,64 @@ pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../../i
 pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15514] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
+pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15589] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s1_sm_80.zst`.
-pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22603] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
+pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22764] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 33034] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 33209] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17687] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
+pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17849] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14878] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
+pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14933] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 24681] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 24983] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
-pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 21970] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
+pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22078] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14239] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
+pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14279] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 31635] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 31762] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19665] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
+pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19776] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12883] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
+pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12900] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 30912] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 31059] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 18976] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
+pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 19109] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15054] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
+pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15112] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 26362] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 26523] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19798] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
+pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19907] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21197] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
+pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21284] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 11842] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
+pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 11710] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 29065] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 29433] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18260] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
+pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18271] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_80.zst`.
 pub static DSINKS_W8_SM_80: [u8; 3541] = *include_bytes!("../../images/dsinks_w8_sm_80.zst");

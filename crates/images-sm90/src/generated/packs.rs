@@ -6,6 +6,12 @@ pub static APPEND_E4M3_W4_SM_90: [u8; 18730] = *include_bytes!("../../images/app
 /// The images of a kernel: `append_w4_sm_90.zst`.
 pub static APPEND_W4_SM_90: [u8; 11739] = *include_bytes!("../../images/append_w4_sm_90.zst");
 
+/// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_90.zst`.
+pub static DBIAS_D256_32X32_W4_S2_SM_90: [u8; 16901] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_90.zst");
+
+/// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_90.zst`.
+pub static DBIAS_D256_64X64_W4_S3_SM_90: [u8; 23446] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_90.zst");
+
 /// The images of a kernel: `decode_d128_16x128_w8_s2_sm_90.zst`.
 pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 80461] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_90.zst");
 
@@ -61,76 +67,76 @@ pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../../i
 pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16036] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16103] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
-pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24840] = *include_bytes!("../../images/dkv_d128_64x128_w8_s2_sm_90.zst");
+pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24993] = *include_bytes!("../../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 33592] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 33896] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18241] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_90.zst");
+pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18418] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_64x64_w8_s2_sm_90.zst`.
-pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20334] = *include_bytes!("../../images/dkv_d192_64x64_w8_s2_sm_90.zst");
+pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20404] = *include_bytes!("../../images/dkv_d192_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15085] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_90.zst");
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15114] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26079] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26304] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
-pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20831] = *include_bytes!("../../images/dkv_d256_64x64_w8_s2_sm_90.zst");
+pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20897] = *include_bytes!("../../images/dkv_d256_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15335] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_90.zst");
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15390] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23036] = *include_bytes!("../../images/dkv_d64_64x128_w4_s2_sm_90.zst");
+pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23143] = *include_bytes!("../../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 32241] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 32557] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
-pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23322] = *include_bytes!("../../images/dkv_d96_64x128_w8_s2_sm_90.zst");
+pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23439] = *include_bytes!("../../images/dkv_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19087] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_90.zst");
+pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19404] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_128x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24174] = *include_bytes!("../../images/dq_d128_128x64_w4_s1_sm_90.zst");
+pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24285] = *include_bytes!("../../images/dq_d128_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 14155] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_90.zst");
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 14373] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29141] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29428] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19480] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_90.zst");
+pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19615] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16867] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_90.zst");
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16958] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 27960] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 28253] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22785] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_90.zst");
+pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22811] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12601] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_90.zst");
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12689] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25887] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 26060] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
-pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22943] = *include_bytes!("../../images/dq_d96_128x64_w4_s1_sm_90.zst");
+pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22983] = *include_bytes!("../../images/dq_d96_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18055] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
+pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18194] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
 pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 43356] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");

@@ -38,10 +38,12 @@ tilings! {
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
+    D256M32N32W4S2: head_dim 256, tile 32 x 32, warps 4, stages 2;
     D256M64N16W4S1: head_dim 256, tile 64 x 16, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W12S3: head_dim 256, tile 64 x 64, warps 12, stages 3;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
+    D256M64N64W4S3: head_dim 256, tile 64 x 64, warps 4, stages 3;
     D256M64N64W8S1: head_dim 256, tile 64 x 64, warps 8, stages 1;
     D256M64N64W8S2: head_dim 256, tile 64 x 64, warps 8, stages 2;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
@@ -87,6 +89,12 @@ tilings! {
 }
 
 kernels! {
+    Dbias D256M32N32W4S2 "dbias_d256_32x32_w4_s2" {
+        4: shared 35072, k_stride 68, v_stride 68;
+    }
+    Dbias D256M64N64W4S3 "dbias_d256_64x64_w4_s3" {
+        2: shared 55808, k_stride 72, v_stride 72;
+    }
     Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
         2: shared 211456;
     }

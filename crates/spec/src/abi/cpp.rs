@@ -2,12 +2,12 @@
 
 use super::declared::{Block, Declared, Member};
 use super::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, Forward,
-    ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout, GRADIENTS_ADD,
-    GRADIENTS_F32, KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED, RAGGED_KEYS,
-    READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward, cpp_backward_dropout,
-    cpp_backward_tma, cpp_backward_tma_dropout, cpp_blocks, cpp_dropout, cpp_numbers,
-    cpp_operations, cpp_runs, cpp_structs,
+    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, BiasGradient,
+    Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout,
+    GRADIENTS_ADD, GRADIENTS_F32, KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED,
+    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward,
+    cpp_backward_bias, cpp_backward_dropout, cpp_backward_tma, cpp_backward_tma_dropout,
+    cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
 };
 use crate::capability::{self, Features, Role};
 
@@ -62,7 +62,7 @@ fn cpp_hash<T: Block>() -> String {
 ///
 /// They assert the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right size has
 /// every member where Rust has it.
-pub fn cpp_headers() -> [(&'static str, String); 9] {
+pub fn cpp_headers() -> [(&'static str, String); 10] {
     let lists = |feature: Features, name| {
         let feature = feature.bits();
         format!("enum : unsigned {{ FEATURE_{name} = {feature} }};\n")
@@ -74,6 +74,7 @@ pub fn cpp_headers() -> [(&'static str, String); 9] {
         capability::cpp_roles_of_backward()
     );
     let role_of_runs = Role::KeyRuns.number();
+    let role_of_bias = Role::BiasGradients.number();
     [
         header(
             "abi",
@@ -154,6 +155,17 @@ pub fn cpp_headers() -> [(&'static str, String); 9] {
             &[
                 &cpp_backward_dropout(),
                 &of_variant("DROPOUT", &[cpp_hash::<BackwardDropout>()]),
+            ],
+        ),
+        header(
+            "abi_backward_bias",
+            true,
+            &["abi_backward_dropout"],
+            &[
+                &format!("enum : unsigned {{ ROLE_BIAS_GRADIENTS = {role_of_bias} }};\n\n"),
+                &cpp_backward_bias(),
+                "\n",
+                &cpp_hash::<BiasGradient>(),
             ],
         ),
         header(

@@ -428,8 +428,8 @@ impl<'a> CallBuilder<'a> {
             }
         };
         terms.layouts[Operand::Out as usize] = Some(out);
-        for operand in { Operand::ALL.into_iter() }.filter(|operand| operand.kind() == Kind::Scores)
-        {
+        let of_scores = |operand: &Operand| operand.kind() == Kind::Scores;
+        for operand in Operand::of(Operations::FORWARD).filter(of_scores) {
             terms.layouts[operand as usize] = score_tensor(operand)?;
         }
         let mut call = Call {

@@ -114,14 +114,26 @@ def _gradients(q, k, v, needs, options):
     """Tensors for the gradients that are needed, without elements for others."""
     make = "new_zeros" if any(options.get(name) is not None for name in _LENGTHS) else "new_empty"
     made = [getattr(of, make)(of.shape) if needed else of.new_empty(0) for of, needed in zip((q, k, v), needs)]
-    learned = ((name, options[name].shape if needed else 0) for name, needed in zip(_LEARNED, needs[3:]))
-    return *made, *(q.new_empty(shape, dtype=_TENSORS[name]) for name, shape in learned)
+    for name, needed in zip(_LEARNED, needs[3:]):
+        of = options[name] if needed else q.new_empty(0)
+        made.append(of.new_empty(of.shape) if _once(of) is of else of.new_zeros(of.shape))
+    return tuple(made)
+
+
+def _once(tensor, of=None):
+    """The first of what is repeated in a tensor, or of what is in another one: a gradient there, and 0 elsewhere, has the right sums."""
+    for dimension, (size, stride) in enumerate(zip(*((of.shape, of.stride()) if of is not None else (tensor.shape, tensor.stride())))):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _backward(d_out, d_lse, q, k, v, out, lse, needs, *rest, **named):
     options = _named(rest, named)
     made = _gradients(q, k, v, needs, options)
     into = {name: to for name, to, needed in zip(_GRADIENTS.values(), made, needs) if needed}
+    if "d_bias" in into:
+        into["d_bias"] = _once(into["d_bias"], options["bias"])
     options = _native(options)
     # The kernel that was chosen is one for the output.
     del options["kernel"]

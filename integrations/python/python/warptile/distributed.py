@@ -440,7 +440,7 @@ class _Attend(torch.autograd.Function):
             dk[:, call.keys] += buffers["dk"]
             dv[:, call.keys] += buffers["dv"]
             if sinks is not None:
-                d_sinks += found[3]
+                d_sinks += found[4]
         rank = dist.get_rank(group)
         dk, dv = (_give_back(x, plan, group, rank).to(k.dtype) for x in (dk, dv))
         return dq.to(q.dtype), dk, dv, d_sinks, None, None, None

@@ -69,7 +69,6 @@ def scaled_dot_product_attention(
         not (masked and is_causal)
         and _takes(query, key, value, enable_gqa)
         and (not masked or _takes_mask(query, key, attn_mask))
-        and not (masked and needs_gradient and attn_mask.requires_grad)
         and (dropout_p == 0.0 or _drops(query, dropout_p))
     )
     if not taken:
@@ -229,13 +228,13 @@ def _save(ctx, inputs, output):
 def _backward(ctx, grad_out, _grad_lse):
     query, key, value, mask, sinks, state, out, lse = ctx.saved_tensors
     needed = ctx.needs_input_grad
-    if needed[3]:
-        raise Unsupported("there is no gradient of attn_mask")
-    needs = [*needed[:3], needed[7]]
+    needs = [*needed[:4], needed[7]]
     tensors = (row_contiguous(tensor) for tensor in (query, key, value))
     options = _options(mask, ctx.is_causal, ctx.scale, ctx.softcap, sinks, ctx.dropout_p, state)
-    *gradients, d_sinks = _operators.backward(grad_out, None, *tensors, out, lse, needs, **options)
-    return (*gradients, None, None, None, None, d_sinks, None, None)
+    *gradients, d_mask, d_sinks = _operators.backward(grad_out, None, *tensors, out, lse, needs, **options)
+    if d_mask is not None:
+        d_mask = d_mask.view(mask.shape)
+    return (*gradients, d_mask, None, None, None, d_sinks, None, None)
 
 
 _operators.register_autograd(_library, "scaled_dot_product_attention", _save, _backward)
@@ -441,7 +440,7 @@ def _gradients(grad_out, query, key, value, out, lse, options, dropout_p, random
     tensors = (row_contiguous(tensor) for tensor in (grad_out, query, key, value, out))
     into = dict(zip(("dq", "dk", "dv"), made))
     try:
-        attention_backward(*tensors, lse, needs=(True, True, True, False), **into, **options)
+        attention_backward(*tensors, lse, needs=(True, True, True, False, False), **into, **options)
     except NoKernel:
         if dropout_p != 0.0:
             raise
@@ -544,7 +543,7 @@ def transformers_attention(
     if torch.is_autocast_enabled(query.device.type):
         query, key, value, attention_mask = _autocast(query, key, value, attention_mask)
     sinks = None if s_aux is None else s_aux.float()
-    learned = (tensor for tensor in (query, key, value, sinks) if tensor is not None)
+    learned = (tensor for tensor in (query, key, value, attention_mask, sinks) if tensor is not None)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
     if needs_gradient or torch.compiler.is_compiling():
         operator = torch.ops.warptile.scaled_dot_product_attention

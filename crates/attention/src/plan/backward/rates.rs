@@ -11,7 +11,7 @@ const MULTIPROCESSORS: f64 = 132.0;
 
 /// TFLOP/s of the products that a family computes, by the head size of its tiles: 4,096 queries and keys without a mask, f16 or bf16; see
 /// docs/notebook/backward.md.
-const TFLOPS: [(Family, u32, f64); 16] = [
+const TFLOPS: [(Family, u32, f64); 17] = [
     (Family::Dkv, 64, 309.0),
     (Family::Dkv, 128, 301.0),
     (Family::Dkv, 192, 164.0),
@@ -28,6 +28,8 @@ const TFLOPS: [(Family, u32, f64); 16] = [
     (Family::Wdkv, 256, 690.0),
     (Family::Wdq, 192, 658.0),
     (Family::Wdq, 256, 610.0),
+    // On an H200, with a bias for each head and 8 heads of 256; of smaller heads it computes fewer products than its tiles hold.
+    (Family::Dbias, 256, 86.0),
 ];
 
 /// TFLOP/s of kernels that were not measured: those of f32 use the vector units.
@@ -82,6 +84,7 @@ pub(super) fn estimate_us(
         Role::QuerySums => return reads(of_keys * (size_of::<f32>() + size)),
         Role::SinkGradients => return reads(2 * size_of::<f32>()),
         Role::AllGradients => 5.0,
+        Role::BiasGradients => 2.0,
         Role::KeyGradients => 4.0,
         _ => 3.0,
     };
