@@ -186,6 +186,12 @@
 #define WARPTILE_SCHEME_HEADS 1
 
 /**
+ * By heads among the ranks of a host, which fetch the keys of other hosts: each row goes to a host once. Ranks that follow each other are on
+ * one of `hosts` hosts, the same number on each.
+ */
+#define WARPTILE_SCHEME_HYBRID 2
+
+/**
  * A write that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
  */
 typedef struct warptile_append warptile_append;
@@ -1084,6 +1090,10 @@ typedef struct warptile_sharded_desc {
    * Where each document begins among the rows, and where the last one ends: documents + 1 numbers in host memory.
    */
   const int64_t *document_offsets;
+  /**
+   * How many hosts there are, for WARPTILE_SCHEME_HYBRID.
+   */
+  size_t hosts;
 } warptile_sharded_desc;
 
 /**
@@ -1552,7 +1562,7 @@ int32_t warptile_sharded_backward(const struct warptile_sharded *sharded,
 int32_t warptile_sharded_lse(const struct warptile_sharded *sharded, const struct warptile_sharded_output *output, float *lse);
 
 /**
- * Predicts a call over as many GPUs as `ranks` says, by either scheme, from the plan for one: some lines of text, written as
+ * Predicts a call over as many GPUs as `ranks` says, by its scheme and another, from the plan for one: some lines of text, written as
  * warptile_explain does, whose arguments `device`, `gpu`, `text`, `capacity` and `needed` are. The GPUs are taken to be joined by NVLink.
  *
  * # Safety
@@ -1587,4 +1597,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 13b8b0de5fd0dcf8794ec31fc36ef5ba089a5e3db45af08374559e4a221f9605 */
+/* Seal of header.sh: fced16919bcff259ae7eaa1b351abb2b4d8be549ec9aa36813ce46a7153ff281 */

@@ -67,19 +67,25 @@ pub(crate) enum By {
     Gather,
     /// Each device computes all rows of some heads.
     Heads,
+    /// As on two hosts: by heads among the devices of a half, which fetch the other half's keys.
+    Hybrid,
 }
 
 impl By {
-    /// In the order of preference where both take the same time.
+    /// Those for one host, in the order of preference where both take the same time.
     pub(crate) const ALL: [By; 2] = [By::Gather, By::Heads];
 
     pub(crate) fn scheme(self) -> Scheme {
         match self {
             By::Gather => Scheme::Gather,
             By::Heads => Scheme::Heads,
+            By::Hybrid => Scheme::Hybrid { hosts: HOSTS },
         }
     }
 }
+
+/// How many hosts the devices of one stand for.
+const HOSTS: usize = 2;
 
 impl fmt::Display for By {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -250,8 +256,16 @@ impl SeveralArgs {
     }
 
     /// Why the scheme `heads` does not take a problem, if it does not.
-    fn why_not_heads(&self, case: &Case) -> Option<String> {
-        let (ranks, heads) = (self.count(), case.heads.query);
+    fn why_not(&self, by: By, case: &Case) -> Option<String> {
+        let heads = case.heads.query;
+        let ranks = match by {
+            By::Gather => return None,
+            By::Heads => self.count(),
+            By::Hybrid if !self.count().is_multiple_of(HOSTS) => {
+                return Some(format!("{} devices are not two halves", self.count()));
+            }
+            By::Hybrid => self.count() / HOSTS,
+        };
         let few = || format!("{ranks} devices need at least as many query heads, not {heads}");
         match has_numbers(case) {
             true => Some("it takes no options with a number for each head".to_owned()),
@@ -267,7 +281,7 @@ impl SeveralArgs {
         map: &RowMap,
         one_us: f64,
     ) -> Result<Expected, Failure> {
-        if let (By::Heads, Some(why)) = (by, self.why_not_heads(case)) {
+        if let Some(why) = self.why_not(by, case) {
             return Err(Failure::Input(why));
         }
         expected(by, case, map, one_us)
@@ -283,10 +297,10 @@ impl SeveralArgs {
         if let Some(word) = for_one_device(case) {
             return Err(refused(&format!("`{word}` is for one device")));
         }
-        if self.scheme == Some(By::Heads)
-            && let Some(why) = self.why_not_heads(case)
+        if let Some(by) = self.scheme
+            && let Some(why) = self.why_not(by, case)
         {
-            return Err(refused(&format!("--scheme heads: {why}")));
+            return Err(refused(&format!("--scheme {by:?}: {why}").to_lowercase()));
         }
         let lengths = case.used_lengths();
         if lengths.iter().any(|(queries, keys)| queries != keys) {
@@ -321,11 +335,12 @@ impl SeveralArgs {
     /// As [`deal`](Self::deal).
     pub(crate) fn ways(&self, case: &Case) -> Result<Vec<Dealt>, Failure> {
         let dealt = self.deal(case)?;
-        let takes_heads = self.why_not_heads(case).is_none();
-        let schemes = { By::ALL.into_iter() }.filter(|by| match self.scheme {
-            Some(given) => *by == given,
-            None => *by == By::Gather || takes_heads,
-        });
+        let schemes = match self.scheme {
+            Some(given) => vec![given],
+            None => { By::ALL.into_iter() }
+                .filter(|by| self.why_not(*by, case).is_none())
+                .collect(),
+        };
         let shardings = match (&dealt.sharding, self.sharding) {
             (Sharding::Documents(_), _) | (_, Some(_)) => vec![dealt.sharding],
             _ => vec![Sharding::Zigzag, Sharding::Contiguous],
@@ -337,7 +352,7 @@ impl SeveralArgs {
                 len: dealt.len,
             })
         };
-        Ok(schemes.flat_map(way).collect())
+        Ok(schemes.into_iter().flat_map(way).collect())
     }
 
     /// The nearest problem that these devices take, of about as much work.
@@ -358,7 +373,7 @@ impl SeveralArgs {
             scoring = scoring.without("alibi");
         }
         let mut heads = case.heads;
-        if self.scheme == Some(By::Heads) {
+        if self.scheme.is_some_and(|by| by != By::Gather) {
             let numbers = Operand::of_scores().filter_map(Operand::word);
             scoring = numbers.fold(scoring, |all, word| all.without(word));
             heads.query = heads
@@ -396,8 +411,9 @@ impl SeveralArgs {
     /// As [`deal`](Self::deal).
     pub(crate) fn draw(&self, case: &Case) -> Result<Dealt, Failure> {
         let mut dealt = self.deal(case)?;
-        if self.scheme.is_none() && self.why_not_heads(case).is_none() && case.seed % 2 == 1 {
-            dealt.by = By::Heads;
+        let drawn = [By::Gather, By::Heads, By::Gather, By::Hybrid][(case.seed % 4) as usize];
+        if self.scheme.is_none() && self.why_not(drawn, case).is_none() {
+            dealt.by = drawn;
         }
         if self.sharding.is_none() && !matches!(dealt.sharding, Sharding::Documents(_)) {
             dealt.sharding = match case.seed / 2 % 2 {
@@ -515,6 +531,12 @@ mod tests {
             words.insert(dealt.sharding());
         }
         assert!(by_heads > 20, "{by_heads}");
+        let of_two_halves = several("cpu,cpu", None);
+        let drawn = (0..40).map(|seed| {
+            let case = of_two_halves.fitted(&Case::random(seed, 300));
+            of_two_halves.draw(&case).unwrap().by
+        });
+        assert!(drawn.filter(|by| *by == By::Hybrid).count() > 2);
         assert_eq!(words.len(), 3);
     }
 

@@ -268,6 +268,10 @@ impl Several {
         let (chosen, other) = match by {
             By::Gather => (gather?, (By::Heads, heads)),
             By::Heads => (heads?, (By::Gather, gather)),
+            By::Hybrid => {
+                let hybrid = args.several.expected(by, case, &map, one_us);
+                (hybrid?, (By::Gather, gather))
+            }
         };
         Ok(Several {
             dealt,

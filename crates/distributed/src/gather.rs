@@ -32,12 +32,9 @@ pub(crate) fn forward<T: Element>(
     let agreed = shards.agree::<T>("forward", attention, shapes)?;
     // Work that a rank's thread submits waits for nothing that another one submits later.
     let outputs = group.each(|rank| {
-        let rank_of = Rank {
-            shards,
-            rank,
-            local: group.place(rank),
-            needs: &all_needs[rank],
-        };
+        let local = group.place(rank);
+        let rank_of = Rank::of(shards, rank, &all_needs[rank]);
+        let own = kv.map(|from| from[local].tensor);
         let kv_heads = k[0].tensor.shape()[2];
         let is_alone = group.processes().is_none() && all_needs[rank].spans.is_empty();
         let groups = match attention.has_numbers() || is_alone {
@@ -48,7 +45,7 @@ pub(crate) fn forward<T: Element>(
             .iter()
             .map(|heads| staged_keys(shards, rank, &all_needs, heads, kv));
         let staged = staged.collect::<Result<Vec<_>>>()?;
-        { rank_of.forward(attention, q, kv, groups.into_iter().zip(staged)) }.of_rank(rank)
+        { rank_of.forward(attention, &q[local], own, groups.into_iter().zip(staged)) }.of_rank(rank)
     });
     drop(agreed);
     let outputs = outputs.into_iter().collect::<Result<Vec<_>>>();
@@ -137,20 +134,21 @@ pub(crate) fn backward<T: Element>(
         sums.push(begun.1.into_iter());
         to.push(begun.2);
     }
-    let rank_of = |rank| Rank {
-        shards,
-        rank,
-        local: group.place(rank),
-        needs: &all_needs[rank],
+    let rank_of = |rank| Rank::of(shards, rank, &all_needs[rank]);
+    let given_to = |rank| {
+        let local = group.place(rank);
+        Given {
+            attention,
+            d_out: &d_out[local],
+            q: &q[local],
+            kv: lent.map(|from| from[local].tensor),
+            out: &output.0[local],
+            lse: output.1,
+        }
     };
-    let given = Given {
-        attention,
-        d_out,
-        q,
-        kv: lent,
-        output,
-    };
-    let documents = group.each_of(&mut to, |rank, to| rank_of(rank).documents_to(&given, to));
+    let documents = group.each_of(&mut to, |rank, to| {
+        rank_of(rank).documents_to(&given_to(rank), to)
+    });
     all_or_none(group, documents)?;
     let mut sums: Vec<Vec<[Tensor<f32>; 2]>> = { groups.iter() }
         .map(|_| sums.iter_mut().filter_map(Iterator::next).collect())
@@ -160,8 +158,9 @@ pub(crate) fn backward<T: Element>(
         let items = { to.iter_mut().zip(&mut staged) }.zip(sums.iter_mut());
         let computed = group.each_of(items, |rank, ((to, staged), sums)| {
             let staged = staged.next();
+            let (dq, numbers) = (&mut to.dq, &mut to.numbers[..]);
             staged.map_or(Ok(()), |kv| {
-                rank_of(rank).gradients(&given, heads, kv, to, sums)
+                rank_of(rank).gradients(&given_to(rank), heads, kv, (dq, numbers), sums)
             })
         });
         all_or_none(group, computed)?;
@@ -187,13 +186,14 @@ pub(crate) fn backward<T: Element>(
     Ok(Gradients::new([dq, dk, dv], numbers))
 }
 
-/// The arguments of a backward pass.
-struct Given<'a, T: Element> {
-    attention: &'a Attention,
-    d_out: &'a [Tensor<T>],
-    q: &'a [Tensor<T>],
-    kv: [&'a [Source<'a, T>]; 2],
-    output: (&'a [Tensor<T>], &'a ShardedLse),
+/// The arguments of a backward pass on a rank. The keys and values are its own.
+pub(crate) struct Given<'a, T: Element> {
+    pub(crate) attention: &'a Attention,
+    pub(crate) d_out: &'a Tensor<T>,
+    pub(crate) q: &'a Tensor<T>,
+    pub(crate) kv: [&'a Tensor<T>; 2],
+    pub(crate) out: &'a Tensor<T>,
+    pub(crate) lse: &'a ShardedLse,
 }
 
 /// The gradients of a rank's rows.
@@ -215,7 +215,7 @@ fn with_numbers<'a, T: Element>(
 }
 
 /// The keys that a rank's queries see, by where these are.
-struct Needs {
+pub(crate) struct Needs {
     /// Documents that are the rank's as a whole.
     documents: Option<Documents>,
     /// Parts that need no rows of other ranks, and their rows among those of the rank.
@@ -223,7 +223,7 @@ struct Needs {
     /// All other parts.
     fetched: Vec<Part>,
     /// The keys of these.
-    spans: Vec<Range<usize>>,
+    pub(crate) spans: Vec<Range<usize>>,
     /// True if a part ends with another key than its last query's own. A call takes distances from where its last row is that of its last
     /// key.
     is_apart: bool,
@@ -233,7 +233,29 @@ impl Needs {
     /// The needs of all ranks.
     fn all(map: &RowMap, attention: &Attention) -> Result<Vec<Needs>> {
         let of = |rank| Needs::of(map, rank, attention);
-        let all = (0..map.ranks()).map(of).collect::<Result<Vec<_>>>()?;
+        Self::checked((0..map.ranks()).map(of), attention)
+    }
+
+    /// As [`all`](Self::all), where no rank has keys that it need not fetch.
+    pub(crate) fn all_fetched(map: &RowMap, attention: &Attention) -> Result<Vec<Needs>> {
+        let of = |rank| {
+            let fetched = parts(map, rank, attention.mask_set())?;
+            Ok(Needs {
+                documents: None,
+                own: Vec::new(),
+                spans: staged(&fetched),
+                is_apart: is_apart(map.chunks(rank), &fetched),
+                fetched,
+            })
+        };
+        Self::checked((0..map.ranks()).map(of), attention)
+    }
+
+    fn checked(
+        all: impl Iterator<Item = Result<Needs>>,
+        attention: &Attention,
+    ) -> Result<Vec<Needs>> {
+        let all = all.collect::<Result<Vec<_>>>()?;
         let aligned = |first: &usize| first.is_multiple_of(DropoutState::ALIGNMENT as usize);
         if attention.has(Operand::DropoutState)
             && let Some(rank) = { all.iter() }.position(|needs| {
@@ -267,7 +289,7 @@ impl Needs {
     }
 
     /// The keys that these parts see.
-    fn seen(&self) -> Vec<Range<usize>> {
+    pub(crate) fn seen(&self) -> Vec<Range<usize>> {
         let parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
         staged(&parts)
     }
@@ -278,8 +300,7 @@ impl Needs {
         let documents = { (!has_dropout).then(|| Documents::of(map.chunks(rank))) }.flatten();
         let (mut own, mut fetched) = (Vec::new(), Vec::new());
         let parts = parts(map, rank, attention.mask_set())?;
-        let mut chunks = map.chunks(rank).iter().zip(&parts);
-        let is_apart = chunks.any(|(chunk, part)| chunk.rows.end != part.keys.end);
+        let is_apart = is_apart(map.chunks(rank), &parts);
         for (at, part) in parts.into_iter().enumerate() {
             match &map.pieces(part.keys.clone())[..] {
                 _ if documents.as_ref().is_some_and(|all| all.has(at)) => {}
@@ -299,28 +320,47 @@ impl Needs {
     }
 }
 
-/// One rank's part of a call.
-struct Rank<'a> {
-    shards: &'a Shards<'a>,
-    rank: usize,
-    /// Its place among the ranks of this process.
-    local: usize,
-    needs: &'a Needs,
+/// Returns true if a chunk's keys end with another than its last query's own.
+fn is_apart(chunks: &[Chunk], parts: &[Part]) -> bool {
+    let mut chunks = chunks.iter().zip(parts);
+    chunks.any(|(chunk, part)| chunk.rows.end != part.keys.end)
 }
 
-impl Rank<'_> {
-    fn forward<'s, T: Element>(
+/// One rank's part of a call.
+pub(crate) struct Rank<'a> {
+    pub(crate) shards: &'a Shards<'a>,
+    pub(crate) rank: usize,
+    /// Its place among the ranks of this process.
+    pub(crate) local: usize,
+    pub(crate) needs: &'a Needs,
+    /// The number of its first query head.
+    pub(crate) first_head: usize,
+}
+
+impl<'a> Rank<'a> {
+    /// A rank that has all heads.
+    fn of(shards: &'a Shards<'a>, rank: usize, needs: &'a Needs) -> Self {
+        Rank {
+            shards,
+            rank,
+            local: shards.group().place(rank),
+            needs,
+            first_head: 0,
+        }
+    }
+
+    /// The rows of `q` by the keys and values of its own and those that it has fetched.
+    pub(crate) fn forward<'s, T: Element>(
         &self,
         attention: &Attention,
-        q: &[Tensor<T>],
-        kv: [&[Source<'_, T>]; 2],
+        q: &Tensor<T>,
+        own: [&Tensor<T>; 2],
         staged: impl Iterator<Item = (Range<usize>, [Staged<'s, T>; 2])>,
     ) -> warptile::Result<(Tensor<T>, Vec<Piece>)> {
         let mut staged: Vec<_> = staged.collect();
-        let q = &q[self.local];
         let Needs { fetched, spans, .. } = self.needs;
         let [_, rows, heads, _] = q.shape();
-        let [_, _, kv_heads, value_dim] = kv[1][self.local].tensor.shape();
+        let [_, _, kv_heads, value_dim] = own[1].shape();
         let group = self.shards.group();
         let mut out = group.uninit(self.rank, Layout::bhsd([1, heads, rows, value_dim]))?;
         let mut launched = Vec::new();
@@ -331,7 +371,8 @@ impl Rank<'_> {
             |out: &mut Tensor<T>, call: &Call, heads: &Range<usize>, [k, v]: [&Tensor<T>; 2]| {
                 let of = heads.start * shared_by..heads.end * shared_by;
                 let q = q.rows(call.local.clone())?.heads(of.clone())?;
-                let attention = of_part(attention, call.mask, (call.first, of.start));
+                let numbers = self.first_head + of.start..self.first_head + of.end;
+                let attention = of_part(attention, call.mask, (call.first, numbers.start));
                 let lse = out.with_part(call.local.clone(), of.clone(), |out| {
                     let mut lse = lse_of(&q).transpose()?;
                     match self.streams() {
@@ -351,7 +392,7 @@ impl Rank<'_> {
                     };
                     warptile::Result::Ok(lse)
                 })??;
-                launched.extend(lse.map(|lse| (call.rows.clone(), of, lse)));
+                launched.extend(lse.map(|lse| (call.rows.clone(), numbers, lse)));
                 warptile::Result::Ok(())
             };
         // Copies from others are submitted by now, so they are behind no kernel.
@@ -359,13 +400,12 @@ impl Rank<'_> {
             tensors.iter_mut().try_for_each(Staged::copy_own)?;
         }
         for (part, rows) in &self.needs.own {
-            let [k, v] = kv.map(|from| from[self.local].tensor.rows(rows.clone()));
+            let [k, v] = own.map(|tensor| tensor.rows(rows.clone()));
             compute(&mut out, &Call::of(part), &(0..kv_heads), [&k?, &v?])?;
         }
         let mut documents_lse = None;
         if let Some(documents) = &self.needs.documents {
-            let [k, v] = kv.map(|from| from[self.local].tensor);
-            let (queries, keys) = documents.of_call(q, [k, v]);
+            let (queries, keys) = documents.of_call(q, own);
             let mut lse = lse_of(q).transpose()?;
             attention.forward_into(queries, keys, &mut out, lse.as_mut())?;
             documents_lse = lse;
@@ -409,66 +449,61 @@ impl Rank<'_> {
         let Some(documents) = &self.needs.documents else {
             return Ok(());
         };
-        let (rank, local) = (self.rank, self.local);
-        let q = &given.q[local];
+        let (rank, q) = (self.rank, given.q);
         let heads = 0..q.shape()[2];
-        let lse = given
-            .output
-            .1
-            .of_launch([rank, local], &documents.chunks, &heads)?;
-        let (queries, keys) = documents.of_call(q, given.kv.map(|from| from[local].tensor));
+        let of = [rank, self.local];
+        let lse = given.lse.of_launch(of, &documents.chunks, &heads)?;
+        let (queries, keys) = documents.of_call(q, given.kv);
         let [dk, dv] = &mut to.dkv;
         let into = GradientsInto::new().dq(&mut to.dq).dk(dk).dv(dv);
         let into = with_numbers(into, given.attention, &mut to.numbers);
-        let output = (&given.output.0[local], &lse);
+        let output = (given.out, &lse);
         { given.attention }
-            .backward_into(&given.d_out[local], queries, keys, output, into)
+            .backward_into(given.d_out, queries, keys, output, into)
             .of_rank(rank)?;
         Ok(())
     }
 
     /// Computes the gradients of all other parts, of a group of heads, and adds those of keys to `sums`, which have the rows that the parts
     /// see.
-    fn gradients<T: Element>(
+    pub(crate) fn gradients<T: Element>(
         &self,
         given: &Given<'_, T>,
         heads: &Range<usize>,
         [k, v]: [Staged<'_, T>; 2],
-        to: &mut To<T>,
+        (dq, numbers): (&mut Tensor<T>, &mut [Tensor<f32>]),
         [dk, dv]: &mut [Tensor<f32>; 2],
     ) -> Result<()> {
-        let (rank, local) = (self.rank, self.local);
+        let rank = self.rank;
         let (k, v) = (
             k.into_tensor().of_rank(rank)?,
             v.into_tensor().of_rank(rank)?,
         );
         let Needs { spans, .. } = self.needs;
         let seen = self.needs.seen();
-        let q = &given.q[local];
-        let shared_by = q.shape()[2] / given.kv[0][local].tensor.shape()[2];
+        let q = given.q;
+        let shared_by = q.shape()[2] / given.kv[0].shape()[2];
         let of = heads.start * shared_by..heads.end * shared_by;
+        let of_all = self.first_head + of.start..self.first_head + of.end;
         for (part, own) in self.needs.parts() {
-            let lse =
-                { given.output.1 }.of_launch([rank, local], &[(part.rows.clone(), 0)], &of)?;
+            let chunks = [(part.rows.clone(), 0)];
+            let lse = { given.lse }.of_launch([rank, self.local], &chunks, &of_all)?;
             let rows = |of_rows: &Tensor<T>| of_rows.rows(part.local.clone())?.heads(of.clone());
             let mut compute = || {
                 let [k, v] = match own {
-                    Some(own) => given.kv.map(|from| {
-                        let tensor = from[local].tensor.rows(own.clone())?;
-                        tensor.heads(heads.clone())
-                    }),
+                    Some(own) => given
+                        .kv
+                        .map(|tensor| tensor.rows(own.clone())?.heads(heads.clone())),
                     None => {
                         let at = position(spans, part.keys.start);
                         [&k, &v].map(|of| of.rows(at..at + part.keys.len()))
                     }
                 };
                 let (k, v) = (k?, v?);
-                let out = rows(&given.output.0[local])?;
-                let (q, d_out) = (rows(q)?, rows(&given.d_out[local])?);
-                let attention = of_part(given.attention, part.mask, (part.first, of.start));
+                let (out, q, d_out) = (rows(given.out)?, rows(q)?, rows(given.d_out)?);
+                let attention = of_part(given.attention, part.mask, (part.first, of_all.start));
                 let at = position(&seen, part.keys.start);
                 let (keys, all) = (at..at + part.keys.len(), 0..heads.len());
-                let To { dq, numbers, .. } = to;
                 dq.with_part(part.local.clone(), of.clone(), |dq| {
                     dk.with_part(keys.clone(), all.clone(), |dk| {
                         dv.with_part(keys, all, |dv| {

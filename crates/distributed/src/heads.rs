@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::slice;
 
 use warptile::driver::Rows;
 use warptile::ops::sum_into;
@@ -14,7 +15,7 @@ use crate::group::all_or_none;
 use crate::lse::{Piece, ShardedLse};
 use crate::shard::{RowMap, part};
 use crate::shards::{Gradients, Output, Shards};
-use crate::stage::{Source, Staged, fetched, rows_of_heads};
+use crate::stage::{Source, Staged, fetched, position, rows_of_heads, staged_rows};
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,14 +64,16 @@ impl Share {
     }
 }
 
-/// The heads of all ranks.
-fn shares<T: Element>(
-    shards: &Shards<'_>,
+/// The heads of `ranks` ranks.
+///
+/// # Errors
+/// As [`Share::all`]; [`Error::Argument`] for options with numbers for each head.
+pub(crate) fn shares<T: Element>(
+    ranks: usize,
     attention: &Attention,
     q: &[Tensor<T>],
     k: &[Tensor<T>],
 ) -> Result<Vec<Share>> {
-    let ranks = shards.map().ranks();
     let heads = Heads::new(q[0].shape()[2], k[0].shape()[3]).key_value(k[0].shape()[2]);
     let shares = Share::all(ranks, heads)?;
     if attention.has_numbers() {
@@ -88,7 +91,7 @@ pub(crate) fn forward<T: Element>(
     q: &[Tensor<T>],
     [k, v]: [&[Tensor<T>]; 2],
 ) -> Result<Output<T>> {
-    let shares = shares(shards, attention, q, k)?;
+    let shares = shares(shards.map().ranks(), attention, q, k)?;
     let value_dim = v[0].shape()[3];
     let [q, k, v] = [q, k, v].map(Source::lend_all);
     let (q, k, v) = (q?, k?, v?);
@@ -127,7 +130,7 @@ pub(crate) fn forward<T: Element>(
     [q, k, v].into_iter().try_for_each(Source::end_all)?;
     let computed = all_or_none(group, computed)?;
     let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed.into_iter().unzip();
-    let out = given_back(shards, &computed, &q_heads)?;
+    let out = given_back(shards, &computed, &q_heads, |_| slice::from_ref(&all_rows))?;
     drop(agreed);
     Ok(Output::new(out, attention, lse))
 }
@@ -141,7 +144,7 @@ pub(crate) fn backward<T: Element>(
     [k, v]: [&[Tensor<T>]; 2],
     (out, lse): (&[Tensor<T>], &ShardedLse),
 ) -> Result<Gradients<T>> {
-    let shares = shares(shards, attention, q, k)?;
+    let shares = shares(shards.map().ranks(), attention, q, k)?;
     let [_, _, kv_heads, dim] = k[0].shape();
     let dims = [dim, v[0].shape()[3]];
     let [q, k, v, out, d_out] = [q, k, v, out, d_out].map(Source::lend_all);
@@ -210,11 +213,12 @@ pub(crate) fn backward<T: Element>(
             }
         }
     }
+    let of_all = |_| slice::from_ref(&all_rows);
     let of_keys = |at: usize| match is_shared {
         true => added(shards, &sums[at], &shares, kv_heads),
-        false => given_back(shards, &rounded[at], &all_kv_heads),
+        false => given_back(shards, &rounded[at], &all_kv_heads, of_all),
     };
-    let dq = given_back(shards, &dq, &q_heads)?;
+    let dq = given_back(shards, &dq, &q_heads, of_all)?;
     let gradients = [dq, of_keys(0)?, of_keys(1)?];
     drop(agreed);
     Ok(Gradients::new(gradients, Vec::new()))
@@ -244,7 +248,7 @@ pub(crate) fn all_rows_of<'s, T: Element, const N: usize>(
     of: [OfHeads<'_, 's, T>; N],
 ) -> Result<[warptile::Result<Tensor<T>>; N]> {
     let span = 0..shards.map().len();
-    let spans = std::slice::from_ref(&span);
+    let spans = slice::from_ref(&span);
     let heads = of.map(|(heads, _)| heads);
     let from = of.map(|(_, from)| from);
     let staged = rows_of_heads(shards, rank, from, |at, reader| (spans, &heads[at][reader]))?;
@@ -268,11 +272,12 @@ fn of_call<'a, T: Element>(
     }
 }
 
-/// The rows of each rank, of all heads, from tensors that have all rows of some heads each.
-pub(crate) fn given_back<T: Element>(
+/// The rows of each rank, of all heads, from tensors that have the rows of some spans of some heads each.
+pub(crate) fn given_back<'r, T: Element>(
     shards: &Shards<'_>,
     computed: &[Tensor<T>],
     heads: &[Range<usize>],
+    spans: impl Fn(usize) -> &'r [Range<usize>] + Sync,
 ) -> Result<Vec<Tensor<T>>> {
     let all_heads = heads.iter().map(|heads| heads.end).max().unwrap_or(0);
     let parts = Source::lend_all(computed)?;
@@ -280,7 +285,7 @@ pub(crate) fn given_back<T: Element>(
     let [.., dim] = parts[0].tensor.shape();
     let of = |reader: usize| {
         let rows = heads.iter().enumerate().flat_map(|(owner, heads)| {
-            let rows = rows_back(map, reader, heads.clone(), dim).into_iter();
+            let rows = rows_back(map, reader, heads.clone(), dim, spans(owner)).into_iter();
             rows.map(move |rows| (owner, rows))
         });
         rows.collect()
@@ -304,7 +309,8 @@ fn added<T: Element>(
 ) -> Result<Vec<Tensor<T>>> {
     let one_each: Vec<_> = (0..shares.len()).map(|rank| rank..rank + 1).collect();
     let group = shards.group();
-    let all = given_back(shards, computed, &one_each)?;
+    let all_rows = 0..shards.map().len();
+    let all = given_back(shards, computed, &one_each, |_| slice::from_ref(&all_rows))?;
     let outputs = group.each(|rank| {
         let all = &all[group.place(rank)];
         let [_, rows, _, dim] = all.shape();
@@ -325,20 +331,28 @@ fn added<T: Element>(
     outputs.into_iter().collect()
 }
 
-/// The rows of a rank in a tensor that has all rows of some heads, and in the rank's tensor of all heads.
-fn rows_back(map: &RowMap, rank: usize, heads: Range<usize>, dim: usize) -> Vec<Rows> {
+/// The rows of a rank in a tensor that has the rows of `spans` of some heads, and in the rank's tensor of all heads.
+fn rows_back(
+    map: &RowMap,
+    rank: usize,
+    heads: Range<usize>,
+    dim: usize,
+    spans: &[Range<usize>],
+) -> Vec<Rows> {
     let (local_rows, mut local) = (map.local_len(rank), 0);
-    let rows = map.chunks(rank).iter().map(|chunk| {
+    let rows = map.chunks(rank).iter().filter_map(|chunk| {
         let to = heads.start * local_rows + local;
         local += chunk.rows.len();
-        Rows {
+        let first = chunk.rows.start;
+        let has = |span: &Range<usize>| span.contains(&first);
+        spans.iter().any(has).then(|| Rows {
             count: heads.len(),
             len: chunk.rows.len() * dim,
-            from: chunk.rows.start * dim,
-            from_pitch: map.len() * dim,
+            from: position(spans, first) * dim,
+            from_pitch: staged_rows(spans) * dim,
             to: to * dim,
             to_pitch: local_rows * dim,
-        }
+        })
     });
     rows.collect()
 }

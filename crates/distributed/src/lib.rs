@@ -10,6 +10,7 @@ mod error;
 mod gather;
 mod group;
 mod heads;
+mod hybrid;
 mod lse;
 mod merged;
 mod nccl;

@@ -21,6 +21,12 @@ pub enum Scheme {
     /// Each rank gets all rows of some heads, and gives the output's back. It needs at least as many query heads as ranks; with fewer
     /// key/value heads than ranks, several ranks get the same one. Without grouped heads and on many ranks less travels than with `Gather`.
     Heads,
+    /// `Heads` among the ranks of a host, and `Gather` between hosts: each row of keys goes to a host once. Ranks that follow each other
+    /// are on one host, the same number on each. Documents have a launch each.
+    Hybrid {
+        /// How many hosts there are.
+        hosts: usize,
+    },
 }
 
 /// A quarter of the key/value heads comes first: its copy is waited for, and the others' run while it is computed.
@@ -28,6 +34,8 @@ const FIRST_PART: usize = 4;
 
 /// Bytes into one GPU per second over NVLink: 0.9 of what one peer copy of 512 MB reached on two H100.
 const LINK: f64 = 355e9;
+/// Those into one GPU from other hosts, where each GPU has an adapter of 400 Gbit/s: 0.9 of that. Not measured.
+const HOST_LINK: f64 = 45e9;
 /// Ordering the ranks with each other, in microseconds.
 const ORDERING_US: f64 = 12.0;
 /// Below this gain a plan warns.
@@ -53,10 +61,11 @@ pub(crate) fn groups_of_gradients(kv_heads: usize) -> Vec<Range<usize>> {
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Scheme::Gather => "gather",
-            Scheme::Heads => "heads",
-        })
+        match self {
+            Scheme::Gather => f.write_str("gather"),
+            Scheme::Heads => f.write_str("heads"),
+            Scheme::Hybrid { hosts } => write!(f, "hybrid of {hosts} hosts"),
+        }
     }
 }
 
@@ -91,6 +100,7 @@ impl Expected {
         match scheme {
             Scheme::Gather => Self::gather(map, mask, heads, [size, 0], one_us),
             Scheme::Heads => Self::heads(map, heads, size, one_us),
+            Scheme::Hybrid { hosts } => Self::hybrid(map, mask, heads, [hosts, size, 0], one_us),
         }
     }
 
@@ -109,6 +119,9 @@ impl Expected {
         match scheme {
             Scheme::Gather => Self::gather(map, mask, heads, [size, size_of::<f32>()], one_us),
             Scheme::Heads => Self::gradients_by_heads(map, heads, size, one_us),
+            Scheme::Hybrid { hosts } => {
+                Self::hybrid(map, mask, heads, [hosts, size, size_of::<f32>()], one_us)
+            }
         }
     }
 
@@ -186,6 +199,62 @@ impl Expected {
                 false => (heads.key_value - keys) * of_key * size,
             };
             [row * size, back + back_of_keys]
+        })
+    }
+
+    /// All copies are waited for. An element has the second size, and one of the shares of keys' gradients the third: 0 if there are none.
+    fn hybrid(
+        map: &RowMap,
+        mask: Mask,
+        heads: Heads,
+        [hosts, size, of_shares]: [usize; 3],
+        one_us: f64,
+    ) -> Result<Self> {
+        let (ranks, of_hosts) = map.of_hosts(hosts)?;
+        let shares = Share::all(ranks, heads)?;
+        let parts = { 0..hosts }.map(|host| parts(&of_hosts, host, mask));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let pairs = { parts.iter() }.map(|parts| {
+            let seen = { parts.iter() }
+                .map(|part| part.mask.visible_pairs(part.local.len(), part.keys.len()));
+            seen.sum::<u128>()
+        });
+        let pairs: Vec<_> = pairs.collect();
+        let all = pairs.iter().sum::<u128>().max(1) as f64;
+        // Queries, and of a backward pass the output and its gradient; what comes back are the output, or the gradients of queries.
+        let (given, back) = match of_shares {
+            0 => (heads.dim, heads.value_dim),
+            _ => (heads.dim + 2 * heads.value_dim, heads.dim),
+        };
+        // Into each rank, from its host and from others.
+        let mut bytes = vec![[0; 2]; map.ranks()];
+        for rank in 0..map.ranks() {
+            let (host, share) = (rank / ranks, &shares[rank % ranks]);
+            let (own, rows) = (map.local_len(rank), of_hosts.local_len(host));
+            let others = heads.query - share.queries.len();
+            bytes[rank][0] += (rows - own) * share.queries.len() * given * size;
+            bytes[rank][0] += own * others * back * size;
+            let spans = staged(&parts[host]);
+            let pieces = spans.iter().flat_map(|span| map.pieces(span.clone()));
+            for piece in pieces.filter(|piece| piece.rank != rank) {
+                let elements = piece.rows.len() * share.keys.len() * heads.key_value_elements();
+                let is_far = usize::from(piece.rank / ranks != host);
+                bytes[rank][is_far] += elements * size;
+                bytes[piece.rank][is_far] += elements * of_shares;
+            }
+        }
+        let time = |(rank, [near, far]): (usize, &[usize; 2])| {
+            let share = shares[rank % ranks].queries.len() as f64 / heads.query.max(1) as f64;
+            let compute = one_us * pairs[rank / ranks] as f64 / all * share;
+            let copies = (*near as f64 / LINK + *far as f64 / HOST_LINK) * 1e6;
+            3.0 * ORDERING_US + copies + compute
+        };
+        Ok(Expected {
+            scheme: Scheme::Hybrid { hosts },
+            groups: 1,
+            one_us,
+            us: bytes.iter().enumerate().map(time).fold(0.0, f64::max),
+            fetched_bytes: bytes.iter().map(|all| all[0] + all[1]).max().unwrap_or(0) as u64,
         })
     }
 

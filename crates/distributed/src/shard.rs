@@ -127,6 +127,37 @@ impl RowMap {
         Ok(())
     }
 
+    /// How many ranks each of `hosts` hosts has, and the rows of the hosts: chunks of their ranks that lie next to each other in a document
+    /// are one.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`] if the ranks are not the same number on each host.
+    pub(crate) fn of_hosts(&self, hosts: usize) -> Result<(usize, Self)> {
+        let all = self.ranks();
+        if hosts == 0 || !all.is_multiple_of(hosts) {
+            let rule = format!("{all} ranks are not the same number on each of {hosts} hosts");
+            return Err(Error::Sharding(rule));
+        }
+        let ranks = all / hosts;
+        let host = |of_ranks: &[Vec<Chunk>]| {
+            let mut chunks: Vec<Chunk> = of_ranks.concat();
+            chunks.sort_by_key(|chunk| chunk.rows.start);
+            chunks.dedup_by(|next, chunk| {
+                let joins = next.number == chunk.number && next.rows.start == chunk.rows.end;
+                if joins {
+                    chunk.rows.end = next.rows.end;
+                }
+                joins
+            });
+            chunks
+        };
+        let map = RowMap {
+            len: self.len,
+            chunks: self.chunks.chunks(ranks).map(host).collect(),
+        };
+        Ok((ranks, map))
+    }
+
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.chunks.len()

@@ -12,6 +12,7 @@ use crate::error::{Error, OfRank, Result};
 use crate::gather;
 use crate::group::{Group, Streams};
 use crate::heads;
+use crate::hybrid;
 use crate::lse::{Piece, ShardedLse};
 use crate::nccl::control::FIELD;
 use crate::plan::Scheme;
@@ -201,6 +202,7 @@ impl<'a> Shards<'a> {
         match self.scheme {
             Scheme::Gather => gather::forward(self, attention, q, [k, v]),
             Scheme::Heads => heads::forward(self, attention, q, [k, v]),
+            Scheme::Hybrid { hosts } => hybrid::forward(self, hosts, attention, q, [k, v]),
         }
     }
 
@@ -254,6 +256,9 @@ impl<'a> Shards<'a> {
         match self.scheme {
             Scheme::Gather => gather::backward(self, attention, d_out, q, [k, v], output),
             Scheme::Heads => heads::backward(self, attention, d_out, q, [k, v], output),
+            Scheme::Hybrid { hosts } => {
+                hybrid::backward(self, hosts, attention, d_out, q, [k, v], output)
+            }
         }
     }
 

@@ -14,7 +14,24 @@ fn data(len: usize, seed: f32) -> Vec<f32> {
         .collect()
 }
 
-const BOTH: [Scheme; 2] = [Scheme::Gather, Scheme::Heads];
+/// The first takes options with numbers for each head.
+const ALL: [Scheme; 6] = [
+    Scheme::Gather,
+    Scheme::Heads,
+    Scheme::Hybrid { hosts: 1 },
+    Scheme::Hybrid { hosts: 2 },
+    Scheme::Hybrid { hosts: 3 },
+    Scheme::Hybrid { hosts: 4 },
+];
+
+/// Returns true if so many ranks can have so many heads by the scheme.
+fn applies(scheme: Scheme, ranks: usize, heads: usize) -> bool {
+    match scheme {
+        Scheme::Heads => ranks <= heads,
+        Scheme::Hybrid { hosts } => ranks.is_multiple_of(hosts) && ranks / hosts <= heads,
+        _ => true,
+    }
+}
 
 fn bits_of_one_call(
     schemes: &[Scheme],
@@ -49,10 +66,8 @@ fn bits_of_one_call(
     let lse_of = |at: usize| lse[at % heads * len + at / heads];
     let lse: Vec<f32> = (0..len * heads).map(lse_of).collect();
     let expected = expected.out.to_vec().unwrap();
-    for &scheme in schemes
-        .iter()
-        .filter(|scheme| **scheme == Scheme::Gather || ranks <= heads)
-    {
+    let applying = { schemes.iter() }.filter(|scheme| applies(**scheme, ranks, heads));
+    for &scheme in applying {
         let shards = group.shards(sharding, len).unwrap().scheme(scheme);
         let [sq, sk, sv] = [(&q, heads), (&k, kv_heads), (&v, kv_heads)]
             .map(|(data, heads)| shards.split(data, heads, dim).unwrap());
@@ -77,9 +92,9 @@ fn one_sequence() {
     ];
     for mask in masks {
         for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
-            for (ranks, len) in [(2, 128), (3, 101), (5, 7), (4, 3)] {
+            for (ranks, len) in [(2, 128), (3, 101), (5, 7), (4, 3), (6, 250)] {
                 bits_of_one_call(
-                    &BOTH,
+                    &ALL,
                     ranks,
                     len,
                     None,
@@ -101,8 +116,8 @@ fn options() {
     ];
     for attention in options {
         let schemes = match attention.has_numbers() {
-            true => &BOTH[..1],
-            false => &BOTH,
+            true => &ALL[..1],
+            false => &ALL,
         };
         bits_of_one_call(
             schemes,
@@ -136,8 +151,8 @@ fn documents() {
                 let check = |schemes, attention| {
                     bits_of_one_call(schemes, ranks, len, Some(&offsets), &sharding, attention);
                 };
-                check(&BOTH, &attention);
-                check(&BOTH[..1], &of_sinks);
+                check(&ALL, &attention);
+                check(&ALL[..1], &of_sinks);
             }
         }
     }
@@ -157,7 +172,7 @@ fn dropout() {
         let attention = Attention::new().mask(mask).dropout(0.3, state);
         for (ranks, len) in [(2, 256), (3, 576), (2, 2048)] {
             for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
-                bits_of_one_call(&BOTH, ranks, len, None, &sharding, &attention);
+                bits_of_one_call(&ALL, ranks, len, None, &sharding, &attention);
             }
         }
         // By heads chunks may begin anywhere.
@@ -172,12 +187,12 @@ fn dropout() {
         let offsets = vec![0, 40, 40, 1320, 1340, 1380, 1380];
         let sharding = Sharding::Documents(offsets.clone());
         for ranks in [2, 4] {
-            bits_of_one_call(&BOTH, ranks, 1380, Some(&offsets), &sharding, &attention);
+            bits_of_one_call(&ALL, ranks, 1380, Some(&offsets), &sharding, &attention);
         }
         // Only the second document has rows.
         let offsets = vec![0, 0, 64];
         let sharding = Sharding::Documents(offsets.clone());
-        bits_of_one_call(&BOTH, 2, 64, Some(&offsets), &sharding, &attention);
+        bits_of_one_call(&ALL, 2, 64, Some(&offsets), &sharding, &attention);
     }
 }
 
@@ -187,7 +202,7 @@ fn a_stop_of_the_caller_ends_all_ranks() {
     let cpu = Backend::cpu();
     let group = Group::local([cpu.clone(), cpu]).unwrap();
     let q = data(64 * 2 * 8, 0.0);
-    for scheme in BOTH {
+    for scheme in ALL.into_iter().filter(|scheme| applies(*scheme, 2, 2)) {
         let shards = group.shards(&Sharding::Zigzag, 64).unwrap().scheme(scheme);
         let q = shards.split(&q, 2, 8).unwrap();
         let forward = || shards.forward(&Attention::new(), &q, (&q, &q)).map(drop);
@@ -271,7 +286,7 @@ fn small_problems_are_warned_of() {
     let expect = |len, one_us| {
         let shards = group.shards(&Sharding::Zigzag, len).unwrap();
         let heads = Heads::new(32, 128).key_value(8);
-        BOTH.map(|scheme| {
+        [Scheme::Gather, Scheme::Heads].map(|scheme| {
             Expected::new(scheme, shards.map(), Mask::causal(), heads, 2, one_us).unwrap()
         })
     };
@@ -282,7 +297,8 @@ fn small_problems_are_warned_of() {
     let of = |scheme, heads| {
         Expected::gradients(scheme, shards.map(), Mask::causal(), heads, 2, 160e3).unwrap()
     };
-    let [gather, heads] = BOTH.map(|scheme| of(scheme, Heads::new(32, 128).key_value(8)));
+    let [gather, heads] =
+        [Scheme::Gather, Scheme::Heads].map(|scheme| of(scheme, Heads::new(32, 128).key_value(8)));
     assert!(gather.gain() > 1.97 && heads.gain() > 1.9 && heads.us > gather.us);
     // Rank 1 fetches a quarter of the keys, and gets shares for its half of them: 4096 bytes a row and 8192.
     assert_eq!(gather.fetched_bytes, (1 << 14) * 4096 + (1 << 15) * 8192);
@@ -296,4 +312,41 @@ fn small_problems_are_warned_of() {
     let one_head = Heads::new(1, 128);
     let expected = Expected::new(Scheme::Heads, shards.map(), Mask::none(), one_head, 2, 9.0);
     assert!(expected.unwrap_err().to_string().contains("query heads"));
+}
+
+#[test]
+fn hosts_get_each_row_of_keys_once_for_each_head() {
+    let group = Group::local(vec![Backend::cpu(); 4]).unwrap();
+    let shards = group.shards(&Sharding::Zigzag, 1 << 16).unwrap();
+    let heads = Heads::new(32, 128).key_value(8);
+    let of =
+        |scheme| Expected::new(scheme, shards.map(), Mask::causal(), heads, 2, 44_000.0).unwrap();
+    let hybrid = of(Scheme::Hybrid { hosts: 2 });
+    // Half of the heads, 256 bytes a row: of queries and the output 16,384 rows of the other rank of the host; of keys and values those, and
+    // the 32,768 of the other host.
+    let rows = |count: usize, heads: usize| (count * heads * 256) as u64;
+    assert_eq!(
+        hybrid.fetched_bytes,
+        2 * rows(1 << 14, 16) + 2 * rows((1 << 14) + (1 << 15), 4)
+    );
+    assert_eq!(
+        hybrid.to_string().split(':').next(),
+        Some("hybrid of 2 hosts")
+    );
+    let of_one_host = of(Scheme::Hybrid { hosts: 1 });
+    assert!(
+        of_one_host.us < hybrid.us && hybrid.gain() > 3.0,
+        "{hybrid}"
+    );
+    let gradients = |scheme| {
+        Expected::gradients(scheme, shards.map(), Mask::causal(), heads, 2, 110e3).unwrap()
+    };
+    assert!(gradients(Scheme::Hybrid { hosts: 2 }).gain() > 3.0);
+    let shards = shards.scheme(Scheme::Hybrid { hosts: 3 });
+    let q = shards.split(&data((1 << 16) * 8, 0.0), 1, 8).unwrap();
+    let error = { shards.forward(&Attention::new(), &q, (&q, &q)) }.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "sharding: 4 ranks are not the same number on each of 3 hosts"
+    );
 }

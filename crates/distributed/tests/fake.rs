@@ -184,7 +184,14 @@ fn gradients_are_ordered() {
         (Scheme::Gather, Sharding::Contiguous, [300, 4, 1], false),
         (Scheme::Gather, documents.clone(), [2060, 8, 4], true),
         (Scheme::Heads, Sharding::Zigzag, [512, 8, 4], false),
-        (Scheme::Heads, documents, [2060, 8, 2], false),
+        (Scheme::Heads, documents.clone(), [2060, 8, 2], false),
+        (Scheme::Hybrid { hosts: 2 }, documents, [2060, 8, 1], false),
+        (
+            Scheme::Hybrid { hosts: 2 },
+            Sharding::Zigzag,
+            [512, 8, 4],
+            false,
+        ),
     ];
     for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
         let (fake, group) = open(ranks);
@@ -207,7 +214,11 @@ fn a_failure_amid_gradients_is_an_error_and_leaks_nothing() {
         ("cuLaunchKernelEx", 1, 5),
         ("cuStreamWaitEvent", 1, 13),
     ];
-    for (scheme, heads, kv_heads) in [(Scheme::Gather, 8, 4), (Scheme::Heads, 2, 1)] {
+    for (scheme, heads, kv_heads) in [
+        (Scheme::Gather, 8, 4),
+        (Scheme::Heads, 2, 1),
+        (Scheme::Hybrid { hosts: 2 }, 4, 2),
+    ] {
         for failure in symbols {
             each_failure(failure, |group| {
                 let sizes = [256, heads, kv_heads];

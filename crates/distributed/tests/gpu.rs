@@ -56,8 +56,14 @@ fn equals_one_call(
     let expected = expected.unwrap();
     let lse = expected.lse.as_ref().map(|lse| lse.to_vec().unwrap());
     let expected = expected.out.to_vec().unwrap();
-    for scheme in [Scheme::Gather, Scheme::Heads] {
-        if scheme == Scheme::Heads && (attention.has_numbers() || heads < group.backends().len()) {
+    let ranks = group.backends().len();
+    for scheme in [Scheme::Gather, Scheme::Heads, Scheme::Hybrid { hosts: 2 }] {
+        let applies = match scheme {
+            Scheme::Gather => true,
+            Scheme::Heads => heads >= ranks && !attention.has_numbers(),
+            _ => ranks.is_multiple_of(2) && heads >= ranks / 2 && !attention.has_numbers(),
+        };
+        if !applies {
             continue;
         }
         let shards = group.shards(sharding, len).unwrap().scheme(scheme);

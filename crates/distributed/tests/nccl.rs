@@ -173,6 +173,10 @@ fn copies_and_kernels_are_ordered() {
                 }
                 let rows = (sharding, *len);
                 forward_by(Scheme::Heads, &group, rows, &options[0], f16::ONE).unwrap();
+                for hosts in (1..=ranks).filter(|hosts| ranks.is_multiple_of(*hosts)) {
+                    let hybrid = Scheme::Hybrid { hosts };
+                    forward_by(hybrid, &group, rows, &options[0], f16::ONE).unwrap();
+                }
             }
             // The group is dropped with work in its queues.
             if ranks != 3 {
@@ -188,7 +192,7 @@ fn copies_and_kernels_are_ordered() {
 #[test]
 fn launches_are_those_of_one_process() {
     let calls = |group: &Group| {
-        for scheme in [Scheme::Gather, Scheme::Heads] {
+        for scheme in [Scheme::Gather, Scheme::Heads, Scheme::Hybrid { hosts: 3 }] {
             for (sharding, len) in [(Sharding::Zigzag, 700), (Sharding::Contiguous, 301)] {
                 let attention = Attention::new().mask(Mask::causal());
                 forward_by(scheme, group, (&sharding, len), &attention, f16::ONE).unwrap();
@@ -775,7 +779,12 @@ fn schedule(host: &Host, backends: &[Backend], seed: u64) -> bool {
         pause(0);
         let group = Group::nccl_with(&host.api, world, &backends[world.rank()]);
         let compute = |group: &Group| {
-            match [Scheme::Gather, Scheme::Heads].get(seed as usize % 3) {
+            let schemes = [
+                Scheme::Gather,
+                Scheme::Heads,
+                Scheme::Hybrid { hosts: ranks },
+            ];
+            match schemes.get(seed as usize % 4) {
                 Some(scheme) => (1..3).try_for_each(|call| {
                     pause(call);
                     let attention = Attention::new().mask(Mask::causal());

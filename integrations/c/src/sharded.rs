@@ -205,7 +205,7 @@ pub unsafe extern "C" fn warptile_sharded_lse(
     })
 }
 
-/// Predicts a call over as many GPUs as `ranks` says, by either scheme, from the plan for one: some lines of text, written as
+/// Predicts a call over as many GPUs as `ranks` says, by its scheme and another, from the plan for one: some lines of text, written as
 /// warptile_explain does, whose arguments `device`, `gpu`, `text`, `capacity` and `needed` are. The GPUs are taken to be joined by NVLink.
 ///
 /// # Safety
@@ -270,8 +270,8 @@ fn explained(
     let (size, one_us) = (call.element().size(), plan.estimate_us());
     let expected = |scheme| Expected::new(scheme, &map, call.mask(), call.heads(), size, one_us);
     let (chosen, other) = match described.scheme {
-        Scheme::Heads => (Scheme::Heads, Scheme::Gather),
-        scheme => (scheme, Scheme::Heads),
+        Scheme::Gather => (Scheme::Gather, Scheme::Heads),
+        scheme => (scheme, Scheme::Gather),
     };
     let chosen = expected(chosen)?;
     let megabytes = chosen.fetched_bytes as f64 / 1e6;

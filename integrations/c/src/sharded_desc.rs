@@ -23,6 +23,9 @@ pub const WARPTILE_SHARDING_DOCUMENTS: u32 = 2;
 pub const WARPTILE_SCHEME_GATHER: u32 = 0;
 /// Each rank gets all rows of some heads: for at least as many query heads as ranks.
 pub const WARPTILE_SCHEME_HEADS: u32 = 1;
+/// By heads among the ranks of a host, which fetch the keys of other hosts: each row goes to a host once. Ranks that follow each other are on
+/// one of `hosts` hosts, the same number on each.
+pub const WARPTILE_SCHEME_HYBRID: u32 = 2;
 
 /// Attention of a sequence, or of packed documents, to itself, over several devices. Fill the struct with zeros, then set `size` and
 /// `attention`.
@@ -42,6 +45,8 @@ pub struct ShardedDesc {
     pub documents: i64,
     /// Where each document begins among the rows, and where the last one ends: documents + 1 numbers in host memory.
     pub document_offsets: *const i64,
+    /// How many hosts there are, for WARPTILE_SCHEME_HYBRID.
+    pub hosts: usize,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -200,11 +205,16 @@ pub(crate) unsafe fn described(desc: *const ShardedDesc) -> Result<(Described, A
     let scheme = match desc.scheme {
         WARPTILE_SCHEME_GATHER => Scheme::Gather,
         WARPTILE_SCHEME_HEADS => Scheme::Heads,
+        WARPTILE_SCHEME_HYBRID => Scheme::Hybrid { hosts: desc.hosts },
         other => {
             let rule = format!("is {other}, which is none of WARPTILE_SCHEME_...");
             return Err(Failure::of("scheme", rule));
         }
     };
+    if desc.hosts != 0 && desc.scheme != WARPTILE_SCHEME_HYBRID {
+        let rule = "is given, but scheme is not WARPTILE_SCHEME_HYBRID";
+        return Err(Failure::of("hosts", rule));
+    }
     let described = Described {
         call,
         sharding,

@@ -2,7 +2,7 @@
 #include "expect.h"
 #include "random.h"
 
-enum { HEADS = 4, KV_HEADS = 2, SIZE = 16, VALUE_SIZE = 24, MOST_RANKS = 3 };
+enum { HEADS = 4, KV_HEADS = 2, SIZE = 16, VALUE_SIZE = 24, MOST_RANKS = 4 };
 
 static void *zeros(size_t count, size_t size) {
     void *made = calloc(count ? count : 1, size);
@@ -10,7 +10,7 @@ static void *zeros(size_t count, size_t size) {
     return made;
 }
 
-static const int32_t cpus[MOST_RANKS] = {WARPTILE_CPU, WARPTILE_CPU, WARPTILE_CPU};
+static const int32_t cpus[MOST_RANKS] = {WARPTILE_CPU, WARPTILE_CPU, WARPTILE_CPU, WARPTILE_CPU};
 
 static warptile_group *group_of(size_t ranks) {
     warptile_group *group;
@@ -113,6 +113,7 @@ static void compare(uint32_t element, uint32_t sharding, uint32_t scheme, size_t
     dealt.scheme = scheme;
     dealt.documents = packed ? 3 : 0;
     dealt.document_offsets = packed ? documents : NULL;
+    dealt.hosts = scheme == WARPTILE_SCHEME_HYBRID ? 2 : 0;
     warptile_group *group = group_of(ranks);
     warptile_sharded *sharded;
     check(warptile_sharded_prepare(group, &dealt, &sharded), "warptile_sharded_prepare");
@@ -258,7 +259,8 @@ static void wrong_calls(void) {
     INVALID(warptile_sharded_prepare(group, &desc, NULL), "sharded is null");
     INVALID(PREPARE(bad.attention = NULL), "attention is null");
     INVALID(PREPARE(bad.sharding = 3), "sharding is 3, which is none of");
-    INVALID(PREPARE(bad.scheme = 2), "scheme is 2, which is none of");
+    INVALID(PREPARE(bad.scheme = 3), "scheme is 3, which is none of");
+    INVALID(PREPARE(bad.hosts = 2), "hosts is given, but scheme is not");
     INVALID(PREPARE(bad.documents = 1), "documents is given, but sharding is not");
     INVALID(PREPARE(bad.sharding = WARPTILE_SHARDING_DOCUMENTS, bad.documents = 3), "document_offsets is null");
     INVALID(PREPARE(bad.sharding = WARPTILE_SHARDING_DOCUMENTS, bad.documents = 3, bad.document_offsets = documents),
@@ -500,6 +502,8 @@ int main(void) {
     }
     compare(WARPTILE_F32, WARPTILE_SHARDING_ZIGZAG, WARPTILE_SCHEME_GATHER, 3, 1);
     compare(WARPTILE_BF16, WARPTILE_SHARDING_CONTIGUOUS, WARPTILE_SCHEME_HEADS, 2, 1);
+    for (uint32_t sharding = 0; sharding < 3; sharding++) compare(WARPTILE_F16, sharding, WARPTILE_SCHEME_HYBRID, 4, 0);
+    compare(WARPTILE_F32, WARPTILE_SHARDING_CONTIGUOUS, WARPTILE_SCHEME_HYBRID, 2, 1);
     for (int i = 0; i < 3; i++) decoding(elements[i]);
     wrong_caches();
     wrong_groups();

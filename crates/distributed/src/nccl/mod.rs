@@ -427,7 +427,9 @@ mod tests {
                     let head = shares[rank].start + at / dim / len;
                     assert_eq!(found, value(at / dim % len, head, at % dim));
                 }
-                let back = given_back(&shards, &all, &shares).unwrap();
+                let rows = 0..shards.map().len();
+                let of_all = |_| std::slice::from_ref(&rows);
+                let back = given_back(&shards, &all, &shares, of_all).unwrap();
                 assert_eq!(back[0].to_vec().unwrap(), own[0].to_vec().unwrap());
             }
             let (k, v) = (Source::lend_all(&k).unwrap(), Source::lend_all(&v).unwrap());
