@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, packs, pairs, softcap, alibi, tensors, dropout, blocks;
+    bool serving, groups, packs, pairs, softcap, alibi, keymask, tensors, dropout, blocks;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -54,7 +54,7 @@ template <class Traits> std::string name_of_barrier(unsigned address)
         for (int i = 0; i < SharedLayout<Traits>::TILE_SLOTS && name.empty(); i++) name = is("tile", layout.tile_full(i), i);
     if constexpr (Traits::PAIRS)
         if (name.empty()) name = is("mail", layout.mail_full(), 0);
-    if constexpr (Traits::has_tensors()) {
+    if constexpr (Traits::has_tensors() || Traits::hides_keys()) {
         if (name.empty() && address == layout.shown_asked()) name = "shown_asked";
         if (name.empty() && address == layout.shown_found()) name = "shown_found";
     }
@@ -65,7 +65,7 @@ template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
             Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::packs_rows(), Traits::PAIRS, Traits::SOFTCAP,
-            Traits::has_alibi(), Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
+            Traits::has_alibi(), Traits::hides_keys(), Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
 
 // What kernels with dropout take, and those with lists of blocks.
@@ -220,8 +220,9 @@ struct Problem {
                 for (Element& number : given_bias)
                     if (random.one_in(3)) number = (Element)hides;
         }
-        if (tiling.tensors && random.one_in(2)) {
+        if (tiling.keymask ? !random.one_in(8) : tiling.tensors && random.one_in(2)) {
             given_mask.resize(reach_of_scores(random, block, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
+            if (tiling.keymask) scoring.mask_row = 0;
             if (random.one_in(2)) scoring.mask_head = scoring.mask_row = 0;
             const int length = std::max(key_len, 1) * scoring.mask_key, kind = random.between(0, 3);
             for (size_t begin = 0; begin < given_mask.size(); begin += length) {

@@ -18,6 +18,8 @@ constexpr warptile::Variant VARIANT = warptile::Variant::TENSORS;
 constexpr warptile::Variant VARIANT = warptile::Variant::DROPOUT;
 #elif defined(WARPTILE_VARIANT_BLOCKS)
 constexpr warptile::Variant VARIANT = warptile::Variant::BLOCKS;
+#elif defined(WARPTILE_VARIANT_KEYMASK)
+constexpr warptile::Variant VARIANT = warptile::Variant::KEYMASK;
 #elif defined(WARPTILE_VARIANT_ALIBI)
 constexpr warptile::Variant VARIANT = warptile::Variant::ALIBI;
 #else

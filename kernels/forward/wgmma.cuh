@@ -21,7 +21,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         prefetch_map(params.k_map);
         prefetch_map(params.v_map);
         prefetch_map(params.out_map);
-        layout.init_barriers(Traits::SERVING && params.forward.pages.table);
+        layout.init_barriers(Traits::hides_keys() || (Traits::SERVING && params.forward.pages.table));
     }
     if constexpr (Traits::PAIRS)
         cluster_sync();
@@ -43,6 +43,9 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         } else if (Traits::has_tensors() && warp == 1 && masks_keys_alone(params.forward.scoring)) {
             grid_dependency_wait();
             find_shown_keys<Traits>(params.forward.scoring, shared, layout);
+        } else if (Traits::hides_keys() && warp == 1) {
+            grid_dependency_wait();
+            if constexpr (Traits::hides_keys()) MaskReader<Traits>(params.forward.scoring, shared, layout).run();
         }
     } else {
         setmaxnreg_inc<Traits::CONSUMER_REGISTERS>();

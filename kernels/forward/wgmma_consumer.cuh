@@ -20,6 +20,8 @@
 #include "forward/wgmma_packed_queries.cuh"
 #include "forward/wgmma_parts.cuh"
 #include "work/lengths.cuh"
+// Behind those: the order of constants is that of the symbols in each image.
+#include "forward/wgmma_keymask.cuh"
 
 namespace warptile {
 
@@ -357,6 +359,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         ask_for_terms();
         wgmma_wait<0>();
         pin(scores);
+        hide_keys();
         release_keys();
         if (is_last_block())
             leave_queries();
@@ -393,7 +396,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         if (!keys_ready)
             wait_for_keys();
         if constexpr (lists_blocks<Traits>()) this->move_on();
-        issue_scores();
+        issue_scores<PLAIN>();
         prepare_output<PLAIN>(block + 1);
         issue_output();
         ask_for_terms();
@@ -411,6 +414,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             if (is_last_block())
                 leave_queries();
         } else {
+            hide_keys();
             release_keys();
             if (is_last_block())
                 leave_queries();
@@ -455,12 +459,15 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
                 clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
     }
 
-    // scores = queries keys^T
-    __device__ void issue_scores()
+    // scores = queries keys^T. Of a PLAIN step the product also hides keys, if some are.
+    template <bool PLAIN = false> __device__ void issue_scores()
     {
         constexpr int STEPS_PER_SLAB = SLAB_COLUMNS / MMA_K;
         const auto queries = matrix_descriptor(layout.queries(warpgroup, queries_at.stage), 0);
         const auto keys = matrix_descriptor(layout.keys(keys_at.stage), 0);
+        constexpr bool HIDES = PLAIN && Traits::hides_keys();
+        unsigned some_hidden = 0;
+        if constexpr (HIDES) some_hidden = HiddenLayout<Traits>::keys(shared, keys_at.stage).some;
         pin(scores);
         wgmma_fence();
 #pragma unroll
@@ -471,7 +478,24 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
                 scores, advance_descriptor(queries, slab * Traits::QUERY_SLAB_BYTES + column_bytes),
                 advance_descriptor(keys, slab * Traits::KEY_SLAB_BYTES + column_bytes), step > 0);
         }
+        if constexpr (HIDES) {
+            using Hidden = HiddenLayout<Traits>;
+            // The fences are those that ptxas would put around a branch, and remark on.
+            if (__any_sync(0xffffffff, some_hidden)) {
+                wgmma_fence();
+                hide_columns<Traits::BLOCK_N>(scores, layout.base + Hidden::left_at() + keys_at.stage * HIDING_LEFT_BYTES,
+                                              layout.base + Hidden::right_at());
+            }
+            wgmma_fence();
+        }
         wgmma_commit();
+    }
+
+    // The keys of a block whose product has not hidden them. In a product without another one under way ptxas would not keep stages and
+    // descriptors in uniform registers.
+    __device__ void hide_keys()
+    {
+        if constexpr (Traits::hides_keys()) hide_in_registers<Traits>(scores, HiddenLayout<Traits>::keys(shared, keys_at.stage));
     }
 
     // output += weights values
@@ -569,6 +593,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             again.multiply(first_key, part);
             if (scale.has_softcap())
                 scale.cap(part);
+            if constexpr (Traits::hides_keys())
+                hide_in_registers<Traits>(part, HiddenLayout<Traits>::keys(shared, keys_at.stage), first_key);
             if constexpr (Traits::has_alibi()) this->Distances<Traits>::add(part, block * Traits::BLOCK_N + first_key, scale.unit());
         });
     }

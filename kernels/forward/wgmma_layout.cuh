@@ -20,7 +20,7 @@ static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a w
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
 // Variants of an image. All but PLAIN have additional abilities.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS, ALIBI };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS, ALIBI, KEYMASK };
 
 // The fewest rows of a box of keys in a page. The rows of a page must be a multiple of it.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
@@ -101,7 +101,9 @@ struct WgmmaTraits {
     __device__ static constexpr bool looks_first() { return HEAD_DIM >= 192; }
     // Distances, and nothing else that is added to scores (forward/wgmma_alibi.cuh).
     __device__ static constexpr bool has_alibi() { return VARIANT_ == Variant::ALIBI; }
-    // With what else is added to scores, and the key mask (forward/wgmma_terms.cuh).
+    // A key mask that is the same for all queries, and nothing else that is done to scores (forward/wgmma_keymask.cuh).
+    __device__ static constexpr bool hides_keys() { return VARIANT_ == Variant::KEYMASK; }
+    // With what else is added to scores, and any key mask (forward/wgmma_terms.cuh).
     __device__ static constexpr bool has_tensors() { return VARIANT_ == Variant::TENSORS; }
     // True where there are registers for all that speeds up terms, and for blocks with terms that are plain ones where they can be.
     __device__ static constexpr bool has_fast_terms() { return has_tensors() && VALUE_DIM <= 192; }
@@ -113,7 +115,7 @@ struct WgmmaTraits {
                                                                 : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? SCORE_TENSORS | FEATURE_ALIBI : 0) | (has_alibi() ? FEATURE_ALIBI : 0) |
-        (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
+        (hides_keys() ? FEATURE_KEY_MASK : 0) | (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
         (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
@@ -144,7 +146,9 @@ struct WgmmaTraits {
     static constexpr bool OUTPUT_BUFFER =
         !OUTPUT_THROUGH_QUERIES && !PACKS_ROWS && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
     static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
-    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES;
+    // What hides keys: a row of both sides for each key, 8 for each stage, and words.
+    __device__ static constexpr int hiding_bytes() { return hides_keys() ? (BLOCK_N + 8 * STAGES) * 16 + STAGES * (BLOCK_N / 8 + 4) : 0; }
+    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES + (hiding_bytes() + 127) / 128 * 128;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
@@ -305,6 +309,7 @@ template <class Traits> struct SharedLayout {
     //
     //     keys_full, values_full     the loading thread once, and all bytes of a block; in pairs each CTA loads half of them for both.
     //                                From pages, the warp that loads them instead, and for keys the loading thread too, which keeps pace.
+    //                                With keys that the tensor cores hide, for keys also the warp that reads the mask.
     //                                All computing warps wait for each block, even if none of their rows sees it, and then release it.
     //     keys_empty, values_empty   each computing warp of the cluster once. The thread that fills the stage waits before it does.
     //     queries_full               the loading thread once a tile, with bytes if the warpgroup has work. Its four warps wait.
@@ -314,13 +319,15 @@ template <class Traits> struct SharedLayout {
     //     tile_empty                 both of them. The loading thread waits before it tells the tile that takes the slot next.
     //     mail_full                  the second CTA of a pair once a tile, which waits then, and the bytes from the first.
     //     mail_empty                 the second CTA when it has read the tile. The first waits before it sends the next one.
-    //     shown_asked                the loading thread for each sequence, the end included. The warp that reads key masks waits.
-    //     shown_found                this warp once for each sequence. The loading thread waits for the answer before it asks again.
+    //     shown_asked                the loading thread for each sequence, the end included; for each tile where tensor cores hide keys.
+    //                                The warp that reads key masks waits.
+    //     shown_found                this warp once for each of these. The loading thread waits for the answer before it asks again.
     //
-    __device__ void init_barriers(bool in_pages) const
+    // `in_two`: keys are also waited for by a second arrival.
+    __device__ void init_barriers(bool in_two) const
     {
         for (int stage = 0; stage < Traits::STAGES; stage++) {
-            barrier_init(keys_full(stage), in_pages ? 2 : 1);
+            barrier_init(keys_full(stage), in_two ? 2 : 1);
             barrier_init(keys_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
             barrier_init(values_full(stage), 1);
             barrier_init(values_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
@@ -339,7 +346,7 @@ template <class Traits> struct SharedLayout {
             barrier_init(mail_full(), 1);
             barrier_init(mail_empty(), 1);
         }
-        if constexpr (Traits::has_tensors()) {
+        if constexpr (Traits::has_tensors() || Traits::hides_keys()) {
             barrier_init(shown_asked(), 1);
             barrier_init(shown_found(), 1);
         }

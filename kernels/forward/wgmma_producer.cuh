@@ -56,6 +56,12 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             }
             if constexpr (Traits::has_tensors())
                 if (exists && masks_keys_alone(params.forward.scoring)) leave_out_hidden(tile);
+            if constexpr (Traits::hides_keys())
+                if (exists) {
+                    // Comes back without the blocks in front of the first shown key and behind the last one.
+                    barrier_arrive(layout.shown_asked());
+                    barrier_wait(layout.shown_found(), tiles % 2);
+                }
             if constexpr (lists_blocks<Traits>())
                 if (exists) this->open(tile, lists_of<ForwardTmaBlocks>(params));
             if (exists && !tile.is_empty()) {
@@ -76,6 +82,7 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         tell_loaders<PAGED>();
         if constexpr (Traits::has_tensors())
             if (masks_keys_alone(params.forward.scoring)) ask_for_shown(Tile::END, 0);
+        if constexpr (Traits::hides_keys()) barrier_arrive(layout.shown_asked());
         announce(end);
     }
 
@@ -136,7 +143,8 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         const int draw_at = min(first_block + 2, tile.end_block - 1);
         bool first = true;
         for (int block = tile.end_block - 1; block >= first_block; block--) {
-            if (block == draw_at)
+            // With a reader of masks there is no register for it.
+            if (block == (Traits::hides_keys() ? min(tile.first_block + 2, tile.end_block - 1) : draw_at))
                 order.draw();
             if constexpr (Traits::PAIRS)
                 if (block == first_block && block < draw_at)

@@ -230,7 +230,7 @@ template <class Traits> struct RowState {
             for (int i = 0; i < PART; i++)
                 block_max[i % 4 / 2] = fmaxf(block_max[i % 4 / 2], part[i]);
         }
-        raise_to<true>(block_max, scale);
+        raise_to<!Traits::hides_keys()>(block_max, scale);
 #pragma unroll
         for (int begin = 0; begin < COUNT; begin += PART) {
             multiply(begin * 2, part);
@@ -239,6 +239,8 @@ template <class Traits> struct RowState {
                 const int row = i % 4 / 2;
                 const float exponent = part[i] * scale.scale_log2 + offset[row];
                 weights[begin + i] = exp2_approximate(is_coarse(row) ? coarse_exponent(part[i], row, scale) : exponent);
+                if constexpr (Traits::hides_keys())
+                    if (part[i] == negative_infinity()) weights[begin + i] = 0;
                 sum[row] += weights[begin + i];
             }
         }

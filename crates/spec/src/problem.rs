@@ -34,7 +34,7 @@ pub struct Problem {
     /// 0: not paged.
     page_rows: usize,
     scoring: Scoring,
-    masks_keys_alone: bool,
+    mask_is_same: [bool; 2],
     splits: Splits,
     want_lse: bool,
     aligned: bool,
@@ -78,7 +78,7 @@ impl Problem {
                 blocks: call.blocks().map(|blocks| rounded_lists(blocks.lists())),
                 ..*call.scoring()
             },
-            masks_keys_alone: call.masks_keys_alone(),
+            mask_is_same: call.mask_is_same(),
             splits: call.splits(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
@@ -161,7 +161,12 @@ impl Problem {
 
     /// Returns true if a key mask is given that is the same for all queries and heads of a sequence, as of padding.
     pub const fn masks_keys_alone(&self) -> bool {
-        self.masks_keys_alone
+        self.mask_is_same[1]
+    }
+
+    /// What a key mask is the same for: all queries of a head, and all heads, too. Neither without one.
+    pub(crate) const fn mask_is_same(&self) -> [bool; 2] {
+        self.mask_is_same
     }
 
     /// The problem of the sequences whose mask shows their first keys and no others, without the mask: `None` if the problem has no
@@ -169,9 +174,9 @@ impl Problem {
     pub fn of_runs(&self) -> Option<Self> {
         let scoring = self.scoring.of_runs()?;
         let is_dense = !self.is_uneven() && self.page_rows == 0;
-        (self.masks_keys_alone && is_dense && self.splits == Splits::Even).then_some(Problem {
+        (self.masks_keys_alone() && is_dense && self.splits == Splits::Even).then_some(Problem {
             scoring,
-            masks_keys_alone: false,
+            mask_is_same: [false; 2],
             device_lengths: true,
             ..*self
         })
@@ -238,7 +243,7 @@ impl Problem {
             scale: self.scoring.scale.filter(|scale| *scale < 0.0),
             ..self.scoring
         };
-        let options = scoring.words_of(self.masks_keys_alone);
+        let options = scoring.words_of(self.masks_keys_alone());
         if !options.is_empty() {
             let _ = write!(line, " {options}");
         }
@@ -360,7 +365,7 @@ impl fmt::Display for Problem {
         if let Some(rows) = self.page_rows() {
             write!(f, " pages{rows}")?;
         }
-        let options = self.scoring.words_of(self.masks_keys_alone);
+        let options = self.scoring.words_of(self.masks_keys_alone());
         if !options.is_empty() {
             write!(f, " {options}")?;
         }

@@ -408,9 +408,11 @@ impl Scoring {
             .chain(Operand::of_scores().filter_map(Operand::word))
     }
 
-    /// The words of options that a kernel computes with, and the feature that an image needs for each.
+    /// The words of options that a kernel computes with, and the feature that an image needs for each. One that is of padding is named
+    /// again, for images that take no other ([`Features::hide_keys_alone`]).
     pub fn features() -> impl Iterator<Item = (&'static str, Features)> {
         let of_numbers = [
+            ("keymask=padding", Features::KEY_MASK),
             ("softcap", Features::SOFTCAP),
             ("dropout", Features::DROPOUT),
             ("blocks", Features::BLOCKS),

@@ -313,7 +313,7 @@ impl<'a> Planner<'a> {
             // The features of all calls with these options.
             Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
         };
-        let lacks = |image: &Image| -> Features { needs - image.features };
+        let lacks = |image: &Image| -> Features { needs - image.features.of_use_for(problem) };
         let unfit = |image: &Image| match image.schedule {
             _ if image.features.contains(Features::BLOCKS) && !blocks_fit(problem, image) => {
                 Some(match problem.scoring().blocks {
@@ -358,7 +358,8 @@ impl<'a> Planner<'a> {
                     (
                         unfit(image).is_some() || !has_its_schedule(problem, image, device),
                         lacks(image).iter().count(),
-                        image.features.contains(Features::DROPOUT),
+                        image.features.contains(Features::DROPOUT)
+                            || image.features.of_use_for(problem) != image.features,
                         Reverse(preference(image.target)),
                         special && !self.rates.has_variant(image),
                     )

@@ -97,11 +97,14 @@ struct Speed {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct FeatureCost {
     family: Family,
-    /// One of `Scoring::features`.
+    /// One of `Scoring::features`; with a value, it is the price for images that take this value alone.
     word: &'static str,
     feature: Features,
     times: f64,
 }
+
+/// Columns of keys and values of the narrowest tiles that the costs of features were measured with.
+const MEASURED_COLUMNS: f64 = 128.0;
 
 /// The choice of trials for a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -287,10 +290,12 @@ impl Rates {
         // FLOP per microsecond.
         let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
         let needs = problem.needs();
-        // Each is something more to do with a score.
+        // Each is something more to do with a score, however narrow the tile is; it was measured with head sizes of 64 and more.
+        let of_a_score = (MEASURED_COLUMNS / columns as f64).max(1.0);
         let more: f64 = { self.features.iter() }
             .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
-            .map(|cost| cost.times - 1.0)
+            .filter(|cost| cost.word.contains('=') == image.features.hide_keys_alone())
+            .map(|cost| (cost.times - 1.0) * of_a_score)
             .sum();
         let times = (1.0 + more) / self.variant_speed(image).unwrap_or(1.0);
         let block_us = times * block_flops / rate_per_multiprocessor;

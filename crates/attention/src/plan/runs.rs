@@ -19,7 +19,8 @@ const FIRST_US: f64 = 6.0;
 const IDLE_US: f64 = 4.0;
 
 impl Planner<'_> {
-    /// The plan in three steps instead, if it is expected to be faster where all sequences have runs.
+    /// The plan in three steps instead, if it is expected to be faster where all sequences have runs. An image that hides keys of all
+    /// queries alike is about as fast without.
     pub(super) fn with_runs(&self, plan: Plan) -> Plan {
         self.in_three_steps(&plan).unwrap_or(plan)
     }
@@ -39,6 +40,7 @@ impl Planner<'_> {
             let shares_keys =
                 matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile);
             !shares_keys
+                && !image.features.hide_keys_alone()
                 && !splits_tiles(image)
                 && image.features.contains(Features::DEVICE_LENGTHS)
         };

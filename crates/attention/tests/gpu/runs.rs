@@ -14,7 +14,8 @@ use crate::masks::masks;
 fn gpu_without_masks() -> Gpu {
     let features = ["scalar", "wmma", "mma", "wgmma", "decode"]
         .map(|family| format!("\nfeature {family} keymask 99"));
-    let text = format!("like NVIDIA H200\ndevice any{}", features.concat());
+    let hiding = "\nfeature wgmma keymask=padding 9999";
+    let text = format!("like NVIDIA H200\ndevice any{}{hiding}", features.concat());
     let rates: Rates = text.parse().unwrap();
     Gpu::on_stream(gpu().stream()).unwrap().with_rates(rates)
 }

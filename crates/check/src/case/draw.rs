@@ -257,8 +257,8 @@ impl Case {
         self
     }
 
-    /// The case with the image's types, with dropout or lists of blocks if the image has them, and heads that its tiles can hold. What else
-    /// the image asks for is left to the draw, such as aligned rows or keys in pages.
+    /// The case with the image's types, with dropout, lists of blocks or the only kind of mask if the image has them, and heads that its
+    /// tiles can hold. What else the image asks for is left to the draw, such as aligned rows or keys in pages.
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
         self.quantized = image.types().scaled();
@@ -276,8 +276,27 @@ impl Case {
         if image.role == Role::BiasGradients {
             self.with_bias_gradient();
         }
-        self.with_dropout_if(image.features.contains(Features::DROPOUT))
-            .with_blocks_if(image.features.contains(Features::BLOCKS))
+        let case = { self.with_dropout_if(image.features.contains(Features::DROPOUT)) }
+            .with_blocks_if(image.features.contains(Features::BLOCKS));
+        match image.features.hide_keys_alone() {
+            true => case.with_keys_hidden_alike(),
+            false => case,
+        }
+    }
+
+    /// The case with a mask that hides the same keys from all queries, if its lengths allow one, and without what else changes scores.
+    fn with_keys_hidden_alike(self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x4a5);
+        let mut case = self.without_score_tensors();
+        for word in ["softcap", "alibi"] {
+            case.remove(word);
+        }
+        if matches!(case.lengths, Lengths::Dense { .. }) {
+            case.scoring = case.scoring.with(Self::PADDING);
+            case.padding = random.below(3) == 0;
+            case.broadcast = Some([random.below(4) == 0, true, random.below(2) == 0, false]);
+        }
+        case
     }
 
     /// Gives the case a bias whose gradient is wanted, and its sequences dense tensors.

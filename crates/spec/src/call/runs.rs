@@ -1,14 +1,18 @@
 //! A call with a padding mask as the two calls that it is made of: of the sequences whose mask shows their first keys and no others,
 //! and of the others. On a GPU it is found on the device which is which.
 
-use crate::{Call, Diagonal, Features, Layout, Numbers, Operand};
+use crate::{Call, Diagonal, Features, Layout, Numbers, Operand, Problem};
 
 impl Call {
-    /// Returns true if a key mask is given that is the same for all queries and heads of a sequence.
-    pub(crate) fn masks_keys_alone(&self) -> bool {
-        let is_same =
-            |mask: &Layout| { [1, 2].iter() }.all(|&d| mask.shape[d] <= 1 || mask.strides[d] == 0);
-        self.layout(Operand::KeyMask).is_some_and(is_same)
+    /// What a key mask is the same for: all queries of a head, and all heads, too. Neither without one.
+    pub(crate) fn mask_is_same(&self) -> [bool; 2] {
+        let is_same = |mask: &Layout, dims: &[usize]| {
+            { dims.iter() }.all(|&d| mask.shape[d] <= 1 || mask.strides[d] == 0)
+        };
+        [&[1][..], &[1, 2]].map(|dims| {
+            let mask = self.layout(Operand::KeyMask);
+            mask.is_some_and(|mask| is_same(mask, dims))
+        })
     }
 
     /// This call without the key mask, with lengths of keys on the device. A diagonal stays where it is.
@@ -30,5 +34,20 @@ impl Call {
         let mut call = self.clone();
         call.queries.used = Numbers::Device(());
         call
+    }
+}
+
+impl Features {
+    /// Returns true for an image that hides the same keys from all queries: it takes a key mask and no bias.
+    pub const fn hide_keys_alone(self) -> bool {
+        self.contains(Features::KEY_MASK) && !self.contains(Features::BIAS)
+    }
+
+    /// The features that an image with these has for a problem.
+    pub fn of_use_for(self, problem: &Problem) -> Self {
+        match self.hide_keys_alone() && !problem.mask_is_same()[0] {
+            true => self - Features::KEY_MASK,
+            false => self,
+        }
     }
 }
