@@ -651,7 +651,9 @@ def gradients_of_everything():
             )
         mask = torch.rand(2, 1, 130, 190, device="cuda") < 0.8
         bias = draw((4, 130, 190), dtype=dtype)[0]
-        compare(lambda *x: [warptile.attention(*x, key_mask=mask, bias=bias)], lambda *x: [naive(*x, mask=mask, bias=bias)[0]], (q, k, v))
+        compare(
+            lambda q, k, v, b: [warptile.attention(q, k, v, key_mask=mask, bias=b)], lambda q, k, v, b: [naive(q, k, v, mask=mask, bias=b)[0]], (q, k, v, bias)
+        )
         for wanted in range(3):
             learned = [x.clone().requires_grad_(at == wanted) for at, x in enumerate((q, k, v))]
             warptile.attention(*learned).sum().backward()

@@ -120,6 +120,28 @@ fn without_a_gpu_there_is_the_cpu() {
     assert!(stdout.contains("kernel   cpu: "), "{stdout}");
 }
 
+/// The gradient of a bias is planned if a word asks for it.
+#[test]
+fn the_gradient_of_a_bias_is_planned_by_a_word() {
+    let problem = "b4 q4096 k4096 h16 d128 bf16 bias backward";
+    let step = "\nbias gradients dbias_d256_64x64_w4_s3_bf16_sm_90\n";
+    let (text, _) = plan(0, &[problem, "--gpu", "h100"]);
+    assert!(!text.contains(step), "{text}");
+    let asked = format!("{problem} dbias");
+    let (text, _) = plan(0, &[&asked, "--gpu", "h100"]);
+    assert!(text.contains(step), "{text}");
+    for (wrong, rule) in [
+        (
+            asked.replace(" backward", ""),
+            "one of the gradients of `backward`",
+        ),
+        (asked.replace(" bias", ""), "there is none"),
+    ] {
+        let (_, error) = plan(2, &[&wrong]);
+        assert!(error.contains(rule), "{error}");
+    }
+}
+
 /// Gradients have their steps, a workspace, and a time.
 #[test]
 fn gradients_are_planned_step_by_step() {
