@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <algorithm>
 #define __device__
+#define __forceinline__ inline
 #define __builtin_assume(condition) ((void)(condition))
 #define __global__
 #define __shared__

@@ -44,7 +44,7 @@ template <class Traits> std::string name_of_barrier(unsigned address)
         return std::string(what) + (address == full ? "_full " : "_empty ") + std::to_string(stage);
     };
     std::string name;
-    for (int i = 0; i < Traits::STAGES && name.empty(); i++) {
+    for (int i = 0; i < Traits::RING_STAGES && name.empty(); i++) {
         name = is("keys", layout.keys_full(i), i);
         if (name.empty()) name = is("values", layout.values_full(i), i);
     }
@@ -349,7 +349,7 @@ struct Problem {
         work.tiles = of_a_head * numbered_heads * (is_packed ? 1 : batch);
         work.heads_at_once = random.between(1, numbered_heads * (is_packed ? 1 : batch));
         const int resident = random.between(windows_in_parts ? 4 : tiling.serving ? 2 : 1, windows_in_parts || random.one_in(4) ? 6 : 3);
-        work.splits = tiling.serving ? random.between(windows_in_parts ? 2 : 1, tiling.packs && random.one_in(3) ? 19 : 3) : 1;
+        work.splits = tiling.serving ? random.between(windows_in_parts ? 2 : 1, tiling.packs && random.one_in(3) ? random.one_in(4) ? 130 : 19 : 3) : 1;
         // Of a dense launch perhaps in another order.
         const bool may_be_ordered = !reads_lengths(block.sequences) && work.splits == 1 && !tiling.pairs && !of_groups;
         if (may_be_ordered && work.tiles <= (int)std::size(params.order) && random.one_in(3)) {

@@ -8,7 +8,7 @@
 
 namespace warptile {
 
-template <class Traits> __device__ void wgmma_attention(const ForwardTma& params)
+template <class Traits> __device__ __forceinline__ void wgmma_attention(const ForwardTma& params)
 {
     // As the swizzle wants it: its pattern follows from the address.
     unsigned char* const shared = dynamic_shared<SWIZZLE_GROUP_BYTES>();

@@ -123,7 +123,7 @@ template <class Traits, int SLABS> class PageLoader {
     const unsigned bytes_at, full_at;
     const int box_rows; // the largest power of two that divides a page and a block: the host has made the maps for it
     const int boxes;    // of a block
-    RingPosition<Traits::STAGES> at;
+    RingPosition<Traits::RING_STAGES> at;
 
     // State of the current tile.
     const int* table;

@@ -200,8 +200,11 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
                 // Each warp for itself: the first ones often have all rows.
                 if (OutputRows<Traits>(params, tile(), warpgroup).has_rows() && has_rows)
                     parts.leave(output, state, has_output);
-                const JointSum<Traits> sum(params, parts, layout.part(shared, tiles - 1), tile(), warpgroup);
-                sum.run(layout.takes(shared, warpgroup), has_rows);
+                // Nobody reads queries before the warpgroup loads those of another tile.
+                static_assert(JointSum<Traits>::SUM_BYTES <= Traits::QUERY_BYTES, "sums fit where the queries were");
+                float4* const buffer = reinterpret_cast<float4*>(shared + (layout.queries(warpgroup, 0) - layout.base));
+                const JointSum<Traits> sum(params, parts, layout.part(shared, tiles - 1), tile(), warpgroup, buffer);
+                sum.run(layout.arrived(shared, warpgroup), has_rows);
                 forget_scores();
                 clear_output();
                 return;
@@ -771,8 +774,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     int left_behind = 0; // blocks of the tile that come after the warpgroup's last
     int plain_top;   // steps from blocks up to here...
     int plain_floor; // ... to blocks from here on are plain
-    RingPosition<Traits::STAGES> keys_at;
-    RingPosition<Traits::STAGES> values_at;
+    RingPosition<Traits::RING_STAGES> keys_at;
+    RingPosition<Traits::RING_STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;
 };
 

@@ -100,10 +100,18 @@ template <class Traits> class OutputRows {
     {
         write_columns(output, inverse, 0);
     }
-    // Some of the columns, from `first_column` on, a multiple of 16.
+    // Some of the columns, from `first_column` on, a multiple of 16, or of 8 where they are a single block.
     template <int COUNT>
     __device__ void write_columns(const float (&output)[COUNT], const float (&inverse)[ROWS_PER_THREAD], int first_column) const
     {
+        if constexpr (COUNT == CHUNK / 2) {
+#pragma unroll
+            for (int i = 0; i < ROWS_PER_THREAD; i++)
+                if (exists(quad_row(i)) && first_column < params.value_dim)
+                    *reinterpret_cast<unsigned*>(out + query_of(quad_row(i)) * params.out.row + head_of(quad_row(i)) * params.out.head +
+                                                 first_column + thread_index() % 4 * 2) = word(output, inverse, i, 0);
+            return;
+        }
         const bool odd = thread_index() & 1;
         Element* const first = out + first_column + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll

@@ -1,13 +1,15 @@
 // The sum of a tile's parts, by all who have left one: a warpgroup that comes last would take 33 parts of 64 KB one after the other. For
 // packed rows.
 //
-// Whoever has left a part waits for a while to be told that all parts are there, each at a word of its own: who polls the same one keeps
-// others from it. Who comes last tells them. Each then adds up a share: some columns of 16 rows for each warp, in the order of the keys, so
-// that the result does not depend on who adds. Who has waited in vain leaves word, and whoever comes last adds up that share too. So nobody
-// counts on anybody, and a launch ends even where its CTAs run one after the other. Where CTAs may have other tiles to compute nobody
-// waits: where there is a counter (`sums_by_all` in crates/attention/src/gpu/block.rs). Whoever comes last then adds up all shares.
+// Whoever has left a part waits for a while until all parts are there, as the word says in which they are counted: it is 0 again then. Each
+// then adds up a share: some columns of 16 rows for each warp, in the order of the keys, so that the result does not depend on who adds. Of
+// many parts several warps of a share have some each, and the first of them adds up their sums. Who has waited in vain leaves word, and
+// whoever comes last adds up that share too. So nobody counts on anybody, and a launch ends even where its CTAs run one after the other.
+// Where CTAs may have other tiles to compute nobody waits: where there is a counter (`sums_by_all` in crates/attention/src/gpu/block.rs).
+// Whoever comes last then adds up all of it.
 //
-// A word is 0 before and after. Whoever touches it last makes it so: who was told, or who comes last and finds that one has left.
+// Each has a word of its own, at which it and whoever comes last tell each other that they have been there. It is 0 before and after:
+// whoever is the second of them makes it so. Nobody waits for the answer before its own share is added up.
 #pragma once
 
 #include "forward/wgmma_epilogue.cuh"
@@ -19,46 +21,64 @@ namespace warptile {
 
 template <class Traits> class JointSum {
   public:
-    __device__ JointSum(const Forward& params, const Parts<Traits>& parts, const Part& part, const Tile& tile, int warpgroup)
-        : params(params), parts(parts), part(part), tile(tile), warpgroup(warpgroup)
+    // `buffer`: SUM_BYTES of shared memory for the warpgroup.
+    __device__ JointSum(const Forward& params, const Parts<Traits>& parts, const Part& part, const Tile& tile, int warpgroup,
+                        float4* buffer)
+        : params(params), parts(parts), part(part), tile(tile), warpgroup(warpgroup), buffer(buffer)
     {
     }
 
+    static constexpr int SUM_BYTES = 2 * WARPGROUP_THREADS * sizeof(float4);
+
     // By all warps of a warpgroup that has left its part. `takes` is the warpgroup's, in shared memory; `has_rows`: in this tile.
-    __device__ void run(unsigned (&takes)[2], bool has_rows) const
+    __device__ void run(unsigned& takes, bool has_rows) const
     {
         sync(); // all of the part is written
-        if (uniform(thread_index() % WARPGROUP_THREADS / 32) == 0) {
+        const bool leads = uniform(thread_index() % WARPGROUP_THREADS / 32) == 0;
+        if (leads) {
             const unsigned before = uniform((int)(is_first_lane() ? increment_and_wrap(parts.semaphore_word(), splits() - 1) : 0));
-            const unsigned own = 1u << part.split % LANES;
-            uint2 found = {};
-            if (before == splits() - 1)
-                found = {tell(0), tell(LANES)};
-            else if (waits() && was_told())
-                found = {part.split < LANES ? own : 0, part.split < LANES ? 0 : own};
-            if (is_first_lane()) {
-                takes[0] = found.x;
-                takes[1] = found.y;
-            }
+            const Takes found = before == splits() - 1 ? waits() ? OWN_AND_LEFT : ALL : waits() && sees_all() ? OWN : NOTHING;
+            if (is_first_lane()) takes = found;
         }
         sync();
-        if (!has_rows) return;
+        const unsigned role = uniform((int)takes);
+        if (role == NOTHING) return;
+        // The word's answer comes while the share is added up.
+        unsigned answer = 0;
+        if (role == OWN && leads && is_first_lane()) answer = exchange(word(part.split), HAS_SUMMED);
+        int share = role == ALL ? 0 : part.split, asked = role == OWN_AND_LEFT ? 0 : splits();
+        const Deal deal(rows_here(), role == ALL ? 1 : splits(), splits());
+        unsigned left = 0; // of the LANES splits before `asked`
 #pragma unroll 1
-        for (int i = 0; i < 2; i++)
-#pragma unroll 1
-            for (unsigned left = uniform((int)takes[i]); left; left &= left - 1) sum(i * LANES + __ffs(left) - 1);
+        while (true) {
+            if (has_rows) sum(share, deal);
+            for (; !left && asked < splits(); asked += LANES) {
+                sync(); // `takes` has been read
+                if (leads) {
+                    const unsigned found = tell(asked);
+                    if (is_first_lane()) takes = found;
+                }
+                sync();
+                left = uniform((int)takes);
+            }
+            if (!left) break;
+            share = asked - LANES + __ffs(left) - 1;
+            left &= left - 1;
+        }
+        if (answer == TOLD) *word(part.split) = 0;
     }
 
   private:
-    enum : unsigned { TOLD = 1, LEFT = 2 };
-    enum : int { MAX_PARTS = 2 * LANES, TRIES = 60 }; // tries: a microsecond each
+    enum Takes : unsigned { NOTHING, OWN, OWN_AND_LEFT, ALL }; // ALL: in one share
+    enum : unsigned { TOLD = 1, LEFT = 2, HAS_SUMMED = 3 };
+    enum : int { TRIES = 60 }; // a microsecond each
 
-    static constexpr int PAIRS = Traits::VALUE_DIM / 16; // of chunks of 8 columns
-    static_assert((PAIRS & (PAIRS - 1)) == 0, "ranges of as many pairs each");
+    static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 8 columns
+    static_assert((CHUNKS & (CHUNKS - 1)) == 0, "ranges of as many chunks each");
 
     __device__ static bool is_first_lane() { return thread_index() % 32 == 0; }
     __device__ void sync() const { named_barrier_wait(1 + warpgroup, WARPGROUP_THREADS); }
-    __device__ unsigned splits() const { return params.work.splits; }
+    __device__ int splits() const { return params.work.splits; }
 
     // The words come behind the semaphores. The host has made room for as many.
     static constexpr int WORDS_AT = 512;
@@ -69,120 +89,184 @@ template <class Traits> class JointSum {
     // The same in all CTAs of a launch.
     __device__ bool waits() const { return !params.work.counter; }
 
-    // By whoever comes last, to those of as many splits as there are lanes: a bit for each share that nobody else adds up.
+    // By whoever comes last, to those of as many splits as there are lanes: a bit for each who has left without adding up its share.
     __device__ unsigned tell(int first) const
     {
         Lanes left;
         left.fill([&](int lane) {
             const int split = first + lane;
-            if (split >= params.work.splits) return 0;
-            if (split == part.split || !waits()) return 1;
-            if (exchange_in_order(word(split), TOLD) != LEFT) return 0;
+            if (split >= splits() || split == part.split) return 0;
+            const unsigned found = exchange(word(split), TOLD);
+            if (found == 0) return 0;
             *word(split) = 0;
-            return 1;
+            return found == LEFT ? 1 : 0;
         });
         return left.not_zero();
     }
 
-    // By one warp. Returns false if it has left word that it is gone.
-    __device__ bool was_told() const
+    // By one warp: returns true once all parts are there. False if it has left word that it is gone.
+    __device__ bool sees_all() const
     {
-        bool told = false;
+        bool sees = false;
         if (is_first_lane()) {
 #pragma unroll 1
-            for (int i = 0; i < TRIES && !told; i++) {
-                told = load_in_order(word(part.split)) == TOLD;
-                if (!told) pause();
+            for (int i = 0; i < TRIES && !sees; i++) {
+                sees = load_in_order(parts.semaphore_word()) == 0;
+                if (!sees) pause();
             }
-            if (!told) told = exchange_in_order(word(part.split), LEFT) == TOLD;
-            if (told) *word(part.split) = 0;
+            // Whoever comes last may have been here meanwhile, after all others.
+            if (!sees && exchange(word(part.split), LEFT) == TOLD) {
+                *word(part.split) = TOLD;
+                load_in_order(parts.semaphore_word());
+                sees = true;
+            }
         }
-        return uniform(told);
+        return uniform(sees);
     }
 
-    // Ranges of columns that each of four times 16 rows is cut into: no more than there are parts, whose warps have one each.
-    __device__ int ranges() const { return min(1 << (31 - __clz(params.work.splits)), PAIRS); }
+    // How the work is dealt out to the warps of all shares: the more parts, the more warps.
+    struct Deal {
+        int row_groups; // 16 rows each
+        int chunks;     // that a warp adds up
+        int ways;       // warps that have some of the parts each
+
+        __device__ Deal(int rows, int shares, int parts)
+            : row_groups(max(min((rows + GROUP_ROWS - 1) / GROUP_ROWS, WARPGROUP_WARPS), 1)), chunks(1), ways(1)
+        {
+            const int warps = shares * WARPGROUP_WARPS, needed = row_groups * CHUNKS;
+            while (chunks * warps < needed) chunks *= 2;
+            while (ways < WARPGROUP_WARPS && parts > WORDS_AT_ONCE * ways && warps >= 2 * ways * needed) ways *= 2;
+        }
+    };
+    // From the warpgroup's first one on.
+    __device__ int rows_here() const { return rows_of_queries<Traits>(params, tile.query_len) - tile.first_query - warpgroup * MMA_ROWS; }
+    static constexpr int GROUP_ROWS = MMA_ROWS / WARPGROUP_WARPS;
+    // Of each thread: parts of a chunk, chunks of a part, or both.
+    static constexpr int WORDS_AT_ONCE = 16;
 
     // A warp's of the share of one who has left a part.
-    __device__ void sum(int share) const
+    __device__ void sum(int share, const Deal& deal) const
     {
-        const int item = share * WARPGROUP_WARPS + uniform(thread_index() % WARPGROUP_THREADS / 32), ranges = this->ranges();
-        const int of_rows = item / ranges, pairs = PAIRS / ranges;
-        if (of_rows >= WARPGROUP_WARPS) return;
-        const int tile_row = warpgroup * MMA_ROWS + of_rows * (MMA_ROWS / WARPGROUP_WARPS), first = (item - of_rows * ranges) * pairs;
-        const OutputRows<Traits> rows(tile_row, params, tile);
-        if (!rows.has_rows()) return;
-        const int thread = of_rows * 32 + thread_index() % 32;
-        if (pairs % 4 == 0)
-            add_up<4>(rows, tile_row, thread, first, first + pairs);
-        else if (pairs % 2 == 0)
-            add_up<2>(rows, tile_row, thread, first, first + pairs);
-        else
-            add_up<1>(rows, tile_row, thread, first, first + pairs);
+        const int warp = uniform(thread_index() % WARPGROUP_THREADS / 32);
+        const int item = (share * WARPGROUP_WARPS + warp) / deal.ways, way = warp % deal.ways, ranges = CHUNKS / deal.chunks;
+        const int of_rows = item / ranges, first = (item - of_rows * ranges) * deal.chunks;
+        if (of_rows >= deal.row_groups && deal.ways == 1) return;
+        const int tile_row = warpgroup * MMA_ROWS + of_rows * GROUP_ROWS, thread = of_rows * 32 + thread_index() % 32;
+        if (deal.chunks >= 8)
+            write_sums<8>(tile_row, thread, first, first + deal.chunks);
+        else if (deal.chunks == 4)
+            write_sums<4>(tile_row, thread, first, first + 4);
+        else if (deal.chunks == 2)
+            write_sums<2>(tile_row, thread, first, first + 2);
+        else {
+            Sum<1> sum;
+            const bool has_rows = of_rows < deal.row_groups;
+            if (has_rows) add_up(sum, thread, first, splits() * way / deal.ways, splits() * (way + 1) / deal.ways);
+            if (deal.ways > 1) {
+                float4* const own = buffer + thread_index() % WARPGROUP_THREADS;
+                own[0] = {sum.values[0], sum.values[1], sum.values[2], sum.values[3]};
+                own[WARPGROUP_THREADS] = {sum.max[0], sum.sum[0], sum.max[1], sum.sum[1]};
+                sync();
+                if (way == 0)
+#pragma unroll 1
+                    for (int other = 1; other < deal.ways; other++) {
+                        const float4 words[1][1] = {{own[other * 32]}}, sums[1] = {own[other * 32 + WARPGROUP_THREADS]};
+                        sum.add(sums, words, 1);
+                    }
+            }
+            if (has_rows && way == 0) write(sum, tile_row, first);
+            if (deal.ways > 1) sync(); // the buffer has been read
+        }
     }
 
-    // Of the rows that `thread` of a warpgroup holds, AT_ONCE pairs of chunks at a time. As many parts are under way as registers suffice
-    // for.
-    template <int AT_ONCE> __device__ void add_up(const OutputRows<Traits>& rows, int tile_row, int thread, int first, int end) const
-    {
-        constexpr int CHUNKS = 2 * AT_ONCE, BATCH = 8 / AT_ONCE;
-        const int splits = params.work.splits;
-#pragma unroll 1
-        for (int pair = first; pair < end; pair += AT_ONCE) {
-            float values[4 * CHUNKS] = {}, max[ROWS_PER_THREAD] = {negative_infinity(), negative_infinity()};
-            RowState<Traits> state;
-            state.sum[0] = state.sum[1] = 0;
-#pragma unroll 1
-            for (int begin = 0; begin < splits; begin += BATCH) {
-                float4 sums[BATCH], words[BATCH][CHUNKS];
+    // The sum over some parts of two rows' COUNT chunks that a thread holds.
+    template <int COUNT> struct Sum {
+        float values[4 * COUNT] = {};
+        float max[ROWS_PER_THREAD] = {negative_infinity(), negative_infinity()}, sum[ROWS_PER_THREAD] = {};
+
+        // The first `count` of these.
+        template <int PARTS> __device__ void add(const float4 (&sums)[PARTS], const float4 (&words)[PARTS][COUNT], int count)
+        {
+            float largest[ROWS_PER_THREAD] = {max[0], max[1]};
 #pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    const float4* const from = parts.words_of(min(begin + i, splits - 1), thread);
-                    sums[i] = __ldcg(from + Traits::VALUE_DIM / 8 * WARPGROUP_THREADS);
-#pragma unroll
-                    for (int chunk = 0; chunk < CHUNKS; chunk++) words[i][chunk] = __ldcg(from + (2 * pair + chunk) * WARPGROUP_THREADS);
-                }
-                float largest[ROWS_PER_THREAD] = {max[0], max[1]};
-#pragma unroll
-                for (int i = 0; i < BATCH; i++) {
+            for (int i = 0; i < PARTS; i++)
+                if (i < count) {
                     largest[0] = fmaxf(largest[0], sums[i].x);
                     largest[1] = fmaxf(largest[1], sums[i].z);
                 }
 #pragma unroll
-                for (int row = 0; row < ROWS_PER_THREAD; row++) {
-                    const float keep = rescale(max[row], largest[row]);
-                    max[row] = largest[row];
-                    state.sum[row] *= keep;
+            for (int row = 0; row < ROWS_PER_THREAD; row++) {
+                const float keep = rescale(max[row], largest[row]);
+                max[row] = largest[row];
+                sum[row] *= keep;
 #pragma unroll
-                    for (int j = 2 * row; j < 4 * CHUNKS; j += 4) {
-                        values[j] *= keep;
-                        values[j + 1] *= keep;
-                    }
-                }
-#pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    // Neither row has seen a key. A NaN is one.
-                    const bool unseen = fmaxf(sums[i].x, sums[i].z) == negative_infinity() && sums[i].y + sums[i].w == 0;
-                    if (unseen || begin + i >= splits) continue;
-                    const float take[ROWS_PER_THREAD] = {rescale(sums[i].x, max[0]), rescale(sums[i].z, max[1])};
-                    state.sum[0] += sums[i].y * take[0];
-                    state.sum[1] += sums[i].w * take[1];
-#pragma unroll
-                    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                        values[4 * chunk] += words[i][chunk].x * take[0];
-                        values[4 * chunk + 1] += words[i][chunk].y * take[0];
-                        values[4 * chunk + 2] += words[i][chunk].z * take[1];
-                        values[4 * chunk + 3] += words[i][chunk].w * take[1];
-                    }
+                for (int j = 2 * row; j < 4 * COUNT; j += 4) {
+                    values[j] *= keep;
+                    values[j + 1] *= keep;
                 }
             }
-            state.offset[0] = -max[0];
-            state.offset[1] = -max[1];
-            float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-            state.finish(inverse, lse, params, tile, tile_row);
-            rows.write_columns(values, inverse, 16 * pair);
-            if (pair == 0) rows.write_lse(lse);
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                // Neither row has seen a key. A NaN is one.
+                const bool unseen = fmaxf(sums[i].x, sums[i].z) == negative_infinity() && sums[i].y + sums[i].w == 0;
+                if (unseen || i >= count) continue;
+                const float take[ROWS_PER_THREAD] = {rescale(sums[i].x, max[0]), rescale(sums[i].z, max[1])};
+                sum[0] += sums[i].y * take[0];
+                sum[1] += sums[i].w * take[1];
+#pragma unroll
+                for (int chunk = 0; chunk < COUNT; chunk++) {
+                    values[4 * chunk] += words[i][chunk].x * take[0];
+                    values[4 * chunk + 1] += words[i][chunk].y * take[0];
+                    values[4 * chunk + 2] += words[i][chunk].z * take[1];
+                    values[4 * chunk + 3] += words[i][chunk].w * take[1];
+                }
+            }
         }
+    };
+
+    // Adds up the parts from `begin` to `end`, of the rows that `thread` of a warpgroup holds and the chunks from `chunk` on. As many parts
+    // are under way as registers suffice for.
+    template <int COUNT> __device__ void add_up(Sum<COUNT>& sum, int thread, int chunk, int begin, int end) const
+    {
+        constexpr int PARTS = WORDS_AT_ONCE / COUNT;
+#pragma unroll 1
+        for (; begin < end; begin += PARTS) {
+            float4 sums[PARTS], words[PARTS][COUNT];
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                const float4* const from = parts.words_of(min(begin + i, end - 1), thread);
+                sums[i] = __ldcg(from + CHUNKS * WARPGROUP_THREADS);
+#pragma unroll
+                for (int j = 0; j < COUNT; j++) words[i][j] = __ldcg(from + (chunk + j) * WARPGROUP_THREADS);
+            }
+            sum.add(sums, words, end - begin);
+        }
+    }
+
+    template <int COUNT> __device__ void write_sums(int tile_row, int thread, int first, int end) const
+    {
+#pragma unroll 1
+        for (; first < end; first += COUNT) {
+            Sum<COUNT> sum;
+            add_up(sum, thread, first, 0, splits());
+            write(sum, tile_row, first);
+        }
+    }
+
+    template <int COUNT> __device__ void write(const Sum<COUNT>& sum, int tile_row, int chunk) const
+    {
+        const OutputRows<Traits> rows(tile_row, params, tile);
+        if (!rows.has_rows()) return;
+        RowState<Traits> state;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            state.offset[row] = -sum.max[row];
+            state.sum[row] = sum.sum[row];
+        }
+        float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
+        state.finish(inverse, lse, params, tile, tile_row);
+        rows.write_columns(sum.values, inverse, 8 * chunk);
+        if (chunk == 0) rows.write_lse(lse);
     }
 
     const Forward& params;
@@ -190,6 +274,7 @@ template <class Traits> class JointSum {
     const Part& part;
     const Tile& tile;
     const int warpgroup;
+    float4* const buffer;
 };
 
 } // namespace warptile

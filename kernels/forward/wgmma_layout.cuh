@@ -133,8 +133,12 @@ struct WgmmaTraits {
     static constexpr int SHARED_LIMIT = 232448;
     static constexpr int SHARED_LIMIT_PER_CTA = SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024;
     static constexpr int BOOKKEEPING_BYTES = 1024; // barriers and tile announcements
-    static constexpr int KEY_RING_BYTES = STAGES * KEY_BYTES;
-    static constexpr int VALUE_RING_BYTES = STAGES * VALUE_BYTES;
+    // Stages of both rings. Of packed rows more than the tiling has: as many as fit besides one buffer for Q, up to 4. They are for few
+    // queries, where reading takes the time.
+    enum : int { ROOM_STAGES = (SHARED_LIMIT_PER_CTA - BOOKKEEPING_BYTES - CONSUMERS * QUERY_BYTES) / (KEY_BYTES + VALUE_BYTES) };
+    enum : int { RING_STAGES = !PACKS_ROWS || ROOM_STAGES <= STAGES_ ? STAGES_ : ROOM_STAGES < 4 ? ROOM_STAGES : 4 };
+    static constexpr int KEY_RING_BYTES = RING_STAGES * KEY_BYTES;
+    static constexpr int VALUE_RING_BYTES = RING_STAGES * VALUE_BYTES;
     static constexpr int FIXED_BYTES = KEY_RING_BYTES + VALUE_RING_BYTES + BOOKKEEPING_BYTES;
     static constexpr int QUERY_STAGES = FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT_PER_CTA ? 2 : 1;
     static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
@@ -227,8 +231,8 @@ template <class Traits> struct SharedLayout {
     static constexpr int OUTPUT_AT = VALUES_AT + Traits::VALUE_RING_BYTES;
     static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES;
     static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
-    static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::STAGES * 16;
-    static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::STAGES * 16;
+    static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::RING_STAGES * 16;
+    static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::RING_STAGES * 16;
     static constexpr int QUERY_BUFFERS = Traits::CONSUMERS * Traits::QUERY_STAGES;
     static constexpr int TILES_AT = QUERY_BARRIERS_AT + QUERY_BUFFERS * 16;
     // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
@@ -238,7 +242,7 @@ template <class Traits> struct SharedLayout {
     // warps that load from pages are told the tile.
     static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
     static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
-    static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (Traits::packs_rows() ? 2 : 1) * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
+    static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
     static constexpr int PAGE_LOADERS = 2; // warps: of keys and of values
     // Pairs also have the tile that the other CTA is told, and two barriers.
     static constexpr int MAIL_AT = TILE_BARRIERS_AT + (Traits::SERVING ? TILE_SLOTS * 16 : 0);
@@ -297,12 +301,6 @@ template <class Traits> struct SharedLayout {
         return reinterpret_cast<unsigned*>(shared + ARRIVED_AT)[warpgroup];
     }
 
-    // Two words in its place: the shares of a sum that the warpgroup adds up.
-    __device__ static unsigned (&takes(unsigned char* shared, int warpgroup))[2]
-    {
-        return reinterpret_cast<unsigned(*)[2]>(shared + ARRIVED_AT)[warpgroup];
-    }
-
     // The threads that arrive in a phase of each barrier, and those that wait for it. A wait names only a parity, so it must not come after
     // the end of the phase that follows the one it means. That holds because the next phase cannot end without the waiting thread.
     // kernels/emulation checks it in random schedules.
@@ -326,7 +324,7 @@ template <class Traits> struct SharedLayout {
     // `in_two`: keys are also waited for by a second arrival.
     __device__ void init_barriers(bool in_two) const
     {
-        for (int stage = 0; stage < Traits::STAGES; stage++) {
+        for (int stage = 0; stage < Traits::RING_STAGES; stage++) {
             barrier_init(keys_full(stage), in_two ? 2 : 1);
             barrier_init(keys_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
             barrier_init(values_full(stage), 1);

@@ -306,8 +306,8 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
     const ForwardTma& params;
     unsigned char* shared;
     SharedLayout<Traits> layout;
-    RingPosition<Traits::STAGES> keys_at;
-    RingPosition<Traits::STAGES> values_at;
+    RingPosition<Traits::RING_STAGES> keys_at;
+    RingPosition<Traits::RING_STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;
     BoxRow pending_values;
     bool values_pending = false;

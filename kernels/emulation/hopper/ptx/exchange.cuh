@@ -1,6 +1,6 @@
 #pragma once
 namespace warptile {
-inline unsigned exchange_in_order(unsigned* number, unsigned by)
+inline unsigned exchange(unsigned* number, unsigned by)
 {
     emulation::launch.step();
     const unsigned before = *number;
