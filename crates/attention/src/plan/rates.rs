@@ -8,9 +8,11 @@ mod whole_tiles;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::abi::PART_SUMS;
+use warptile_kernels::abi::{MAX_QUOTIENT, PART_SUMS};
 use warptile_kernels::{Family, Features, Image, Schedule};
 
+use crate::plan::shared_keys::Sides;
+use crate::plan::step::clusters_at_once;
 use crate::plan::{
     DeviceProfile, Numbered, PackedSpeed, Settings, TileKeys, packs_rows, rest_keys, splits_of,
     splits_tiles,
@@ -305,18 +307,20 @@ impl Rates {
         if matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile) {
             let widest = mask.widest(query_len, key_len);
             let seen = key_len.min(widest + query_len.saturating_sub(1));
-            let tiles = problem.typical_group_tiles(image.tiling.block_m)
-                / f64::from(device.multiprocessors.max(1));
-            let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
-            let sum_us = match image.schedule {
-                // As many CTAs as there are for a tile, each with a block of keys at least.
-                Schedule::SharedKeys => {
-                    let ctas = f64::from(ctas_per_multiprocessor) / tiles;
-                    sum_us(image, ctas.min((seen as f64 / block_n).ceil()))
-                }
-                _ => 0.0,
-            };
-            return launch_us + blocks * block_us + sum_us;
+            let of_tile = (seen as f64 / block_n).ceil().max(1.0);
+            let tiles = problem.typical_group_tiles(image.tiling.block_m);
+            if image.schedule == Schedule::ClusterTile {
+                return launch_us
+                    + clusters_us(image, device, [tiles, of_tile], [block_us, tile_end]);
+            }
+            let resident = device.multiprocessors.max(1) * ctas_per_multiprocessor;
+            let heads = Sides::from(problem).side_by_side(resident) as u32;
+            let ctas = f64::from(resident / heads * heads);
+            let shared_us = shared_tiles_us(tiles, of_tile, ctas)
+                + sum_us(image, (ctas / tiles).min(of_tile), ctas_per_multiprocessor);
+            let tiles = tiles / f64::from(device.multiprocessors.max(1));
+            let blocks = tiles * of_tile + (tiles + 1.0) * tile_end;
+            return launch_us + blocks * block_us + shared_us;
         }
         let keys = TileKeys::of(
             mask,
@@ -386,6 +390,14 @@ impl Rates {
             }
             let rest = rest_keys(image, rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
+            // When all multiprocessors compute parts, one warpgroup takes 11.4 ns a key, and tiles of heads that share keys do not read
+            // them side by side (docs/notebook/wgmma.md, "More warps add up").
+            let of_rest = match image.schedule.has_group_tiles() {
+                true => 1.3,
+                false if problem.heads().group_size() > 1 => 1.2,
+                false => 1.0,
+            };
+            let rest = of_rest * rest;
             let times = if mask.hides_nothing() {
                 1.0
             } else {
@@ -444,18 +456,74 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
     rows.div_ceil(warp_rows).clamp(1, warps) as f64 / warps as f64
 }
 
-/// How much longer than its rates say a kernel takes whose CTAs share keys, where the last CTA of a tile adds up the parts of many: what is
-/// more than in the problems that rates are fitted to. The last one reads 17 bytes a nanosecond
-/// (docs/notebook/wgmma.md, 2026-11-28).
-fn sum_us(image: &Image, parts: f64) -> f64 {
-    const USUAL_BYTES: f64 = 160e3;
-    const BYTES_A_MICROSECOND: f64 = 17e3;
-    // Kernels with larger heads add up parts in groups.
-    if image.tiling.head_dim > 256 {
-        return 0.0;
+/// The time of the CTA with the most blocks where clusters compute tiles, as `Step::clusters_of_tile` has it, in microseconds. A device
+/// holds fewer clusters at once than its multiprocessors have room for, and a multiprocessor without one has nothing to do.
+fn clusters_us(
+    image: &Image,
+    device: &DeviceProfile,
+    [tiles, blocks]: [f64; 2],
+    [block_us, tile_end]: [f64; 2],
+) -> f64 {
+    /// The sum over the clusters of a tile, of which each CTA has a share.
+    const SUM_US: f64 = 2.0;
+    const SUMMED_BYTES_A_US: f64 = 17e3;
+    /// Tiles of so few rows are read, not computed, and rates are those of all multiprocessors at once.
+    const READ_ROWS: u32 = 16;
+    const READ_TIMES: f64 = 0.85;
+    let resident = f64::from(clusters_at_once(device.multiprocessors)).max(1.0);
+    let ctas = f64::from(Schedule::CLUSTER);
+    let most = match (blocks / ctas).floor() {
+        few if few < 3.0 => 1.0,
+        _ if blocks > MAX_QUOTIENT as f64 => 1.0,
+        most => most,
+    };
+    let of_tile = (resident / tiles.max(1.0)).floor().clamp(1.0, most);
+    let turns = (tiles * of_tile / resident).ceil().max(1.0);
+    let part_bytes = image.tiling.part_bytes(PART_SUMS) as f64 / ctas;
+    let sum_us = match of_tile > 1.0 {
+        true => SUM_US + of_tile * part_bytes / SUMMED_BYTES_A_US,
+        false => 0.0,
+    };
+    let times = match image.tiling.block_m <= READ_ROWS {
+        true => READ_TIMES,
+        false => 1.0,
+    };
+    turns * ((blocks / (ctas * of_tile)).ceil() + tile_end) * block_us * times + sum_us
+}
+
+/// How much longer than its rates say a kernel takes whose CTAs share keys, where the last CTA of a tile adds up the parts of many. Each
+/// thread has four columns of a row at a time and asks for eight parts at once, so that there are as many rounds as that takes. `usual` are
+/// those of the problems that rates are fitted to (docs/notebook/wgmma.md, 2026-11-28).
+fn sum_us(image: &Image, parts: f64, ctas_per_multiprocessor: u32) -> f64 {
+    let usual = 4.0 / f64::from(ctas_per_multiprocessor);
+    const PARTS_AT_ONCE: f64 = 8.0;
+    // Kernels with larger heads add up parts in groups of as many.
+    const GROUP: f64 = 16.0;
+    // Other CTAs of a multiprocessor slow one down.
+    let round_us = 0.2 + 0.4 * f64::from(ctas_per_multiprocessor);
+    let tiling = image.tiling;
+    let columns = f64::from(tiling.block_m) * f64::from(tiling.value_dim);
+    let turns = (columns / f64::from(4 * 32 * tiling.warps)).ceil();
+    let rounds = |parts: f64| (parts / PARTS_AT_ONCE).ceil();
+    let rounds = match tiling.head_dim > 256 && parts >= 2.0 * GROUP {
+        true => rounds(GROUP) + rounds(parts / GROUP),
+        false => rounds(parts),
+    };
+    match parts > 1.0 {
+        true => (turns * rounds - usual).max(0.0) * round_us,
+        false => 0.0,
     }
-    let bytes = parts * image.tiling.part_bytes(PART_SUMS) as f64;
-    (bytes - USUAL_BYTES).max(0.0) / BYTES_A_MICROSECOND
+}
+
+/// How much longer it takes where CTAs have parts of two tiles each, although they have less than one in all.
+fn shared_tiles_us(tiles: f64, blocks: f64, ctas: f64) -> f64 {
+    const SECOND_US: f64 = 2.5;
+    let each = (tiles * blocks / ctas).ceil().max(1.0);
+    if each < blocks && blocks % each != 0.0 {
+        SECOND_US
+    } else {
+        0.0
+    }
 }
 
 /// The share of the memory's speed at which each key is read once, by the copy engine: where the rows of a group are
@@ -463,7 +531,14 @@ fn sum_us(image: &Image, parts: f64) -> f64 {
 /// with short ones have nothing to do for a while, but the others then read faster: what that costs is an estimate.
 fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
     let one_length = problem.batch() == 1 || !problem.is_uneven();
-    let of_one_length = if one_length { 0.96 } else { 0.85 };
+    // Tiles that read the same keys do not stay side by side.
+    let rows = problem.typical_lengths().0 * problem.heads().group_size();
+    let alone = packs_rows(image) || rows <= image.tiling.block_m as usize;
+    let of_one_length = match (one_length, alone) {
+        (true, true) => 0.96,
+        (true, false) => 0.86,
+        _ => 0.85,
+    };
     (splits_tiles(image) && image.schedule.has_group_tiles()).then_some(
         match whole_tiles::has_its_columns(problem, image) {
             true => of_one_length,

@@ -115,31 +115,32 @@ pub(crate) struct PackedSpeed {
 }
 
 impl PackedSpeed {
-    /// The speed of the GPUs that have such images. Ranges are chosen by it: their number must not depend on what is known of a device.
+    /// The speed of the GPUs that have such images, between those of an H100 and an H200. Ranges are chosen by it: their number must not
+    /// depend on what is known of a device.
     const USUAL: Self = PackedSpeed {
         times: 1.0,
-        bytes: 3.1e6,
+        bytes: 3.8e6,
         multiprocessors: 132.0,
     };
-    /// The end of a part besides its sum. Two microseconds less than it takes: times of other kernels with few queries are too short by
-    /// as much.
-    const END_US: f64 = 1.5;
+    /// The first keys and the end of a part in addition to the launch, and of one with rows for two warpgroups, in microseconds.
+    const ENDS_US: [f64; 2] = [4.2, 4.8];
     /// Costs of a sum, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
     const LAST_SUMS: [f64; 2] = [0.25, 1.0 / 28.0];
-    /// Those where all CTAs that have a part add up some columns each: for each part, each KB, and each MB of all parts.
-    const JOINT_SUMS: [f64; 3] = [0.1, 0.06, 0.25];
+    /// Those where all CTAs that have a part add up some columns each: of the sum, and for each round of loads, each part, each KB, and
+    /// each MB of all parts.
+    const JOINT_SUMS: [f64; 5] = [0.3, 0.5, 0.021, 0.019, 0.3];
 
     /// Microseconds that a tile's rows take for a key, where `at_once` parts are computed. One warpgroup waits for its softmax more often
-    /// than two do, or two CTAs of one each; multiprocessors are slower when all compute (fitted to an H100: docs/notebook/wgmma.md, "All
-    /// add up").
+    /// than two do, or two CTAs of one each; multiprocessors are slower when all compute (fitted to an H200: docs/notebook/wgmma.md, "More
+    /// warps add up").
     fn computing_us(self, image: &Image, keys: &TileKeys, at_once: f64) -> f64 {
         let columns: usize = image.tiling.dims().iter().sum();
         let columns = columns as f64;
         let on_each = at_once / self.multiprocessors;
         self.times
             * match keys.warpgroups(image) {
-                1 => (3.8e-3 + 13.5e-6 * columns) * (0.8 * on_each.ceil()).max(1.0),
-                _ => (32e-6 * columns).max(7.2e-3) * (1.0 + 0.3 * on_each),
+                1 => (3.0e-3 + 17.2e-6 * columns) * (0.94 * on_each.ceil()).max(1.0),
+                _ => (35e-6 * columns).max(6.3e-3) * (1.0 + 0.24 * on_each),
             }
     }
 
@@ -159,12 +160,19 @@ impl PackedSpeed {
         // One hides the other, except where both have to wait.
         let key_us = (read_us.powi(4) + compute_us.powi(4)).sqrt().sqrt();
         let part_kb = keys.warpgroup_rows * (value_columns * size_of::<f32>()) as f64 / 1e3;
+        let warpgroups = keys.warpgroups(image);
         let sum_us = match splits {
             1 => 0.0,
             _ if sums_jointly(tiles, resident, splits) => {
-                let [of_part, of_kb, of_mb] = Self::JOINT_SUMS;
-                let all_mb = parts as f64 * keys.warpgroups(image) as f64 * part_kb / 1e3;
-                splits as f64 * of_part + part_kb * of_kb + all_mb * of_mb
+                let [of_sum, of_round, of_part, of_kb, of_mb] = Self::JOINT_SUMS;
+                let all_mb = (parts * u64::from(warpgroups)) as f64 * part_kb / 1e3;
+                let rounds =
+                    rounds_of_sum(splits, keys.warpgroup_rows as u64, value_columns as u64);
+                of_sum
+                    + rounds as f64 * of_round
+                    + splits as f64 * of_part
+                    + part_kb * of_kb
+                    + all_mb * of_mb
             }
             _ => {
                 let [of_part, of_kb] = Self::LAST_SUMS;
@@ -174,8 +182,29 @@ impl PackedSpeed {
         let turns = parts.div_ceil(resident) as f64;
         let block_n = f64::from(image.tiling.block_n);
         let part_keys = (keys.longest / splits as f64 / block_n).ceil() * block_n;
-        turns * (part_keys * key_us + Self::END_US) + sum_us
+        let end_us = Self::ENDS_US[usize::from(warpgroups > 1)];
+        turns * (part_keys * key_us + end_us) + sum_us
     }
+}
+
+/// The rounds of loads of a joint sum, one after the other, of a warpgroup's rows: as `Deal` in kernels/forward/wgmma_joint_sum.cuh deals
+/// the work out to four warps of each who has left a part.
+fn rounds_of_sum(parts: u64, rows: u64, columns: u64) -> u64 {
+    const WARPS: u64 = 4;
+    const AT_ONCE: u64 = 16;
+    const MOST_CHUNKS: u64 = 8;
+    let warps = WARPS * parts;
+    let needed = rows.div_ceil(16) * (columns / 8);
+    let mut chunks = 1;
+    while chunks * warps < needed {
+        chunks *= 2;
+    }
+    let mut ways = 1;
+    while ways < WARPS && parts > AT_ONCE * ways && warps >= 2 * ways * needed {
+        ways *= 2;
+    }
+    let each = chunks.min(MOST_CHUNKS);
+    chunks / each * parts.div_ceil(ways).div_ceil(AT_ONCE / each)
 }
 
 /// Returns true if all parts of split tiles are computed at once, so that who has left one waits for the others and adds up some columns.
@@ -225,9 +254,13 @@ pub(crate) fn splits_of(
         return 1;
     }
     let blocks = (keys.longest / f64::from(image.tiling.block_n)) as u64;
+    let most_parts = match packs_rows(image) {
+        true => 128,
+        false => 64,
+    };
     let most = (PARTS_A_CTA as u64 * resident / rest)
         .min(blocks / 2)
-        .clamp(1, 64);
+        .clamp(1, most_parts);
     if let Some(wanted) = wanted {
         return u64::from(wanted).clamp(1, most);
     }
@@ -271,6 +304,23 @@ mod tests {
                 (found / average - 1.0).abs() < 0.02,
                 "{mask:?}: {found} {average}"
             );
+        }
+    }
+
+    #[test]
+    fn many_warps_take_few_rounds_to_add_up() {
+        for (parts, rows, columns, rounds) in [
+            (2, 64, 128, 1),
+            (4, 64, 128, 1),
+            (16, 64, 128, 1),
+            (33, 64, 128, 2),
+            (64, 64, 128, 1),
+            (128, 64, 128, 2),
+            (4, 64, 256, 2),
+            (64, 16, 64, 1),
+        ] {
+            let found = rounds_of_sum(parts, rows, columns);
+            assert_eq!(found, rounds, "{parts} parts of {rows} x {columns}");
         }
     }
 

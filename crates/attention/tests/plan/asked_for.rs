@@ -188,9 +188,9 @@ fn settings_take_no_more_ctas_than_a_multiprocessor_holds() {
 /// A multiprocessor that holds two CTAs to the byte, and a CTA that has as much as it needs; each with one byte less.
 #[test]
 fn shared_memory_is_counted_to_the_byte() {
-    let kernel = "wgmma_d64_64x128_w8_s2";
+    let kernel = "wgmma_d96_64x128_w8_s2";
     let plan = |device: &DeviceProfile| {
-        let problem = case("b2 h8 q512 k512 d64 f16").call().problem();
+        let problem = case("b2 h8 q512 k512 d96 f16").call().problem();
         Plan::gpu(problem, device, &named(kernel))
     };
     let h200 = DeviceProfile::h200();
