@@ -216,13 +216,13 @@ def on_a_gpu():
     warptile.attention(q, k, v, out=out)
     del calls[:]
     gradients = warptile.attention_backward(q, q, k, v, out, lse, causal=True)
-    assert [x and (x.device, x.shape, x.dtype) for x in gradients] == [*[("cuda:0", q.shape, torch.float16)] * 3, None]
+    assert [x and (x.device, x.shape, x.dtype) for x in gradients] == [*[("cuda:0", q.shape, torch.float16)] * 3, None, None]
     # The workspace alone is zeroed, its counter: two numbers for each query and head follow, and perhaps sums of dq.
     assert calls.count("zero_") == 1
     [[bytes_needed]] = [call[1] for call in calls if call[0] == "empty_strided" and call[3] is torch.uint8]
     assert 2 * 4 * 2 * 8 * 512 < bytes_needed < 67 * 4 * 2 * 8 * 512, bytes_needed
     some = warptile.attention_backward(q, q, k, v, out, lse, d_lse=lse, needs=(False, True, False, False, False))
-    assert [x is None for x in some] == [True, False, True, True]
+    assert [x is None for x in some] == [True, False, True, True, True]
     fails(ValueError, "lse is on the CPU, but q is on cuda:0", lambda: warptile.attention_backward(q, q, k, v, out, Tensor(lse.array)))
     fails(ValueError, "k is on the CPU, but q is on cuda:0", lambda: warptile.attention(q, Tensor(half), v))
     fails(ValueError, "k is on cuda:1", lambda: warptile.attention(q, Tensor(half, "cuda:1"), v))
