@@ -140,7 +140,7 @@ impl PackedSpeed {
         self.times
             * match keys.warpgroups(image) {
                 1 => (3.0e-3 + 17.2e-6 * columns) * (0.94 * on_each.ceil()).max(1.0),
-                _ => (35e-6 * columns).max(6.3e-3) * (1.0 + 0.24 * on_each),
+                _ => (35e-6 * columns).max(6.9e-3) * (1.0 + 0.24 * on_each),
             }
     }
 
