@@ -300,7 +300,8 @@ impl SeveralArgs {
         if let Some(by) = self.scheme
             && let Some(why) = self.why_not(by, case)
         {
-            return Err(refused(&format!("--scheme {by:?}: {why}").to_lowercase()));
+            let name = format!("{by:?}").to_lowercase();
+            return Err(refused(&format!("--scheme {name}: {why}")));
         }
         let lengths = case.used_lengths();
         if lengths.iter().any(|(queries, keys)| queries != keys) {

@@ -220,10 +220,9 @@ pub(crate) fn backward<T: Element>(
     });
     let mut of_keys = of_keys.collect::<Result<Vec<[Tensor<T>; 2]>>>()?;
     let of_ranks = hosts.heads(|share| &share.keys);
-    let mut distinct = of_ranks.clone();
+    // Ranks that share a head follow each other on each host.
+    let mut distinct = of_ranks[..hosts.ranks].to_vec();
     distinct.dedup();
-    distinct.truncate(hosts.ranks);
-    distinct.dedup_by_key(|heads| heads.start);
     for heads in distinct {
         // All ranks take part, those with other heads without rows.
         let seen = { of_ranks.iter().enumerate() }.map(|(rank, of)| match *of == heads {
