@@ -291,12 +291,16 @@ impl Expectation {
 /// ```text
 /// |x - r| <= max(factor * max|r16 - r| + 2e-5 * max|r|, 6 * sqrt(variance) + ulp(r))     for every element
 /// rms(x - r) <= 1.25 * max(rms(r16 - r), sqrt(mean(variance) + mean(ulp(r)^2) / 12)) * (1 + 4 / sqrt(n))
+/// n = 1 / (1 / elements + 1 / roundings)
 /// ```
 ///
-/// where `factor` is 2, and 3 with softcap, and `n` counts the elements that have a variance. The variance is that of the error which a
-/// fused computation cannot avoid: weights and the gradients of scores rounded to the element type before they are multiplied, and
-/// arithmetic in `f32`, that of long sums included. It matters in small problems, where the plain computation may be right by luck. A NaN
-/// never passes.
+/// where `factor` is 2, and 3 with softcap. The variance is that of the error which a fused computation cannot avoid: weights and the gradients
+/// of scores rounded to the element type before they are multiplied, and arithmetic in `f32`, that of long sums included. It matters in
+/// small problems, where the plain computation may be right by luck. A NaN never passes.
+///
+/// `n` says how many independent errors the mean is of: `elements` counts those that have a variance, and `roundings` the rounded numbers
+/// that give it, as `(sum e)^2 / sum e^2` with `e` for what one gives all elements together. One query has a gradient of a score for
+/// each key, whose rounding is the error of all elements of a row of dk; the largest can be most of the sum.
 #[derive(Debug)]
 #[must_use]
 pub struct GradientExpectation(Slots<ExpectedGradient>);
@@ -324,6 +328,7 @@ impl GradientExpectation {
             mut exact,
             rounded,
             variance,
+            squares,
         } = references;
         let of = |operand: Operand| {
             let element = match operand.elements() {
@@ -350,12 +355,15 @@ impl GradientExpectation {
             let finite = plain.filter(|square| square.is_finite());
             let square = finite.sum::<f64>().max(unavoidable.sum());
             // The others are exact, so they say nothing of how far the mean may be from its expectation.
-            let uncertain = variance
-                .iter()
-                .filter(|variance| **variance > 0.0)
-                .count()
-                .max(1);
-            let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 / (uncertain as f64).sqrt());
+            let uncertain = { variance.iter() }.filter(|variance| **variance > 0.0);
+            let elements = uncertain.count().max(1) as f64;
+            let whole = variance.iter().sum::<f64>();
+            let of_roundings = match whole > 0.0 {
+                true => squares[operand] / whole / whole,
+                false => 0.0,
+            };
+            let uncertainty = (1.0 / elements + of_roundings).sqrt();
+            let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 * uncertainty);
             ExpectedGradient {
                 exact,
                 tolerance,

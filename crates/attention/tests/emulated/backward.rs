@@ -85,6 +85,20 @@ fn gradients_of_large_heads_equal_float64() {
     equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
 }
 
+/// Few rounded numbers, of which each is the error of many elements, give a mean that is far from its expectation.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_one_query_equal_float64() {
+    for words in [
+        "b2 q1 k15 h3/1 d128/120 f16 mask=causal layout=bhsd sms=5 seed=176093662966",
+        "b1 q1 k3 h1 d64 f16 seed=4",
+        "b1 q2 k1 h2/1 d128 bf16 seed=5",
+    ] {
+        let failed = verdict(&words.parse().unwrap(), &Choice::Family(Family::Dqkv));
+        assert!(!failed.is_failure(), "{failed:?}");
+    }
+}
+
 /// Two kernels draw the same weights.
 #[test]
 #[ignore = "needs g++"]

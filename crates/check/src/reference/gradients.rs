@@ -25,8 +25,18 @@ pub(crate) struct GradientReferences {
     pub(crate) exact: Gradients,
     /// Scores, weights, their gradients and the results rounded to the element type, as between separate kernels.
     pub(crate) rounded: Gradients,
-    /// Variance that rounding the weights and their gradients to the element type once, and arithmetic in `f32`, give each element.
+    /// Variance that rounding the weights and the gradients of scores to the element type before they are multiplied, and arithmetic in
+    /// `f32`, give each element.
     pub(crate) variance: Gradients,
+    /// The sum of the squares of what each rounded weight, or gradient of a score, adds to the variance of a tensor's gradient. The elements
+    /// that it adds to have one error between them, so that few of these do not make a mean certain, however many elements they have.
+    pub(crate) squares: Slots<f64>,
+}
+
+/// What a key/value head of a sequence adds to the references: exact, rounded, and the variance.
+struct Part {
+    gradients: [Gradients; 3],
+    squares: Slots<f64>,
 }
 
 /// Computes all gradients of a backward pass from its inputs, the output and lse among them: whether these are
@@ -82,8 +92,7 @@ pub(crate) fn gradients<T: Compiled>(
     let items: Vec<(Sequence, usize)> = { call.sequences() }
         .flat_map(|sequence| (0..heads.key_value).map(move |head| (sequence, head)))
         .collect();
-    let parts: Vec<Mutex<Option<[Gradients; 3]>>> =
-        items.iter().map(|_| Mutex::default()).collect();
+    let parts: Vec<Mutex<Option<Part>>> = items.iter().map(|_| Mutex::default()).collect();
     parallel::for_each(
         items.iter().zip(&parts),
         call.flops() as f64 * 4.0,
@@ -98,13 +107,17 @@ pub(crate) fn gradients<T: Compiled>(
     let mut all = results
         .into_inner()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut squares = Slots::from_fn(|_| 0.0);
     for ((sequence, kv_head), part) in items.into_iter().zip(parts) {
         let part = part
             .into_inner()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(part) = part else { continue };
-        for (all, part) in all.iter_mut().zip(&part) {
+        for (all, part) in all.iter_mut().zip(&part.gradients) {
             pass.add_part(&sequence, kv_head, part, all);
+        }
+        for (operand, sum) in squares.iter_mut() {
+            *sum += part.squares[operand];
         }
     }
     let [exact, mut rounded, variance] = all;
@@ -117,6 +130,7 @@ pub(crate) fn gradients<T: Compiled>(
         exact,
         rounded,
         variance,
+        squares,
     })
 }
 
@@ -202,8 +216,7 @@ impl<T: Element> Pass<'_, T> {
         all.iter().zip(&shape).map(shared).product()
     }
 
-    /// Exact, rounded, and the variance.
-    fn part(&self, sequence: &Sequence, kv_head: usize) -> [Gradients; 3] {
+    fn part(&self, sequence: &Sequence, kv_head: usize) -> Part {
         let call = self.computation.call;
         let heads = call.heads();
         let part = || {
@@ -222,7 +235,10 @@ impl<T: Element> Pass<'_, T> {
                 ]
             })
         };
-        let mut parts = [part(), part(), part()];
+        let mut parts = Part {
+            gradients: [part(), part(), part()],
+            squares: Slots::from_fn(|_| 0.0),
+        };
         for in_group in 0..heads.group_size() {
             let head = kv_head * heads.group_size() + in_group;
             for position in (0..sequence.q_len).take_while(|_| !self.stop.is_requested()) {
@@ -239,8 +255,9 @@ impl<T: Element> Pass<'_, T> {
         head: usize,
         position: usize,
         in_group: usize,
-        [exact, rounded, variance]: &mut [Gradients; 3],
+        part: &mut Part,
     ) {
+        let [exact, rounded, variance] = &mut part.gradients;
         let computation = &self.computation;
         let call = computation.call;
         let heads = call.heads();
@@ -339,7 +356,7 @@ impl<T: Element> Pass<'_, T> {
             &round::<T>,
         );
 
-        // The variance of each weight and each gradient of a score, from two roundings and arithmetic in `f32`. Each addition of a sum rounds
+        // The variance of each weight and each gradient of a score, from two roundings each and arithmetic in `f32`. Each addition of a sum rounds
         // the terms before it, half of them on average, by up to half an ulp.
         let longest = visible.len().max(sequence.q_len * heads.group_size());
         let sums = f64::from(f32::EPSILON).powi(2) * longest as f64 / 24.0;
@@ -368,18 +385,36 @@ impl<T: Element> Pass<'_, T> {
             let product = kept(index) * d_norm * self.value_norms[first_norm + index];
             let of_ds = of_p * (product + delta_size);
             let of_p = of_p * kept(index);
-            let two_roundings = |x: f64| match T::TYPE {
+            let rounding = |x: f64| match T::TYPE {
                 ElementType::F32 => 0.0,
-                _ => ulp(T::TYPE, x).powi(2) / 6.0,
+                _ => ulp(T::TYPE, x).powi(2) / 12.0,
             };
-            spread.p.push(two_roundings(p) + of_p * of_p + sums * p * p);
-            spread
-                .ds
-                .push(two_roundings(ds) + of_ds * of_ds + sums * ds * ds);
-            let ds = right.d_bias[index];
+            let of_p = 2.0 * rounding(p) + of_p * of_p + sums * p * p;
+            let d_bias = right.d_bias[index];
             spread
                 .d_bias
-                .push(two_roundings(ds) + of_ds * of_ds + sums_of_bias * ds * ds);
+                .push(2.0 * rounding(d_bias) + of_ds * of_ds + sums_of_bias * d_bias * d_bias);
+            // A weight is multiplied by the `slope`, by which its own rounding counts, and their product is rounded.
+            let whole = right.whole[index];
+            let (weight, slope) = match d_bias == 0.0 {
+                true => (whole, 0.0),
+                false => (whole * ds / d_bias, d_bias / whole),
+            };
+            let of_ds =
+                rounding(ds) + rounding(weight) * slope * slope + of_ds * of_ds + sums * ds * ds;
+            spread.p.push(of_p);
+            spread.ds.push(of_ds);
+            let of_score = of_ds * scale * scale;
+            for (operand, added) in [
+                (
+                    Operand::DQ,
+                    of_score * computation.key_norms[first_norm + index].powi(2),
+                ),
+                (Operand::DK, of_score * q_norm * q_norm),
+                (Operand::DV, of_p * d_norm * d_norm),
+            ] {
+                part.squares[operand] += added * added;
+            }
         }
 
         let rows = |size: usize| {
