@@ -470,7 +470,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         const auto keys = matrix_descriptor(layout.keys(keys_at.stage), 0);
         constexpr bool HIDES = PLAIN && Traits::hides_keys();
         unsigned some_hidden = 0;
-        if constexpr (HIDES) some_hidden = HiddenLayout<Traits>::keys(shared, keys_at.stage).some;
+        if constexpr (HIDES) // the first lane's is enough
+            if (threadIdx.x % 32 == 0) some_hidden = HiddenLayout<Traits>::keys(shared, keys_at.stage).some;
         pin(scores);
         wgmma_fence();
 #pragma unroll

@@ -7,6 +7,11 @@
 
 namespace warptile {
 
+// A number in shared memory that only the first lane reads, and all lanes get. What the lane does next, like releasing the memory, comes
+// behind the read for compute-sanitizer, too, which does not follow orders within a warp.
+__device__ inline unsigned of_first_lane(const unsigned& number) { return uniform(threadIdx.x % LANES == 0 ? number : 0); }
+__device__ inline int of_first_lane(const int& number) { return uniform(threadIdx.x % LANES == 0 ? number : 0); }
+
 // Of a stage: bit i of word g is set if key 32 g + i of its block is hidden.
 template <class Traits> struct HiddenKeys {
     unsigned some; // not 0 if any is
@@ -15,14 +20,23 @@ template <class Traits> struct HiddenKeys {
 
 // Where these lie in shared memory, and the sides of the step that hides.
 template <class Traits> struct HiddenLayout {
-    __device__ static constexpr int left_at() { return (SharedLayout<Traits>::shown_barriers_at() + 16 + 127) / 128 * 128; }
+    __device__ static constexpr int left_at() { return SharedLayout<Traits>::OUTPUT_AT + Traits::OUTPUT_BYTES; }
     __device__ static constexpr int right_at() { return left_at() + Traits::STAGES * HIDING_LEFT_BYTES; }
-    __device__ static constexpr int keys_at() { return right_at() + Traits::BLOCK_N * HIDING_ROW_BYTES; }
+    __device__ static constexpr int sides_end() { return right_at() + Traits::BLOCK_N * HIDING_ROW_BYTES; }
+    __device__ static constexpr int keys_at() { return SharedLayout<Traits>::shown_barriers_at() + 16; }
     __device__ static constexpr int end() { return keys_at() + Traits::STAGES * (int)sizeof(HiddenKeys<Traits>); }
+    // As compute-sanitizer counts, which does not know that rows or halves may be the same memory.
+    __device__ static constexpr int counted_end()
+    {
+        const int left = right_at() - HIDING_LEFT_BYTES + MMA_ROWS * 2 * HIDING_ROW_BYTES; // of the last stage
+        const int right = right_at() + Traits::BLOCK_N * 2 * HIDING_ROW_BYTES;
+        return left > right ? left : right;
+    }
 
     __device__ static HiddenKeys<Traits>& keys(unsigned char* shared, int stage)
     {
-        static_assert(end() <= Traits::SHARED_BYTES && Traits::STAGES <= HIDING_SLOTS, "there is room for each stage");
+        static_assert(sides_end() == SharedLayout<Traits>::BARRIERS_AT && end() <= Traits::SHARED_BYTES, "there is room");
+        static_assert(counted_end() <= Traits::SHARED_BYTES && Traits::STAGES <= HIDING_SLOTS, "for each stage");
         return reinterpret_cast<HiddenKeys<Traits>*>(shared + keys_at())[stage];
     }
 };
@@ -42,11 +56,11 @@ template <class Traits> class MaskReader {
         for (unsigned tiles = 0;; tiles++) {
             barrier_wait(layout.shown_asked(), tiles % 2);
             Tile& tile = layout.tile(shared, tiles);
-            const int batch = uniform(tile.batch);
+            const int batch = of_first_lane(tile.batch);
             if (batch == Tile::END) return;
-            find(scoring.key_mask ? mask_row(scoring, batch, uniform(tile.head), 0) : nullptr, uniform(tile.key_len));
-            const int first_block = max(uniform(tile.first_block), first_key / Traits::BLOCK_N);
-            const int end_block = min(uniform(tile.end_block), (end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+            find(scoring.key_mask ? mask_row(scoring, batch, of_first_lane(tile.head), 0) : nullptr, of_first_lane(tile.key_len));
+            const int first_block = max(of_first_lane(tile.first_block), first_key / Traits::BLOCK_N);
+            const int end_block = min(of_first_lane(tile.end_block), (end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
             if (elect_one()) {
                 tile.first_block = first_block;
                 tile.end_block = end_block;
@@ -154,17 +168,16 @@ template <class Traits> class MaskReader {
 template <class Traits, int COUNT> __device__ inline void hide_in_registers(float (&scores)[COUNT], const HiddenKeys<Traits>& keys, int begin = 0)
 {
     constexpr int OF_WORD = LANES / 2; // scores
-    if (keys.some) {
+    if (of_first_lane(keys.some)) {
 #pragma unroll
         for (int first = 0; first < COUNT; first += OF_WORD) {
             const int key = begin + 2 * first;
-            const unsigned own = keys.words[key / LANES] >> (key % LANES + lane_column());
+            const unsigned own = of_first_lane(keys.words[key / LANES]) >> (key % LANES + lane_column());
 #pragma unroll
             for (int i = first; i < first + OF_WORD && i < COUNT; i++)
                 if (own >> ((i - first) / 4 * 8 + i % 2) & 1) scores[i] = negative_infinity();
         }
     }
-    __syncwarp(); // all lanes have read, before one of them releases the block
 }
 
 } // namespace warptile

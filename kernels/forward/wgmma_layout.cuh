@@ -150,9 +150,16 @@ struct WgmmaTraits {
     static constexpr bool OUTPUT_BUFFER =
         !OUTPUT_THROUGH_QUERIES && !PACKS_ROWS && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
     static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
-    // What hides keys: a row of both sides for each key, 8 for each stage, and words.
-    __device__ static constexpr int hiding_bytes() { return hides_keys() ? (BLOCK_N + 8 * STAGES) * 16 + STAGES * (BLOCK_N / 8 + 4) : 0; }
-    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES + (hiding_bytes() + 127) / 128 * 128;
+    // Both sides of the step that hides keys: a row for each key, 8 for each stage. The bookkeeping follows them, and then words of hidden
+    // keys, or more: compute-sanitizer takes the right side to be as large as its two halves would be if they were not the same.
+    __device__ static constexpr int hiding_bytes() { return hides_keys() ? (BLOCK_N + 8 * STAGES) * 16 : 0; }
+    __device__ static constexpr int hidden_words_bytes()
+    {
+        constexpr int WORDS = STAGES * (BLOCK_N / 8 + 4), SECOND_HALF = BLOCK_N * 16 - BOOKKEEPING_BYTES;
+        return !hides_keys() ? 0 : WORDS > SECOND_HALF ? WORDS : SECOND_HALF;
+    }
+    static constexpr int SHARED_BYTES =
+        FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES + (hiding_bytes() + hidden_words_bytes() + 127) / 128 * 128;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
@@ -229,7 +236,7 @@ template <class Traits> struct SharedLayout {
     static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;
     static constexpr int OUTPUT_AT = VALUES_AT + Traits::VALUE_RING_BYTES;
-    static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES;
+    static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES + Traits::hiding_bytes();
     static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
     static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::RING_STAGES * 16;
     static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::RING_STAGES * 16;
