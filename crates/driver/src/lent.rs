@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use warptile_cuda_sys::{
     CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE, CUarray, CUdeviceptr, CUmemLocation,
     CUmemLocationType, CUmemcpy2D, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUmemoryType,
-    CUresult, SYMBOLS,
+    CUresult, CUstream, SYMBOLS,
 };
 
 use crate::buffer::{DeviceBuffer, DeviceSlice};
@@ -123,8 +123,8 @@ impl<T: Pod> LentBuffer<T> {
     }
 
     /// Has `stream`, of the buffer's context, copy rows from other memory, perhaps of another device, in no particular order. The driver
-    /// is asked to copy beside kernels. In a captured graph, and by drivers before 12.8, a device copies within itself by its
-    /// multiprocessors: such a copy waits until kernels leave some of them.
+    /// is asked to copy beside kernels. In a captured graph, on the legacy default stream, and by drivers before 12.8, a device
+    /// copies within itself by its multiprocessors: such a copy waits until kernels leave some of them.
     ///
     /// # Errors
     /// [`DriverError::OtherContext`]; [`DriverError::OutOfRange`] for rows that reach out of either side, [`DriverError::Pitch`] for rows
@@ -158,9 +158,10 @@ impl<T: Pod> LentBuffer<T> {
             copies.try_for_each(|(source, rows)| self.copy(stream, source, rows))
         };
         stream.ordered(&used, || {
-            // A batch takes the driver a tenth of the time that the copies take one by one.
+            // A batch takes the driver a tenth of the time that the copies take one by one. The legacy default stream takes none.
+            let takes_batches = !copies.is_empty() && stream.raw() != CUstream::NULL;
             let batched = match stream.capture()? {
-                None if !copies.is_empty() => self.copy_batch(stream, &copies),
+                None if takes_batches => self.copy_batch(stream, &copies),
                 _ => None,
             };
             batched.unwrap_or_else(singly)

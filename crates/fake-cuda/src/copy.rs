@@ -9,7 +9,7 @@ use crate::device::device_of;
 use crate::memory::{done, queued, transfer};
 use crate::queue::Op;
 use crate::state::State;
-use crate::stream::Key;
+use crate::stream::{Key, StreamKind};
 
 /// Runs everything first: the synchronous copies wait for the default stream, and are used here
 /// only where nothing else is under way.
@@ -168,7 +168,9 @@ pub(crate) fn memcpy_batch_async(
     on: Key,
 ) -> CUresult {
     let order = attributes.read(1)[0].src_access_order;
-    if count == 0 || attributes_count != 1 || attributes_from.read(1) != [0] {
+    let on_legacy =
+        { state.streams.get(&on) }.is_some_and(|stream| stream.kind == StreamKind::Legacy);
+    if count == 0 || attributes_count != 1 || attributes_from.read(1) != [0] || on_legacy {
         return CUresult::ERROR_INVALID_VALUE;
     }
     if order != CUmemcpySrcAccessOrder::STREAM {

@@ -1,7 +1,9 @@
 //! Memory that other streams use while its own goes on.
 
 use std::mem;
+use std::sync::Arc;
 
+use warptile_driver::sys::CUstream;
 use warptile_driver::{DeviceBuffer, DriverError, Result, Rows, Stream};
 
 use crate::{increment, launch, open, open_two, open_two_with};
@@ -34,7 +36,15 @@ fn rows_are_copied(version: u32) {
     let (fake, contexts, streams) = open_two_with(|fake| fake.set_version(version));
     contexts[0].enable_peer_access(&contexts[1]).unwrap();
     let pull = Stream::new(&contexts[0]).unwrap();
-    for (from, by) in [(0, &streams[0]), (0, &pull), (1, &pull)] {
+    // SAFETY: every context has this stream.
+    let legacy = unsafe { Stream::borrow(&contexts[0], CUstream::LEGACY, Arc::new(())) }.unwrap();
+    for (from, by) in [
+        (0, &streams[0]),
+        (0, &pull),
+        (1, &pull),
+        (0, &legacy),
+        (1, &legacy),
+    ] {
         let source = numbers(&streams[from]);
         let target = DeviceBuffer::<u32>::zeroed(&streams[0], 17).unwrap();
         let mut target = target.lend().unwrap();
@@ -45,7 +55,7 @@ fn rows_are_copied(version: u32) {
         drop(source);
         assert_eq!(target.into_buffer().unwrap().to_vec().unwrap(), COPIED);
     }
-    drop((pull, streams, contexts));
+    drop((legacy, pull, streams, contexts));
     fake.assert_clean();
 }
 
