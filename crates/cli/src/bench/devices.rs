@@ -30,8 +30,9 @@ use crate::text::say;
 /// Calls that are submitted before the first of them has ended.
 const AHEAD: usize = 4;
 
-/// The least time of a sample, in microseconds, and the fewest and most calls in it: the first one is submitted to idle devices.
-const SAMPLE_US: f64 = 20_000.0;
+/// The least time of a sample on GPUs and on the CPU, in microseconds, and the fewest and most calls in it. The first call is submitted to
+/// idle GPUs, which takes up to 0.7 ms: a long sample is one of calls behind each other.
+const SAMPLE_US: [f64; 2] = [200_000.0, 20_000.0];
 const CALLS: [f64; 2] = [5.0, 200.0];
 
 /// A problem on several devices. Times are per call, of calls one behind the other.
@@ -331,7 +332,13 @@ impl<'a> OfDevices<'a> {
         };
         // Loads kernels, and touches the memory.
         self.effort.warm_up(|| timed(1).map(drop))?;
-        let calls = (SAMPLE_US / timed(2)?).ceil().clamp(CALLS[0], CALLS[1]);
+        let [on_gpus, on_cpu] = SAMPLE_US;
+        let sample_us = if self.backends[0].is_gpu() {
+            on_gpus
+        } else {
+            on_cpu
+        };
+        let calls = (sample_us / timed(2)?).ceil().clamp(CALLS[0], CALLS[1]);
         let times = self.effort.spend(|| timed(calls as usize))?;
         Samples::new(times).ok_or_else(|| Failure::Interrupted("nothing was measured".into()))
     }
