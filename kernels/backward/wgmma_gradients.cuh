@@ -2,6 +2,9 @@
 // of a block of queries.
 //
 // The scores of a block are transposed, keys x queries, so that weights and gradients of scores are left operands of dV and dK as they are.
+// With ALiBi distances are added to the products before exp2. With a softcap products begin at 0, and the derivative joins the weights that gradients
+// of scores are made of.
+//
 // The products with queries begin at -lse / scale and those with values at -delta: loads of these between exp2 and its use would wait
 // behind wgmma's own. dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroups have long
 // left their own. Queries are given back at the end of a block, so that those of the next but one come in time.
@@ -9,12 +12,16 @@
 
 #include "backward/wgmma_layout.cuh"
 #include "backward/wgmma_rows.cuh"
+#include "base/after.cuh"
 #include "base/math.cuh"
 #include "memory/ring.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/stage.cuh"
 
 namespace warptile {
+
+// Without a softcap, in an image with one, far above all scores.
+__device__ inline float softcap_of(const Scoring& scoring) { return scoring.softcap > 0 ? scoring.softcap : 1e9f; }
 
 template <class Traits> __device__ inline void compute_gradients(const BackwardTma& block, const OnePassShared<Traits> shared, const int warpgroup)
 {
@@ -42,6 +49,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             x[i + 1] = x[i + 3] = two.y * factor;
         }
     };
+    const float argument = caps<Traits>() ? params.scoring.scale / softcap_of(params.scoring) : 0; // of tanh, for a product of 1
     const bool queries_are_followed = params.sequences.query_offsets || params.sequences.query_lengths;
     unsigned it = 0, given = 0, loads = 0; // blocks of this CTA, sums of dQ that this warpgroup has given away, and tiles with keys
     RingPosition<Traits::CONSUMERS> ring;  // who computes the block's share of dQ, and how often it has
@@ -99,6 +107,14 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             if (key_rows < Traits::BLOCK_N) clear_end<Traits::BLOCK_N, Traits::SLABS>(shared.base + Traits::KEYS_AT, key_rows, warpgroup);
         }
         int query_block = last_block, head = uniform(tile.kv_head) * uniform(tile.heads);
+        float slope = 0; // of products, with ALiBi
+        const auto take_slope = [&] {
+            if constexpr (has_distances<Traits>()) {
+                const float given = params.scoring.slopes ? params.scoring.slopes[uniform(tile.exists - 1) * params.scoring.slopes_batch + head] : 0;
+                slope = fminf(fmaxf(given / -params.scoring.scale, -1e30f), 1e30f); // 0 times infinity is not a number
+            }
+        };
+        take_slope();
         const auto draw = [&](int of_head, int of_block) {
             if constexpr (drops<Traits>()) scores.draw(uniform(tile.exists - 1), of_head, of_block * Traits::BLOCK_M, first_key, shared.base, warpgroup);
         };
@@ -114,20 +130,20 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             const int rows = queries_are_followed ? mask.query_len - first_query : Traits::BLOCK_M;
             barrier_wait(shared.queries_full(stage), phase);
             if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.queries(stage), rows, warpgroup);
-            begin_at(x, numbers, lse_factor);
+            if constexpr (!caps<Traits>()) begin_at(x, numbers, lse_factor);
             if constexpr (drops<Traits>())
 #pragma unroll
                 for (float& one : x) one += first_product;
             else
                 begin_at(y, numbers + Traits::NUMBER_BYTES, -1);
-            pin(x);
+            if constexpr (!caps<Traits>()) pin(x);
             if constexpr (!drops<Traits>()) pin(y);
             wgmma_fence();
             const unsigned long long queries = matrix_descriptor(shared.queries(stage), 1), d_out = matrix_descriptor(shared.d_out(stage), 1);
 #pragma unroll
             for (int step = 0; step < DEPTH; step++)
                 Wgmma<Traits::BLOCK_M>::template shared<Element>(x, along_rows(keys, step, Traits::KEY_SLAB_BYTES),
-                                                                 along_rows(queries, step, Traits::QUERY_SLAB_BYTES), true);
+                                                                 along_rows(queries, step, Traits::QUERY_SLAB_BYTES), !caps<Traits>() || step > 0);
             wgmma_commit();
             barrier_wait(shared.d_out_full(stage), phase);
             if (rows < Traits::BLOCK_M) clear_end<Traits::BLOCK_M, Traits::SLABS>(shared.d_out(stage), rows, warpgroup);
@@ -146,6 +162,16 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             pin(dk);
             query_block = query_block - last_block + of_head == 1 ? last_block : query_block - 1;
             const int diagonal = first_query + mask.shift;
+            if constexpr (has_distances<Traits>()) {
+                // Of the thread's first key and query; whatever the mask's diagonal is.
+                const int distance = first_query + mask.key_len - mask.query_len + lane() % 4 * 2 - first_key - thread_index() % 128 / 32 * 16 - lane() / 4;
+#pragma unroll
+                for (int j = 0; j < SCORES; j++) x[j] = fmaf(fabsf((float)(distance + (j / 4 * 8 + j % 2 - j % 4 / 2 * 8))), slope, x[j]);
+                if (query_block == last_block) {
+                    head++;
+                    if (i < blocks - 1) take_slope();
+                }
+            }
             if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right ||
                 first_key < diagonal + Traits::BLOCK_M - 1 - mask.left) {
 #pragma unroll
@@ -159,8 +185,20 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             }
 #pragma unroll
             for (int j = 0; j < SCORES / 2; j++) {
-                const float2 two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
-                weights[j] = pack<Element>(two.x, two.y);
+                float2 two;
+                if constexpr (caps<Traits>()) {
+                    const float cap = softcap_of(params.scoring) * LOG2_E;
+                    // Not too many at once: registers have no room for them.
+                    const float factor = j < 2 ? argument : after(argument, __uint_as_float(weights[j - 2]), params.heads >> 31);
+                    const float2 lse = load_two(numbers + j / 2 * 32), bent = {tanh_approximate(x[2 * j] * factor), tanh_approximate(x[2 * j + 1] * factor)};
+                    two = {x[2 * j] == negative_infinity() ? 0 : exp2_approximate(fmaf(bent.x, cap, -lse.x)),
+                           x[2 * j + 1] == negative_infinity() ? 0 : exp2_approximate(fmaf(bent.y, cap, -lse.y))};
+                    weights[j] = pack<Element>(two.x, two.y);
+                    two = {two.x * (1 - bent.x * bent.x), two.y * (1 - bent.y * bent.y)};
+                } else {
+                    two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
+                    weights[j] = pack<Element>(two.x, two.y);
+                }
                 // Weights are at most 1, of which f16 has three more bits than bf16.
                 slopes[j] = pack<__half>(two.x, two.y);
                 if constexpr (drops<Traits>()) {

@@ -52,6 +52,13 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
 template <class Plain> using OnePassDropping = TransposedDropping<Plain, Plain::CONSUMERS>;
 
+// Traits of kernels with an option of scores more.
+template <class Plain, unsigned OPTION> struct OnePassWith : Plain {
+    static constexpr unsigned FEATURES = Plain::FEATURES | OPTION;
+};
+template <class Traits> __device__ constexpr bool caps() { return Traits::FEATURES & FEATURE_SOFTCAP; }
+template <class Traits> __device__ constexpr bool has_distances() { return Traits::FEATURES & FEATURE_ALIBI; }
+
 template <class Traits> struct OnePassShared {
     const unsigned base;
 

@@ -13,7 +13,7 @@ namespace warptile {
 
 // A tile of keys, and the blocks of queries that it visits, for each head that shares the keys.
 struct KeyTile {
-    int exists; // else there are no more; with dropout also the sequence's number, from 1 on
+    int exists; // else there are no more; with dropout and ALiBi also the sequence's number, from 1 on
     int query_entry, key_entry, kv_head, first_key; // entries: where batch entries have strides
     Extent q, k;
     int first_block, end_block;
@@ -48,7 +48,7 @@ template <class Traits> __device__ inline void draw_tile(const Backward& params,
     tile.end_block = span.end;
     tile.row_tile = place.numbers_of(params, place.head * heads) / PREPASS_ROWS;
     tile.heads = heads;
-    if constexpr (drops<Traits>()) tile.exists += place.batch;
+    if constexpr (drops<Traits>() || Traits::FEATURES & FEATURE_ALIBI) tile.exists += place.batch;
 }
 
 } // namespace warptile

@@ -97,6 +97,12 @@ template <class Element> static bool run_hopper(const std::string& kernel, const
     if (kernel == NAME) return run<true>(FUNCTION<TRAITS<Element, __VA_ARGS__>>, params, grid, threads), true;                                     \
     if (kernel == NAME "_dropout")                                                                                                                 \
         return run<true>(+[](const BackwardTmaDropout& block) { FUNCTION<DROPPING<TRAITS<Element, __VA_ARGS__>>>(block.tma); }, params, grid, threads), true;
+#define WITH(NAME, OPTION, ...)                                                                                                                    \
+    if (kernel == NAME) return run<true>(all_gradients<OnePassWith<OnePassTraits<Element, __VA_ARGS__>, OPTION>>, params, grid, threads), true;
+    WITH("dqkv_d64_64x192_w16_s2_softcap", FEATURE_SOFTCAP, 64, 64, 192, 16, 2) WITH("dqkv_d64_64x192_w16_s2_alibi", FEATURE_ALIBI, 64, 64, 192, 16, 2)
+    WITH("dqkv_d96_64x128_w12_s2_softcap", FEATURE_SOFTCAP, 96, 64, 128, 12, 2) WITH("dqkv_d96_64x128_w12_s2_alibi", FEATURE_ALIBI, 96, 64, 128, 12, 2)
+    WITH("dqkv_d128_64x128_w12_s2_softcap", FEATURE_SOFTCAP, 128, 64, 128, 12, 2) WITH("dqkv_d128_64x128_w12_s2_alibi", FEATURE_ALIBI, 128, 64, 128, 12, 2)
+#undef WITH
     HOPPER("dqkv_d64_64x192_w16_s2", all_gradients, OnePassTraits, OnePassDropping, 64, 64, 192, 16, 2)
     HOPPER("dqkv_d96_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 96, 64, 128, 12, 2)
     HOPPER("dqkv_d128_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 128, 64, 128, 12, 2)
@@ -136,11 +142,12 @@ extern "C" bool run_kernel(const char* entry, const void* params, unsigned grid,
 {
     // Of a variant: kernel, element, variant.
     std::string name = entry, variant;
-    const std::string prefix = "warptile_", dropout = "_dropout";
-    if (name.size() > dropout.size() && name.compare(name.size() - dropout.size(), dropout.size(), dropout) == 0) {
-        name.resize(name.size() - dropout.size());
-        variant = dropout;
-    }
+    const std::string prefix = "warptile_";
+    for (const std::string of : {"_dropout", "_softcap", "_alibi"})
+        if (name.size() > of.size() && name.compare(name.size() - of.size(), of.size(), of) == 0) {
+            name.resize(name.size() - of.size());
+            variant = of;
+        }
     const size_t end = name.rfind('_');
     if (name.rfind(prefix, 0) != 0 || end < prefix.size()) return false;
     const std::string kernel = name.substr(prefix.size(), end - prefix.size()) + variant, element = name.substr(end + 1);

@@ -35,7 +35,7 @@ inline void __stcg(float4*p,float4 v){*p=v;} inline void __stcg(float2*p,float2 
 inline float __fdiv_rn(float a,float b){volatile float r=a/b;return r;}
 inline float __fadd_rn(float a,float b){volatile float r=a+b;return r;}
 inline float __log2f(float x){return log2f(x);}
-inline float __int_as_float(int x){return bitsf(x);}
+inline float __int_as_float(int x){return bitsf(x);} inline int __float_as_int(float x){return (int)fbits(x);}
 inline float __uint_as_float(unsigned x){return bitsf((int)x);}
 inline unsigned __float_as_uint(float x){return fbits(x);}
 using std::min; using std::max;

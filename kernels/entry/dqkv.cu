@@ -8,7 +8,13 @@ using Params = warptile::BackwardTmaDropout;
 using Instance = warptile::OnePassDropping<Plain>;
 #else
 using Params = warptile::BackwardTma;
+#if defined(WARPTILE_VARIANT_SOFTCAP)
+using Instance = warptile::OnePassWith<Plain, warptile::FEATURE_SOFTCAP>;
+#elif defined(WARPTILE_VARIANT_ALIBI)
+using Instance = warptile::OnePassWith<Plain, warptile::FEATURE_ALIBI>;
+#else
 using Instance = Plain;
+#endif
 #endif
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();

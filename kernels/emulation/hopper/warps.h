@@ -433,4 +433,3 @@ inline bool __all_sync(unsigned, bool x) { return x; }
 inline void __syncwarp() {}
 inline void __syncthreads() { emulation::launch.meet("__syncthreads", emulation::launch.cta().meetings[0], emulation::launch.warps()); }
 inline float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }
-inline int __float_as_int(float x) { return (int)fbits(x); }

@@ -259,14 +259,19 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
         true => problem.needs() | Features::NEGATIVE_SCALE,
         false => problem.needs(),
     };
-    // Sums are of weights that were dropped already.
+    // Sums are of gradients of scores, which know of these already.
     let needs = match image.role {
-        Role::QuerySums => needs - Features::DROPOUT,
+        Role::QuerySums => needs - (Features::DROPOUT | Features::SOFTCAP | Features::ALIBI),
         _ => needs,
     };
     let lacks = needs - image.features;
     if !lacks.is_empty() {
         return Some(Reason::Lacks(lacks));
+    }
+    // All weights of a row may be too small for f16.
+    let together = Features::ALIBI | Features::SINKS;
+    if image.role == Role::AllGradients && needs.contains(together) {
+        return Some(Reason::Lacks(together));
     }
     let (needed, available) = (shared_bytes(image), device.shared_bytes_per_cta);
     (needed > available).then_some(Reason::SharedMemory { needed, available })

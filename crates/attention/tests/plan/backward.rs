@@ -31,11 +31,11 @@ fn large_problems_take_tiles_of_many_rows() {
     let h200 = DeviceProfile::h200();
     for (words, expected) in [
         (
-            "b4 q4096 k4096 h32 d64 bf16 softcap=30",
+            "b4 q4096 k4096 h32 d64 bf16 keymask",
             ["dkv_d64_64x128_w4_s2", "dq_d64_128x64_w4_s2"],
         ),
         (
-            "b4 q4096 k4096 h16 d128 f16 mask=causal softcap=30",
+            "b4 q4096 k4096 h16 d128 f16 mask=causal keymask",
             ["dkv_d128_64x128_w8_s2", "dq_d128_128x64_w4_s1"],
         ),
         (
@@ -52,7 +52,7 @@ fn large_problems_take_tiles_of_many_rows() {
         ),
         // Few rows.
         (
-            "b1 q64 k64 h8 d64 bf16 softcap=30",
+            "b1 q64 k64 h8 d64 bf16 keymask",
             ["dkv_d64_64x64_w4_s2", "dq_d64_64x64_w4_s2"],
         ),
     ] {
@@ -91,11 +91,11 @@ fn every_gpu_has_kernels_for_every_head_size() {
 fn a_plan_says_why_others_do_not_run() {
     let text = plan(
         &DeviceProfile::h200(),
-        "b2 q300 k300 h4 d128 bf16 sinks softcap=30",
+        "b2 q300 k300 h4 d128 bf16 sinks softcap=30 alibi=head",
     )
     .explain();
     for line in [
-        "problem  bf16 b2 q320 k320 h4 d128 softcap=30 sinks backward",
+        "problem  bf16 b2 q320 k320 h4 d128 softcap=30 alibi=head sinks backward",
         "prepass  prepass_w4 (image prepass_w4_bf16_sm_90)",
         "not      dq_d64_64x64_w4_s2: its tiles hold head sizes up to 64",
     ] {
@@ -168,6 +168,23 @@ fn hopper_takes_one_pass_where_it_can() {
     ] {
         assert_eq!(kernels(&h200, words), expected, "{words}");
     }
+    for (words, image) in [
+        (
+            "b1 q300 k300 h8 d64 bf16 softcap=30",
+            "dqkv_d64_64x192_w16_s2_bf16_softcap_sm_90a",
+        ),
+        (
+            "b1 q300 k300 h8 d128 f16 alibi=batch",
+            "dqkv_d128_64x128_w12_s2_f16_alibi_sm_90a",
+        ),
+        (
+            "b1 q300 k300 h8 d96 f16",
+            "dqkv_d96_64x128_w12_s2_f16_sm_90a",
+        ),
+    ] {
+        let steps = plan(&h200, words);
+        assert_eq!(steps.steps()[1].image.name, image, "{words}");
+    }
     // Not where a gradient is not wanted.
     let case: Case = "b1 q70 k300 h2 d64 f16".parse().unwrap();
     let backward = Backward::builder(case.call())
@@ -179,7 +196,8 @@ fn hopper_takes_one_pass_where_it_can() {
         .unwrap();
     assert_eq!(plan.steps()[1].image.kernel, "dkv_d64_64x64_w4_s2");
     for words in [
-        "b1 q300 k300 h8 d64 bf16 softcap=30",
+        "b1 q300 k300 h8 d64 bf16 softcap=30 alibi=head",
+        "b1 q300 k300 h8 d64 bf16 alibi=head sinks",
         "b1 q300 k300 h8 d192 bf16",
         "b1 q300 k300 h8 d64 f32",
         "b1 q300 k300 h8 d64 f16 scale=0",
