@@ -11,6 +11,7 @@ use warptile::spec::{AlibiShape, Operand};
 use warptile_check::{Case, LayoutKind, Lengths, Used};
 use warptile_distributed::{Error, Expected, Group, RowMap, Scheme, Sharding, Shards};
 
+use crate::bench::decoding;
 use crate::cases;
 use crate::failure::Failure;
 use crate::options::Device;
@@ -22,8 +23,8 @@ use crate::text;
 pub(crate) struct SeveralArgs {
     /// Compute each problem on several devices together: GPUs of this machine, such as 0,1, or cpu,cpu (a thread each)
     ///
-    /// The problem is attention of a sequence, or of several, to itself: bN qN or packed=, with as many keys as queries. A GPU may be there
-    /// several times. GPUs copy from each other's memory, unless --engine says otherwise; without access to it the command fails.
+    /// The problem is attention of a sequence, or of several, to itself: bN qN or packed=, with as many keys as queries. bench also takes q1
+    /// with more keys: a step of decoding, whose keys are dealt out by pages. A GPU may be there several times. GPUs copy from each other's memory, unless --engine says otherwise; without access to it the command fails.
     #[arg(long, value_name = "DEVICE,DEVICE,...")]
     pub(crate) devices: Option<Devices>,
 
@@ -330,6 +331,22 @@ impl SeveralArgs {
         })
     }
 
+    /// Looks at a step of decoding, whose keys are dealt out by pages.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for what one device computes only, and for ways to deal out rows.
+    pub(crate) fn check_decoding(&self, case: &Case) -> Result<(), Failure> {
+        let dealt = self.scheme.is_some() || self.sharding.is_some();
+        let rule = "--scheme and --sharding are not for one query for each sequence";
+        match decoding::why_not(case).or(dealt.then(|| rule.to_owned())) {
+            None => Ok(()),
+            Some(rule) => {
+                let problem = cases::without_seed(case);
+                Err(Failure::Input(format!("--devices: `{problem}`: {rule}")))
+            }
+        }
+    }
+
     /// All ways to deal a problem out that the arguments leave open.
     ///
     /// # Errors
@@ -442,7 +459,7 @@ pub(crate) fn expected(
 }
 
 /// The word of a problem that several devices do not take, if there is one.
-fn for_one_device(case: &Case) -> Option<&'static str> {
+pub(crate) fn for_one_device(case: &Case) -> Option<&'static str> {
     let tensor = { Operand::of_scores() }
         .find(|operand| operand.kind() == Kind::Scores && case.scoring.has(*operand));
     [

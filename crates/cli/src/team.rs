@@ -3,8 +3,9 @@
 use std::net::TcpListener;
 use std::thread;
 
+use warptile::cache::KvCacheBuilder;
 use warptile::{Attention, Backend, Element, Tensor};
-use warptile_distributed::{Gradients, Group, Output, Shards, World, nccl_sys};
+use warptile_distributed::{Gradients, Group, Output, ShardedCache, Shards, World, nccl_sys};
 
 use crate::devices::{Dealt, PATIENCE};
 use crate::failure::Failure;
@@ -76,6 +77,18 @@ impl Team {
             let threads: Vec<_> = threads.collect();
             threads.into_iter().map(joined).collect()
         })
+    }
+
+    /// A cache of each group, whose pages are dealt out to all ranks.
+    ///
+    /// # Errors
+    /// As [`Group::cache`].
+    pub(crate) fn caches<T: Element>(
+        &self,
+        builder: &KvCacheBuilder<T>,
+    ) -> Result<Vec<ShardedCache<'_, T>>, Failure> {
+        let caches = self.0.iter().map(|group| Ok(group.cache(builder)?));
+        caches.collect()
     }
 
     /// Waits for what was submitted.

@@ -7,13 +7,16 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use warptile::spec::{Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Types};
+use warptile::spec::{
+    Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Scoring, Types,
+};
 use warptile::{Backend, Diagonal, Element, Layout};
 use warptile_check::{Case, GradientExpectation, parallel, reference, with_element};
 use warptile_distributed::Group;
 use warptile_driver::Event;
 
 use super::data::Data;
+use super::decoding::decodes;
 use super::row::Samples;
 use super::{BenchArgs, Effort, cases_of};
 use crate::cases;
@@ -76,7 +79,10 @@ pub(super) fn run(
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
     let cases = cases_of(args)?;
-    let dealt = { cases.iter().map(|case| args.several.deal(case)) };
+    let dealt = { cases.iter() }.map(|case| match decodes(case) {
+        true => args.several.check_decoding(case).map(|()| None),
+        false => args.several.deal(case).map(Some),
+    });
     let dealt: Vec<_> = dealt.collect::<Result<_, _>>()?;
     let Some(team) = args.several.open()? else {
         return Ok(());
@@ -92,7 +98,11 @@ pub(super) fn run(
         _ => Ok(()),
     };
     for (case, dealt) in cases.iter().zip(&dealt) {
-        let row = match of_devices.row(case, dealt) {
+        let row = match dealt {
+            Some(dealt) => of_devices.row(case, dealt),
+            None => of_devices.decoding_row(case),
+        };
+        let row = match row {
             Err(Failure::Interrupted(_)) => break,
             row => row?,
         };
@@ -154,9 +164,9 @@ impl Row {
 /// Measurements on a group.
 pub(crate) struct OfDevices<'a> {
     engine: &'static str,
-    team: &'a Team,
+    pub(super) team: &'a Team,
     /// Those of the ranks.
-    backends: Vec<Backend>,
+    pub(super) backends: Vec<Backend>,
     machine: Machine,
     effort: Effort,
 }
@@ -178,14 +188,8 @@ impl<'a> OfDevices<'a> {
     /// # Errors
     /// [`Failure::Interrupted`] after Ctrl-C.
     pub(crate) fn row(&self, case: &Case, dealt: &Dealt) -> Result<Row, Failure> {
-        let row = with_element!(case.element, T => self.row_of::<T>(case, dealt));
-        row.map_err(|failure| match failure {
-            Failure::Input(why) => {
-                let problem = cases::without_seed(case);
-                Failure::Input(format!("--devices: `{problem}`: {why}"))
-            }
-            other => other,
-        })
+        with_element!(case.element, T => self.row_of::<T>(case, dealt))
+            .map_err(|failure| of_problem(case, failure))
     }
 
     fn row_of<T: Element>(&self, case: &Case, dealt: &Dealt) -> Result<Row, Failure> {
@@ -220,30 +224,23 @@ impl<'a> OfDevices<'a> {
         for backend in distinct(&self.backends) {
             let tensors = data.tensors(backend, &call)?;
             let forward = tensors.forward(&settings, &data.numbers);
-            let samples = match case.backward {
+            let us = match case.backward {
                 false => {
                     let forward = forward.without_lse();
                     one = vec![forward.run()?.out];
-                    self.samples(|calls| {
-                        let alone = std::slice::from_ref(backend);
-                        burst(alone, calls, || Ok(forward.run().map(drop)?))
-                    })?
+                    self.alone(backend, || Ok(forward.run().map(drop)?))?
                 }
                 true => {
                     let output = forward.run()?;
                     let d_out = data.d_out(&call).tensor(backend, *call.out())?;
                     let found = forward.gradients(&d_out, &output)?;
                     one = vec![found.dq, found.dk, found.dv];
-                    self.samples(|calls| {
-                        let alone = std::slice::from_ref(backend);
-                        let compute = || Ok(forward.gradients(&d_out, &output).map(drop)?);
-                        burst(alone, calls, compute)
-                    })?
+                    let compute = || Ok(forward.gradients(&d_out, &output).map(drop)?);
+                    self.alone(backend, compute)?
                 }
             };
-            each_us.push(samples.median());
+            each_us.push(us);
         }
-        let one_us = each_us.iter().sum::<f64>() / each_us.len().max(1) as f64;
         let one = { one.iter() }.map(|tensor| {
             let mut values = tensor.to_vec()?;
             // Without the rows behind the last packed sequence.
@@ -286,45 +283,84 @@ impl<'a> OfDevices<'a> {
         })?;
         self.team.synchronize()?;
 
-        let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
-        let sampled = Sampled {
-            case,
-            numbers: &data.numbers,
-            inputs: [q, k, v, &d_out],
-        };
-        let [one_error, error] = sampled.errors([&one, &several])?;
-        let ranks = self.backends.len();
-        let median_us = samples.median();
-        let on_gpus = self.backends[0].is_gpu();
-        let expected = on_gpus.then(|| devices::expected(dealt.by, case, problem.map(), one_us));
-        Ok(Row {
-            backend: "warptile",
-            engine: self.engine,
-            ranks,
-            problem: cases::without_seed(case),
+        let inputs = [&q[..], k, v, &d_out];
+        let sampled = Sampled::new(case, &data.numbers, inputs);
+        let errors = sampled.errors([&one, &several])?;
+        let labels = Labels {
             scheme: dealt.by.to_string(),
             sharding: dealt.sharding(),
             key_len: dealt.len,
             direction: if case.backward { "backward" } else { "forward" },
+        };
+        let mut row = self.measured(
+            case,
+            labels,
+            each_us,
+            &samples,
+            [&one, &several, &again],
+            errors,
+        );
+        if self.backends[0].is_gpu() {
+            let expected = devices::expected(dealt.by, case, problem.map(), row.one_us)?;
+            row.expected_us = Some(expected.us);
+        }
+        Ok(row)
+    }
+
+    /// The row of a problem: of one device, of all, and of all again.
+    pub(super) fn measured<T: Element>(
+        &self,
+        case: &Case,
+        labels: Labels,
+        each_us: Vec<f64>,
+        samples: &Samples,
+        [one, several, again]: [&[T]; 3],
+        [one_error, error]: [f64; 2],
+    ) -> Row {
+        let one_us = each_us.iter().sum::<f64>() / each_us.len().max(1) as f64;
+        let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
+        let (ranks, median_us) = (self.backends.len(), samples.median());
+        Row {
+            backend: "warptile",
+            engine: self.engine,
+            ranks,
+            problem: cases::without_seed(case),
+            scheme: labels.scheme,
+            sharding: labels.sharding,
+            key_len: labels.key_len,
+            direction: labels.direction,
             one_us,
             each_us,
             samples: samples.len(),
             median_us,
             p90_us: samples.p90(),
             efficiency: one_us / median_us / ranks as f64,
-            expected_us: expected.transpose()?.map(|expected| expected.us),
-            same_bits_again: bytemuck::cast_slice::<T, u8>(&several)
-                == bytemuck::cast_slice::<T, u8>(&again),
-            values_unlike_one_gpu: one.iter().zip(&several).filter(|(a, b)| a != b).count(),
-            largest_difference: one.iter().zip(&several).map(difference).fold(0.0, f32::max),
+            expected_us: None,
+            same_bits_again: bytemuck::cast_slice::<T, u8>(several)
+                == bytemuck::cast_slice::<T, u8>(again),
+            values_unlike_one_gpu: one.iter().zip(several).filter(|(a, b)| a != b).count(),
+            largest_difference: one.iter().zip(several).map(difference).fold(0.0, f32::max),
             one_error,
             error,
             machine: self.machine.clone(),
-        })
+        }
+    }
+
+    /// Microseconds of a call on one device.
+    pub(super) fn alone(
+        &self,
+        backend: &Backend,
+        call: impl Fn() -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
+        let samples = self.samples(|calls| burst(std::slice::from_ref(backend), calls, &call));
+        Ok(samples?.median())
     }
 
     /// Microseconds of each call; `burst` makes as many as it is told.
-    fn samples(&self, burst: impl Fn(usize) -> Result<(), Failure>) -> Result<Samples, Failure> {
+    pub(super) fn samples(
+        &self,
+        burst: impl Fn(usize) -> Result<(), Failure>,
+    ) -> Result<Samples, Failure> {
         let timed = |calls: usize| -> Result<f64, Failure> {
             let start = Instant::now();
             burst(calls)?;
@@ -344,8 +380,19 @@ impl<'a> OfDevices<'a> {
     }
 }
 
+/// A failure that names the problem.
+pub(super) fn of_problem(case: &Case, failure: Failure) -> Failure {
+    match failure {
+        Failure::Input(why) => {
+            let problem = cases::without_seed(case);
+            Failure::Input(format!("--devices: `{problem}`: {why}"))
+        }
+        other => other,
+    }
+}
+
 /// Makes calls on idle devices, a few of them submitted ahead, and waits for all.
-fn burst(
+pub(super) fn burst(
     backends: &[Backend],
     calls: usize,
     call: impl Fn() -> Result<(), Failure>,
@@ -367,7 +414,7 @@ fn burst(
 }
 
 /// The backends of different devices.
-fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
+pub(super) fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
     let ordinal = |backend: &Backend| Some(backend.gpu()?.context().device().ordinal());
     let is_first = move |at: &usize| {
         let before = backends[..*at].iter().map(ordinal);
@@ -378,8 +425,16 @@ fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
     (0..backends.len()).filter(is_first).map(|at| &backends[at])
 }
 
+/// What a row says of how a problem was computed.
+pub(super) struct Labels {
+    pub(super) scheme: String,
+    pub(super) sharding: &'static str,
+    pub(super) key_len: usize,
+    pub(super) direction: &'static str,
+}
+
 /// Some rows of an output or of the gradient of the queries, whose errors are measured.
-struct Sampled<'a, T> {
+pub(super) struct Sampled<'a, T> {
     case: &'a Case,
     /// Those of options have one for each head.
     numbers: &'a tensors::Numbers,
@@ -387,33 +442,60 @@ struct Sampled<'a, T> {
     inputs: [&'a [T]; 4],
 }
 
-impl<T: Element> Sampled<'_, T> {
+impl<'a, T: Element> Sampled<'a, T> {
+    pub(super) fn new(case: &'a Case, numbers: &'a tensors::Numbers, inputs: [&'a [T]; 4]) -> Self {
+        Sampled {
+            case,
+            numbers,
+            inputs,
+        }
+    }
+
     /// The root mean square of the errors of each result, over that of the float64 values; 0 without rows.
     fn errors(&self, found: [&[T]; 2]) -> Result<[f64; 2], Failure> {
+        let lengths = self.case.used_lengths();
+        self.errors_of(
+            lengths.iter().map(|rows| rows.0).sum(),
+            found,
+            |row, head| {
+                // The first row and the rows of its sequence.
+                let (mut start, mut rows, mut sequence) = (0, 0, 0);
+                for (at, (length, _)) in lengths.iter().enumerate() {
+                    (start, rows, sequence) = (start + rows, *length, at);
+                    if row < start + rows {
+                        break;
+                    }
+                }
+                let mut query = row - start;
+                if self.case.scoring.dropout.is_some() {
+                    query -= query % DropoutState::ALIGNMENT as usize;
+                }
+                Ok((
+                    start + query,
+                    self.expected([start, rows, sequence], query, head)?,
+                ))
+            },
+        )
+    }
+
+    /// [`errors`](Self::errors) of some of `len` rows, in the first and the last head; `expected` gives the row that is computed for one,
+    /// and its values.
+    pub(super) fn errors_of(
+        &self,
+        len: usize,
+        found: [&[T]; 2],
+        expected: impl Fn(usize, usize) -> Result<(usize, Vec<f64>), Failure> + Sync,
+    ) -> Result<[f64; 2], Failure> {
         const ROWS: usize = 16;
         let query_heads = self.case.heads.query;
-        let lengths = self.case.used_lengths();
-        let len: usize = lengths.iter().map(|rows| rows.0).sum();
         let count = ROWS.min(len);
         let rows = (0..count).map(|at| (len - 1) * at / (count - 1).max(1));
         let places: Vec<_> = rows
             .flat_map(|row| [(row, 0), (row, query_heads - 1)])
             .collect();
         let expected = |&(row, head): &(usize, usize)| {
-            // The first row and the rows of its sequence.
-            let (mut start, mut rows, mut sequence) = (0, 0, 0);
-            for (at, (length, _)) in lengths.iter().enumerate() {
-                (start, rows, sequence) = (start + rows, *length, at);
-                if row < start + rows {
-                    break;
-                }
-            }
-            let mut query = row - start;
-            if self.case.scoring.dropout.is_some() {
-                query -= query % DropoutState::ALIGNMENT as usize;
-            }
-            let expected = self.expected([start, rows, sequence], query, head)?;
-            Ok::<_, Failure>(((start + query) * query_heads + head, expected))
+            let (row, expected) = expected(row, head)?;
+            Ok::<_, Failure>((row * query_heads + head, expected))
         };
         let mut rows_of: Vec<_> = places.iter().map(|_| None).collect();
         let items = places.iter().zip(&mut rows_of);
@@ -448,11 +530,6 @@ impl<T: Element> Sampled<'_, T> {
         row: usize,
         head: usize,
     ) -> Result<Vec<f64>, Failure> {
-        let heads = self.case.heads;
-        let Heads {
-            query, key_value, ..
-        } = heads;
-        let [dim, of_values] = heads.dims();
         let mut scoring = self.case.scoring;
         let diagonal = scoring.mask.diagonal.offset(rows, rows) + row as i128;
         // Distances of ALiBi are from the last key: it is the query's own.
@@ -461,16 +538,37 @@ impl<T: Element> Sampled<'_, T> {
         let diagonal = i32::try_from(diagonal)
             .map_err(|_| Failure::Input("the mask's diagonal is too far away".into()))?;
         scoring.mask = scoring.mask.diagonal(Diagonal::At(diagonal));
+        self.expected_of(
+            scoring,
+            start + row,
+            start..start + keys,
+            [sequence, head, row],
+        )
+    }
+
+    /// A row of a head: the query `at` that place among all of them, with some of all keys.
+    pub(super) fn expected_of(
+        &self,
+        scoring: Scoring,
+        at: usize,
+        keys: Range<usize>,
+        [sequence, head, row]: [usize; 3],
+    ) -> Result<Vec<f64>, Failure> {
+        let heads = self.case.heads;
+        let Heads {
+            query, key_value, ..
+        } = heads;
+        let [dim, of_values] = heads.dims();
         let kv_head = head * key_value / query;
         let of = |data: &[T], heads: usize, dim: usize, rows: Range<usize>, head: usize| {
             let row = |row: usize| &data[(row * heads + head) * dim..][..dim];
             rows.flat_map(row).copied().collect::<Vec<T>>()
         };
-        let ([q, k, v, d_out], at) = (self.inputs, start + row);
+        let [q, k, v, d_out] = self.inputs;
         let q = of(q, query, dim, at..at + 1, head);
-        let k = of(k, key_value, dim, start..start + keys, kv_head);
-        let v = of(v, key_value, of_values, start..start + keys, kv_head);
-        let [lq, lk, lv] = [[1, dim], [keys, dim], [keys, of_values]]
+        let k = of(k, key_value, dim, keys.clone(), kv_head);
+        let v = of(v, key_value, of_values, keys.clone(), kv_head);
+        let [lq, lk, lv] = [[1, dim], [keys.len(), dim], [keys.len(), of_values]]
             .map(|[rows, dim]| Layout::bshd([1, rows, 1, dim]));
         let scoring = scoring.scale(self.case.scoring.scale_of(dim));
         let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);

@@ -3,6 +3,7 @@
 pub(crate) mod blocks;
 mod cpu;
 pub(crate) mod data;
+pub(crate) mod decoding;
 pub(crate) mod devices;
 pub(crate) mod gpu;
 mod record;

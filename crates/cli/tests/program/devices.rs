@@ -74,6 +74,46 @@ fn ranks_on_the_cpu_are_measured_against_one() {
     assert_eq!(rows[0]["key_len"], 300);
 }
 
+#[test]
+fn steps_of_decoding_are_measured_over_pages_of_all_ranks() {
+    let mut command = on_cpu(&["bench", "--devices", "cpu,cpu,cpu", "--samples", "1"]);
+    let causal = "b3 q1 k1000 h8/2 d64/32 bf16 mask=causal";
+    let (rows, printed) =
+        json_of(command.args(["--shape", "q1 k300 h4/2 d16 f32", "--shape", causal]));
+    assert!(
+        printed.contains("scheme cache, sharding pages"),
+        "{printed}"
+    );
+    for (row, key_len) in rows.as_array().unwrap().iter().zip([300, 3000]) {
+        assert_eq!(row["direction"], "decode");
+        assert_eq!([&row["ranks"], &row["key_len"]], [3, key_len]);
+        assert_eq!(row["same_bits_again"], true);
+        let [one, all] = ["one_error", "error"].map(|name| row[name].as_f64().unwrap());
+        assert!((1e-9..0.02).contains(&all) && all < 4.0 * one, "{row}");
+    }
+    for (problem, rule) in [
+        (
+            "q1 k9 h2 mask=window,3,0",
+            "a mask that hides keys is for one device",
+        ),
+        (
+            "q1 k9 h2 sinks",
+            "`sinks` is for one device where keys are dealt out",
+        ),
+        ("q1 k9 h2 pages=16", "`pages` is for one device"),
+    ] {
+        let mut command = on_cpu(&["bench", "--devices", "cpu,cpu", "--shape", problem]);
+        let (_, error) = expect_code(2, &mut command);
+        assert!(error.contains(rule), "{error}");
+    }
+    let mut command = on_cpu(&["bench", "--devices", "cpu,cpu", "--scheme", "heads"]);
+    let (_, error) = expect_code(2, command.args(["--shape", "q1 k9 h2"]));
+    assert!(
+        error.contains("--scheme and --sharding are not for one query"),
+        "{error}"
+    );
+}
+
 /// Two devices draw the mask of one.
 #[test]
 fn dropout_is_that_of_one_device() {
