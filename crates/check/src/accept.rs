@@ -147,6 +147,8 @@ pub struct Worst {
     pub error: f64,
     /// The bound of its error.
     pub bound: f64,
+    /// True if `error` and `bound` are not the element's but those of the root mean square of all, which is the larger multiple.
+    pub is_mean: bool,
 }
 
 impl Worst {
@@ -163,13 +165,16 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: largest error {:.3e}; element {} has {:.3e} of the {:.3e} allowed",
+            "{}: largest error {:.3e}; ",
             if self.passed { "passed" } else { "failed" },
             self.max_error,
-            self.worst.index,
-            self.worst.error,
-            self.worst.bound
         )?;
+        match self.worst.is_mean {
+            true => write!(f, "the root mean square is")?,
+            false => write!(f, "element {} has", self.worst.index)?,
+        }
+        let Worst { error, bound, .. } = self.worst;
+        write!(f, " {error:.3e} of the {bound:.3e} allowed")?;
         if self.nan_count > 0 {
             write!(f, ", {} NaN", self.nan_count)?;
         }
@@ -395,6 +400,7 @@ impl GradientExpectation {
             verdict.passed = false;
             if rms / allowed > verdict.worst.ratio() {
                 (verdict.worst.error, verdict.worst.bound) = (rms, *allowed);
+                verdict.worst.is_mean = true;
             }
         }
         verdict
@@ -508,6 +514,7 @@ fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) ->
                 index,
                 error,
                 bound,
+                is_mean: false,
             };
             verdict.passed &= error <= bound;
             let ratio = this.ratio();
@@ -581,6 +588,33 @@ mod tests {
             lse_floor: vec![floor; exact.len()],
         };
         Expectation::from_references::<f16>(&call(), references)
+    }
+
+    #[test]
+    fn a_mean_that_is_too_large_says_so() {
+        let of = |operand| match operand {
+            Operand::DK => ExpectedGradient {
+                exact: vec![0.0; 4],
+                tolerance: Tolerance {
+                    common: 1.0,
+                    ..Tolerance::default()
+                },
+                rms: 0.5,
+            },
+            _ => ExpectedGradient::default(),
+        };
+        let expected = GradientExpectation(Slots::from_fn(of));
+        let judge = |x: f32| expected.judge(Operand::DK, &[f16::from_f32(x); 4]);
+        assert!(judge(0.5).passed);
+        let verdict = judge(0.75);
+        assert!(!verdict.passed && verdict.worst.is_mean);
+        assert_eq!(
+            verdict.to_string(),
+            "failed: largest error 7.500e-1; the root mean square is 7.500e-1 of the 5.000e-1 allowed"
+        );
+        // One element beyond its own bound, by more than the mean.
+        let verdict = expected.judge(Operand::DK, &[1.25, 0.0, 0.0, 0.0].map(f16::from_f32));
+        assert!(!verdict.passed && verdict.to_string().contains("element 0 has 1.250e0"));
     }
 
     #[test]
