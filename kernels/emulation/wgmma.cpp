@@ -31,7 +31,7 @@ constexpr int QUAD = 4;
 // What a problem has to know of a kernel.
 struct Tiling {
     int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
-    bool serving, groups, packs, pairs, softcap, alibi, keymask, tensors, dropout, blocks;
+    bool serving, groups, packs, pairs, softcap, alibi, keymask, bias, mask, tensors, dropout, blocks;
     void (*kernel)(const ForwardTma&);
     std::string (*name_of_barrier)(unsigned address);
 };
@@ -65,13 +65,14 @@ template <class Traits> Tiling tiling_of()
 {
     return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
             Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::packs_rows(), Traits::PAIRS, Traits::SOFTCAP,
-            Traits::has_alibi(), Traits::hides_keys(), Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
+            Traits::has_alibi(), Traits::hides_keys(), Traits::has_bias_boxes(), Traits::has_mask_boxes(), Traits::has_tensors(), drops<Traits>(), lists_blocks<Traits>(), wgmma_attention<Traits>, name_of_barrier<Traits>};
 }
 
-// What kernels with dropout take, and those with lists of blocks.
+// What kernels with dropout take, those with lists of blocks, and those with a bias or a mask by the copy engine.
 union Block {
     ForwardTmaDropout with_dropout;
     ForwardTmaBlocks with_blocks;
+    ForwardTmaBoxes with_boxes;
 };
 
 struct Problem {
@@ -84,7 +85,7 @@ struct Problem {
     Memory<float> slopes;
     Memory<float> lse, parts;
     Memory<unsigned> semaphores, counter;
-    MapOf maps[4];
+    MapOf maps[4], boxes_map;
     Block whole = {};
     ForwardTma& params = whole.with_dropout.tma;
     Forward& block = params.forward;
@@ -212,7 +213,7 @@ struct Problem {
             scoring.slopes_batch = random.one_in(2) ? heads : 0;
             for (int i = 0; i < heads * (scoring.slopes_batch ? batch : 1); i++) given_slopes.push_back(0.1f * fabsf(random.normal()));
         }
-        if (tiling.tensors && random.one_in(2)) {
+        if (tiling.bias ? !random.one_in(8) : tiling.tensors && random.one_in(2)) {
             given_bias = random.normals<Element>(
                 reach_of_scores(random, block, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key));
             const float hides = random.one_in(2) ? -INFINITY : -65504.0f;
@@ -220,7 +221,7 @@ struct Problem {
                 for (Element& number : given_bias)
                     if (random.one_in(3)) number = (Element)hides;
         }
-        if (tiling.keymask ? !random.one_in(8) : tiling.tensors && random.one_in(2)) {
+        if (tiling.keymask || tiling.mask ? !random.one_in(8) : tiling.tensors && random.one_in(2)) {
             given_mask.resize(reach_of_scores(random, block, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
             if (tiling.keymask) scoring.mask_row = 0;
             if (random.one_in(2)) scoring.mask_head = scoring.mask_row = 0;
@@ -332,6 +333,25 @@ struct Problem {
                    [this](int batch, int row, int head, int column, const unsigned char* value) {
                        memcpy(&out_at(batch, row, head, column), value, sizeof(Element));
                    }};
+        if (tiling.bias || tiling.mask) {
+            const Scoring& scoring = block.scoring;
+            const int before = whole.with_boxes.before = query_len % 8;
+            const bool has_heads = tiling.bias ? scoring.bias_head : scoring.mask_head, has_batch = tiling.bias ? scoring.bias_batch : scoring.mask_batch;
+            boxes_map = {numbers::QUERIES, query_len, has_heads ? heads : 1, has_batch ? batch : 1, MMA_ROWS, 1, {},
+                         [this, before](int batch, int row, int head, int column) -> unsigned short {
+                             const Scoring& scoring = block.scoring;
+                             const int key = column - before;
+                             if (key < 0 || key >= key_len) return 0;
+                             if (scoring.key_mask)
+                                 return (*key_mask)[batch * scoring.mask_batch + head * scoring.mask_head + row * scoring.mask_row + key * scoring.mask_key];
+                             if (!scoring.bias) return tiling.mask;
+                             unsigned short number;
+                             memcpy(&number, bias->data() + batch * scoring.bias_batch + head * scoring.bias_head + row * scoring.bias_row + key * scoring.bias_key, sizeof number);
+                             return number;
+                         },
+                         tiling.bias ? 128 : 64};
+            whole.with_boxes.boxes_map.opaque[0] = reinterpret_cast<unsigned long long>(&boxes_map);
+        }
         TensorMap* const to[4] = {&params.q_map, &params.k_map, &params.v_map, &params.out_map};
         for (int i = 0; i < 4; i++) to[i]->opaque[0] = reinterpret_cast<unsigned long long>(&maps[i]);
     }

@@ -20,6 +20,10 @@ constexpr warptile::Variant VARIANT = warptile::Variant::DROPOUT;
 constexpr warptile::Variant VARIANT = warptile::Variant::BLOCKS;
 #elif defined(WARPTILE_VARIANT_KEYMASK)
 constexpr warptile::Variant VARIANT = warptile::Variant::KEYMASK;
+#elif defined(WARPTILE_VARIANT_BIAS)
+constexpr warptile::Variant VARIANT = warptile::Variant::BIAS;
+#elif defined(WARPTILE_VARIANT_MASK)
+constexpr warptile::Variant VARIANT = warptile::Variant::MASK;
 #elif defined(WARPTILE_VARIANT_ALIBI)
 constexpr warptile::Variant VARIANT = warptile::Variant::ALIBI;
 #else
@@ -35,6 +39,8 @@ constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 using Params = warptile::ForwardTmaDropout;
 #elif defined(WARPTILE_VARIANT_BLOCKS)
 using Params = warptile::ForwardTmaBlocks;
+#elif defined(WARPTILE_VARIANT_BIAS) || defined(WARPTILE_VARIANT_MASK)
+using Params = warptile::ForwardTmaBoxes;
 #else
 using Params = warptile::ForwardTma;
 #endif
@@ -46,7 +52,7 @@ extern "C" __device__ const warptile::RecordWords warptile_record = warptile::im
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-#if defined(WARPTILE_VARIANT_DROPOUT) || defined(WARPTILE_VARIANT_BLOCKS)
+#if defined(WARPTILE_VARIANT_DROPOUT) || defined(WARPTILE_VARIANT_BLOCKS) || defined(WARPTILE_VARIANT_BIAS) || defined(WARPTILE_VARIANT_MASK)
     warptile::wgmma_attention<Instance>(params.tma);
 #else
     warptile::wgmma_attention<Instance>(params);

@@ -21,6 +21,7 @@
 #include "forward/wgmma_parts.cuh"
 #include "work/lengths.cuh"
 // Behind those: the order of constants is that of the symbols in each image.
+#include "forward/wgmma_boxes.cuh"
 #include "forward/wgmma_keymask.cuh"
 
 namespace warptile {
@@ -78,7 +79,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             // Where scores have terms, all steps are one code.
             if constexpr (lists_blocks<Traits>()) {
                 while (has_more() && next_is_plain()) step<true>();
-            } else if constexpr (!Traits::has_tensors()) {
+            } else if constexpr (!Traits::has_tensors() && !Traits::has_score_boxes()) {
                 if constexpr (Traits::has_alibi()) this->enter(block, plain_top, plain_floor);
                 if (warp_agrees(block <= plain_top))
                     while (block > plain_floor) {
@@ -109,7 +110,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
                 state.finish(inverse, lse, params, layout.tile(shared, tiles - 2));
                 this->scale_kept(inverse);
                 rows.write_lse(lse);
-                const bool more = start_tile();
+                const bool more = start_tile(Traits::has_score_boxes() ? last_block - uniform(layout.tile(shared, tiles - 2).first_block) : 0);
                 if (more)
                     wait_for_first_keys();
                 // Without another tile these are scores of whatever the buffers hold, and nobody reads them: ptxas
@@ -293,8 +294,9 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             }
     }
 
-    // Where the tile in hand begins and ends; false if there is nothing to compute in it.
-    __device__ bool start_tile()
+    // Where the tile in hand begins and ends; false if there is nothing to compute in it. `of_before`: blocks that come after the
+    // warpgroup's last one of the tile before, where no register keeps them.
+    __device__ bool start_tile(int of_before = 0)
     {
         if constexpr (lists_blocks<Traits>()) {
             const int first_row = tile().first_query + warpgroup * queries();
@@ -330,8 +332,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         if constexpr (Traits::has_fast_cap() && !Traits::looks_first()) scale.capping = Capping::NARROW;
 
         const bool more = first_block < end_block && uniform(has_rows());
-        hidden = left_behind + (more ? end_block - 1 - block : 0);
-        left_behind = more ? last_block - first_block : 0;
+        hidden = (Traits::has_score_boxes() ? of_before : left_behind) + (more ? end_block - 1 - block : 0);
+        left_behind = Traits::has_score_boxes() ? 0 : more ? last_block - first_block : 0;
         if constexpr (Traits::packs_rows())
             if (more) {
                 const unsigned queries = layout.queries(warpgroup, queries_at.stage);
@@ -404,15 +406,19 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         issue_output();
         ask_for_terms();
         bool plain = PLAIN;
-        if constexpr (Traits::has_plain_terms()) plain = may_be_plain();
+        if constexpr (Traits::has_plain_terms() || Traits::has_score_boxes()) plain = may_be_plain();
+        [[maybe_unused]] const auto bias = box_here(); // before the wait, which has room for it
 
         wgmma_wait<1>();
         pin(scores);
-        if constexpr (PLAIN || Traits::has_plain_terms()) {
+        if constexpr (PLAIN || Traits::has_plain_terms() || Traits::has_score_boxes()) {
             if constexpr (PLAIN)
                 soften_plain();
+            else if constexpr (Traits::has_score_boxes())
+                soften_boxed(bias, plain);
             else
                 soften_with_terms(plain);
+            if constexpr (Traits::has_score_boxes()) __syncwarp(); // as in `compute_tiles`
             release_keys();
             if (is_last_block())
                 leave_queries();
@@ -500,6 +506,30 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     __device__ void hide_keys()
     {
         if constexpr (Traits::hides_keys()) hide_in_registers<Traits>(scores, HiddenLayout<Traits>::keys(shared, keys_at.stage));
+        if constexpr (Traits::has_score_boxes()) box_here().add(scores, scale.unit());
+    }
+
+    // The bias of the block that the keys in hand are of, or nothing.
+    __device__ auto box_here() const
+    {
+        if constexpr (Traits::has_score_boxes())
+            return BoxHere<Traits>(layout.box(warpgroup, keys_at.stage));
+        else
+            return 0;
+    }
+
+    // Scores with a bias -> weights. As a plain block where the mask hides nothing, unless rows have seen no key yet, or have coarse
+    // offsets: they take their maxima at once.
+    __device__ void soften_boxed(const BoxHere<Traits>& bias, bool plain)
+    {
+        if (plain) {
+            if (__builtin_expect(state.update_boxed(scores, scale, bias), true)) return;
+            multiply_again();
+        }
+        bias.add(scores, scale.unit());
+        apply_mask<Traits>(scores, params, tile(), warpgroup, block);
+        state.update(scores, scale);
+        state.keep_before_here();
     }
 
     // output += weights values
@@ -631,8 +661,16 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     __device__ bool may_be_plain() const
     {
         const Mask mask(params.scoring, tile().query_len, tile().key_len);
-        return state.has_maxima && this->is_linear(params.scoring) &&
+        return state.has_maxima && is_linear() &&
                !mask.hides_part_of(tile().first_query + warpgroup * queries(), queries(), block * Traits::BLOCK_N, Traits::BLOCK_N);
+    }
+
+    __device__ bool is_linear() const
+    {
+        if constexpr (Traits::has_score_boxes())
+            return true;
+        else
+            return this->ScoreTerms<Traits>::is_linear(params.scoring);
     }
 
     // The scores of `block` once more.

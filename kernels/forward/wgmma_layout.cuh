@@ -20,7 +20,7 @@ static_assert(abi::OUTPUT_BOX_ROWS * WARPGROUP_WARPS == MMA_ROWS, "a box has a w
 static_assert(abi::MAX_BOX_HEADS * abi::OUTPUT_BOX_ROWS == 2 * MMA_ROWS, "a warp has rows of two heads at most");
 
 // Variants of an image. All but PLAIN have additional abilities.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS, ALIBI, KEYMASK };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS, TENSORS, DROPOUT, BLOCKS, ALIBI, KEYMASK, BIAS, MASK };
 
 // The fewest rows of a box of keys in a page. The rows of a page must be a multiple of it.
 constexpr int MIN_BOX_ROWS = abi::MIN_BOX_ROWS;
@@ -103,6 +103,10 @@ struct WgmmaTraits {
     __device__ static constexpr bool has_alibi() { return VARIANT_ == Variant::ALIBI; }
     // A key mask that is the same for all queries, and nothing else that is done to scores (forward/wgmma_keymask.cuh).
     __device__ static constexpr bool hides_keys() { return VARIANT_ == Variant::KEYMASK; }
+    // A bias or a key mask that the copy engine brings with the keys, and nothing else that is done to scores (forward/wgmma_boxes.cuh).
+    __device__ static constexpr bool has_bias_boxes() { return VARIANT_ == Variant::BIAS; }
+    __device__ static constexpr bool has_mask_boxes() { return VARIANT_ == Variant::MASK; }
+    __device__ static constexpr bool has_score_boxes() { return has_bias_boxes() || has_mask_boxes(); }
     // With what else is added to scores, and any key mask (forward/wgmma_terms.cuh).
     __device__ static constexpr bool has_tensors() { return VARIANT_ == Variant::TENSORS; }
     // True where there are registers for all that speeds up terms, and for blocks with terms that are plain ones where they can be.
@@ -115,7 +119,7 @@ struct WgmmaTraits {
                                                                 : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | (has_tensors() ? SCORE_TENSORS | FEATURE_ALIBI : 0) | (has_alibi() ? FEATURE_ALIBI : 0) |
-        (hides_keys() ? FEATURE_KEY_MASK : 0) | (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
+        (hides_keys() ? FEATURE_KEY_MASK : 0) | (has_bias_boxes() ? FEATURE_BIAS : 0) | (has_mask_boxes() ? FEATURE_KEY_MASK : 0) | (SERVING ? FEATURE_PAGED : 0) | (VARIANT_ == Variant::DROPOUT ? FEATURE_DROPOUT : 0) |
         (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
@@ -129,17 +133,25 @@ struct WgmmaTraits {
     static_assert(VALUE_DIM <= HEAD_DIM, "the output fits where the queries were");
     static_assert(VARIANT_ == Variant::BLOCKS || stages_suffice(CONSUMERS, BLOCK_N, STAGES), "the stages hold the blocks that one warpgroup passes over");
 
+    // The bias or the key mask of a block: of each warpgroup's rows in slabs of 64 keys.
+    enum : int { BOX_SLABS = (BLOCK_N + SLAB_COLUMNS - 1) / SLAB_COLUMNS };
+    enum : int { BOX_SLAB_BYTES = MMA_ROWS * SLAB_COLUMNS * (VARIANT_ == Variant::BIAS ? 2 : 1) };
+    enum : bool { HAS_BOXES = VARIANT_ == Variant::BIAS || VARIANT_ == Variant::MASK };
+    enum : int { BOX_BYTES = HAS_BOXES ? CONSUMERS * BOX_SLABS * BOX_SLAB_BYTES : 0 };
+
     // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
     static constexpr int SHARED_LIMIT = 232448;
     static constexpr int SHARED_LIMIT_PER_CTA = SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024;
     static constexpr int BOOKKEEPING_BYTES = 1024; // barriers and tile announcements
     // Stages of both rings. Of packed rows more than the tiling has: as many as fit besides one buffer for Q, up to 4. They are for few
     // queries, where reading takes the time.
-    enum : int { ROOM_STAGES = (SHARED_LIMIT_PER_CTA - BOOKKEEPING_BYTES - CONSUMERS * QUERY_BYTES) / (KEY_BYTES + VALUE_BYTES) };
-    enum : int { RING_STAGES = !PACKS_ROWS || ROOM_STAGES <= STAGES_ ? STAGES_ : ROOM_STAGES < 4 ? ROOM_STAGES : 4 };
+    enum : int { ROOM_STAGES = (SHARED_LIMIT_PER_CTA - BOOKKEEPING_BYTES - CONSUMERS * QUERY_BYTES) / (KEY_BYTES + VALUE_BYTES + BOX_BYTES) };
+    // With a bias in them, as many as fit up to what the tiling has.
+    enum : int { RING_STAGES = (HAS_BOXES ? ROOM_STAGES >= STAGES_ : !PACKS_ROWS || ROOM_STAGES <= STAGES_) ? STAGES_ : ROOM_STAGES < 4 ? ROOM_STAGES : 4 };
+    static_assert(!HAS_BOXES || stages_suffice(CONSUMERS, BLOCK_N, RING_STAGES), "the stages hold the blocks that one warpgroup passes over");
     static constexpr int KEY_RING_BYTES = RING_STAGES * KEY_BYTES;
     static constexpr int VALUE_RING_BYTES = RING_STAGES * VALUE_BYTES;
-    static constexpr int FIXED_BYTES = KEY_RING_BYTES + VALUE_RING_BYTES + BOOKKEEPING_BYTES;
+    static constexpr int FIXED_BYTES = KEY_RING_BYTES + VALUE_RING_BYTES + RING_STAGES * BOX_BYTES + BOOKKEEPING_BYTES;
     static constexpr int QUERY_STAGES = FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT_PER_CTA ? 2 : 1;
     static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 
@@ -235,7 +247,7 @@ template <class Traits> struct SharedLayout {
 
     static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;
-    static constexpr int OUTPUT_AT = VALUES_AT + Traits::VALUE_RING_BYTES;
+    static constexpr int OUTPUT_AT = VALUES_AT + Traits::VALUE_RING_BYTES + Traits::RING_STAGES * Traits::BOX_BYTES;
     static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES + Traits::hiding_bytes();
     static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
     static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::RING_STAGES * 16;
@@ -270,6 +282,11 @@ template <class Traits> struct SharedLayout {
     }
     __device__ unsigned keys(int stage) const { return base + KEYS_AT + stage * Traits::KEY_BYTES; }
     __device__ unsigned values(int stage) const { return base + VALUES_AT + stage * Traits::VALUE_BYTES; }
+    // The bias or the key mask of a warpgroup's rows, which comes and goes with the keys.
+    __device__ unsigned box(int warpgroup, int stage) const
+    {
+        return base + VALUES_AT + Traits::VALUE_RING_BYTES + stage * Traits::BOX_BYTES + warpgroup * (Traits::BOX_SLABS * Traits::BOX_SLAB_BYTES);
+    }
 
     __device__ unsigned keys_full(int stage) const { return base + KEY_BARRIERS_AT + stage * 16; }
     __device__ unsigned keys_empty(int stage) const { return keys_full(stage) + 8; }

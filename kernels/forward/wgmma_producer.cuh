@@ -1,6 +1,7 @@
 // The loading thread: feeds queries, keys and values of one tile after the other to the computing warpgroups.
 #pragma once
 
+#include "forward/wgmma_load_boxes.cuh"
 #include "forward/wgmma_blocks.cuh"
 #include "forward/wgmma_listed.cuh"
 #include "forward/wgmma_pair.cuh"
@@ -143,13 +144,13 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         const int draw_at = min(first_block + 2, tile.end_block - 1);
         bool first = true;
         for (int block = tile.end_block - 1; block >= first_block; block--) {
-            // With a reader of masks there is no register for it.
-            if (block == (Traits::hides_keys() ? min(tile.first_block + 2, tile.end_block - 1) : draw_at))
+            // With a reader of masks, or a bias, there is no register for it.
+            if (block == (Traits::hides_keys() || Traits::has_score_boxes() ? min(tile.first_block + 2, tile.end_block - 1) : draw_at))
                 order.draw();
             if constexpr (Traits::PAIRS)
                 if (block == first_block && block < draw_at)
                     order.look_ahead(next_slot());
-            load_keys({row, kv_head, batch});
+            load_keys({row, kv_head, batch}, tile);
             load_pending_values<false>();
             if (first)
                 announce(tile);
@@ -236,10 +237,11 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         int batch;
     };
 
-    __device__ void load_keys(const BoxRow& row)
+    __device__ void load_keys(const BoxRow& row, const Tile& tile)
     {
         barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
-        load_block<Traits::SLABS>(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
+        load_block<Traits::SLABS, Traits::BOX_BYTES>(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
+        if constexpr (Traits::has_score_boxes()) load_boxes(layout, keys_at.stage, boxes_of<ForwardTmaBoxes>(params), params.forward.scoring, tile, row.row - tile.key_offset);
         keys_at.advance();
     }
 
@@ -257,10 +259,11 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         values_at.advance();
     }
 
-    template <int SLABS>
+    // `MORE`: bytes of other boxes that the barrier waits for.
+    template <int SLABS, int MORE = 0>
     __device__ void load_block(const TensorMap& map, unsigned destination, unsigned barrier, const BoxRow& row)
     {
-        barrier_arrive_expect_bytes(barrier, SLABS * Traits::KEY_SLAB_BYTES);
+        barrier_arrive_expect_bytes(barrier, SLABS * Traits::KEY_SLAB_BYTES + MORE);
         if constexpr (Traits::PAIRS) {
             constexpr int SHARE = SLABS / Traits::CLUSTER;
             const int first = cluster_rank() * SHARE;

@@ -196,6 +196,15 @@ template <class Traits> struct RowState {
         return keep_if(Traits::has_fast_terms() || !any_coarse, sums); // with terms the caller has looked
     }
 
+    // The same where `bias(first key of 16, words)` has pairs of numbers that are added to scores, as ptx/bias_words.cuh lays them out. All
+    // rows have maxima.
+    template <class Box> __device__ bool update_boxed(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const Box& box)
+    {
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        exponentiate_boxed(scores, scale, added, sums, box);
+        return keep_if(true, sums);
+    }
+
     // The same where exponents of a row also differ by `per_key` from a key to the next.
     __device__ bool update_linear(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD], float per_key)
     {
@@ -319,7 +328,7 @@ template <class Traits> struct RowState {
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
             raise_max<PLAIN>(row, block_max[row], scale);
-        if constexpr (Traits::has_fast_terms())
+        if constexpr (Traits::has_fast_terms() || Traits::has_score_boxes())
             has_maxima = __all_sync(0xffffffff, has_maximum(0) && has_maximum(1));
         else
             any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
@@ -342,7 +351,7 @@ template <class Traits> struct RowState {
     // The same in all lanes of a warp.
     __device__ bool some_coarse() const
     {
-        if constexpr (Traits::has_fast_terms()) return !has_maxima && __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
+        if constexpr (Traits::has_fast_terms() || Traits::has_score_boxes()) return !has_maxima && __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
         return any_coarse;
     }
     __device__ bool is_coarse(int row) const
@@ -394,6 +403,35 @@ template <class Traits> struct RowState {
                     scores[i] = fmaf(scores[i], scale.scale_log2, fmaf((float)(i / 4 * 8 + i % 2), per_key, added[i % 4 / 2]));
                 else
                     scores[i] = scores[i] * scale.scale_log2 + added[i % 4 / 2];
+            if (begin >= CHUNK)
+                add(scores, begin - CHUNK, sums);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = exp2_approximate(scores[i]);
+        }
+        add(scores, COUNT - CHUNK, sums);
+    }
+
+    // The same with a bias, whose words are asked for a round before they are used.
+    template <class Box>
+    __device__ static void exponentiate_boxed(float (&scores)[COUNT], const ScoreScale<Traits>& scale, float (&added)[ROWS_PER_THREAD],
+                                               float (&sums)[ROWS_PER_THREAD], const Box& box)
+    {
+        static_assert(CHUNK == 8, "a round has the scores of 16 keys");
+        const int zero = scale.opaque_zero();
+        unsigned words[2][4];
+        box(0, words[0]);
+#pragma unroll
+        for (int begin = 0; begin < COUNT; begin += CHUNK) {
+            if (begin + CHUNK < COUNT) box(2 * (begin + CHUNK), words[(begin / CHUNK + 1) % 2]);
+            if (begin >= 2 * CHUNK)
+#pragma unroll
+                for (int row = 0; row < ROWS_PER_THREAD; row++)
+                    added[row] = after(added[row], sums[row], zero);
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) {
+                scores[begin + i] = box.exponent(words[begin / CHUNK % 2], i, scores[begin + i], scale.scale_log2, added[i % 4 / 2]);
+            }
             if (begin >= CHUNK)
                 add(scores, begin - CHUNK, sums);
 #pragma unroll

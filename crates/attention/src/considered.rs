@@ -63,6 +63,8 @@ pub enum Reason {
     },
     /// It computes lists of blocks only, and this problem has none.
     OnlyBlocks,
+    /// It computes with a key mask of queries and keys only, and this problem has none.
+    OnlyMasks,
     /// Its CTAs come in clusters of a size that the device does not support.
     Clusters,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
@@ -129,6 +131,7 @@ impl fmt::Display for Reason {
                 "computes {rows} rows of a list of blocks at once; these are of {queries} queries"
             ),
             Reason::OnlyBlocks => f.write_str("computes lists of blocks only"),
+            Reason::OnlyMasks => f.write_str("computes with a boolean mask only"),
             Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head, 8 where it splits keys"),
             Reason::PageRows { rows, least } => write!(
                 f,

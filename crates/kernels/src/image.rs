@@ -4,7 +4,10 @@ use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
-use warptile_spec::{ElementType, Excerpt, Family, Features, Role, Schedule, TileShape, Types};
+use warptile_spec::abi::{Declared, ForwardTmaBoxes};
+use warptile_spec::{
+    ElementType, Excerpt, Family, Features, Operand, Problem, Role, Schedule, TileShape, Types,
+};
 
 /// The target of an image; numbers are compute capabilities times ten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -133,6 +136,33 @@ impl Image {
     /// The element types of the tensors that the image takes.
     pub const fn types(&self) -> Types {
         Types::of_image(self.element, self.features)
+    }
+
+    /// The bias or the key mask, for an image that reads it by the copy engine: it takes no other tensor over scores.
+    pub fn boxed(&self) -> Option<Operand> {
+        let reads_boxes = self.abi_hash == ForwardTmaBoxes::HASH;
+        reads_boxes.then(|| match self.features.contains(Features::BIAS) {
+            true => Operand::Bias,
+            false => Operand::KeyMask,
+        })
+    }
+
+    /// Returns true for an image that hides the same keys from all queries: it takes no other mask, and no bias.
+    pub fn hides_keys_alone(&self) -> bool {
+        self.features.contains(Features::KEY_MASK)
+            && !self.features.contains(Features::BIAS)
+            && self.boxed().is_none()
+    }
+
+    /// The features that the image has for a problem.
+    pub fn features_for(&self, problem: &Problem) -> Features {
+        match self.boxed() {
+            Some(operand) if !problem.fits_boxes(operand) => self.features - operand.feature(),
+            None if self.hides_keys_alone() && !problem.mask_is_same()[0] => {
+                self.features - Features::KEY_MASK
+            }
+            _ => self.features,
+        }
     }
 
     /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX. The whole pack is decompressed for it, which takes

@@ -738,6 +738,24 @@ declare! {
 }
 
 declare! {
+    fn cpp_boxes;
+
+    /// Block of the kernels that read a bias or a key mask through a tensor map: of dimensions (key, query, head, batch), with boxes of
+    /// BOX_COLUMNS x QUERY_BOX_ROWS whose rows are swizzled over all of their bytes. It has one head or batch entry where the tensor does not
+    /// depend on it.
+    struct ForwardTmaBoxes align 64 {
+        /// Everything else.
+        tma: ForwardTma,
+        /// The tensor, from the last multiple of 16 bytes before its first element.
+        boxes_map: TensorMap,
+        /// Columns of the map in front of the first key.
+        before: i32,
+        /// Unused.
+        padding: [i32; 15] = "int[15]",
+    }
+}
+
+declare! {
     fn cpp_runs;
 
     /// Block of the kernel that finds the sequences of which a key mask shows the first keys and no others, as of padding behind them; the
@@ -950,7 +968,8 @@ blocks!(
     BackwardDropout,
     BackwardTmaDropout,
     ForwardTmaBlocks,
-    KeyRuns
+    KeyRuns,
+    ForwardTmaBoxes
 );
 
 /// The hashes of the blocks of the backward pass's kernels.
@@ -972,6 +991,7 @@ pub const FORWARD_BLOCKS: &[u64] = &[
     ForwardDropout::HASH,
     ForwardTmaDropout::HASH,
     ForwardTmaBlocks::HASH,
+    ForwardTmaBoxes::HASH,
     KeyRuns::HASH,
 ];
 

@@ -1,5 +1,6 @@
 //! One computation over tensors of known layout, validated once.
 
+mod boxes;
 mod builder;
 mod runs;
 

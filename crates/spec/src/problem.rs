@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::{BlockLists, Call, ElementType, Features, Heads, Mask, Scoring, Splits, Types};
+use crate::{
+    BlockLists, Call, ElementType, Features, Heads, Mask, Operand, Scoring, Splits, Types,
+};
 
 /// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
 /// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
@@ -35,6 +37,8 @@ pub struct Problem {
     page_rows: usize,
     scoring: Scoring,
     mask_is_same: [bool; 2],
+    /// The bias and the key mask.
+    fit_boxes: [bool; 2],
     splits: Splits,
     want_lse: bool,
     aligned: bool,
@@ -79,6 +83,7 @@ impl Problem {
                 ..*call.scoring()
             },
             mask_is_same: call.mask_is_same(),
+            fit_boxes: [Operand::Bias, Operand::KeyMask].map(|operand| call.fits_boxes(operand)),
             splits: call.splits(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
@@ -165,8 +170,14 @@ impl Problem {
     }
 
     /// What a key mask is the same for: all queries of a head, and all heads, too. Neither without one.
-    pub(crate) const fn mask_is_same(&self) -> [bool; 2] {
+    pub const fn mask_is_same(&self) -> [bool; 2] {
         self.mask_is_same
+    }
+
+    /// Returns true if the bias or the key mask is given and the copy engine can bring its rows.
+    pub fn fits_boxes(&self, operand: Operand) -> bool {
+        let [bias, mask] = self.fit_boxes;
+        (operand == Operand::Bias && bias) || (operand == Operand::KeyMask && mask)
     }
 
     /// The problem of the sequences whose mask shows their first keys and no others, without the mask: `None` if the problem has no
@@ -177,6 +188,7 @@ impl Problem {
         (self.masks_keys_alone() && is_dense && self.splits == Splits::Even).then_some(Problem {
             scoring,
             mask_is_same: [false; 2],
+            fit_boxes: [false; 2],
             device_lengths: true,
             ..*self
         })

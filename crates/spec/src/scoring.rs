@@ -408,11 +408,13 @@ impl Scoring {
             .chain(Operand::of_scores().filter_map(Operand::word))
     }
 
-    /// The words of options that a kernel computes with, and the feature that an image needs for each. One that is of padding is named
-    /// again, for images that take no other ([`Features::hide_keys_alone`]).
+    /// The words of options that a kernel computes with, and the feature that an image needs for each. Those that some images take
+    /// alone are named again for them: masks of padding, and biases and masks whose rows the copy engine can bring.
     pub fn features() -> impl Iterator<Item = (&'static str, Features)> {
         let of_numbers = [
             ("keymask=padding", Features::KEY_MASK),
+            ("bias=aligned", Features::BIAS),
+            ("keymask=aligned", Features::KEY_MASK),
             ("softcap", Features::SOFTCAP),
             ("dropout", Features::DROPOUT),
             ("blocks", Features::BLOCKS),

@@ -1,7 +1,7 @@
 //! From a call to the parameter block of its kernel.
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
+use warptile_kernels::abi::{self, BOX_COLUMNS, CHUNK_BYTES, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
 use warptile_kernels::{Features, Image, Operand, Schedule, Slots};
 
 use crate::error::Result;
@@ -128,6 +128,40 @@ pub(super) fn blocks(call: &Call, at: &Slots<u64>) -> abi::BlockLists {
     }
 }
 
+/// The map of the bias or the key mask whose rows the copy engine brings, and the columns in front of its first element. Without that
+/// tensor all that the kernel asks for lies outside of a map of the queries, and arrives as zeros. The context must be current.
+pub(super) fn boxes_map(
+    driver: &Driver,
+    call: &Call,
+    operand: Operand,
+    at: &Slots<u64>,
+) -> Result<(abi::TensorMap, i32)> {
+    /// Behind the last column of any tensor.
+    const OUTSIDE: i32 = 1 << 30;
+    let boxes = [QUERY_BOX_ROWS, 1];
+    let Some(layout) = call.layout(operand) else {
+        let map = tensor_map(driver, call.element(), at[Operand::Q], call.q(), boxes)?;
+        return Ok((map, OUTSIDE));
+    };
+    let elements = Elements::of(match operand {
+        Operand::KeyMask => None,
+        _ => Some(call.element()),
+    });
+    // A map begins at a multiple of 16 bytes.
+    let before = at[operand] % CHUNK_BYTES as u64;
+    let columns = (before / elements.bytes) as usize;
+    let mut shape = layout.shape;
+    for dimension in [0, 2] {
+        if layout.strides[dimension] == 0 {
+            shape[dimension] = 1;
+        }
+    }
+    shape[3] += columns;
+    let layout = Layout::new(shape, layout.strides);
+    let map = map_of(driver, elements, at[operand] - before, &layout, boxes)?;
+    Ok((map, columns as i32))
+}
+
 /// The key mask of a call in which it is the same for all queries and heads.
 pub(super) fn key_runs(call: &Call, at: &Slots<u64>) -> abi::KeyRuns {
     let count = |n: usize| n as i32;
@@ -201,33 +235,72 @@ const fn power_of_two_in(n: u32) -> u32 {
     n & n.wrapping_neg()
 }
 
+/// The elements of a tensor map, and the swizzle of a box's rows over all of their bytes.
+struct Elements {
+    element: TensorMapElement,
+    bytes: u64,
+    swizzle: Swizzle,
+}
+
+impl Elements {
+    /// Numbers of f16 or bf16, or bytes.
+    fn of(element: Option<ElementType>) -> Self {
+        match element {
+            None => Elements {
+                element: TensorMapElement::U8,
+                bytes: 1,
+                swizzle: Swizzle::Bytes64,
+            },
+            Some(element) => Elements {
+                element: match element {
+                    ElementType::Bf16 => TensorMapElement::Bf16,
+                    _ => TensorMapElement::F16,
+                },
+                bytes: element.size() as u64,
+                swizzle: Swizzle::Bytes128,
+            },
+        }
+    }
+}
+
 /// The map of a tensor of f16 or bf16, by which a box of rows and heads is copied. The context must be current.
 fn tensor_map(
     driver: &Driver,
     element: ElementType,
     address: u64,
     layout: &Layout,
+    rows_heads: [u32; 2],
+) -> Result<abi::TensorMap> {
+    map_of(
+        driver,
+        Elements::of(Some(element)),
+        address,
+        layout,
+        rows_heads,
+    )
+}
+
+fn map_of(
+    driver: &Driver,
+    elements: Elements,
+    address: u64,
+    layout: &Layout,
     [box_rows, box_heads]: [u32; 2],
 ) -> Result<abi::TensorMap> {
-    let bytes = element.size() as u64;
-    let element = match element {
-        ElementType::Bf16 => TensorMapElement::Bf16,
-        _ => TensorMapElement::F16,
-    };
     let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
     // A stride that is never stepped along only has to satisfy the encoder.
     let stride = |dimension: usize| match layout.shape[dimension] {
         0 | 1 => 16,
-        _ => layout.strides[dimension] as u64 * bytes,
+        _ => layout.strides[dimension] as u64 * elements.bytes,
     };
     let map = TensorMap::tiled(
-        element,
+        elements.element,
         address,
         &[head_dim, rows, heads, batch],
         &[stride(1), stride(2), stride(0)],
         &[BOX_COLUMNS, box_rows, box_heads, 1],
     )
-    .swizzle(Swizzle::Bytes128)
+    .swizzle(elements.swizzle)
     .encode(driver)?;
     Ok(bytemuck::cast(map))
 }

@@ -120,13 +120,24 @@ fn fill(
     let forward = filled::forward(call, shape, at, workspace);
     let with_dropout = kernel.takes::<abi::ForwardTmaDropout>();
     let with_blocks = kernel.takes::<abi::ForwardTmaBlocks>();
-    if with_dropout || with_blocks || kernel.takes::<abi::ForwardTma>() {
+    let with_boxes = kernel.takes::<abi::ForwardTmaBoxes>();
+    if with_dropout || with_blocks || with_boxes || kernel.takes::<abi::ForwardTma>() {
         let driver = kernel.context().driver();
         let tma = filled::forward_tma(driver, call, step, shape, forward)?;
         if with_blocks {
             let block = abi::ForwardTmaBlocks {
                 tma,
                 blocks: filled::blocks(call, at),
+                ..Default::default()
+            };
+            return kernel.give(&block, taker);
+        }
+        if let Some(operand) = step.image.boxed() {
+            let (boxes_map, before) = filled::boxes_map(driver, call, operand, at)?;
+            let block = abi::ForwardTmaBoxes {
+                tma,
+                boxes_map,
+                before,
                 ..Default::default()
             };
             return kernel.give(&block, taker);

@@ -25,7 +25,7 @@ pub(super) struct Block {
 
 impl Block {
     /// Bytes of the largest block. A larger one does not compile.
-    const MOST: usize = size_of::<abi::Merge>();
+    const MOST: usize = size_of::<abi::ForwardTmaBoxes>();
 
     /// A copy of bytes that [`Loaded::give`] gave.
     pub(super) fn of(bytes: &[u8]) -> Self {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use warptile_kernels::abi::{MIN_BOX_ROWS, QUERY_BOX_ROWS};
-use warptile_kernels::{Family, Features, Image, Role, Schedule, Target, images_for};
+use warptile_kernels::{Family, Features, Image, Operand, Role, Schedule, Target, images_for};
 
 use crate::considered::{Considered, Reason};
 use crate::error::{Error, Result};
@@ -313,7 +313,7 @@ impl<'a> Planner<'a> {
             // The features of all calls with these options.
             Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
         };
-        let lacks = |image: &Image| -> Features { needs - image.features.of_use_for(problem) };
+        let lacks = |image: &Image| -> Features { needs - image.features_for(problem) };
         let unfit = |image: &Image| match image.schedule {
             _ if image.features.contains(Features::BLOCKS) && !blocks_fit(problem, image) => {
                 Some(match problem.scoring().blocks {
@@ -323,6 +323,11 @@ impl<'a> Planner<'a> {
                         queries: lists.queries(),
                     },
                 })
+            }
+            _ if image.boxed() == Some(Operand::KeyMask)
+                && !problem.needs().contains(Features::KEY_MASK) =>
+            {
+                Some(Reason::OnlyMasks)
             }
             Schedule::Pairs if !pairs_share_keys(problem.heads().group_size(), problem.mask()) => {
                 Some(Reason::Pairs)
@@ -359,7 +364,7 @@ impl<'a> Planner<'a> {
                         unfit(image).is_some() || !has_its_schedule(problem, image, device),
                         lacks(image).iter().count(),
                         image.features.contains(Features::DROPOUT)
-                            || image.features.of_use_for(problem) != image.features,
+                            || image.features_for(problem) != image.features,
                         Reverse(preference(image.target)),
                         special && !self.rates.has_variant(image),
                     )

@@ -294,9 +294,13 @@ impl Rates {
         let needs = problem.needs();
         // Each is something more to do with a score, however narrow the tile is; it was measured with head sizes of 64 and more.
         let of_a_score = (MEASURED_COLUMNS / columns as f64).max(1.0);
+        let alone = match image.boxed() {
+            Some(_) => Some("aligned"),
+            None => image.hides_keys_alone().then_some("padding"),
+        };
         let more: f64 = { self.features.iter() }
             .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
-            .filter(|cost| cost.word.contains('=') == image.features.hide_keys_alone())
+            .filter(|cost| cost.word.split_once('=').map(|word| word.1) == alone)
             .map(|cost| (cost.times - 1.0) * of_a_score)
             .sum();
         let times = (1.0 + more) / self.variant_speed(image).unwrap_or(1.0);

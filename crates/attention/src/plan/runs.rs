@@ -40,7 +40,7 @@ impl Planner<'_> {
             let shares_keys =
                 matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile);
             !shares_keys
-                && !image.features.hide_keys_alone()
+                && !image.hides_keys_alone()
                 && !splits_tiles(image)
                 && image.features.contains(Features::DEVICE_LENGTHS)
         };

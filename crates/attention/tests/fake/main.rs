@@ -3,6 +3,7 @@
 mod append;
 mod arguments;
 mod blocks;
+mod boxes;
 mod cache;
 mod calls;
 mod captures;

@@ -8,6 +8,7 @@ mod append_cases;
 mod append_on_gpu;
 mod backward;
 mod blocks;
+mod boxes;
 mod cache;
 #[path = "../common/compositions.rs"]
 mod compositions;

@@ -84,6 +84,66 @@ fn one_step_is_enough_where_all_queries_have_the_same_keys() {
     }
 }
 
+/// The copy engine brings biases, and masks that depend on the query, to the plain images' tilings.
+#[test]
+fn biases_and_masks_whose_rows_are_aligned_come_in_boxes() {
+    for (words, variant) in [
+        ("b32 q512 k512 h12 d64 f16 bias broadcast=batch", "_bias_"),
+        (
+            "b4 q1024 k1024 h8 d32 bf16 bias broadcast=none layout=bhsd",
+            "_bias_",
+        ),
+        (
+            "b1 q4096 k4096 h16 d128 bf16 bias broadcast=batch,heads mask=causal",
+            "_bias_",
+        ),
+        (
+            "b4 q4096 k4096 h8 d256 f16 bias broadcast=heads sinks",
+            "_bias_",
+        ),
+        (
+            "b32 q512 k512 h12 d64 f16 keymask broadcast=batch",
+            "_mask_",
+        ),
+        (
+            "b8 q2048 k2048 h16 d128 bf16 keymask broadcast=batch,heads",
+            "_mask_",
+        ),
+        (
+            "b2 q2048 k2048 h16/4 d192 bf16 keymask broadcast=none lengths=ragged",
+            "_mask_",
+        ),
+    ] {
+        let plan = choice(words);
+        let name = plan.image().unwrap().name;
+        assert!(name.contains(variant), "{words}: {plan}");
+    }
+    // Rows that are shared, or not multiples of 16 bytes; keys with gaps; both at once, and what else is done to scores.
+    for words in [
+        "q300 k300 bias broadcast=batch",
+        "q300 k328 keymask broadcast=batch",
+        "q512 k512 bias broadcast=queries",
+        "q512 k512 bias broadcast=keys",
+        "q512 k512 bias broadcast=batch layout=gaps",
+        "q512 k512 bias keymask broadcast=batch",
+        "q512 k512 bias broadcast=batch softcap=30",
+        "q512 k512 keymask broadcast=batch alibi=head",
+    ] {
+        let words = format!("b2 {words} h2 d128 f16");
+        let plan = choice(&words);
+        let name = plan.image().unwrap().name;
+        assert!(name.contains("_tensors_"), "{words}: {plan}");
+    }
+    let problem = case("b2 q512 k512 h2 d128 f16").call().problem();
+    let plan = |variant: &str| {
+        let name = format!("wgmma_d128_192x64_w16_s4_f16_{variant}_sm_90a");
+        Plan::gpu(problem, &DeviceProfile::h200(), &name.parse().unwrap())
+    };
+    assert!(plan("bias").is_ok());
+    let refused = plan("mask").unwrap_err().to_string();
+    assert!(refused.contains("with a boolean mask only"), "{refused}");
+}
+
 /// The first step must pay.
 #[test]
 fn short_problems_and_those_that_read_have_one_step() {

@@ -257,7 +257,7 @@ impl Case {
         self
     }
 
-    /// The case with the image's types, with dropout, lists of blocks or the only kind of mask if the image has them, and heads that its
+    /// The case with the image's types, with dropout, lists of blocks or the only kind of mask or bias if the image has them, and heads that its
     /// tiles can hold. What else the image asks for is left to the draw, such as aligned rows or keys in pages.
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
@@ -278,10 +278,30 @@ impl Case {
         }
         let case = { self.with_dropout_if(image.features.contains(Features::DROPOUT)) }
             .with_blocks_if(image.features.contains(Features::BLOCKS));
-        match image.features.hide_keys_alone() {
-            true => case.with_keys_hidden_alike(),
-            false => case,
+        match image.boxed() {
+            Some(operand) => case.with_boxes_of(operand),
+            None if image.hides_keys_alone() => case.with_keys_hidden_alike(),
+            None => case,
         }
+    }
+
+    /// The case with a bias or a key mask whose rows the copy engine can bring, if its lengths allow one, and without what else changes
+    /// scores.
+    fn with_boxes_of(self, operand: Operand) -> Self {
+        let mut random = Random::new(self.seed ^ 0x4a6);
+        let mut case = self.without_score_tensors();
+        for word in ["softcap", "alibi"] {
+            case.remove(word);
+        }
+        if let Lengths::Dense { key, .. } = &mut case.lengths {
+            *key = (*key).next_multiple_of(16);
+            case.scoring = case.scoring.with(operand);
+            case.broadcast = Some([random.below(2) == 0, false, random.below(2) == 0, false]);
+            if case.layout == LayoutKind::Gaps {
+                case.layout = LayoutKind::Bhsd;
+            }
+        }
+        case
     }
 
     /// The case with a mask that hides the same keys from all queries, if its lengths allow one, and without what else changes scores.

@@ -3,11 +3,12 @@
 use super::declared::{Block, Declared, Member};
 use super::{
     Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, BiasGradient,
-    Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaDropout,
-    GRADIENTS_ADD, GRADIENTS_F32, KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS, Prepass, RAGGED,
-    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED, cpp_backward,
-    cpp_backward_bias, cpp_backward_dropout, cpp_backward_tma, cpp_backward_tma_dropout,
-    cpp_blocks, cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
+    Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaBoxes,
+    ForwardTmaDropout, GRADIENTS_ADD, GRADIENTS_F32, KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS,
+    Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED,
+    cpp_backward, cpp_backward_bias, cpp_backward_dropout, cpp_backward_tma,
+    cpp_backward_tma_dropout, cpp_blocks, cpp_boxes, cpp_dropout, cpp_numbers, cpp_operations,
+    cpp_runs, cpp_structs,
 };
 use crate::capability::{self, Features, Role};
 
@@ -62,7 +63,7 @@ fn cpp_hash<T: Block>() -> String {
 ///
 /// They assert the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right size has
 /// every member where Rust has it.
-pub fn cpp_headers() -> [(&'static str, String); 10] {
+pub fn cpp_headers() -> [(&'static str, String); 11] {
     let lists = |feature: Features, name| {
         let feature = feature.bits();
         format!("enum : unsigned {{ FEATURE_{name} = {feature} }};\n")
@@ -146,6 +147,20 @@ pub fn cpp_headers() -> [(&'static str, String); 10] {
                 &lists_of_blocks,
                 &cpp_blocks(),
                 &of_variant("BLOCKS", &[cpp_hash::<ForwardTmaBlocks>()]),
+            ],
+        ),
+        header(
+            "abi_boxes",
+            false,
+            &["abi"],
+            &[
+                &cpp_boxes(),
+                "
+#if defined(WARPTILE_VARIANT_BIAS) || defined(WARPTILE_VARIANT_MASK)
+",
+                &cpp_hash::<ForwardTmaBoxes>(),
+                "#endif
+",
             ],
         ),
         header(

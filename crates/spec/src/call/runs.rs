@@ -1,7 +1,7 @@
 //! A call with a padding mask as the two calls that it is made of: of the sequences whose mask shows their first keys and no others,
 //! and of the others. On a GPU it is found on the device which is which.
 
-use crate::{Call, Diagonal, Features, Layout, Numbers, Operand, Problem};
+use crate::{Call, Diagonal, Features, Layout, Numbers, Operand};
 
 impl Call {
     /// What a key mask is the same for: all queries of a head, and all heads, too. Neither without one.
@@ -34,20 +34,5 @@ impl Call {
         let mut call = self.clone();
         call.queries.used = Numbers::Device(());
         call
-    }
-}
-
-impl Features {
-    /// Returns true for an image that hides the same keys from all queries: it takes a key mask and no bias.
-    pub const fn hide_keys_alone(self) -> bool {
-        self.contains(Features::KEY_MASK) && !self.contains(Features::BIAS)
-    }
-
-    /// The features that an image with these has for a problem.
-    pub fn of_use_for(self, problem: &Problem) -> Self {
-        match self.hide_keys_alone() && !problem.mask_is_same()[0] {
-            true => self - Features::KEY_MASK,
-            false => self,
-        }
     }
 }

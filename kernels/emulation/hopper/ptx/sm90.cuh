@@ -15,6 +15,9 @@ struct MapOf {
     int box_rows, box_heads;
     // Stores one element of the output. Null in maps of inputs.
     std::function<void(int batch, int row, int head, int column, const unsigned char* value)> put;
+    // The number of a bias, or the byte of a mask, whose rows lie as they do on a GPU. Null in all other maps.
+    std::function<unsigned short(int batch, int row, int head, int column)> get;
+    int row_bytes = 128;
 
     int box() const { return box_rows * box_heads; }
     static const MapOf& at(const TensorMap& map) { return *reinterpret_cast<const MapOf*>(map.opaque[0]); }
@@ -51,7 +54,7 @@ inline void copy_box_to(unsigned first_rank, unsigned end_rank, unsigned destina
 {
     emulation::Launch& launch = emulation::launch;
     const MapOf& of = MapOf::at(map);
-    const Range range = {destination, destination + of.box() * 128};
+    const Range range = {destination, destination + of.box() * of.row_bytes};
     launch.step();
     if (head < 0 || head >= of.heads || batch < 0 || batch >= of.batches) launch.fail("a box of head %d of batch entry %d is asked for", head, batch);
     for (unsigned rank = first_rank; rank < end_rank; rank++) {
@@ -65,6 +68,14 @@ inline void copy_box_to(unsigned first_rank, unsigned end_rank, unsigned destina
             for (int i = 0; i < of.box(); i++) {
                 const int at = row + i % of.box_rows, of_head = head + i / of.box_rows;
                 const bool exists = at >= 0 && at < of.rows && of_head < of.heads;
+                if (of.get) {
+                    const int size = of.row_bytes / 64, of_chunk = 16 / size, mixed = size == 2 ? i % 8 : i / 2 % 4;
+                    for (int c = 0; c < 64; c++) {
+                        const unsigned short number = exists ? of.get(batch, at, of_head, column + c) : 0;
+                        memcpy(cta.memory + range.begin + i * of.row_bytes + (c / of_chunk ^ mixed) * 16 + c % of_chunk * size, &number, size);
+                    }
+                    continue;
+                }
                 const numbers::Tag tag = exists ? numbers::tag(of.of, column / 64, of_head, batch, at) : numbers::ZERO;
                 memcpy(cta.memory + range.begin + i * 128, &tag, sizeof tag);
             }

@@ -1,0 +1,20 @@
+//! Tensors over scores whose rows the copy engine can bring.
+
+use crate::{Call, Operand};
+
+impl Call {
+    /// Returns true if the bias or the key mask is given, its keys are contiguous, and its rows, heads and batch entries lie multiples of
+    /// 16 bytes apart, as tensor maps ask for. Heads and batch entries may share theirs, rows may not. The first element may have any address.
+    pub(crate) fn fits_boxes(&self, operand: Operand) -> bool {
+        let size = match operand {
+            Operand::KeyMask => 1,
+            _ => self.element().size(),
+        };
+        self.layout(operand).is_some_and(|scores| {
+            let [_, rows, _, keys] = scores.shape;
+            let [_, row, _, key] = scores.strides;
+            let has_rows = rows <= 1 || row > 0;
+            keys > 1 && key == 1 && has_rows && scores.steps_aligned(size)
+        })
+    }
+}
