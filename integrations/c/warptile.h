@@ -265,7 +265,7 @@ typedef struct warptile_attention_desc {
    */
   size_t size;
   /**
-   * Element type of q, k, v, out and bias: WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32.
+   * Element type of q, k, v and out, and of k, v and bias unless they have their own: WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32.
    */
   uint32_t element;
   /**
@@ -435,6 +435,14 @@ typedef struct warptile_attention_desc {
    * How many numbers block_indices has.
    */
   int64_t block_index_count;
+  /**
+   * Element type of bias: 0, for that of `element`, or WARPTILE_F32, which has no gradients unless `element` is it.
+   */
+  uint32_t bias_element;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
 } warptile_attention_desc;
 
 /**
@@ -495,7 +503,7 @@ typedef struct warptile_attention_memory {
    */
   const float *sinks;
   /**
-   * The bias, of the tensors' element type.
+   * The bias, of the tensors' element type or `bias_element`.
    */
   const void *bias;
   /**
@@ -1597,4 +1605,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: fced16919bcff259ae7eaa1b351abb2b4d8be549ec9aa36813ce46a7153ff281 */
+/* Seal of header.sh: 8e515328a50cf68ab9fd79af354b09513d6e941eaaacddf6cc160352843627f6 */

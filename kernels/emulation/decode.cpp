@@ -98,6 +98,7 @@ template <class Kernel> struct Problem {
     Memory<int> table;
     Memory<Element> bias;
     Memory<unsigned char> key_mask;
+    Memory<float> wide_bias;
     Memory<unsigned> semaphores, counter;
     typename Keys::Block whole_block = {};
     // Of images with dropout another block is the whole one.
@@ -110,6 +111,7 @@ template <class Kernel> struct Problem {
     Forward& block = forward_of(*this);
     bool writes_late = false; // see `write_late`
     bool are_hugely_negative = false;
+    int behind = 0; // numbers behind tensors whose rows do not start at multiples of 16 bytes
 
     // `reads_ahead`: with what is read while the launch before ends, where a schedule does that.
     Problem(const Kernel& kernel, Random& random, bool reads_ahead) : kernel(kernel)
@@ -137,8 +139,9 @@ template <class Kernel> struct Problem {
         if constexpr (HAS_SCALES) set_scales(random);
         k = quantized(random, scales[0]);
         v = quantized(random, scales[1]);
-        device_q = guarded(q);
-        out = guarded(std::vector<Element>(query_values));
+        if (kernel.has(FEATURE_UNALIGNED) && random.one_in(3)) behind = 1;
+        device_q = guarded(beginning_in_between(q));
+        out = guarded(std::vector<Element>(query_values + behind));
         lse = guarded(std::vector<float>((size_t)batch * heads * query_len));
 
         block.heads = heads;
@@ -160,8 +163,8 @@ template <class Kernel> struct Problem {
         if (kernel.has(FEATURE_PAGED) && random.one_in(3)) {
             set_pages(random);
         } else {
-            device_k = guarded(k);
-            device_v = guarded(v);
+            device_k = guarded(beginning_in_between(k));
+            device_v = guarded(beginning_in_between(v));
             block.k = {device_k->data(), key_len * key_row(), key_row(), head_dim};
             block.v = {device_v->data(), key_len * key_row(), key_row(), head_dim};
         }
@@ -196,6 +199,13 @@ template <class Kernel> struct Problem {
     static bool may_be_read_ahead(const Sequences& sequences, const Pages& pages)
     {
         return (sequences.key_lengths || pages.table) && !sequences.key_offsets && !sequences.query_offsets && !sequences.query_lengths;
+    }
+
+    // Memory ends with a page, so with one number more it does not begin at a multiple of 16 bytes.
+    template <class T> std::vector<T> beginning_in_between(std::vector<T> numbers) const
+    {
+        numbers.resize(numbers.size() + behind, NOT_A_NUMBER<T>);
+        return numbers;
     }
 
     long long key_row() const { return (long long)kv_heads * head_dim; }
@@ -248,6 +258,14 @@ template <class Kernel> struct Problem {
             bias = guarded(random.normals<Element>(
                 reach_of_scores(random, block, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)));
             scoring.bias = bias->data();
+            if (kernel.has(FEATURE_BIAS_F32) && random.one_in(2)) {
+                // The same numbers.
+                std::vector<float> numbers;
+                for (size_t i = 0; i < bias->size(); i++) numbers.push_back(widen((*bias)[i]));
+                wide_bias = guarded(numbers);
+                scoring.bias = wide_bias->data();
+                scoring.padding = 1;
+            }
         }
         if (kernel.has(FEATURE_KEY_MASK) && random.one_in(2)) {
             std::vector<unsigned char> mask(reach_of_scores(random, block, scoring.mask_batch, scoring.mask_head, scoring.mask_row, scoring.mask_key));
@@ -285,8 +303,8 @@ template <class Kernel> struct Problem {
         std::vector<int> numbers(count);
         for (int i = 0; i < count; i++) numbers[i] = i;
         random.shuffle(numbers);
-        device_k = guarded(std::vector<Key>((size_t)count * rows * key_row(), NOT_A_NUMBER<Key>));
-        device_v = guarded(std::vector<Key>((size_t)count * rows * key_row(), NOT_A_NUMBER<Key>));
+        device_k = guarded(std::vector<Key>((size_t)count * rows * key_row() + behind, NOT_A_NUMBER<Key>));
+        device_v = guarded(std::vector<Key>((size_t)count * rows * key_row() + behind, NOT_A_NUMBER<Key>));
         table = guarded(std::vector<int>((size_t)batch * (columns + 1) - 1, 0x7fffffff)); // the last row's last entry is missing
         for (int b = 0; b < batch; b++)
             for (int key = 0; key < keys[b]; key++) {
@@ -723,11 +741,14 @@ int main(int count, char** arguments)
         check(TileTraits<__half, 64, 128, 64, 4, 2>(), seed);
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         check(TensorTileTraits<__half, 64, 64, 64, 4, 2>(), seed);
+        check(UnalignedTileTraits<__half, 64, 64, 64, 4, 2>(), seed);
         check(DroppingTileTraits<__half, 64, 128, 64, 4, 2>(), seed);
         if (seed % 3 == 2) check(DroppingTileTraits<__half, 256, 64, 64, 4, 1>(), seed);
         if (seed % 4 == 1) check(DroppingTileTraits<__nv_bfloat16, 96, 128, 32, 4, 4>(), seed);
         if (seed % 4 == 2) check(TensorTileTraits<__nv_bfloat16, 256, 64, 64, 4, 1>(), seed);
         if (seed % 6 == 3) check(TensorTileTraits<__half, 512, 32, 32, 4, 1>(), seed);
+        if (seed % 4 == 3) check(UnalignedTileTraits<__nv_bfloat16, 256, 64, 64, 4, 1>(), seed);
+        if (seed % 6 == 1) check(UnalignedTileTraits<__half, 512, 32, 32, 4, 1>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 3) check(MmaTraits<__half, 512, 16, 32, 8, 2, ClusterTile>(), seed);

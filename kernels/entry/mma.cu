@@ -7,6 +7,8 @@ using Params = warptile::ForwardDropout;
 #else
 #if defined(WARPTILE_VARIANT_TENSORS)
 #define WARPTILE_TRAITS TensorTileTraits
+#elif defined(WARPTILE_VARIANT_UNALIGNED)
+#define WARPTILE_TRAITS UnalignedTileTraits
 #else
 #define WARPTILE_TRAITS TileTraits
 #endif

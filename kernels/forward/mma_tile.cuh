@@ -67,7 +67,14 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
         for (int i = 0; i < AT_ONCE; i++) {
             const int row_of_warp = row_of(first + i), column = (first_chunk + chunk_of(first + i)) * CHUNK<Element>;
             Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + column;
-            if (first_row + row_of_warp < existing && column < params.value_dim) *reinterpret_cast<uint4*>(to) = chunks[i];
+            if constexpr (bool(Traits::FEATURES & FEATURE_UNALIGNED)) {
+                Chunk<Element> chunk;
+                chunk.bits = chunks[i];
+                if (first_row + row_of_warp < existing && column < params.value_dim)
+                    store_chunk(to, chunk, in_chunks<Element>(params.out), CHUNK<Element>);
+            } else {
+                if (first_row + row_of_warp < existing && column < params.value_dim) *reinterpret_cast<uint4*>(to) = chunks[i];
+            }
         }
     }
 }

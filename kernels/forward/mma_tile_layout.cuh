@@ -6,6 +6,9 @@
 #include "rule/dropout.cuh"
 #include "work/one_tile.cuh"
 
+// Behind the others: the order of headers is that of symbols in an image.
+#include "base/abi_bias.cuh"
+
 namespace warptile {
 
 // A number of this thread that is kept in a register, and not worked out again from special ones, which take long to read.
@@ -124,6 +127,16 @@ struct DroppingTileTraits : Dropping<TensorTileTraits<Element, HEAD_DIM, BLOCK_M
 #endif
     static constexpr int HELD_STEPS = Others::held_in(Others::ROOM - Others::FOR_TENSORS - FOR_DROPOUT);
     static_assert(BLOCK_N % 32 == 0, "a random number is for weights of 32 keys");
+};
+
+// Traits for rows that do not start at multiples of 16 bytes, and for a bias of f32 beside tensors of another type, too. The test for such rows
+// between loads and products costs 4 to 5%, which others need not pay.
+template <class Element, int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS, int STAGES>
+struct UnalignedTileTraits : TensorTileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES> {
+    using Others = TensorTileTraits<Element, HEAD_DIM, BLOCK_M, BLOCK_N, WARPS, STAGES>;
+    static constexpr unsigned FEATURES = Others::FEATURES | FEATURE_UNALIGNED | FEATURE_BIAS_F32;
+    static constexpr int FOR_BOTH = HEAD_DIM == 256 ? 4 : 0;
+    static constexpr int HELD_STEPS = Others::held_in(Others::ROOM - Others::FOR_TENSORS - FOR_BOTH);
 };
 
 // Rows of the tile that exist.

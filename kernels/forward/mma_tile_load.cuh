@@ -2,20 +2,33 @@
 #pragma once
 
 #include "forward/mma_tile_layout.cuh"
+#include "memory/chunk.cuh"
 #include "memory/copy.cuh"
 #include "memory/keys.cuh"
+#include "ptx/prefetch_l1.cuh"
+#include "ptx/words.cuh"
 
 namespace warptile {
 
-template <class Traits> class TileLoader {
+// Additional state of images that also take rows that do not start at multiples of 16 bytes: true if some do not. They are loaded by way of
+// registers, when they would be asked for otherwise: nothing reads what was there before any more, and a barrier follows.
+template <bool TAKES_UNALIGNED> struct UnalignedLoading {};
+template <> struct UnalignedLoading<true> {
+    bool is_unaligned;
+};
+
+template <class Traits> class TileLoader : UnalignedLoading<bool(Traits::FEATURES & FEATURE_UNALIGNED)> {
   public:
     using Element = typename Traits::Element;
+    __device__ static constexpr bool takes_unaligned() { return Traits::FEATURES & FEATURE_UNALIGNED; }
 
     // `block` is the last one.
     __device__ TileLoader(const Forward& params, unsigned shared, const Segment& tile, int block) : params(params), tile(tile)
     {
         const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS;
         to = kept(shared + Traits::place(row, column));
+        if constexpr (takes_unaligned())
+            this->is_unaligned = !(in_chunks<Element>(params.q) && in_chunks<Element>(params.k) && in_chunks<Element>(params.v));
         if (is_paged()) {
             find_pages(block);
         } else {
@@ -32,6 +45,17 @@ template <class Traits> class TileLoader {
         static_assert(ROWS <= 32 && Traits::BLOCK_M / DOWN * WARP_ROWS == ROWS, "as many rows a warp");
         const int lane = threadIdx.x % 32, existing = existing_rows<Traits>(tile, group);
         const long long offset = row_offset(params.q, tile, group, row_of_lane(lane % ROWS));
+        if constexpr (takes_unaligned())
+            if (this->is_unaligned) {
+#pragma unroll 1
+                for (int pass = 0; pass < Traits::BLOCK_M / DOWN; pass++) {
+                    const Element* const from = static_cast<const Element*>(params.q.address) +
+                                                row_offset_of(offset, pass * WARP_ROWS + lane / ACROSS) + first_column();
+                    copy_row_by_element(to + Traits::QUERIES_AT + pass * DOWN * Traits::ROW_BYTES, from,
+                                        pass * DOWN + (int)threadIdx.x / ACROSS < existing, params.head_dim);
+                }
+                return;
+            }
 #pragma unroll
         for (int pass = 0; pass < Traits::BLOCK_M / DOWN; pass++) {
             const Element* const from = static_cast<const Element*>(params.q.address) +
@@ -106,6 +130,12 @@ template <class Traits> class TileLoader {
         const Element* key = keys + row * (unsigned long long)params.k.row + first_column();
         const Element* value = values + row * (unsigned long long)params.v.row + first_column();
         const long long key_step = DOWN * params.k.row, value_step = DOWN * params.v.row;
+        if constexpr (takes_unaligned())
+            if (this->is_unaligned) {
+                if (KEYS) copy_rows_by_element(to + stage, key, key_step, rows, params.head_dim);
+                if (VALUES) copy_rows_by_element(to + stage + Traits::KEY_BYTES, value, value_step, rows, params.value_dim);
+                return;
+            }
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
@@ -129,6 +159,12 @@ template <class Traits> class TileLoader {
             const auto from = [&](const Tensor& tensor) {
                 return static_cast<const Element*>(tensor.address) + place.offset(params, tensor, key, page) + first_column();
             };
+            if constexpr (takes_unaligned())
+                if (this->is_unaligned) {
+                    if (KEYS) copy_row_by_element(at, from(params.k), row < rows, params.head_dim);
+                    if (VALUES) copy_row_by_element(at + Traits::KEY_BYTES, from(params.v), row < rows, params.value_dim);
+                    continue;
+                }
             if (KEYS) copy_row(at, from(params.k), row < rows, params.head_dim);
             if (VALUES) copy_row(at + Traits::KEY_BYTES, from(params.v), row < rows, params.value_dim);
         }
@@ -149,6 +185,36 @@ template <class Traits> class TileLoader {
 #pragma unroll
         for (int chunk = 0; chunk < Traits::ROW_CHUNKS; chunk += ACROSS)
             cp_async_16(at + chunk * CHUNK_BYTES, from + chunk * CHUNK<Element>, chunk * CHUNK<Element> < left);
+    }
+
+    // Those of a row that starts anywhere.
+    __device__ static void copy_row_by_element(unsigned at, const Element* from, bool exists, int columns)
+    {
+        const int left = exists ? columns - first_column() : 0;
+#pragma unroll 1
+        for (int chunk = 0; chunk < Traits::ROW_CHUNKS; chunk += ACROSS) {
+            uint4 bits = {0, 0, 0, 0};
+            if (chunk * CHUNK<Element> < left) bits = load_chunk(from + chunk * CHUNK<Element>, false, CHUNK<Element>).bits;
+            store_four_words(at + chunk * CHUNK_BYTES, {bits.x, bits.y, bits.z, bits.w});
+        }
+    }
+    // This thread's rows of a block. There are few registers for loads under way, so all lines are brought near first.
+    __device__ static void copy_rows_by_element(unsigned at, const Element* from, long long step, int rows, int columns)
+    {
+        const int first_row = threadIdx.x / ACROSS;
+        const Element* line = from;
+#pragma unroll 1
+        for (int row = first_row; row < Traits::BLOCK_N && row < rows; row += DOWN) {
+#pragma unroll 1
+            for (int column = 0; column < columns - first_column(); column += ACROSS * CHUNK<Element>) prefetch_to_l1(line + column);
+            line += step;
+        }
+#pragma unroll 1
+        for (int row = first_row; row < Traits::BLOCK_N; row += DOWN) {
+            copy_row_by_element(at, from, row < rows, columns);
+            at += DOWN * Traits::ROW_BYTES;
+            from += step;
+        }
     }
 
     const Forward& params;

@@ -474,12 +474,20 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRow
         }
     }
 
-    // Calls `change` with each score and its bias.
+    // Calls `change` with each score and its bias, whose numbers are of the tensors' type or f32.
     template <class Change> __device__ void each_bias(int first_key, Scores& scores, Change change) const
     {
+        if constexpr (bool(Traits::FEATURES & FEATURE_BIAS_F32)) {
+            const bool is_f32 = params.scoring.padding; // see crates/spec/src/abi.rs
+            if (is_f32) return each_bias_of<float>(first_key, scores, change);
+        }
+        each_bias_of<Element>(first_key, scores, change);
+    }
+    template <class Number, class Change> __device__ void each_bias_of(int first_key, Scores& scores, Change change) const
+    {
         each_tensor_row([&](int one, int head, int query, int lane_key) {
-            each_of_row<KEY_TILES>(bias_row<Element>(params.scoring, tile.batch, head, query), params.scoring.bias_key, first_key + lane_key,
-                                   tile.k.len, [&](int i, Element bias) { change(score_of(scores, one, i), widen(bias)); });
+            each_of_row<KEY_TILES>(bias_row<Number>(params.scoring, tile.batch, head, query), params.scoring.bias_key, first_key + lane_key,
+                                   tile.k.len, [&](int i, Number bias) { change(score_of(scores, one, i), widen(bias)); });
         });
     }
 

@@ -10,8 +10,8 @@ use warptile_kernels::abi::CHUNK_BYTES;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::spec::{
-    BlockList, BlockLists, Element, ElementType, Invalid, Layout, LengthElement, Numbers,
-    Quantized, Request, TableLayout,
+    BlockList, BlockLists, Element, ElementType, Invalid, Layout, LengthElement, MemoryType,
+    Numbers, Quantized, Request, TableLayout,
 };
 use crate::tensor::{Bytes, Tensor};
 
@@ -31,6 +31,8 @@ pub(crate) struct Side<'a> {
     pub(crate) longest: Option<usize>,
     pub(crate) table: Option<TableLayout>,
     pub(crate) blocks: Option<BlockLists>,
+    /// The type of the bias, if there is one.
+    pub(crate) bias: Option<MemoryType>,
 }
 
 impl<'a> Side<'a> {
@@ -40,6 +42,7 @@ impl<'a> Side<'a> {
             longest: None,
             table: None,
             blocks: None,
+            bias: None,
         }
     }
 
@@ -448,8 +451,16 @@ impl<'a, T: Element> Keys<'a, T> {
         self.scores(Operand::Bias, bias)
     }
 
+    /// Like [`bias`](Self::bias), with elements of `f32` whatever the type of the queries. Gradients are refused.
+    pub fn bias_f32(self, bias: &'a Tensor<f32>) -> Self {
+        self.scores(Operand::Bias, bias)
+    }
+
     /// A tensor that has an element for each score by its operand: [`bias`](Self::bias) or [`key_mask`](Self::key_mask).
     pub fn scores<U: Pod + Send + Sync>(mut self, operand: Operand, tensor: &'a Tensor<U>) -> Self {
+        if operand == Operand::Bias {
+            self.side.bias = Some(MemoryType::of::<U>());
+        }
         self.side.set(operand, Given::Tensor(Part::all(tensor)));
         self
     }

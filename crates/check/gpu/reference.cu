@@ -61,7 +61,8 @@ struct Parameters {
     const unsigned* dropout_state;  // null: no dropout
     // Lists of blocks: row r of a list is block_indices[block_offsets[r]..block_offsets[r + 1]], to the first number below 0. Null: none.
     const int *block_offsets, *block_indices;
-    int block_queries, block_keys, block_rows, block_batch, block_head, unused;
+    int block_queries, block_keys, block_rows, block_batch, block_head;
+    int bias_is_f32;  // whatever T is
 };
 
 constexpr int THREADS = 256;
@@ -149,7 +150,8 @@ __device__ Terms terms_of(const Parameters& p, const Row& row, int head, int key
     terms.distance = fabs(static_cast<double>(row.diagonal - key));
     if (p.bias.data) {
         long long at = row.batch * p.bias.batch + row.position * p.bias.row + head * p.bias.head + key * p.bias.key;
-        terms.bias = Element<T>::wide(static_cast<const T*>(p.bias.data)[at]);
+        terms.bias = p.bias_is_f32 ? static_cast<double>(static_cast<const float*>(p.bias.data)[at])
+                                   : Element<T>::wide(static_cast<const T*>(p.bias.data)[at]);
         terms.hidden = terms.bias == -CUDART_INF;
     }
     if (p.key_mask.data) {

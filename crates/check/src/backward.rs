@@ -60,6 +60,7 @@ impl Case {
     pub fn differentiable(&self) -> Case {
         let mut case = self.clone();
         (case.pages, case.runs, case.quantized) = (None, 1, None);
+        case.scoring = case.scoring.bias_as_queries();
         case.scoring.blocks = None;
         let sizes = case
             .heads
@@ -293,6 +294,7 @@ impl<T: Element> GradientBuffers<T> {
             outputs = match data {
                 Some(Data::Elements(to)) => outputs.with(operand, &mut to.data[to.offset..]),
                 Some(Data::Bytes(to)) => outputs.with(operand, &mut to.data[to.offset..]),
+                Some(Data::Singles(to)) => outputs.with(operand, &mut to.data[to.offset..]),
                 Some(Data::Floats(to)) => outputs.with(operand, to),
                 None => outputs,
             };

@@ -125,6 +125,7 @@ pub(crate) fn cast_inputs<T: Element, U: Element>(inputs: Inputs<T>) -> Inputs<U
         others[operand].take().map(|data| match data {
             Data::Elements(buffer) => Data::Elements(cast_buffer(buffer)),
             Data::Bytes(buffer) => Data::Bytes(buffer),
+            Data::Singles(buffer) => Data::Singles(buffer),
             Data::Floats(values) => Data::Floats(values),
         })
     });

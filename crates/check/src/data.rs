@@ -117,6 +117,8 @@ pub enum Data<T> {
     Elements(Buffer<T>),
     /// Bytes.
     Bytes(Buffer<u8>),
+    /// Elements of `f32`, whatever the case's type.
+    Singles(Buffer<f32>),
     /// Numbers of a list.
     Floats(Vec<f32>),
 }
@@ -127,6 +129,7 @@ impl<T: Element> Data<T> {
         match self {
             Data::Elements(buffer) => (cast_slice(&buffer.data), buffer.offset * size_of::<T>()),
             Data::Bytes(buffer) => (&buffer.data, buffer.offset),
+            Data::Singles(buffer) => (cast_slice(&buffer.data), buffer.offset * size_of::<f32>()),
             Data::Floats(values) => (cast_slice(values), 0),
         }
     }
@@ -136,6 +139,7 @@ impl<T: Element> Data<T> {
         match self {
             Data::Elements(buffer) => cast_slice_mut(&mut buffer.data),
             Data::Bytes(buffer) => &mut buffer.data,
+            Data::Singles(buffer) => cast_slice_mut(&mut buffer.data),
             Data::Floats(values) => cast_slice_mut(values),
         }
     }
@@ -192,6 +196,7 @@ impl<T: Element> Inputs<T> {
             match data {
                 Data::Elements(buffer) => inputs.set(operand, buffer.elements()),
                 Data::Bytes(buffer) => inputs.set(operand, buffer.elements()),
+                Data::Singles(buffer) => inputs.set(operand, buffer.elements()),
                 Data::Floats(values) => inputs.set(operand, values),
             }
         }
@@ -319,12 +324,22 @@ impl Case {
                 }
                 // Some keys are hidden by a bias of minus infinity, as is usual.
                 (Kind::Scores, _) => {
-                    let mut draw = |_, _| match random.below(16) {
-                        0 => T::from_f64(f64::NEG_INFINITY),
-                        _ => T::from_f64(random.normal()),
+                    let mut draw = || match random.below(16) {
+                        0 => f64::NEG_INFINITY,
+                        _ => random.normal(),
                     };
-                    let (layout, poison) = (self.score_layout(operand), T::from_f64(f64::NAN));
-                    Data::Elements(self.score_buffer(&layout, poison, &mut draw))
+                    let layout = self.score_layout(operand);
+                    match call.scoring().has_bias_f32() {
+                        true => {
+                            let mut draw = |_, _| draw() as f32;
+                            Data::Singles(self.score_buffer(&layout, f32::NAN, &mut draw))
+                        }
+                        false => {
+                            let mut draw = |_, _| T::from_f64(draw());
+                            let poison = T::from_f64(f64::NAN);
+                            Data::Elements(self.score_buffer(&layout, poison, &mut draw))
+                        }
+                    }
                 }
                 _ => {
                     let number = |_| random.uniform() as f32;

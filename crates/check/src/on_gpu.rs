@@ -144,7 +144,7 @@ struct Parameters {
     block_rows: i32,
     block_batch: i32,
     block_head: i32,
-    unused: i32,
+    bias_is_f32: i32,
 }
 
 impl Tensor {
@@ -305,7 +305,7 @@ impl ReferenceOnGpu {
             block_rows: call.blocks().map_or(0, |blocks| blocks.rows()) as i32,
             block_batch: steps[0] as i32,
             block_head: steps[1] as i32,
-            unused: 0,
+            bias_is_f32: i32::from(call.scoring().has_bias_f32()),
         };
         if blocks > 0 {
             let kernel = match T::TYPE {

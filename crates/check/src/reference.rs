@@ -93,7 +93,7 @@ pub(crate) fn compute<T: Compiled>(
         },
         keys,
         values: Dense::copy(v, floats(Operand::VScale)?, false),
-        options: Options::<T>::new(inputs)?,
+        options: Options::<T>::new(call, inputs)?,
         rounded,
     };
     stop.check()?;

@@ -282,6 +282,10 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
                 let (shape, elements) = heads_first(buffer);
                 OutTensor::new(name, of_queries, shape, &elements).into_owned()
             }
+            (Some(Data::Singles(buffer)), ..) => {
+                let (shape, elements) = heads_first(buffer);
+                OutTensor::new(name, Dtype::F32, shape, &elements).into_owned()
+            }
             (Some(Data::Bytes(buffer)), ..) => {
                 let (shape, bytes) = heads_first(buffer);
                 OutTensor::new(name, Dtype::U8, shape, &bytes).into_owned()

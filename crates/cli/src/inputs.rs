@@ -153,6 +153,7 @@ impl<T: Element> Inputs<T> {
             scores: self.scores.try_map(|_, (data, layout)| {
                 Ok::<_, Error>(map_both!(data, data => backend.tensor_with_layout(data, *layout)?))
             })?,
+            bias_f32: None,
         };
         let d_out = self.d_out.as_ref();
         let d_out = d_out.map(|(data, layout)| backend.tensor_with_layout(data, *layout));

@@ -50,6 +50,8 @@ pub(crate) struct Tensors<T: Element> {
     pub(crate) q: Tensor<T>,
     pub(crate) kv: Either<[Tensor<T>; 2], [Tensor<u8>; 2]>,
     pub(crate) scores: Slots<Option<AnyTensor<T>>>,
+    /// A bias of `f32`, whatever the type of the queries.
+    pub(crate) bias_f32: Option<Tensor<f32>>,
 }
 
 impl<T: Element> Tensors<T> {
@@ -83,6 +85,9 @@ impl<T: Element> Tensors<T> {
         }
         for (operand, tensor) in self.scores.given() {
             keys = for_both!(tensor, tensor => keys.scores(operand, tensor));
+        }
+        if let Some(bias) = &self.bias_f32 {
+            keys = keys.bias_f32(bias);
         }
         Forward {
             attention: settings.attention(numbers),

@@ -18,6 +18,7 @@ use cpp::{cpp_number, cpp_struct};
 use declared::InCpp;
 
 use crate::AlibiShape;
+use crate::Features;
 use crate::operand::Slots;
 use crate::table::Operand;
 
@@ -249,13 +250,13 @@ declare! {
         window_right: i32,
         /// diagonal(i) = i if set, else i + key length - query length.
         align_top_left: i32,
-        /// Unused.
+        /// 1 if the bias is of f32 and the tensors are not, which images with BIAS_F32 look at. (Names are part of the blocks' hashes.)
         padding: i32,
         /// [slopes_batch * batch + head] ALiBi slopes; null: none.
         slopes: u64 = "const float*",
         /// `[head]` logits that join the denominator; null: none.
         sinks: u64 = "const float*",
-        /// Numbers that are added to the scores, in the tensors' element type; null: none.
+        /// Numbers that are added to the scores, in the tensors' element type or f32; null: none.
         bias: u64 = "const void*",
         /// Bytes for queries and keys, where 0 hides the key from the query; null: no key is hidden.
         key_mask: u64 = "const unsigned char*",
@@ -917,6 +918,7 @@ impl Scoring {
             scale,
             softcap,
             slopes_batch,
+            padding: i32::from(options.operands.contains(Features::BIAS_F32)),
             ..self
         }
     }

@@ -238,6 +238,12 @@ impl BackwardBuilder {
                 "is quantized, but quantized keys and values have no backward pass",
             ));
         }
+        if call.scoring().has_bias_f32() {
+            return Err(Invalid::presence(
+                Operand::Bias.name(),
+                "has elements of f32, but a bias of another type than the queries' has no backward pass",
+            ));
+        }
         for (argument, head_dim) in ["q", "v"].into_iter().zip(call.heads().dims()) {
             if head_dim > Backward::MAX_HEAD_DIM {
                 return Err(Invalid::TooLong {

@@ -106,6 +106,8 @@ impl Call {
     pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
         match operand.elements() {
             Elements::Queries => Some(self.terms.types.q),
+            Elements::Bias if self.terms.scoring.has_bias_f32() => Some(ElementType::F32),
+            Elements::Bias => Some(self.terms.types.q),
             Elements::Keys => Some(self.terms.types.k),
             Elements::Output => Some(self.terms.types.out),
             Elements::F32 => Some(ElementType::F32),

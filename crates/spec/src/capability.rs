@@ -339,7 +339,7 @@ fn is_apart((prefix, _, number): &(&str, &str, u32)) -> bool {
 /// The C++ constants of features, roles and schedules, except for those of kernels with a header of their own.
 pub(crate) fn cpp_constants() -> String {
     let mut text = String::from("// Bits of `features` in an image's record.\n");
-    let apart = Features::DROPOUT | Features::BLOCKS;
+    let apart = Features::DROPOUT | Features::BLOCKS | Features::BIAS_F32;
     let others = |(feature, ..): &&(Features, _, _)| !apart.contains(*feature);
     for (feature, name, _) in Features::TABLE.iter().filter(others) {
         text += &format!(

@@ -6,8 +6,7 @@ use crate::abi;
 /// bits, with room for a mask's window on top.
 pub const MAX_LEN: usize = abi::WINDOW_UNLIMITED as usize;
 
-/// Largest head size. Above 256 the GPU has kernels for f16 and bf16 only, and none for rows that are not aligned to 16
-/// bytes.
+/// Largest head size. Above 256 the GPU has kernels for f16 and bf16 only.
 pub const MAX_HEAD_DIM: usize = 512;
 
 /// The most rows of a page of keys and values.

@@ -60,6 +60,8 @@ pub enum Elements {
     Keys,
     /// The type of the output.
     Output,
+    /// The type of the queries, or `f32`.
+    Bias,
     /// `f32`.
     F32,
     /// `f32` or the type of the queries.

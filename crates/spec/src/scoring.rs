@@ -4,7 +4,9 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use crate::{BlockLists, Diagonal, Excerpt, Features, Invalid, Kind, Mask, Operand, Result};
+use crate::{
+    BlockLists, Diagonal, ElementType, Excerpt, Features, Invalid, Kind, Mask, Operand, Result,
+};
 
 /// How the slopes of ALiBi are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,7 +56,8 @@ pub struct Scoring {
     pub blocks: Option<BlockLists>,
     /// The features of the operands that scores need besides slopes: [`Features::SINKS`] (one logit per query head joins the
     /// denominator: a key with that score and the value 0), [`Features::BIAS`] (a tensor `[batch, heads, queries, keys]` is added to the
-    /// scores), [`Features::KEY_MASK`] (a boolean tensor of that shape hides keys where it is false).
+    /// scores), with [`Features::BIAS_F32`] if its elements are of `f32` and those of the queries are not,
+    /// [`Features::KEY_MASK`] (a boolean tensor of that shape hides keys where it is false).
     pub operands: Features,
 }
 
@@ -134,6 +137,23 @@ impl Scoring {
             other => self.operands |= other.feature(),
         }
         self
+    }
+
+    /// With a bias of `f32`, whatever the type of the queries.
+    pub fn bias_f32(mut self) -> Self {
+        self.operands |= Features::BIAS | Features::BIAS_F32;
+        self
+    }
+
+    /// A bias, if there is one, of the type of the queries.
+    pub fn bias_as_queries(mut self) -> Self {
+        self.operands = self.operands - Features::BIAS_F32;
+        self
+    }
+
+    /// Returns true if the bias is of `f32` and the queries are not.
+    pub const fn has_bias_f32(&self) -> bool {
+        self.operands.contains(Features::BIAS_F32)
     }
 
     /// Returns true if scores need an operand that belongs to an option.
@@ -325,7 +345,12 @@ impl fmt::Display for Scoring {
             .to_owned()
         }));
         let others = flags().filter(|(operand, _)| self.has(*operand));
-        words.extend(others.map(|(_, word)| word.to_owned()));
+        words.extend(others.map(|(operand, word)| {
+            match operand == Operand::Bias && self.has_bias_f32() {
+                true => format!("{word}={}", ElementType::F32),
+                false => word.to_owned(),
+            }
+        }));
         f.write_str(&words.join(" "))
     }
 }
@@ -362,6 +387,7 @@ impl Scoring {
             Some(("blocks", value)) => self.blocks = Some(value.parse().ok()?),
             Some(("alibi", "head")) => self.alibi = Some(AlibiShape::PerHead),
             Some(("alibi", "batch")) => self.alibi = Some(AlibiShape::PerBatchHead),
+            Some(("bias", "f32")) => *self = self.bias_f32(),
             None => {
                 let (operand, _) = flags().find(|(_, flag)| *flag == word)?;
                 *self = self.with(operand);

@@ -38,6 +38,8 @@ features! {
     DROPOUT = 13, "dropout";
     /// Lists of the blocks of keys that blocks of queries see.
     BLOCKS = 14, "lists of blocks";
+    /// A bias of f32, whatever the type of the queries.
+    BIAS_F32 = 15, "a bias of f32";
 }
 
 /// Sets of features by their names in C++: what most kernels can do with scores, what some can, and what Hopper's kernels of gradients can.
@@ -68,7 +70,7 @@ operands! {
     /// Receives the output. Gaps between strided rows, and rows that no sequence owns, are left alone.
     Out = "out", Kind::Queries, Output {written: true, python: Some("out")};
     /// The additive bias.
-    Bias = "bias", Kind::Scores, Queries {feature: Features::BIAS, word: Some("bias"), help: "a random tensor added to the scores (not packed)", file: Some("bias"), python: Some("bias")};
+    Bias = "bias", Kind::Scores, Bias {feature: Features::BIAS, word: Some("bias"), help: "a random tensor added to the scores (not packed)", file: Some("bias"), python: Some("bias")};
     /// The key mask; 0 hides a key.
     KeyMask = "key_mask", Kind::Scores, U8
         {feature: Features::KEY_MASK, word: Some("keymask"), help: "a random tensor that hides keys, `mask` in a file (not packed)", file: Some("mask"), python: Some("key_mask")};

@@ -3,11 +3,11 @@
 use std::ffi::{c_char, c_void};
 
 use attention::spec::{AlibiShape, BlockLists, Call, Operand, Scoring, TableLayout};
-use attention::{Diagonal, Mask, Splits};
+use attention::{Diagonal, ElementType, Mask, Splits};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};
-use crate::structs::{Layout, Versioned, bound, count, flag, sequences, types};
+use crate::structs::{Layout, Versioned, bound, count, element_of, flag, sequences, types};
 
 /// A query sees every key.
 pub const WARPTILE_MASK_NONE: u32 = 0;
@@ -41,7 +41,7 @@ pub const WARPTILE_ALIBI_PER_BATCH_HEAD: u32 = 2;
 pub struct AttentionDesc {
     /// `sizeof(warptile_attention_desc)`.
     pub size: usize,
-    /// Element type of q, k, v, out and bias: WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32.
+    /// Element type of q, k, v and out, and of k, v and bias unless they have their own: WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32.
     pub element: u32,
     /// WARPTILE_MASK_NONE, and so on.
     pub mask: u32,
@@ -130,6 +130,10 @@ pub struct AttentionDesc {
     pub block_offset_count: i64,
     /// How many numbers block_indices has.
     pub block_index_count: i64,
+    /// Element type of bias: 0, for that of `element`, or WARPTILE_F32, which has no gradients unless `element` is it.
+    pub bias_element: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -168,7 +172,7 @@ pub struct AttentionMemory {
     pub alibi_slopes: *const f32,
     /// Sinks, one for each query head; minus infinity for a head without one.
     pub sinks: *const f32,
-    /// The bias, of the tensors' element type.
+    /// The bias, of the tensors' element type or `bias_element`.
     pub bias: *const c_void,
     /// The key mask; 0 hides. Values of hidden keys count 0 times, so they must be finite: 0 times NaN is NaN.
     pub key_mask: *const u8,
@@ -266,6 +270,19 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
     ] {
         if let Some(layout) = layout.given(operand.name())? {
             builder = builder.layout(operand, layout);
+        }
+    }
+    if desc.reserved != 0 {
+        return Err(Failure::of("reserved", "must be 0"));
+    }
+    if desc.bias_element != 0 {
+        let f32 = element_of(desc.bias_element, [ElementType::F32].into_iter());
+        let element = f32.ok_or_else(|| {
+            let rule = "must be 0, for that of the other tensors, or WARPTILE_F32";
+            Failure::of("bias_element", rule)
+        })?;
+        if desc.bias.given("bias")?.is_some() {
+            builder = builder.bias_type(element);
         }
     }
     builder = builder.aligned_addresses(!flag("unaligned_addresses", desc.unaligned_addresses)?);

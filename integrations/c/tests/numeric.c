@@ -68,7 +68,9 @@ static int run(uint64_t seed) {
     }
     tensor bias = {0}, key_mask = {0};
     if (kind != 1 && kind != 3 && draw(4) == 0) {
-        bias = make(element, draw(2) ? 1 : sequences, most_q, draw(2) ? 1 : heads, most_k, 1);
+        uint32_t of_bias = draw(2) ? element : WARPTILE_F32;
+        desc.bias_element = of_bias == element ? 0 : of_bias;
+        bias = make(of_bias, draw(2) ? 1 : sequences, most_q, draw(2) ? 1 : heads, most_k, 1);
         desc.bias = bias.layout;
     }
     if (kind != 1 && kind != 3 && draw(4) == 0) {

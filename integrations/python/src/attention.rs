@@ -1,14 +1,14 @@
 //! `attention` and `explain`: the arguments checked against each other, and the call that they make.
 
 use pyo3::prelude::*;
-use warptile::Layout;
 use warptile::cpu::raw;
 use warptile::kernels::{Count, Elements, Kind};
 use warptile::plan::{Choice, DeviceProfile, Plan};
 use warptile::spec::{Call, DropoutState, Numbers, Operand};
+use warptile::{ElementType, Layout};
 
 use crate::arguments::{Options, Reader};
-use crate::array::{Array, Device, Gradients, Library, Order};
+use crate::array::{Array, Device, Dtype, Gradients, Library, Order};
 use crate::errors::{Failure, Result};
 use crate::given::Given;
 use crate::gpu;
@@ -74,7 +74,13 @@ impl<'py> Request<'py> {
                 Kind::Keys => {
                     given.tensor(operand, order, packed_k && !given.has(Operand::BlockTable))?
                 }
-                Kind::Scores => argument.array()?.is.scores(operand),
+                Kind::Scores => {
+                    let is = &argument.array()?.is;
+                    if operand.elements() == Elements::Bias && is.dtype == Dtype::F32 {
+                        builder = builder.bias_type(ElementType::F32);
+                    }
+                    is.scores(operand)
+                }
                 Kind::List(Count::Table) => {
                     builder = { builder.numbers(operand, argument.request()) }
                         .table_layout(argument.table()?);

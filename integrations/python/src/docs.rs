@@ -158,6 +158,9 @@ fn extents(operand: Operand) -> String {
         Elements::F32 => "`float32`",
         Elements::I32 => "`int32` on a GPU, any integers on the CPU",
         Elements::U8 => "`bool` or `uint8`",
+        Elements::Bias => {
+            "those of q, or `float32`, which has no gradients if q is of another type"
+        }
         _ => "those of q",
     };
     let keys = match operand.kind() {

@@ -208,9 +208,12 @@ impl<'py> Given<'py> {
                 Operations::APPEND => operand.is_written(),
                 _ => operand.elements() == Elements::Keys,
             };
+            if operand.elements() == Elements::Bias && argument.array()?.is.dtype == Dtype::F32 {
+                continue;
+            }
             let is_tensor = matches!(
                 operand.elements(),
-                Elements::Queries | Elements::Keys | Elements::Output
+                Elements::Queries | Elements::Keys | Elements::Output | Elements::Bias
             );
             if is_tensor && !(may_be_scaled && scaled.is_some()) {
                 let is = &argument.array()?.is;

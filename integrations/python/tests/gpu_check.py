@@ -144,7 +144,7 @@ def bias_and_key_mask():
         mask = torch.rand(1, 4, 1, 90, device="cuda") < 0.7
         padding = torch.arange(90, device="cuda") < torch.tensor([[90], [7]], device="cuda")
         masks = [({"key_mask": mask}, {"mask": mask}), ({"key_mask": padding}, {"mask": padding[:, None, None]})]
-        for given, meant in [({"bias": bias}, {"bias": bias}), *masks]:
+        for given, meant in [({"bias": bias}, {"bias": bias}), ({"bias": bias.float()}, {"bias": bias}), *masks]:
             worst = max(worst, error(warptile.attention(q, k, v, **given), naive(q, k, v, **meant)[0], dtype))
     return f"largest error {worst:.2f}"
 

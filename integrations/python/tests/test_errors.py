@@ -40,6 +40,8 @@ class Errors(unittest.TestCase):
         self.fails(ValueError, r"key_mask has batch 5, but the call has 2", q, q, q, key_mask=np.ones((5, 5), bool))
         self.fails(TypeError, "key_mask .* must have bool", q, q, q, key_mask=tensor(2, 4, 5, 5))
         self.fails(TypeError, "bias has .*float16, but must have float32, as q has", q, q, q, bias=tensor(5, 5, dtype=np.float16))
+        half = tensor(2, 5, 4, 16, dtype=np.float16)
+        self.fails(TypeError, "bias has .*float64, but must have float16", half, half, half, bias=tensor(5, 5, dtype=np.float64))
         self.fails(TypeError, "cu_seqlens_q has .*float32, but must have int32", tensor(5, 4, 16), q, q, cu_seqlens_q=tensor(3))
         self.fails(TypeError, "masked array", np.ma.masked_array(q, q > 0), q, q)
         for bad in ({"scale": "big"}, {"window": 3}, {"max_seqlen_q": -1}, {"stream": -1}, {"layout": 3}):

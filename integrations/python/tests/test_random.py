@@ -51,7 +51,7 @@ def problem(number):
         options["sinks"] = meant["sinks"] = generator.standard_normal(heads).astype(np.float32)
     if generator.random() < 0.2:
         shape = tuple(extent if generator.random() < 0.5 else 1 for extent in (batch, heads, queries, keys))
-        options["bias"] = meant["bias"] = generator.standard_normal(shape).astype(dtype)
+        options["bias"] = meant["bias"] = generator.standard_normal(shape).astype(pick(dtype, np.float32))
     return q, k, v, options, meant, pick("numpy", "dlpack", "interface", "bhsd", "memory")
 
 

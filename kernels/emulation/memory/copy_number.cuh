@@ -16,6 +16,7 @@ struct Copies {
     {
         // Numbers may be read ahead, as they are asked for again; queries, keys and values may not.
         if (size == 16 && valid && at_predecessors_end && !has_waited[threadIdx.x]) end("a thread reads what the launch before may still write\n");
+        if (size == 16 && valid && reinterpret_cast<size_t>(from) % 16 != 0) end("a copy of 16 bytes does not begin at a multiple of them\n");
         Copy copy = {static_cast<unsigned char*>(to), {}, size};
         if (valid) memcpy(copy.bytes, from, size);
         memset(to, 0xff, size);

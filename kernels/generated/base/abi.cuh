@@ -97,10 +97,10 @@ struct Scoring {
     int window_left; // A query sees keys down to `diagonal - window_left`, ...
     int window_right; // ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
     int align_top_left; // diagonal(i) = i if set, else i + key length - query length.
-    int padding; // Unused.
+    int padding; // 1 if the bias is of f32 and the tensors are not, which images with BIAS_F32 look at. (Names are part of the blocks' hashes.)
     const float* slopes; // [slopes_batch * batch + head] ALiBi slopes; null: none.
     const float* sinks; // [head] logits that join the denominator; null: none.
-    const void* bias; // Numbers that are added to the scores, in the tensors' element type; null: none.
+    const void* bias; // Numbers that are added to the scores, in the tensors' element type or f32; null: none.
     const unsigned char* key_mask; // Bytes for queries and keys, where 0 hides the key from the query; null: no key is hidden.
     long long slopes_batch; // Slopes between batch entries; 0: all share them.
     long long bias_batch; // Elements of the bias between batch entries.

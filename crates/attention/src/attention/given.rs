@@ -10,7 +10,9 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::gpu::{Bindings, Gpu};
 use crate::operands::{Given, Keys, Part, Queries};
-use crate::spec::{BlockLists, Call, CallBuilder, Element, HostInputs, Numbers};
+use crate::spec::{
+    BlockLists, Call, CallBuilder, Element, ElementType, HostInputs, MemoryType, Numbers,
+};
 
 /// Numbers of an option in device memory.
 pub(super) type Constant = (Operand, Arc<DeviceBuffer<f32>>);
@@ -26,6 +28,7 @@ pub(super) struct Arguments<'a> {
     longest: [Option<usize>; 2],
     table: Option<crate::spec::TableLayout>,
     blocks: Option<BlockLists>,
+    has_bias_f32: bool,
     backend: &'a Backend,
 }
 
@@ -54,6 +57,7 @@ impl<'a> Arguments<'a> {
             longest: [queries.side.longest, keys.side.longest],
             table: keys.side.table,
             blocks: keys.side.blocks,
+            has_bias_f32: keys.side.bias == Some(MemoryType::of::<f32>()),
             backend: queries.q.backend(),
         }
     }
@@ -121,6 +125,10 @@ impl<'a> Arguments<'a> {
         let builder = match self.blocks {
             Some(lists) => builder.block_lists(lists),
             None => builder,
+        };
+        let builder = match self.has_bias_f32 {
+            true => builder.bias_type(ElementType::F32),
+            false => builder,
         };
         match self.table {
             Some(table) => builder.table_layout(table),

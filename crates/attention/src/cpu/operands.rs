@@ -36,7 +36,10 @@ impl<'a, T: Element> Operands<'a, T> {
             ))
         }
         // The other inputs start where their elements can.
-        inputs.elements::<T>(Operand::Bias)?;
+        match call.scoring().has_bias_f32() {
+            true => drop(inputs.elements::<f32>(Operand::Bias)?),
+            false => drop(inputs.elements::<T>(Operand::Bias)?),
+        }
         Ok(Operands {
             q: view(call, inputs, Operand::Q)?,
             keys: match call.types().scaled() {

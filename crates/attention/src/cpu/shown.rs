@@ -7,10 +7,33 @@ use crate::spec::{Call, Element, Layout};
 
 /// The bias and the key mask of a row, from some key on.
 pub(super) struct ShownKeys<'a, T> {
-    bias: Option<(&'a [T], usize)>,
+    bias: Option<(Bias<'a, T>, usize)>,
     mask: Option<(&'a [u8], usize)>,
     /// The blocks that the row sees, keys of a block, and the first key.
     blocks: Option<(&'a [i32], usize, usize)>,
+}
+
+/// The elements of a bias: of the queries' type, or of `f32`.
+#[derive(Clone, Copy)]
+enum Bias<'a, T> {
+    AsQueries(&'a [T]),
+    F32(&'a [f32]),
+}
+
+impl<'a, T: Element> Bias<'a, T> {
+    fn new(call: &Call, operands: &Operands<'a, T>, start: usize) -> Option<Self> {
+        Some(match call.scoring().has_bias_f32() {
+            true => Bias::F32(&operands.get(Operand::Bias)?[start..]),
+            false => Bias::AsQueries(&operands.get(Operand::Bias)?[start..]),
+        })
+    }
+
+    fn at(self, index: usize) -> f32 {
+        match self {
+            Bias::AsQueries(elements) => elements[index].to_f32(),
+            Bias::F32(elements) => elements[index],
+        }
+    }
 }
 
 impl<'a, T: Element> ShownKeys<'a, T> {
@@ -28,7 +51,7 @@ impl<'a, T: Element> ShownKeys<'a, T> {
         let bias = call
             .layout(Operand::Bias)
             .map(place)
-            .zip(operands.get(Operand::Bias));
+            .and_then(|(start, step)| Some((Bias::new(call, operands, start)?, step)));
         let mask = call
             .layout(Operand::KeyMask)
             .map(place)
@@ -39,7 +62,7 @@ impl<'a, T: Element> ShownKeys<'a, T> {
         });
         ShownKeys {
             blocks,
-            bias: bias.map(|((start, step), data)| (&data[start..], step)),
+            bias,
             mask: mask.map(|((start, step), data)| (&data[start..], step)),
         }
     }
@@ -56,9 +79,7 @@ impl<'a, T: Element> ShownKeys<'a, T> {
             seen.binary_search_by(|&one| (one as usize).cmp(&block))
                 .ok()?;
         }
-        let bias = self
-            .bias
-            .map_or(0.0, |(bias, step)| bias[index * step].to_f32());
+        let bias = self.bias.map_or(0.0, |(bias, step)| bias.at(index * step));
         (bias != f32::NEG_INFINITY).then_some(bias)
     }
 }

@@ -171,6 +171,10 @@ impl<'a> Planner<'a> {
             }
         }
 
+        // 16-bit elements are for tensor cores, if any kernel has them for the problem: where few rows leave tiles empty, an estimate may say
+        // otherwise.
+        let on_tensor_cores = |step: &Step| step.image.family != Family::Scalar;
+        let has_tensor_cores = candidates.iter().any(on_tensor_cores);
         // Kernels chosen by trials come first, then kernels with rates. Estimates of the others are guesses; among them
         // machine code comes before PTX, which the driver must compile. PTX of a family that also has machine code comes
         // last: a GPU lacks the code of a tile that spills there, and of tiles of the first design, which run by name.
@@ -186,6 +190,7 @@ impl<'a> Planner<'a> {
                 let is_spare = is_text(step) && in_code.contains(&step.image.family);
                 (
                     !is_tuned(step),
+                    has_tensor_cores && !on_tensor_cores(step),
                     is_spare,
                     is_guess,
                     is_guess && is_text(step),

@@ -223,9 +223,9 @@ fn what_wgmma_lacks_an_option_for_goes_to_mma() {
         ("alibi=head pages=16", Family::Mma),
         ("bias pages=16", Family::Mma),
         ("keymask scale=-0.5", Family::Mma),
-        // Which `mma` lacks itself.
-        ("unaligned", Family::Wmma),
-        ("unaligned bias", Family::Scalar),
+        ("bias=f32", Family::Mma),
+        ("unaligned", Family::Mma),
+        ("unaligned bias", Family::Mma),
     ] {
         for head_dim in [64, 96, 128, 160, 192, 256] {
             let case = case(&format!(
@@ -237,7 +237,6 @@ fn what_wgmma_lacks_an_option_for_goes_to_mma() {
     }
 }
 
-/// The exception: rows that do not start at multiples of 16 bytes are for `scalar` if there is a bias or a key mask.
 #[test]
 fn no_combination_of_options_leaves_the_tensor_cores() {
     let options = [
@@ -245,6 +244,7 @@ fn no_combination_of_options_leaves_the_tensor_cores() {
         "alibi=head",
         "bias",
         "keymask",
+        "unaligned",
         "sinks",
         "scale=-0.5",
         "mask=window,100,0",
@@ -266,11 +266,15 @@ fn no_combination_of_options_leaves_the_tensor_cores() {
                     .filter_map(|(i, words)| (chosen >> i & 1 == 1).then_some(*words))
                     .collect();
                 let words = words.join(" ");
-                let case = case(&format!(
-                    "b4 h8 q{q} k2048 d{head_dim} {element} {words} seed=1"
-                ));
-                let plan = plan(&case, &device);
-                assert_ne!(family(&plan), Family::Scalar, "{case}: {plan}");
+                let with_f32 = words.replace("bias", "bias=f32");
+                let has_bias = with_f32 != words;
+                for words in iter::once(words).chain(has_bias.then_some(with_f32)) {
+                    let case = case(&format!(
+                        "b4 h8 q{q} k2048 d{head_dim} {element} {words} seed=1"
+                    ));
+                    let plan = plan(&case, &device);
+                    assert_ne!(family(&plan), Family::Scalar, "{case}: {plan}");
+                }
             }
         }
     }

@@ -103,6 +103,10 @@ impl Case {
                 scoring = scoring.with(operand);
             }
         }
+        let is_f32 = element != ElementType::F32 && Random::new(seed ^ 0xb1a5).below(2) == 0;
+        if scoring.has(Operand::Bias) && is_f32 {
+            scoring = scoring.bias_f32();
+        }
         let part = |random: &mut Random, rows: usize| match random.below(4) {
             0 => rows,
             _ => random.below(rows + 1),
@@ -275,6 +279,12 @@ impl Case {
         self.heads = self.heads.with_dims(fitting);
         if image.role == Role::BiasGradients {
             self.with_bias_gradient();
+        }
+        let is_f32 = Random::new(self.seed ^ 0xb1a6).below(8) == 0;
+        if !image.features.contains(Features::BIAS_F32) || image.element == ElementType::F32 {
+            self.scoring = self.scoring.bias_as_queries();
+        } else if is_f32 && matches!(self.lengths, Lengths::Dense { .. }) {
+            self.scoring = self.scoring.bias_f32();
         }
         let case = { self.with_dropout_if(image.features.contains(Features::DROPOUT)) }
             .with_blocks_if(image.features.contains(Features::BLOCKS));

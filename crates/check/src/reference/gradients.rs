@@ -63,7 +63,7 @@ pub(crate) fn gradients<T: Compiled>(
         keys,
         // Transposed, as the gradient of a weight is a product with a value.
         values,
-        options: Options::<T>::new(inputs)?,
+        options: Options::<T>::new(call, inputs)?,
         rounded: true,
     };
     let floats = |operand| inputs.elements::<f32>(operand);

@@ -25,15 +25,26 @@ pub(super) struct Options<'a, T> {
     slopes: Option<&'a [f32]>,
     sinks: Option<&'a [f32]>,
     bias: Option<&'a [T]>,
+    bias_f32: Option<&'a [f32]>,
     key_mask: Option<&'a [u8]>,
 }
 
 impl<'a, T: Element> Options<'a, T> {
-    pub(super) fn new(inputs: &HostInputs<'a>) -> warptile::Result<Self> {
+    pub(super) fn new(call: &Call, inputs: &HostInputs<'a>) -> warptile::Result<Self> {
+        let is_f32 = call.scoring().has_bias_f32();
         Ok(Options {
             slopes: inputs.elements(Operand::Slopes)?,
             sinks: inputs.elements(Operand::Sinks)?,
-            bias: inputs.elements(Operand::Bias)?,
+            bias: if is_f32 {
+                None
+            } else {
+                inputs.elements(Operand::Bias)?
+            },
+            bias_f32: if is_f32 {
+                inputs.elements(Operand::Bias)?
+            } else {
+                None
+            },
             key_mask: inputs.elements(Operand::KeyMask)?,
         })
     }
@@ -204,8 +215,10 @@ impl<T: Element> Computation<'_, T> {
         let at = |layout: &Layout| {
             layout.offset(sequence.batch, position, head) + key * layout.strides[3]
         };
-        let bias = match (call.layout(Operand::Bias), self.options.bias) {
-            (Some(layout), Some(bias)) => bias[at(layout)].to_f64(),
+        let options = &self.options;
+        let bias = match (call.layout(Operand::Bias), options.bias, options.bias_f32) {
+            (Some(layout), Some(bias), _) => bias[at(layout)].to_f64(),
+            (Some(layout), _, Some(bias)) => f64::from(bias[at(layout)]),
             _ => 0.0,
         };
         let shown = match (call.layout(Operand::KeyMask), self.options.key_mask) {

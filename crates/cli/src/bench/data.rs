@@ -153,14 +153,23 @@ impl<T: Element> Data<T> {
                 .copied()
                 .unwrap_or(Layout::bshd([0; 4]))
         };
+        let mut scores = self.scores.clone();
+        let bias_f32 = match scores[Operand::Bias].take_if(|_| call.scoring().has_bias_f32()) {
+            Some(Either::Right(bytes)) => {
+                let numbers: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes.to_vec());
+                Some(backend.tensor_with_layout(&numbers, of(Operand::Bias))?)
+            }
+            _ => None,
+        };
         Ok(Tensors {
             q: self.q.tensor(backend, *call.q())?,
             types: self.types,
             kv: map_both!(&self.kv, pair => pair.tensors(backend, layouts)?),
-            scores: self.scores.try_map(|operand, data| {
+            scores: scores.try_map(|operand, data| {
                 let layout = of(operand);
                 Ok::<_, warptile::Error>(map_both!(data, data => data.tensor(backend, layout)?))
             })?,
+            bias_f32,
         })
     }
 }
@@ -264,6 +273,13 @@ impl<T: Element> Data<T> {
                             .collect(),
                     };
                     scores[operand] = Some(Either::Right(Repeated::new(&shown, layout, 0)));
+                }
+                (Kind::Scores, Elements::Bias, Some(layout)) if call.scoring().has_bias_f32() => {
+                    let numbers: Vec<f32> = random.iter().map(|x| x.to_f32()).collect();
+                    let bytes: Arc<[u8]> = bytemuck::cast_slice(&numbers).into();
+                    let mut repeated = Repeated::new(&bytes, layout, 0);
+                    repeated.len *= size_of::<f32>();
+                    scores[operand] = Some(Either::Right(repeated));
                 }
                 (Kind::Scores, _, Some(layout)) => {
                     let repeated = Repeated::new(&random, layout, random.len() / 5);

@@ -109,31 +109,31 @@ pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../../images/merge_w4_ptx
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 84222] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 123445] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 95995] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 139454] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 127988] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 190897] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
-pub static MMA_D32_128X64_W4_S2_PTX: [u8; 70748] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
+pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128312] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_ptx.zst`.
-pub static MMA_D512_32X32_W4_S1_PTX: [u8; 77086] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_ptx.zst");
+pub static MMA_D512_32X32_W4_S1_PTX: [u8; 130364] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_ptx.zst`.
 pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
-pub static MMA_D64_128X64_W4_S2_PTX: [u8; 127210] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185387] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 75243] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 110596] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
-pub static MMA_D96_128X32_W4_S3_PTX: [u8; 60897] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
+pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107265] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
 
 /// The images of a kernel: `prepass_w4_ptx.zst`.
 pub static PREPASS_W4_PTX: [u8; 5128] = *include_bytes!("../../images/prepass_w4_ptx.zst");

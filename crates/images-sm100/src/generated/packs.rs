@@ -118,22 +118,22 @@ pub static MERGE_W4_SM_100: [u8; 12284] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25412] = *include_bytes!("../../images/mma_d128_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 81194] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 112266] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28842] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 87567] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 120220] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 103223] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 145722] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 75404] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
+pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 123985] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_100.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 49150] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_100.zst");
+pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 75719] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d512_64x64_w8_s1_sm_100.zst`.
 pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32162] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_100.zst");
@@ -142,13 +142,13 @@ pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32162] = *include_bytes!("../../ima
 pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28239] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 125902] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
+pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 173159] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 81058] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 109905] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 93903] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");
+pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 128669] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
 pub static PREPASS_W4_SM_100: [u8; 9513] = *include_bytes!("../../images/prepass_w4_sm_100.zst");

@@ -97,31 +97,31 @@ pub static MERGE_W4_SM_120: [u8; 12003] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 76578] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 105379] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 78010] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 108233] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 95153] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 131427] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 67392] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
+pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 108451] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_120.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 48245] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_120.zst");
+pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 72333] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_120.zst`.
 pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28388] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 116047] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
+pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 162135] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 72280] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 98739] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 92388] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
+pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124407] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
 pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../../images/prepass_w4_sm_120.zst");

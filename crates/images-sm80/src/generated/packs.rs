@@ -115,34 +115,34 @@ pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 74499] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 102261] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 79110] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 107439] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 82948] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 115194] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 71836] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119465] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 43068] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64295] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
 pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 123797] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 168608] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 75806] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 100621] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 80765] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 112223] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
 pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../../images/prepass_w4_sm_80.zst");

@@ -166,22 +166,22 @@ pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 70140] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 101543] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 82084] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 117377] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 87135] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 120667] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 69979] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
+pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 119549] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_90.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 43969] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_90.zst");
+pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 67928] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d512_64x64_w8_s1_sm_90.zst`.
 pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_90.zst");
@@ -190,13 +190,13 @@ pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../../imag
 pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 125150] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 173127] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 73136] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 102185] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 91159] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 123250] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
 pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../../images/prepass_w4_sm_90.zst");

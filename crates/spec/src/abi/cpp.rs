@@ -63,7 +63,7 @@ fn cpp_hash<T: Block>() -> String {
 ///
 /// They assert the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right size has
 /// every member where Rust has it.
-pub fn cpp_headers() -> [(&'static str, String); 11] {
+pub fn cpp_headers() -> [(&'static str, String); 12] {
     let lists = |feature: Features, name| {
         let feature = feature.bits();
         format!("enum : unsigned {{ FEATURE_{name} = {feature} }};\n")
@@ -162,6 +162,12 @@ pub fn cpp_headers() -> [(&'static str, String); 11] {
                 "#endif
 ",
             ],
+        ),
+        header(
+            "abi_bias",
+            true,
+            &["abi"],
+            &[&lists(Features::BIAS_F32, "BIAS_F32")],
         ),
         header(
             "abi_backward_dropout",

@@ -298,6 +298,18 @@ impl<'a> CallBuilder<'a> {
         })
     }
 
+    /// The type of the bias's elements: that of the queries, or `f32`. Default: the queries'.
+    ///
+    /// A bias of `f32` for queries of another type has no backward pass.
+    pub fn bias_type(mut self, element: ElementType) -> Self {
+        let scoring = &mut self.terms.scoring;
+        *scoring = match element {
+            ElementType::F32 => scoring.bias_f32(),
+            _ => scoring.bias_as_queries(),
+        };
+        self
+    }
+
     /// Layout of the output: [`layout`](Self::layout).
     pub fn out(self, out: Layout) -> Self {
         self.layout(Operand::Out, out)
@@ -390,6 +402,9 @@ impl<'a> CallBuilder<'a> {
             }
         };
         let mut terms = self.terms;
+        if terms.types.q == ElementType::F32 || !terms.scoring.has(Operand::Bias) {
+            terms.scoring = terms.scoring.bias_as_queries();
+        }
         let of_blocks = self.lengths.blocks;
         for (operand, numbers) in [
             (Operand::BlockOffsets, of_blocks.offsets),

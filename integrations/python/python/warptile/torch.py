@@ -44,8 +44,8 @@ def scaled_dot_product_attention(
         query: `[batch, heads, length, head size]`, as all tensors.
         key: As many heads as the query, or with `enable_gqa` fewer that divide them.
         value: Of the shape of key.
-        attn_mask: `bool`, False hides a key; or of the query's type, to be added to the scores. Broadcasts to
-            `[batch, heads, queries, keys]`.
+        attn_mask: `bool`, False hides a key; or of the query's type or `float32`, to be added to the scores. Broadcasts to
+            `[batch, heads, queries, keys]`. Where gradients are wanted, torch computes with `float32` for another query's type.
         dropout_p: Probability of dropping a weight; torch's generator of the device decides which. Torch computes on GPUs for which warptile
             has no kernels with dropout.
         is_causal: Whether a query sees no key after itself; the first query is aligned with the first key.
@@ -68,7 +68,7 @@ def scaled_dot_product_attention(
     taken = (
         not (masked and is_causal)
         and _takes(query, key, value, enable_gqa)
-        and (not masked or _takes_mask(query, key, attn_mask))
+        and (not masked or _takes_mask(query, key, attn_mask, needs_gradient))
         and (dropout_p == 0.0 or _drops(query, dropout_p))
     )
     if not taken:
@@ -117,11 +117,13 @@ def _takes(query, key, value, grouped):
     )
 
 
-def _takes_mask(query, key, mask):
+def _takes_mask(query, key, mask, needs_gradient):
+    # Numbers of another type than the query's have no gradients.
+    added = (query.dtype,) if needs_gradient else (query.dtype, torch.float32)
     return (
         type(mask) in _PLAIN
         and mask.device == query.device
-        and mask.dtype in (torch.bool, query.dtype)
+        and mask.dtype in (torch.bool, *added)
         and 0 < mask.dim() <= 4
         and all(
             extent in (1, wanted)

@@ -1,7 +1,7 @@
 //! Every rule a problem can break, and what problems say of themselves.
 
 use super::*;
-use crate::{HostInputs, MAX_LEN, Mask};
+use crate::{Backward, Features, HostInputs, MAX_LEN, Mask};
 
 fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
     Call::builder(
@@ -378,6 +378,38 @@ fn biases_broadcast_and_are_checked() {
             .to_string()
             .starts_with("bias needs a buffer of 40 elements"),
         "{error}"
+    );
+}
+
+#[test]
+fn a_bias_has_the_type_of_the_queries_or_f32() {
+    let q = Layout::bshd([1, 4, 2, 8]);
+    let bias = Layout::bhsd([1, 2, 4, 4]);
+    let builder = Call::builder(&q, &q, &q, ElementType::F16).layout(Operand::Bias, bias);
+    let needs = |builder: &CallBuilder<'_>| {
+        let call = builder.clone().build().unwrap();
+        (call.type_of(Operand::Bias), call.problem().needs())
+    };
+    let f32 = builder.clone().bias_type(ElementType::F32);
+    let (found, wanted) = needs(&f32);
+    assert_eq!(found, Some(ElementType::F32));
+    assert!(wanted.contains(Features::BIAS | Features::BIAS_F32));
+    for like_queries in [builder, f32.clone().bias_type(ElementType::F16)] {
+        let (found, wanted) = needs(&like_queries);
+        assert_eq!(found, Some(ElementType::F16));
+        assert!(!wanted.contains(Features::BIAS_F32));
+    }
+    // Where the queries are of f32, it is no feature.
+    let of_f32 = Call::builder(&q, &q, &q, ElementType::F32).layout(Operand::Bias, bias);
+    let (found, wanted) = needs(&of_f32.bias_type(ElementType::F32));
+    assert_eq!(found, Some(ElementType::F32));
+    assert!(!wanted.contains(Features::BIAS_F32));
+    let call = f32.build().unwrap();
+    assert_eq!(call.scoring().to_string(), "bias=f32");
+    assert_eq!("bias=f32".parse(), Ok(*call.scoring()));
+    assert_eq!(
+        message(Backward::builder(call).build()),
+        "bias has elements of f32, but a bias of another type than the queries' has no backward pass"
     );
 }
 
