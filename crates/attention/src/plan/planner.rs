@@ -190,10 +190,10 @@ impl<'a> Planner<'a> {
                 let is_spare = is_text(step) && in_code.contains(&step.image.family);
                 (
                     !is_tuned(step),
-                    has_tensor_cores && !on_tensor_cores(step),
                     is_spare,
                     is_guess,
                     is_guess && is_text(step),
+                    has_tensor_cores && !on_tensor_cores(step),
                 )
             };
             last(a)

@@ -408,7 +408,7 @@ fn a_bias_has_the_type_of_the_queries_or_f32() {
     assert_eq!(call.scoring().to_string(), "bias=f32");
     assert_eq!("bias=f32".parse(), Ok(*call.scoring()));
     assert_eq!(
-        message(Backward::builder(call).build()),
+        Backward::builder(call).build().unwrap_err().to_string(),
         "bias has elements of f32, but a bias of another type than the queries' has no backward pass"
     );
 }
