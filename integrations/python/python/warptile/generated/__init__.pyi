@@ -39,7 +39,7 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[False] = Fal
         out: Receives the output. Gaps between strided rows, and rows that no sequence owns, are left alone.
             Shape: that of q with the head size of v; q's library makes it if it is not given. Elements: those of q.
         bias: The additive bias.
-            Shape: any that broadcasts to `[batch, heads, queries, keys]`. Elements: those of q.
+            Shape: any that broadcasts to `[batch, heads, queries, keys]`. Elements: those of q, or `float32`, which has no gradients if q is of another type.
         key_mask: The key mask; 0 hides a key.
             Shape: `[batch, keys]`, or three or four dimensions that broadcast to `[batch, heads, queries, keys]`. Elements: `bool` or `uint8`.
         lse: Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
@@ -110,7 +110,7 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True], **opt
         out: Receives the output. Gaps between strided rows, and rows that no sequence owns, are left alone.
             Shape: that of q with the head size of v; q's library makes it if it is not given. Elements: those of q.
         bias: The additive bias.
-            Shape: any that broadcasts to `[batch, heads, queries, keys]`. Elements: those of q.
+            Shape: any that broadcasts to `[batch, heads, queries, keys]`. Elements: those of q, or `float32`, which has no gradients if q is of another type.
         key_mask: The key mask; 0 hides a key.
             Shape: `[batch, keys]`, or three or four dimensions that broadcast to `[batch, heads, queries, keys]`. Elements: `bool` or `uint8`.
         lse: Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
