@@ -171,10 +171,10 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // 16-bit elements are for tensor cores, if any kernel has them for the problem: where few rows leave tiles empty, an estimate may say
-        // otherwise.
+        // Rates are of rows that start at multiples of 16 bytes. With others `scalar` takes three times as long for one query on many keys
+        // (docs/notebook/mma.md), where the estimate has it ahead of `mma`.
         let on_tensor_cores = |step: &Step| step.image.family != Family::Scalar;
-        let has_tensor_cores = candidates.iter().any(on_tensor_cores);
+        let has_tensor_cores = !problem.is_aligned() && candidates.iter().any(on_tensor_cores);
         // Kernels chosen by trials come first, then kernels with rates. Estimates of the others are guesses; among them
         // machine code comes before PTX, which the driver must compile. PTX of a family that also has machine code comes
         // last: a GPU lacks the code of a tile that spills there, and of tiles of the first design, which run by name.
