@@ -335,12 +335,10 @@ struct Problem {
                    }};
         if (tiling.bias || tiling.mask) {
             const Scoring& scoring = block.scoring;
-            const int before = whole.with_boxes.before = query_len % 8;
             const bool has_heads = tiling.bias ? scoring.bias_head : scoring.mask_head, has_batch = tiling.bias ? scoring.bias_batch : scoring.mask_batch;
             boxes_map = {numbers::QUERIES, query_len, has_heads ? heads : 1, has_batch ? batch : 1, MMA_ROWS, 1, {},
-                         [this, before](int batch, int row, int head, int column) -> unsigned short {
+                         [this](int batch, int row, int head, int key) -> unsigned short {
                              const Scoring& scoring = block.scoring;
-                             const int key = column - before;
                              if (key < 0 || key >= key_len) return 0;
                              if (scoring.key_mask)
                                  return (*key_mask)[batch * scoring.mask_batch + head * scoring.mask_head + row * scoring.mask_row + key * scoring.mask_key];

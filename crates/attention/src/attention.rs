@@ -191,6 +191,7 @@ impl Attention {
         out: Option<&dyn Bytes>,
     ) -> Result<CallBuilder<'b>> {
         let mut aligned = out.is_none_or(|out| out.starts_aligned());
+        let mut aligned_scores = true;
         let mut builder = given
             .builder()
             .scoring(self.scoring)
@@ -200,8 +201,10 @@ impl Attention {
             same_device(operand.name(), given_for.backend(), given.backend())?;
             match given_for {
                 Given::Tensor(part) => {
-                    // Kernels read scores one at a time.
-                    aligned &= !operand.moves_rows() || part.starts_aligned();
+                    match operand.moves_rows() {
+                        true => aligned &= part.starts_aligned(),
+                        false => aligned_scores &= part.starts_aligned(),
+                    }
                     builder.set_layout(operand, *part.layout());
                 }
                 Given::Numbers(_) => builder = builder.given(operand, given_for.request()),
@@ -210,7 +213,9 @@ impl Attention {
         if let Some(out) = out {
             builder.set_layout(Operand::Out, *out.layout());
         }
-        Ok(builder.aligned_addresses(aligned))
+        Ok(builder
+            .aligned_addresses(aligned)
+            .aligned_scores(aligned_scores))
     }
 
     /// Checks the numbers that are in host memory and that no description has.

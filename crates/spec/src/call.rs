@@ -66,6 +66,8 @@ struct Terms {
     scale_counts: [usize; 2],
     want_lse: bool,
     aligned: bool,
+    /// Likewise of the bias and the key mask.
+    aligned_scores: bool,
 }
 
 /// The layouts of tensors.

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, 
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
 use warptile::gpu::{Addresses, Gpu};
+use warptile::kernels::Kind;
 use warptile::plan::{BackwardProblem, Choice};
 use warptile::spec::{Append, Backward, Call, Merge, Operand, Scoring, Slots};
 use warptile::{Element, Layout};
@@ -122,8 +123,10 @@ impl Session {
         let types = bindings.types();
         let locked = bindings.lock(&self.stream)?;
         let addresses = of_operands(&locked);
-        let aligned = { addresses.iter() }
-            .all(|(operand, at)| !operand.moves_rows() || at.is_multiple_of(16));
+        // Some kernels read a bias or a key mask as they read rows.
+        let reads_rows = |operand: Operand| operand.moves_rows() || operand.kind() == Kind::Scores;
+        let aligned =
+            { addresses.iter() }.all(|(operand, at)| !reads_rows(operand) || at.is_multiple_of(16));
         let call = describe(aligned)?;
         call.check_types(&types)?;
         locked.check(call.memory().map(of_operand))?;

@@ -64,6 +64,7 @@ impl<'py> Request<'py> {
         );
 
         let (empty, scoring) = (Layout::new([0; 4], [0; 4]), options.scoring()?);
+        let mut aligned_scores = true;
         let mut builder = Call::builder(&empty, &empty, &empty, types)
             .scoring(scoring)
             .want_lse(options.return_lse || given.has(Operand::Lse));
@@ -96,7 +97,11 @@ impl<'py> Request<'py> {
                 }
             };
             builder.set_layout(operand, layout);
-            aligned &= !operand.moves_rows() || argument.array()?.is.address.is_multiple_of(16);
+            let starts_aligned = argument.array()?.is.address.is_multiple_of(16);
+            match operand.moves_rows() {
+                true => aligned &= starts_aligned,
+                false => aligned_scores &= starts_aligned,
+            }
         }
         // A plan does without.
         if scoring.dropout.is_some() && !given.has(Operand::DropoutState) {
@@ -110,7 +115,8 @@ impl<'py> Request<'py> {
                 options.max_seqlen_k.filter(|_| has_lengths),
             ]);
         }
-        let call = builder.aligned_addresses(aligned).build()?;
+        let builder = builder.aligned_addresses(aligned);
+        let call = builder.aligned_scores(aligned_scores).build()?;
         given.check(&call)?;
         let choice = match &options.kernel {
             Some(name) => name.parse::<Choice>()?,

@@ -6,7 +6,7 @@ use warptile_kernels::{Features, Image, Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, packs_rows, tile_order};
-use crate::spec::{Call, Diagonal, Dropout, ElementType, Layout};
+use crate::spec::{Call, Diagonal, Dropout, ElementType, Invalid, Layout};
 
 /// The block of kernels that read through addresses.
 ///
@@ -128,8 +128,12 @@ pub(super) fn blocks(call: &Call, at: &Slots<u64>) -> abi::BlockLists {
     }
 }
 
-/// The map of the bias or the key mask whose rows the copy engine brings, and the columns in front of its first element. Without that
+/// The map of the bias or the key mask whose rows the copy engine brings, and the columns in front of its first element: none. Without that
 /// tensor all that the kernel asks for lies outside of a map of the queries, and arrives as zeros. The context must be current.
+///
+/// # Errors
+/// [`Invalid::Misaligned`] for a tensor that does not start at a multiple of 16 bytes: the plan is for those that do, as the copy engine
+/// takes an address elsewhere for an illegal instruction.
 pub(super) fn boxes_map(
     driver: &Driver,
     call: &Call,
@@ -147,19 +151,23 @@ pub(super) fn boxes_map(
         Operand::KeyMask => None,
         _ => Some(call.element()),
     });
-    // A map begins at a multiple of 16 bytes.
-    let before = at[operand] % CHUNK_BYTES as u64;
-    let columns = (before / elements.bytes) as usize;
+    let (address, alignment) = (at[operand], CHUNK_BYTES as u64);
+    if !address.is_multiple_of(alignment) {
+        return Err(Invalid::Misaligned {
+            argument: operand.name(),
+            address,
+            alignment,
+        }
+        .into());
+    }
     let mut shape = layout.shape;
     for dimension in [0, 2] {
         if layout.strides[dimension] == 0 {
             shape[dimension] = 1;
         }
     }
-    shape[3] += columns;
     let layout = Layout::new(shape, layout.strides);
-    let map = map_of(driver, elements, at[operand] - before, &layout, boxes)?;
-    Ok((map, columns as i32))
+    Ok((map_of(driver, elements, address, &layout, boxes)?, 0))
 }
 
 /// The key mask of a call in which it is the same for all queries and heads.

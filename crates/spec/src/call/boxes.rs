@@ -4,7 +4,8 @@ use crate::{Call, Operand};
 
 impl Call {
     /// Returns true if the bias or the key mask is given, its keys are contiguous, and its rows, heads and batch entries lie multiples of
-    /// 16 bytes apart, as tensor maps ask for. Heads and batch entries may share theirs, rows may not. The first element may have any address.
+    /// 16 bytes apart, as tensor maps ask for. Heads and batch entries may share theirs, rows may not. The first element is at a multiple of
+    /// 16 bytes, too: a copy that begins elsewhere is an illegal instruction.
     pub(crate) fn fits_boxes(&self, operand: Operand) -> bool {
         let size = match operand {
             Operand::KeyMask => 1,
@@ -14,7 +15,8 @@ impl Call {
             let [_, rows, _, keys] = scores.shape;
             let [_, row, _, key] = scores.strides;
             let has_rows = rows <= 1 || row > 0;
-            keys > 1 && key == 1 && has_rows && scores.steps_aligned(size)
+            let is_aligned = self.terms.aligned_scores && scores.steps_aligned(size);
+            keys > 1 && key == 1 && has_rows && is_aligned
         })
     }
 }

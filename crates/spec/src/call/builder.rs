@@ -74,6 +74,7 @@ impl<'a> CallBuilder<'a> {
                 scale_counts: [1, 1],
                 want_lse: true,
                 aligned: true,
+                aligned_scores: true,
             },
             lengths: Requests::default(),
         }
@@ -322,15 +323,21 @@ impl<'a> CallBuilder<'a> {
     }
 
     /// For tensors that may start at addresses that are not multiples of 16 bytes: keeps kernels away that need one.
-    pub fn unaligned_addresses(mut self) -> Self {
-        self.terms.aligned = false;
-        self
+    pub fn unaligned_addresses(self) -> Self {
+        self.aligned_addresses(false)
     }
 
     /// Sets whether all tensors start at multiples of 16 bytes, as they are taken to by default; see
     /// [`unaligned_addresses`](Self::unaligned_addresses).
     pub fn aligned_addresses(mut self, aligned: bool) -> Self {
         self.terms.aligned = aligned;
+        self.aligned_scores(aligned)
+    }
+
+    /// Sets whether the bias and the key mask start at multiples of 16 bytes: as [`aligned_addresses`](Self::aligned_addresses) of these
+    /// alone. Few kernels need it.
+    pub fn aligned_scores(mut self, aligned: bool) -> Self {
+        self.terms.aligned_scores = aligned;
         self
     }
 

@@ -57,6 +57,8 @@ inline void copy_box_to(unsigned first_rank, unsigned end_rank, unsigned destina
     const Range range = {destination, destination + of.box() * of.row_bytes};
     launch.step();
     if (head < 0 || head >= of.heads || batch < 0 || batch >= of.batches) launch.fail("a box of head %d of batch entry %d is asked for", head, batch);
+    // Of a bias or a mask; elsewhere columns are multiples of 64. On a GPU it is an illegal instruction.
+    if (of.get && column * (of.row_bytes / 64) % 16) launch.fail("a box from column %d on begins at no multiple of 16 bytes", column);
     for (unsigned rank = first_rank; rank < end_rank; rank++) {
         Cta& cta = launch.cta_of(rank);
         launch.must_live(cta);
