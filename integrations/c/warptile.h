@@ -379,8 +379,8 @@ typedef struct warptile_attention_desc {
    */
   uint32_t split_keys;
   /**
-   * 1: on a GPU q, k, v and out may start at any address that is a multiple of their elements' size. 0: they start at multiples of
-   * 16 bytes, which more kernels take. The CPU takes both.
+   * 1: on a GPU q, k, v, out, bias and key_mask may start at any address that is a multiple of their elements' size. 0: they start at
+   * multiples of 16 bytes, which more kernels take. The CPU takes both.
    */
   uint32_t unaligned_addresses;
   /**
@@ -1605,4 +1605,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 8e515328a50cf68ab9fd79af354b09513d6e941eaaacddf6cc160352843627f6 */
+/* Seal of header.sh: 87f3f2be14bf32ca3bf904ecef95067b039574dc3002aea7f89fc52412ad5faa */

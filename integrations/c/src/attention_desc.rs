@@ -99,8 +99,8 @@ pub struct AttentionDesc {
     /// Cuts keys at every multiple of this number, a power of two from 256 on, so that a sequence's bits are the same in every batch.
     /// 0: where it is fastest.
     pub split_keys: u32,
-    /// 1: on a GPU q, k, v and out may start at any address that is a multiple of their elements' size. 0: they start at multiples of
-    /// 16 bytes, which more kernels take. The CPU takes both.
+    /// 1: on a GPU q, k, v, out, bias and key_mask may start at any address that is a multiple of their elements' size. 0: they start at
+    /// multiples of 16 bytes, which more kernels take. The CPU takes both.
     pub unaligned_addresses: u32,
     /// Name of the kernel or kernel family to be used on a GPU. Null: the fastest.
     pub kernel: *const c_char,
