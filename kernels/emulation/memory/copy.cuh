@@ -13,7 +13,11 @@ namespace warptile {
 template <class Element> struct Rows {
     Element* base;
     long long stride;
-    Rows(Element* base, long long stride) : base(base), stride(stride) {}
+    bool in_chunks;
+    Rows(Element* base, long long stride)
+        : base(base), stride(stride), in_chunks(reinterpret_cast<size_t>(base) % 16 == 0 && stride * sizeof(Element) % 16 == 0)
+    {
+    }
 };
 template <int THREADS, int TILE_ROWS, int HEAD_DIM, int SHARED_STRIDE, class Element>
 void copy_tile_async(Element* to, const Rows<const Element>& rows, int first_row, int row_count, int head_dim)
@@ -21,8 +25,15 @@ void copy_tile_async(Element* to, const Rows<const Element>& rows, int first_row
     constexpr int ACROSS = HEAD_DIM / CHUNK<Element>;
     for (int chunk = threadIdx.x; chunk < TILE_ROWS * ACROSS; chunk += THREADS) {
         const int row = chunk / ACROSS, column = chunk % ACROSS * CHUNK<Element>;
-        cp_async_16(to + row * SHARED_STRIDE + column, rows.base + (first_row + row) * rows.stride + column,
-                    first_row + row < row_count && column < head_dim);
+        Element* const there = to + row * SHARED_STRIDE + column;
+        const Element* const from = rows.base + (first_row + row) * rows.stride + column;
+        const bool valid = first_row + row < row_count && column < head_dim;
+        if (rows.in_chunks)
+            cp_async_16(there, from, valid);
+        else if (valid)
+            memcpy(there, from, CHUNK_BYTES);
+        else
+            memset(there, 0, CHUNK_BYTES);
     }
 }
 }
