@@ -196,7 +196,7 @@ template <class Traits> struct RowState {
         return keep_if(Traits::has_fast_terms() || !any_coarse, sums); // with terms the caller has looked
     }
 
-    // The same where `bias(first key of 16, words)` has pairs of numbers that are added to scores, as ptx/bias_words.cuh lays them out. All
+    // The same where `bias(first key of 16, words)` has pairs of numbers that are added to scores, as ptx/box_words.cuh lays them out. All
     // rows have maxima.
     template <class Box> __device__ bool update_boxed(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const Box& box)
     {

@@ -747,9 +747,9 @@ declare! {
     struct ForwardTmaBoxes align 64 {
         /// Everything else.
         tma: ForwardTma,
-        /// The tensor, from the last multiple of 16 bytes before its first element.
+        /// The tensor, which starts at a multiple of 16 bytes.
         boxes_map: TensorMap,
-        /// Columns of the map in front of the first key.
+        /// Columns of the map in front of the first key: 0, or all of them where the tensor is not given.
         before: i32,
         /// Unused.
         padding: [i32; 15] = "int[15]",

@@ -10,8 +10,8 @@ namespace warptile {
 // depend on it.
 struct alignas(64) ForwardTmaBoxes {
     ForwardTma tma; // Everything else.
-    TensorMap boxes_map; // The tensor, from the last multiple of 16 bytes before its first element.
-    int before; // Columns of the map in front of the first key.
+    TensorMap boxes_map; // The tensor, which starts at a multiple of 16 bytes.
+    int before; // Columns of the map in front of the first key: 0, or all of them where the tensor is not given.
     int padding[15]; // Unused.
 };
 static_assert(sizeof(ForwardTmaBoxes) == 2176);

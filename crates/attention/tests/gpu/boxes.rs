@@ -47,7 +47,7 @@ fn scores<T: bytemuck::Pod>(
     from.view_as(layout).unwrap()
 }
 
-/// Also at addresses that are no multiples of 16 bytes, where other kernels compute. What lies before the first number is not a number.
+/// Kernels that read number by number take the tensors that do not start at a multiple of 16 bytes. NaNs lie before the first number.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn biases_and_masks_may_begin_anywhere() {

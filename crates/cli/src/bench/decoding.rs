@@ -5,15 +5,15 @@ use std::sync::{Mutex, PoisonError};
 use warptile::spec::{Heads, Operand};
 use warptile::{Element, KvCache, Layout, Mask, Tensor};
 use warptile_check::{Case, Lengths, with_element};
-use warptile_distributed::{Group, ShardedCache};
+use warptile_distributed::ShardedCache;
 
 use super::data::Data;
-use super::devices::{Labels, OfDevices, Row, Sampled, burst, distinct, of_problem};
+use super::devices::{Labels, OfDevices, Row, Sampled, distinct, of_problem};
 use crate::devices;
 use crate::failure::Failure;
 use crate::tensors::Settings;
 
-/// The rows of a page.
+/// Rows of a page.
 const PAGE_ROWS: usize = 64;
 
 /// Returns true if a problem is a step of decoding: each sequence has one query and more keys.
@@ -71,7 +71,7 @@ impl OfDevices<'_> {
         let pages = batch * keys.div_ceil(PAGE_ROWS).div_ceil(self.backends.len());
         let builder = KvCache::<T>::builder(key_value, dim).value_dim(value_dim);
         let builder = builder.page_rows(PAGE_ROWS).pages(pages).sequences(batch);
-        // Of each group.
+        // One cache for each group.
         let caches = self.team.caches(&builder)?;
         let caches: Vec<_> = caches.into_iter().map(Mutex::new).collect();
         let queries = self.team.each(|place, group| {
@@ -92,12 +92,7 @@ impl OfDevices<'_> {
             Ok::<_, Failure>(results[0].to_vec()?)
         };
         let (several, again) = (result()?, result()?);
-        let samples = self.samples(|calls| {
-            let each =
-                |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
-            self.team.each(each).map(drop)
-        })?;
-        self.team.synchronize()?;
+        let samples = self.together(compute)?;
         drop((queries, caches));
 
         let host = data.to_vecs();

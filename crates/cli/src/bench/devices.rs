@@ -276,12 +276,7 @@ impl<'a> OfDevices<'a> {
             Ok::<_, Failure>(each.collect::<Result<Vec<_>, _>>()?.concat())
         };
         let (several, again) = (result()?, result()?);
-        let samples = self.samples(|calls| {
-            let each =
-                |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
-            self.team.each(each).map(drop)
-        })?;
-        self.team.synchronize()?;
+        let samples = self.together(compute)?;
 
         let inputs = [&q[..], k, v, &d_out];
         let sampled = Sampled::new(case, &data.numbers, inputs);
@@ -356,6 +351,20 @@ impl<'a> OfDevices<'a> {
         Ok(samples?.median())
     }
 
+    /// Microseconds of each call on all devices; `compute` submits that of the group at a place.
+    pub(super) fn together<R>(
+        &self,
+        compute: impl Fn(usize) -> Result<R, Failure> + Sync,
+    ) -> Result<Samples, Failure> {
+        let samples = self.samples(|calls| {
+            let each =
+                |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
+            self.team.each(each).map(drop)
+        });
+        self.team.synchronize()?;
+        samples
+    }
+
     /// Microseconds of each call; `burst` makes as many as it is told.
     pub(super) fn samples(
         &self,
@@ -392,7 +401,7 @@ pub(super) fn of_problem(case: &Case, failure: Failure) -> Failure {
 }
 
 /// Makes calls on idle devices, a few of them submitted ahead, and waits for all.
-pub(super) fn burst(
+fn burst(
     backends: &[Backend],
     calls: usize,
     call: impl Fn() -> Result<(), Failure>,

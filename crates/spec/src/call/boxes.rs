@@ -4,8 +4,8 @@ use crate::{Call, Operand};
 
 impl Call {
     /// Returns true if the bias or the key mask is given, its keys are contiguous, and its rows, heads and batch entries lie multiples of
-    /// 16 bytes apart, as tensor maps ask for. Heads and batch entries may share theirs, rows may not. The first element is at a multiple of
-    /// 16 bytes, too: a copy that begins elsewhere is an illegal instruction.
+    /// 16 bytes apart, as tensor maps ask for. Heads and batch entries may share theirs, rows may not. The first element is at a multiple
+    /// of 16 bytes, too: a copy that begins elsewhere is an illegal instruction.
     pub(crate) fn fits_boxes(&self, operand: Operand) -> bool {
         let size = match operand {
             Operand::KeyMask => 1,
