@@ -9,7 +9,8 @@ use crate::nvrtc::Nvrtc;
 use crate::packs;
 use crate::toolchain::Toolchain;
 
-/// Source and result, below the repository's root.
+/// Sources and result, below the repository's root.
+const FOLDER: &str = "crates/check/gpu";
 const SOURCE: &str = "crates/check/gpu/reference.cu";
 const IMAGE: &str = "crates/check/gpu/reference.ptx.zst";
 
@@ -34,6 +35,7 @@ pub fn build(root: &Path, toolchain: &Toolchain, check: bool) -> Result<()> {
         .iter()
         .map(|&option| option.to_owned())
         .chain(includes)
+        .chain([format!("--include-path={}", root.join(FOLDER).display())])
         .collect();
     let compiled = Nvrtc::load(&toolchain.nvrtc)?.compile(&source, "reference.cu", &options)?;
     if !compiled.ok || !compiled.log.trim().is_empty() {

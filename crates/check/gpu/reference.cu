@@ -24,6 +24,7 @@ struct Row {
     int first_key;   // the keys it sees, counted from k_start
     int end_key;
     long long diagonal;
+    long long lse;   // its place of head 0
 };
 
 struct Tensor {
@@ -400,3 +401,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) reference_bf16(const __gri
 extern "C" __global__ void __launch_bounds__(THREADS) reference_f32(const __grid_constant__ Parameters p) {
     attend_all<float>(p);
 }
+
+#include "gradients.cuh"

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytemuck::cast_slice;
+use bytemuck::{Pod, Zeroable, cast_slice};
 use warptile::kernels::Elements;
 use warptile::spec::{Backward, Call, HostInputs, Operand, Slots};
 use warptile::{Element, ElementType};
@@ -279,12 +279,12 @@ impl Expectation {
     }
 
     pub(crate) fn judge<T: Compiled>(&self, out: &[T]) -> Verdict {
-        judge(out, &self.exact.out, &self.out)
+        judge(out, &self.exact.out, &self.out).0
     }
 
     /// Judges an lse given in the order of [`Expectation::lse`].
     pub fn judge_lse(&self, lse: &[f32]) -> Verdict {
-        judge(lse, &self.exact.lse, &self.lse)
+        judge(lse, &self.exact.lse, &self.lse).0
     }
 }
 
@@ -317,6 +317,59 @@ struct ExpectedGradient {
     rms: f64,
 }
 
+/// What the rule takes from the elements of a gradient: `Sizes` in gpu/gradients.cuh.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct GradientSizes {
+    /// `max|r16 - r|` and `max|r|`, infinities and NaN left out.
+    natural: f64,
+    largest: f64,
+    /// The sum of `(r16 - r)^2`. A value beyond the type's range is infinite in one of them, and left out.
+    plain: f64,
+    /// The sum of the variances, those of the results' own rounding included.
+    unavoidable: f64,
+    /// How many elements have a variance. The others are exact, so they say nothing of how far a mean may be from its expectation.
+    uncertain: f64,
+    /// The sum of the variances.
+    whole: f64,
+}
+
+/// A gradient, the floor of each element's bound, and the rest of what the rule takes.
+pub(crate) struct ComputedGradient {
+    pub(crate) exact: Vec<f64>,
+    pub(crate) floors: Vec<f32>,
+    pub(crate) sizes: GradientSizes,
+}
+
+impl ExpectedGradient {
+    /// `factor`: of the natural error. `squares`: [`GradientReferences::squares`].
+    fn within(computed: ComputedGradient, factor: f64, squares: f64) -> Self {
+        let ComputedGradient {
+            exact,
+            floors,
+            sizes,
+        } = computed;
+        let of_roundings = match sizes.whole > 0.0 {
+            true => squares / sizes.whole / sizes.whole,
+            false => 0.0,
+        };
+        let uncertainty = (1.0 / sizes.uncertain.max(1.0) + of_roundings).sqrt();
+        let square = sizes.plain.max(sizes.unavoidable);
+        let rms = 1.25 * (square / exact.len().max(1) as f64).sqrt() * (1.0 + 4.0 * uncertainty);
+        let tolerance = Tolerance {
+            common: factor * sizes.natural + 2e-5 * sizes.largest,
+            relative: 0.0,
+            floors,
+            stored_as: None,
+        };
+        ExpectedGradient {
+            exact,
+            tolerance,
+            rms,
+        }
+    }
+}
+
 impl GradientExpectation {
     /// Computes what to expect of a backward pass, on the host. `inputs` are all that it reads.
     ///
@@ -342,40 +395,51 @@ impl GradientExpectation {
             };
             let exact = std::mem::take(&mut exact[operand]);
             let (r, r16, variance) = (&exact, &rounded[operand], &variance[operand]);
-            let size = largest_finite(r, r, |r, _| r.abs());
             let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + ulp(element, *r);
-            let tolerance = Tolerance {
-                common: factor(backward.call()) * natural_error(r, r16) + 2e-5 * size,
-                relative: 0.0,
-                floors: { variance.iter().zip(r) }
-                    .map(|pair| floor(pair) as f32)
-                    .collect(),
-                stored_as: None,
-            };
-            let count = r.len().max(1) as f64;
+            let floors = { variance.iter().zip(r) }.map(|pair| floor(pair) as f32);
             let unavoidable = { variance.iter().zip(r) }
                 .map(|(variance, r)| variance + ulp(element, *r).powi(2) / 12.0);
             let plain = r16.iter().zip(r).map(|(r16, r)| (r16 - r).powi(2));
-            // A value beyond the type's range is infinite in one of them.
-            let finite = plain.filter(|square| square.is_finite());
-            let square = finite.sum::<f64>().max(unavoidable.sum());
-            // The others are exact, so they say nothing of how far the mean may be from its expectation.
-            let uncertain = { variance.iter() }.filter(|variance| **variance > 0.0);
-            let elements = uncertain.count().max(1) as f64;
-            let whole = variance.iter().sum::<f64>();
-            let of_roundings = match whole > 0.0 {
-                true => squares[operand] / whole / whole,
-                false => 0.0,
+            let sizes = GradientSizes {
+                natural: natural_error(r, r16),
+                largest: largest_finite(r, r, |r, _| r.abs()),
+                plain: plain.filter(|square| square.is_finite()).sum(),
+                unavoidable: unavoidable.sum(),
+                uncertain: { variance.iter() }.filter(|x| **x > 0.0).count() as f64,
+                whole: variance.iter().sum(),
             };
-            let uncertainty = (1.0 / elements + of_roundings).sqrt();
-            let rms = 1.25 * (square / count).sqrt() * (1.0 + 4.0 * uncertainty);
-            ExpectedGradient {
+            let computed = ComputedGradient {
+                floors: floors.collect(),
                 exact,
-                tolerance,
-                rms,
-            }
+                sizes,
+            };
+            ExpectedGradient::within(computed, factor(backward.call()), squares[operand])
         };
         GradientExpectation(Slots::from_fn(of))
+    }
+
+    /// What to expect of gradients whose elements, floors and sizes somebody else computed, with [`GradientReferences::squares`].
+    pub(crate) fn within(
+        backward: &Backward,
+        mut of: Slots<Option<ComputedGradient>>,
+        squares: &Slots<f64>,
+    ) -> Self {
+        let factor = factor(backward.call());
+        GradientExpectation(Slots::from_fn(|operand| match of[operand].take() {
+            Some(computed) => ExpectedGradient::within(computed, factor, squares[operand]),
+            None => ExpectedGradient::default(),
+        }))
+    }
+
+    /// The largest error that an element of a gradient may have, and the root mean square that all may have.
+    pub fn bounds(&self, operand: Operand) -> [f64; 2] {
+        let ExpectedGradient {
+            exact,
+            tolerance,
+            rms,
+        } = &self.0[operand];
+        let bounds = { exact.iter().enumerate() }.map(|(index, r)| tolerance.bound(index, *r));
+        [bounds.fold(0.0, f64::max), *rms]
     }
 
     /// A gradient, dense `[batch, length, heads, head size]`, or the numbers of a list; empty for any other operand. Rows that belong to
@@ -391,11 +455,9 @@ impl GradientExpectation {
             tolerance,
             rms: allowed,
         } = &self.0[operand];
-        let mut verdict = with_type!(U = T, judge::<U>(cast_slice(found), exact, tolerance));
-        let squares = { found.iter().zip(exact) }
-            .map(|(x, r)| (x.to_f64() - r).powi(2))
-            .filter(|square| square.is_finite());
-        let rms = (squares.sum::<f64>() / exact.len().max(1) as f64).sqrt();
+        let judged = with_type!(U = T, judge::<U>(cast_slice(found), exact, tolerance));
+        let (mut verdict, squares) = judged;
+        let rms = (squares / exact.len().max(1) as f64).sqrt();
         if rms > *allowed {
             verdict.passed = false;
             if rms / allowed > verdict.worst.ratio() {
@@ -479,7 +541,8 @@ fn largest_by_any(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 
 /// Elements whose errors and bounds are computed together, in vectors.
 const AT_ONCE: usize = 128;
 
-fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) -> Verdict {
+/// The verdict, and the sum of the squares of the errors that are finite.
+fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) -> (Verdict, f64) {
     let mut verdict = Verdict {
         passed: true,
         max_error: 0.0,
@@ -491,9 +554,10 @@ fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) ->
         verdict.max_error = f64::INFINITY;
         verdict.worst.index = values.len().min(reference.len());
         verdict.worst.error = f64::INFINITY;
-        return verdict;
+        return (verdict, f64::INFINITY);
     }
     let mut largest_ratio = 0.0;
+    let mut squares = 0.0;
     let mut loaded = [0.0; AT_ONCE];
     let (mut errors, mut bounds) = ([0.0; AT_ONCE], [0.0; AT_ONCE]);
     let chunks = values.chunks(AT_ONCE).zip(reference.chunks(AT_ONCE));
@@ -503,6 +567,7 @@ fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) ->
         errors_of(loaded, reference, &mut errors);
         tolerance.bounds(first, reference, &mut bounds);
         verdict.nan_count += loaded.iter().filter(|value| value.is_nan()).count();
+        squares += sum_of_squares(&errors[..loaded.len()]);
         for (at, (&error, &bound)) in errors.iter().zip(&bounds).take(values.len()).enumerate() {
             verdict.max_error = verdict.max_error.max(error);
             let index = first + at;
@@ -525,7 +590,20 @@ fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) ->
     }
     // Whatever its bound.
     verdict.passed &= verdict.nan_count == 0;
-    verdict
+    (verdict, squares)
+}
+
+/// The sum of the squares that are finite, by lanes, so that the loop becomes vector code.
+fn sum_of_squares(errors: &[f64]) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0.0; LANES];
+    for errors in errors.chunks(LANES) {
+        for (sum, error) in sums.iter_mut().zip(errors) {
+            let square = error * error;
+            *sum += if square.is_finite() { square } else { 0.0 };
+        }
+    }
+    sums.iter().sum()
 }
 
 /// How far each value is from the expected one; infinite for NaN.

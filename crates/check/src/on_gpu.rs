@@ -1,5 +1,7 @@
 //! The float64 reference on a GPU, for problems that would take the host long, and for many of them.
 
+mod gradients;
+
 use std::io::Read as _;
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use crate::ferry::Ferry;
 use crate::gpu::rest;
 use crate::reference::{ReferenceOutput, by_head, check_size, in_order};
 use crate::with_element;
+use gradients::GradientKernels;
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
 const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
@@ -52,9 +55,16 @@ const SCRATCH_BYTES: usize = 1 << 30;
 pub struct ReferenceOnGpu {
     stream: Stream,
     ferry: Arc<Ferry>,
-    f16: Kernel<Parameters>,
-    bf16: Kernel<Parameters>,
-    f32: Kernel<Parameters>,
+    f16: Kernels,
+    bf16: Kernels,
+    f32: Kernels,
+}
+
+/// The kernels of an element type.
+#[derive(Debug, Clone)]
+struct Kernels {
+    forward: Kernel<Parameters>,
+    gradients: GradientKernels,
 }
 
 /// `Row` in gpu/reference.cu.
@@ -70,6 +80,7 @@ struct Row {
     first_key: i32,
     end_key: i32,
     diagonal: i64,
+    lse: i64,
 }
 
 /// `Tensor` in gpu/reference.cu.
@@ -106,6 +117,12 @@ const fn count_of_scores(tensors: bool) -> usize {
         index += 1;
     }
     count
+}
+
+/// A kernel of the image.
+fn kernel<P: Pod>(module: &Module, entry: &str) -> warptile::Result<Kernel<P>> {
+    let options = KernelOptions::new().param_bytes(size_of::<P>());
+    Ok(Kernel::load(module, entry, &options)?)
 }
 
 /// `Parameters` in gpu/reference.cu, which has the operands of options in the order of [`Operand::of_scores`].
@@ -160,6 +177,69 @@ impl Tensor {
     }
 }
 
+/// Operands on the GPU.
+type Given = Slots<Option<DeviceBuffer<u8>>>;
+
+/// The address of an operand on the GPU.
+fn pointer(given: &Given, operand: Operand) -> u64 {
+    given[operand].as_ref().map_or(0, DeviceBuffer::pointer)
+}
+
+impl Parameters {
+    /// Those of a call, with keys and values in these layouts; without rows, scratch and results.
+    fn of(call: &Call, [k, v]: [Layout; 2], given: &Given) -> Self {
+        let pointer = |operand| pointer(given, operand);
+        let tensor = |operand| match call.layout(operand) {
+            Some(layout) => Tensor::new(pointer(operand), layout),
+            None => Tensor::zeroed(),
+        };
+        let scores = |operand| ScoreTensor {
+            tensor: tensor(operand),
+            key: call
+                .layout(operand)
+                .map_or(0, |layout| layout.strides[3] as i64),
+        };
+        let heads = call.heads();
+        let scales = || {
+            { Operand::of(Operations::FORWARD) }
+                .filter(|operand| operand.kind() == Kind::List(Count::Scales))
+        };
+        let lists = call.blocks().map(|blocks| blocks.lists());
+        let steps = lists.map_or([0; 2], |lists| lists.steps(heads.query));
+        // Counts of a call are at most 2^30.
+        Parameters {
+            q: tensor(Operand::Q),
+            k: Tensor::new(pointer(Operand::K), &k),
+            v: Tensor::new(pointer(Operand::V), &v),
+            scores: each(of_scores(true), scores),
+            numbers: each(of_scores(false), pointer),
+            units: factor(call) * f64::from(f32::EPSILON),
+            batch_step: match of_scores(false).any(|list| call.reach(list) > heads.query) {
+                true => heads.query as i64,
+                false => 0,
+            },
+            q_rows: call.q().rows() as i32,
+            heads: heads.query as i32,
+            group: heads.group_size() as i32,
+            head_dims: heads.dims().map(|size| size as i32),
+            factor_and_bound: call.scoring().numbers(heads.dim),
+            dropped: call.scoring().dropout.map_or(0, Dropout::threshold) as i32,
+            scales: each(scales(), pointer),
+            scale_steps: each(scales(), |operand| i32::from(call.reach(operand) > 1)),
+            dropout_state: pointer(Operand::DropoutState),
+            block_offsets: pointer(Operand::BlockOffsets),
+            block_indices: pointer(Operand::BlockIndices),
+            block_queries: lists.map_or(1, |lists| lists.queries()) as i32,
+            block_keys: lists.map_or(1, |lists| lists.keys()) as i32,
+            block_rows: call.blocks().map_or(0, |blocks| blocks.rows()) as i32,
+            block_batch: steps[0] as i32,
+            block_head: steps[1] as i32,
+            bias_is_f32: i32::from(call.scoring().has_bias_f32()),
+            ..Parameters::zeroed()
+        }
+    }
+}
+
 impl ReferenceOnGpu {
     /// Loads the kernels.
     ///
@@ -169,12 +249,16 @@ impl ReferenceOnGpu {
         let load = || -> warptile::Result<Self> {
             let stream = Stream::new(gpu.context())?;
             let module = Module::load(gpu.context(), &image())?;
-            let options = KernelOptions::new().param_bytes(size_of::<Parameters>());
-            let kernel = |entry| Kernel::load(&module, entry, &options);
+            let kernels = |element| {
+                warptile::Result::Ok(Kernels {
+                    forward: kernel(&module, &format!("reference_{element}"))?,
+                    gradients: GradientKernels::load(&module, element)?,
+                })
+            };
             Ok(ReferenceOnGpu {
-                f16: kernel("reference_f16")?,
-                bf16: kernel("reference_bf16")?,
-                f32: kernel("reference_f32")?,
+                f16: kernels("f16")?,
+                bf16: kernels("bf16")?,
+                f32: kernels("f32")?,
                 stream,
                 ferry: Arc::default(),
             })
@@ -206,6 +290,44 @@ impl ReferenceOnGpu {
         })
     }
 
+    fn kernels(&self, element: ElementType) -> &Kernels {
+        match element {
+            ElementType::F16 => &self.f16,
+            ElementType::Bf16 => &self.bf16,
+            _ => &self.f32,
+        }
+    }
+
+    /// What a call is given, on the GPU, with these keys and values.
+    fn given<T: Element>(
+        &self,
+        call: &Call,
+        [k, v]: [&[T]; 2],
+        inputs: &HostInputs<'_>,
+    ) -> warptile::Result<Given> {
+        let (stream, ferry) = (&self.stream, &self.ferry);
+        let mut given = Given::none();
+        given[Operand::K] = Some(ferry.upload(stream, bytemuck::cast_slice(k))?);
+        given[Operand::V] = Some(ferry.upload(stream, bytemuck::cast_slice(v))?);
+        let of_gradients = [Operand::DOut, Operand::DLse];
+        for operand in Operand::of(Operations::FORWARD).chain(of_gradients) {
+            let is_copied = [Operand::K, Operand::V].contains(&operand);
+            if let Some(bytes) = inputs.elements::<u8>(operand)?.filter(|_| !is_copied) {
+                given[operand] = Some(ferry.upload(stream, bytes)?);
+            }
+        }
+        for operand in [
+            Operand::DropoutState,
+            Operand::BlockOffsets,
+            Operand::BlockIndices,
+        ] {
+            if let Some(words) = call.numbers(operand).and_then(Numbers::on_host) {
+                given[operand] = Some(ferry.upload(stream, bytemuck::cast_slice(words))?);
+            }
+        }
+        Ok(given)
+    }
+
     fn launch<T: Element>(
         &self,
         call: &Call,
@@ -224,34 +346,7 @@ impl ReferenceOnGpu {
             .min(most_blocks);
 
         let ferry = &self.ferry;
-        let (on_k, on_v) = (ferry.upload(stream, k.data)?, ferry.upload(stream, v.data)?);
-        let mut given = Slots::<Option<DeviceBuffer<u8>>>::none();
-        for operand in Operand::of(Operations::FORWARD) {
-            let is_copied = [Operand::K, Operand::V].contains(&operand);
-            if let Some(bytes) = inputs.elements::<u8>(operand)?.filter(|_| !is_copied) {
-                given[operand] = Some(ferry.upload(stream, bytes)?);
-            }
-        }
-        for operand in [
-            Operand::DropoutState,
-            Operand::BlockOffsets,
-            Operand::BlockIndices,
-        ] {
-            if let Some(words) = call.numbers(operand).and_then(Numbers::on_host) {
-                given[operand] = Some(ferry.upload(stream, bytemuck::cast_slice(words))?);
-            }
-        }
-        let pointer = |operand| given[operand].as_ref().map_or(0, DeviceBuffer::pointer);
-        let tensor = |operand| match call.layout(operand) {
-            Some(layout) => Tensor::new(pointer(operand), layout),
-            None => Tensor::zeroed(),
-        };
-        let scores = |operand| ScoreTensor {
-            tensor: tensor(operand),
-            key: call
-                .layout(operand)
-                .map_or(0, |layout| layout.strides[3] as i64),
-        };
+        let given = self.given(call, [k.data, v.data], inputs)?;
         let device_rows = ferry.upload(stream, &rows)?;
         let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
         let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
@@ -261,58 +356,20 @@ impl ReferenceOnGpu {
         let out_floor = DeviceBuffer::<f32>::zeroed(stream, elements)?;
         let lse_floor = DeviceBuffer::<f32>::zeroed(stream, places)?;
 
-        let heads = call.heads();
-        let scales = || {
-            { Operand::of(Operations::FORWARD) }
-                .filter(|operand| operand.kind() == Kind::List(Count::Scales))
-        };
-        let lists = call.blocks().map(|blocks| blocks.lists());
-        let steps = lists.map_or([0; 2], |lists| lists.steps(heads.query));
-        // Counts of a call are at most 2^30.
         let parameters = Parameters {
-            q: tensor(Operand::Q),
-            k: Tensor::new(on_k.pointer(), &k.layout),
-            v: Tensor::new(on_v.pointer(), &v.layout),
-            scores: each(of_scores(true), scores),
             rows: device_rows.pointer(),
-            numbers: each(of_scores(false), pointer),
             scratch: scratch.pointer(),
             out: out.pointer(),
             out_floor: out_floor.pointer(),
             lse: lse.pointer(),
             lse_floor: lse_floor.pointer(),
             errors: errors.pointer(),
-            units: factor(call) * f64::from(f32::EPSILON),
-            batch_step: match of_scores(false).any(|list| call.reach(list) > heads.query) {
-                true => heads.query as i64,
-                false => 0,
-            },
             row_count: rows.len() as i32,
-            q_rows: call.q().rows() as i32,
-            heads: heads.query as i32,
-            group: heads.group_size() as i32,
-            head_dims: heads.dims().map(|size| size as i32),
             key_bound: key_bound as i32,
-            factor_and_bound: call.scoring().numbers(heads.dim),
-            dropped: call.scoring().dropout.map_or(0, Dropout::threshold) as i32,
-            scales: each(scales(), pointer),
-            scale_steps: each(scales(), |operand| i32::from(call.reach(operand) > 1)),
-            dropout_state: pointer(Operand::DropoutState),
-            block_offsets: pointer(Operand::BlockOffsets),
-            block_indices: pointer(Operand::BlockIndices),
-            block_queries: lists.map_or(1, |lists| lists.queries()) as i32,
-            block_keys: lists.map_or(1, |lists| lists.keys()) as i32,
-            block_rows: call.blocks().map_or(0, |blocks| blocks.rows()) as i32,
-            block_batch: steps[0] as i32,
-            block_head: steps[1] as i32,
-            bias_is_f32: i32::from(call.scoring().has_bias_f32()),
+            ..Parameters::of(call, [k.layout, v.layout], &given)
         };
         if blocks > 0 {
-            let kernel = match T::TYPE {
-                ElementType::F16 => &self.f16,
-                ElementType::Bf16 => &self.bf16,
-                _ => &self.f32,
-            };
+            let kernel = &self.kernels(T::TYPE).forward;
             let config = LaunchConfig::new([blocks as u32, 1, 1], [THREADS, 1, 1]);
             // SAFETY: the parameters are those of the kernel, member by member. The inputs reach as far as their layouts
             // (`check_inputs`), the rows lie within them, each block has scratch for the keys of any row, and the results
@@ -394,6 +451,7 @@ fn rows_of(call: &Call) -> Vec<Row> {
                 // A range that ends before it starts is empty.
                 end_key: visible.end.max(visible.start) as i32,
                 diagonal: (position + sequence.k_len) as i64 - sequence.q_len as i64,
+                lse: (call.lse_offset(&sequence, 0) + position) as i64,
             });
         }
     }
@@ -410,8 +468,10 @@ mod tests {
         for entry in ["reference_f16", "reference_bf16", "reference_f32"] {
             assert!(text.contains(&format!(".entry {entry}(")), "{entry}");
         }
-        let parameters = format!(".b8 reference_f16_param_0[{}]", size_of::<Parameters>());
-        assert!(text.contains(&parameters), "{parameters}");
+        let forward = format!("reference_f16_param_0[{}]", size_of::<Parameters>());
+        for parameters in gradients::parameters_of_f16().into_iter().chain([forward]) {
+            assert!(text.contains(&format!(".b8 {parameters}")), "{parameters}");
+        }
         assert!(text.ends_with('\n') || text.ends_with('}'));
     }
 

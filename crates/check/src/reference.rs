@@ -19,7 +19,7 @@ use crate::with_element;
 use matrix::Dense;
 use row::{Computation, Options, Row, RowRest};
 
-pub(crate) use gradients::{GradientReferences, gradients};
+pub(crate) use gradients::{GradientReferences, gradients, terms_of_bias};
 pub(crate) use in_order::in_order;
 
 /// Most elements of a tensor that a reference takes: 2 GiB in `f64`.

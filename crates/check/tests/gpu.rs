@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use warptile::driver::Driver;
 use warptile::gpu::Gpu;
+use warptile::spec::Operand;
 use warptile::{Element, ElementType};
 use warptile_check::{Case, Expectation, Ferry, ReferenceOnGpu};
 
@@ -73,6 +74,48 @@ fn large_problems_have_the_same_reference_on_the_gpu() {
     ] {
         let case: Case = text.parse().unwrap();
         compare_any(&case, &reference);
+    }
+}
+
+/// As [`compare`], of gradients.
+fn compare_gradients<T: Element>(case: &Case, reference: &ReferenceOnGpu) {
+    let data = case.backward::<T>().unwrap();
+    let host = data.expectation().unwrap();
+    let gpu = data.expectation_on_gpu(reference).unwrap();
+    for operand in Operand::GRADIENTS {
+        same_values(case, host.gradient(operand), gpu.gradient(operand));
+        for (host, gpu) in host.bounds(operand).iter().zip(gpu.bounds(operand)) {
+            assert!(
+                gpu <= 1.001 * host && *host <= 1.001 * gpu,
+                "{case}: {}: bounds {host} and {gpu}",
+                operand.name()
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gradients_have_the_same_reference_on_the_gpu() {
+    let reference = reference();
+    let random = (0..600).map(|seed| Case::random(seed, 200));
+    let large = [
+        "b1 q1024 k1577 h2 d128 bf16 mask=causal seed=1",
+        "b2 q500 k1023 h4/2 d256 f16 softcap=30 sinks dropout=0.2 seed=2",
+        "packed=1x4000,700x700,0x5 h2 d64 f32 alibi=batch mask=window,500,20 seed=3",
+        "b2 q130 k2500 h3 d40 f16 bias keymask layout=gaps used=130x2500,7x1300 dbias seed=4",
+    ];
+    let large = large.map(|text| text.parse::<Case>().unwrap());
+    for case in random.chain(large) {
+        let case = Case {
+            backward: true,
+            ..case.differentiable()
+        };
+        match case.element {
+            ElementType::F16 => compare_gradients::<f16>(&case, &reference),
+            ElementType::Bf16 => compare_gradients::<bf16>(&case, &reference),
+            _ => compare_gradients::<f32>(&case, &reference),
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use crate::layout::SCORE_DIMENSIONS;
 use crate::prepass::Prepass;
 use crate::slots::UNWANTED;
 use crate::{
-    Access, Call, DIMENSIONS, ElementType, Elements, Expected, Invalid, Kind, Layout, Operand,
-    Result, Slots, check_alone, expect_same,
+    Access, Call, DIMENSIONS, ElementType, Elements, Expected, HostInputs, Invalid, Kind, Layout,
+    Operand, Result, Slots, check_alone, expect_same, host,
 };
 
 /// The backward pass of a call, checked: from the gradient of its output, and of its lse if that is used, to the
@@ -165,6 +165,14 @@ impl Backward {
     /// The requirements on the memory of each operand.
     pub const fn expected(&self) -> &Slots<Expected> {
         &self.expected
+    }
+
+    /// Checks the inputs on the host, as [`Call::check_inputs`].
+    ///
+    /// # Errors
+    /// As [`Call::check_inputs`].
+    pub fn check_inputs(&self, inputs: &HostInputs<'_>) -> Result<()> {
+        host::check(&self.expected, None, inputs, None)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use warptile::cpu::Stop;
 use warptile::kernels::{Elements, Kind};
-use warptile::spec::{Backward, HostInputs, Operand, Sequence, Slots, View};
+use warptile::spec::{Backward, Call, HostInputs, Operand, Sequence, Slots, View};
 use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
@@ -134,6 +134,15 @@ pub(crate) fn gradients<T: Compiled>(
     })
 }
 
+/// Terms of an element of the gradient of a bias in this layout.
+pub(crate) fn terms_of_bias(call: &Call, layout: Option<&Layout>) -> f64 {
+    let heads = call.heads().query;
+    let all = [call.batch(), call.query_len(), heads, call.key_len()];
+    let shape = layout.map_or(all, |layout| layout.shape);
+    let shared = |(all, one): (&usize, &usize)| *all as f64 / (*one).max(1) as f64;
+    all.iter().zip(&shape).map(shared).product()
+}
+
 struct Pass<'a, T> {
     computation: Computation<'a, T>,
     rows_of_keys: Dense,
@@ -205,15 +214,6 @@ impl<T: Element> Pass<'_, T> {
                 all[to..to + size].copy_from_slice(numbers);
             }
         }
-    }
-
-    /// Terms of an element of the gradient of a bias.
-    fn terms_of_bias(&self) -> f64 {
-        let (call, heads) = (self.computation.call, self.computation.call.heads().query);
-        let all = [call.batch(), call.query_len(), heads, call.key_len()];
-        let shape = { self.layout(Operand::DBias) }.map_or(all, |layout| layout.shape);
-        let shared = |(all, one): (&usize, &usize)| *all as f64 / (*one).max(1) as f64;
-        all.iter().zip(&shape).map(shared).product()
     }
 
     fn part(&self, sequence: &Sequence, kv_head: usize) -> Part {
@@ -371,7 +371,9 @@ impl<T: Element> Pass<'_, T> {
             ds: Vec::with_capacity(terms.len()),
             d_bias: Vec::with_capacity(terms.len()),
         };
-        let sums_of_bias = f64::from(f32::EPSILON).powi(2) * self.terms_of_bias() / 24.0;
+        let sums_of_bias = f64::from(f32::EPSILON).powi(2)
+            * terms_of_bias(call, self.layout(Operand::DBias).as_ref())
+            / 24.0;
         for (index, key) in terms.iter().enumerate() {
             let (p, ds) = (right.p[index], right.ds[index]);
             if key.hidden {

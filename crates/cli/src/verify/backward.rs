@@ -59,7 +59,11 @@ pub(super) fn check<T: Element>(
             break;
         }
     }
-    let expected = timed(&mut seconds.reference, || data.expectation())?;
+    let gpu_reference = place.has_gpu_reference(case);
+    let expected = timed(&mut seconds.reference, || match place {
+        Place::Gpu { lane, .. } if gpu_reference => data.expectation_on_gpu(lane.reference()?),
+        _ => data.expectation(),
+    })?;
     let outcome = match timed(&mut seconds.comparing, || data.check(&expected, &first)) {
         Err(GradientFailure::Invalid(error)) => return Err(error),
         Err(failure) => Err(failure.to_string()),
@@ -79,7 +83,7 @@ pub(super) fn check<T: Element>(
         image: forced.or(plan.image()),
         way: None,
         drew_tiles,
-        gpu_reference: false,
+        gpu_reference,
         outcome,
     }))
 }

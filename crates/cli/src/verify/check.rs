@@ -71,7 +71,7 @@ impl<'a> Lane<'a> {
         &self.stream
     }
 
-    fn reference(&self) -> warptile_check::Result<&ReferenceOnGpu> {
+    pub(super) fn reference(&self) -> warptile_check::Result<&ReferenceOnGpu> {
         if let Some(reference) = self.reference.get() {
             return Ok(reference);
         }
@@ -233,7 +233,7 @@ impl Place<'_> {
     }
 
     /// Returns true if the GPU computes the reference. The host, which is independent of it, computes the others.
-    fn has_gpu_reference(self, case: &Case) -> bool {
+    pub(super) fn has_gpu_reference(self, case: &Case) -> bool {
         match self {
             Place::Cpu => false,
             Place::Gpu { host_work, .. } => case.call().flops() / 2 > host_work,
