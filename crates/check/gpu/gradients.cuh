@@ -37,7 +37,7 @@ struct GradientParameters {
     const Line* lines;
     double* weights;        // 6 numbers of each score, in planes
     long long plane;        // from one of these to the next
-    Sums dq, dk, dv, d_sinks, d_bias;
+    Sums dq, dk, dv, d_bias, d_sinks;
     ScoreTensor d_bias_at;  // without data
     double* squares;        // of dq, dk and dv: `GradientReferences::squares`
     double bias_terms;      // elements of scores that an element of the gradient of a bias is the sum of
@@ -46,15 +46,6 @@ struct GradientParameters {
 };
 
 constexpr double EPSILON = 1.1920928955078125e-7;  // of f32
-
-// `Scoring::derivative`.
-template <typename Rounding>
-__device__ double derivative(const Parameters& p, double dot) {
-    if (p.softcap == 0.0f) return 1.0;
-    const double product = Rounding::round(Rounding::round(dot) * static_cast<double>(p.scale));
-    const double bent = Rounding::round(tanh(product / static_cast<double>(p.softcap)));
-    return 1.0 - bent * bent;
-}
 
 // The variance of a rounding to the type; of f32 it is part of that of its arithmetic.
 template <typename T>

@@ -133,6 +133,15 @@ __device__ double score(const Parameters& p, double dot, const Terms& terms) {
     return s < -LARGEST ? -LARGEST : s > LARGEST ? LARGEST : s;
 }
 
+// `Scoring::derivative`.
+template <typename Rounding>
+__device__ double derivative(const Parameters& p, double dot) {
+    if (p.softcap == 0.0f) return 1.0;
+    const double product = Rounding::round(Rounding::round(dot) * static_cast<double>(p.scale));
+    const double bent = Rounding::round(tanh(product / static_cast<double>(p.softcap)));
+    return 1.0 - bent * bent;
+}
+
 // Returns true if a query sees the block of a key.
 __device__ bool lists(const Parameters& p, const Row& row, int head, int key) {
     if (!p.block_offsets) return true;

@@ -77,8 +77,8 @@ struct GradientParameters {
     lines: u64,
     weights: u64,
     plane: i64,
-    /// Of [`RESULTS`].
-    sums: [Sums; RESULTS.len()],
+    /// Of [`Operand::GRADIENTS`]; the first three have squares.
+    sums: [Sums; Operand::GRADIENTS.len()],
     d_bias_at: ScoreTensor,
     squares: u64,
     bias_terms: f64,
@@ -97,15 +97,6 @@ struct SizeParameters {
     is_rounded: i32,
     padding: i32,
 }
-
-/// The gradients in the order of the kernels' parameters. The first three have squares.
-const RESULTS: [Operand; 5] = [
-    Operand::DQ,
-    Operand::DK,
-    Operand::DV,
-    Operand::DSinks,
-    Operand::DBias,
-];
 
 impl GradientKernels {
     pub(super) fn load(module: &Module, element: &str) -> warptile::Result<Self> {
@@ -185,9 +176,12 @@ impl ReferenceOnGpu {
         let most = chunks.iter().map(|chunk| chunk.scores).max().unwrap_or(0);
         let weights = DeviceBuffer::<f64>::uninit(stream, OF_SCORE * most)?;
         let squares = DeviceBuffer::<f64>::zeroed(stream, 3)?;
-        let is_wanted = |operand| operand != Operand::DBias || backward.wants(operand);
-        let layouts =
-            RESULTS.map(|operand| { call.gradient_layout(operand) }.filter(|_| is_wanted(operand)));
+        // The gradient of a bias is computed if it is wanted: it has many numbers.
+        let layout = |operand| {
+            let is_computed = operand != Operand::DBias || backward.wants(operand);
+            { call.gradient_layout(operand) }.filter(|_| is_computed)
+        };
+        let layouts = Operand::GRADIENTS.map(layout);
         let len = |layout: &Layout| layout.shape.iter().product::<usize>();
         let sums = layouts.map(|layout| {
             { layout.as_ref() }
@@ -202,7 +196,8 @@ impl ReferenceOnGpu {
                 .map_or(0, |sums| (sums.len() / OF_ELEMENT) as i64),
         });
         let tensor = |operand, layout: &Layout| Tensor::new(pointer(&given, operand), layout);
-        let d_bias = layouts[4].map_or(Layout::EMPTY, |layout| shared(&layout));
+        let d_bias = layout(Operand::DBias);
+        let d_bias_at = d_bias.map_or(Layout::EMPTY, |layout| shared(&layout));
         let kernels = &self.kernels(T::TYPE).gradients;
         for chunk in &chunks {
             let items = ferry.upload(stream, &chunk.items)?;
@@ -231,11 +226,11 @@ impl ReferenceOnGpu {
                     plane: chunk.scores as i64,
                     sums: sums_at,
                     d_bias_at: ScoreTensor {
-                        tensor: Tensor::new(0, &d_bias),
-                        key: d_bias.strides[3] as i64,
+                        tensor: Tensor::new(0, &d_bias_at),
+                        key: d_bias_at.strides[3] as i64,
                     },
                     squares: squares.pointer(),
-                    bias_terms: terms_of_bias(call, layouts[4].as_ref()),
+                    bias_terms: terms_of_bias(call, d_bias.as_ref()),
                     line_count: lines.len() as i64,
                     k_rows: call.k().rows() as i32,
                     kv_heads: heads.key_value as i32,
@@ -249,7 +244,7 @@ impl ReferenceOnGpu {
             }
         }
         let mut downloads = Vec::new();
-        for ((operand, layout), sums) in RESULTS.into_iter().zip(&layouts).zip(&sums) {
+        for ((operand, layout), sums) in Operand::GRADIENTS.into_iter().zip(&layouts).zip(&sums) {
             let (Some(layout), Some(sums)) = (layout, sums) else {
                 continue;
             };
@@ -290,7 +285,7 @@ impl ReferenceOnGpu {
         }
         let numbers = ferry.download(&squares)?;
         let mut squares = Slots::from_fn(|_| 0.0);
-        for (operand, square) in RESULTS.into_iter().zip(numbers) {
+        for (operand, square) in Operand::GRADIENTS.into_iter().zip(numbers) {
             squares[operand] = square;
         }
         Ok(GradientExpectation::within(backward, of, &squares))
