@@ -515,12 +515,19 @@ template <class Kernel> struct Problem {
         const Mask mask(scoring, queries[b], keys[b]);
         const Element* const of_query = &q[(((size_t)b * query_len + query) * heads + head) * head_dim];
         std::vector<double> scores, factors;
+        // Of f32 first: the compiler takes many times as long from f16 to f64 at once.
+        std::vector<float> query_numbers(head_dim), numbers(head_dim);
+        const auto widen_all = [&](const auto* from, std::vector<float>& to) {
+            for (int d = 0; d < head_dim; d++) to[d] = widen(from[d]);
+        };
+        widen_all(of_query, query_numbers);
         std::vector<size_t> rows;
         for (int key = 0; key < keys[b]; key++) {
             if (!mask.sees(query, key)) continue;
             const size_t row = (((size_t)b * key_len + key) * kv_heads + head / group) * head_dim;
             double score = 0;
-            for (int d = 0; d < head_dim; d++) score += (double)widen(of_query[d]) * widen(k[row + d]);
+            widen_all(&k[row], numbers);
+            for (int d = 0; d < head_dim; d++) score += (double)query_numbers[d] * numbers[d];
             score *= (double)scoring.scale * scales[0][head / group];
             if (scoring.softcap > 0) score = scoring.softcap * tanh(score / scoring.softcap);
             if (scoring.slopes) score -= slopes[head] * fabs((double)(query + keys[b] - queries[b] - key));
@@ -550,10 +557,14 @@ template <class Kernel> struct Problem {
                                                                           : fabs(expected_lse - found_lse) < 2e-4;
         if (!(expected_lse == found_lse || is_right))
             return "lse " + std::to_string(found_lse) + ", not " + std::to_string(expected_lse);
+        std::vector<double> sums(head_dim);
+        for (size_t i = 0; i < scores.size(); i++) {
+            const double weight = factors[i] * exp(scores[i] - largest) * scales[1][head / group];
+            widen_all(&v[rows[i]], numbers);
+            for (int d = 0; d < head_dim; d++) sums[d] += weight * numbers[d];
+        }
         for (int d = 0; d < head_dim; d++) {
-            double expected = 0;
-            for (size_t i = 0; i < scores.size(); i++) expected += factors[i] * exp(scores[i] - largest) * widen(v[rows[i] + d]) * scales[1][head / group];
-            expected = sum > 0 ? expected / sum : 0;
+            const double expected = sum > 0 ? sums[d] / sum : 0;
             if (!(fabs(expected - widen(found[d])) < TOLERANCE))
                 return "out " + std::to_string(widen(found[d])) + ", not " + std::to_string(expected) + ", column " +
                        std::to_string(d);

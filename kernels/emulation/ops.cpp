@@ -138,7 +138,7 @@ template <class Element> static bool run(const std::string& kernel, const void* 
 }
 
 // Runs the kernel with this entry; false if there is none.
-extern "C" bool run_kernel(const char* entry, const void* params, unsigned grid, unsigned threads)
+extern "C" __attribute__((visibility("default"))) bool run_kernel(const char* entry, const void* params, unsigned grid, unsigned threads)
 {
     // Of a variant: kernel, element, variant.
     std::string name = entry, variant;

@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <random>
-#include <setjmp.h>
 #include <ucontext.h>
 #include <vector>
 
@@ -32,7 +31,7 @@ class Threads {
                 const unsigned index = (first + i) % count;
                 if (fibers[index].has_ended || fibers[index].is_blocked() || (int)index / 32 == slow_warp) continue;
                 threadIdx.x = index;
-                if (!_setjmp(caller)) fibers[index].go_on();
+                if (!__builtin_setjmp(caller)) fibers[index].go_on();
                 running -= fibers[index].has_ended;
                 progress |= fibers[index].has_ended;
             }
@@ -43,7 +42,7 @@ class Threads {
     template <class Condition> static void wait_until(Condition condition)
     {
         while (!condition())
-            if (!_setjmp(fibers[threadIdx.x].here)) _longjmp(caller, 1);
+            if (!__builtin_setjmp(fibers[threadIdx.x].here)) go_back();
         progress = true;
     }
     // The same for a number that is not what it was, which is looked at without giving this thread its turn.
@@ -57,10 +56,10 @@ class Threads {
     }
 
   private:
-    // `setcontext` begins one; `longjmp` is many times faster, as it leaves signals alone.
+    // `setcontext` begins one; the compiler's `longjmp` is many times faster, as it leaves signals alone.
     struct Fiber {
         ucontext_t beginning;
-        jmp_buf here;
+        void* here[5];
         std::unique_ptr<char[]> stack;
         bool has_begun = false, has_ended = false;
         const unsigned* number = nullptr;
@@ -79,20 +78,23 @@ class Threads {
         }
         void go_on()
         {
-            if (has_begun) _longjmp(here, 1);
+            if (has_begun) jump(here);
             has_begun = true;
             setcontext(&beginning);
         }
     };
+    // As functions of their own: a function that jumps must not be one that is jumped to.
+    [[noreturn, gnu::noinline]] static void jump(void** to) { __builtin_longjmp(to, 1); }
+    [[noreturn, gnu::noinline]] static void go_back() { jump(caller); }
     static void enter()
     {
         (*what)();
         fibers[threadIdx.x].has_ended = true;
-        _longjmp(caller, 1);
+        go_back();
     }
 
     static inline bool progress; // of some thread, since all had their turn
-    static inline jmp_buf caller;
+    static inline void* caller[5];
     static inline std::vector<Fiber> fibers;
     static inline const std::function<void()>* what;
 };
@@ -106,9 +108,15 @@ class Barrier {
     Barrier(unsigned threads, bool is_of_cta) : threads(threads), is_of_cta(is_of_cta) {}
     void arrive_and_wait()
     {
+        arrive_and_wait([] {});
+    }
+    // The last to arrive does `last` before the others go on.
+    template <class Last> void arrive_and_wait(Last last)
+    {
         const unsigned mine = phase;
         if (++arrived < threads) return Threads::wait_for_change(phase, mine);
         if (is_of_cta && at_barrier) at_barrier();
+        last();
         arrived = 0;
         phase++;
     }

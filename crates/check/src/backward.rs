@@ -304,7 +304,7 @@ impl<T: Element> GradientBuffers<T> {
 
     /// All bits, poison included.
     pub fn bits(&self) -> Vec<u8> {
-        let bytes = |(_, data): (Operand, &Data<T>)| data.bytes().0.to_vec();
-        self.0.given().flat_map(bytes).collect()
+        let all: Vec<&[u8]> = { self.0.given() }.map(|(_, data)| data.bytes().0).collect();
+        all.concat()
     }
 }

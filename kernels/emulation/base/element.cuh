@@ -1,4 +1,6 @@
 #pragma once
+#pragma GCC push_options
+#pragma GCC optimize("O2")
 typedef _Float16 __half; struct __nv_bfloat16 { uint16_t bits; };
 namespace warptile {
 constexpr int CHUNK_BYTES = 16; template <class Element> constexpr int CHUNK = CHUNK_BYTES / (int)sizeof(Element);
@@ -20,3 +22,4 @@ template<> inline unsigned narrow2<__half>(float a,float b){__half h[2]={(__half
 template<> inline unsigned narrow2<__nv_bfloat16>(float a,float b){return narrow<__nv_bfloat16>(a).bits|(unsigned)narrow<__nv_bfloat16>(b).bits<<16;}
 inline float4 widen4(const float* four) { return {four[0], four[1], four[2], four[3]}; }
 }
+#pragma GCC pop_options

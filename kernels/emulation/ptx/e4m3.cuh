@@ -1,5 +1,7 @@
 #pragma once
 #include "base/e4m3.cuh"
+#pragma GCC push_options
+#pragma GCC optimize("O2")
 namespace warptile {
 // By definition: sign, exponent against 7, fraction; without infinities.
 inline float widen(E4m3 x)
@@ -17,3 +19,4 @@ template <class Element> void widen_e4m3_to(unsigned four, unsigned (&words)[2])
 inline void widen_e4m3(unsigned four, unsigned (&words)[2]) { widen_e4m3_to<__half>(four, words); }
 inline unsigned even_bytes_first(unsigned word) { return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u); }
 }
+#pragma GCC pop_options

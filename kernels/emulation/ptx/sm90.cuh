@@ -2,6 +2,8 @@
 #include "base/abi.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/bulk.cuh"
+#pragma GCC push_options
+#pragma GCC optimize("O2")
 // The copy engine, by tensor maps as the stand-in driver writes them. hopper/ has other ones, for kernels whose waits are looked at.
 namespace warptile {
 inline unsigned shared_address(const void* pointer) { return (unsigned)__cvta_generic_to_shared(pointer); }
@@ -31,3 +33,4 @@ inline void copy_box(unsigned to, const TensorMap& map, unsigned barrier, int co
     bytes_came(barrier, rows * columns * 2);
 }
 }
+#pragma GCC pop_options

@@ -2,12 +2,12 @@
 namespace warptile {
 inline void store_matrices_transposed(unsigned address, const unsigned* m)
 {
-    EX.w[LANE][0] = address;
+    EX;
+    e.w[LANE][0] = address;
     WB();
     for (int matrix = 0; matrix < 4; matrix++)
         for (int i = 0; i < 2; i++)
-            memcpy(shared + EX.w[8 * matrix + LANE % 4 * 2 + i][0] + LANE / 4 * 2, reinterpret_cast<const char*>(&m[matrix]) + 2 * i, 2);
-    WB();
+            memcpy(shared + e.w[8 * matrix + LANE % 4 * 2 + i][0] + LANE / 4 * 2, reinterpret_cast<const char*>(&m[matrix]) + 2 * i, 2);
 }
 inline float load_one(unsigned address)
 {

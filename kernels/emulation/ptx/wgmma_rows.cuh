@@ -4,8 +4,11 @@ namespace warptile {
 template <int N> struct WgmmaRows {
     template <class Element> static void shared(float (&d)[N / 2], unsigned long long a, unsigned long long b, bool add)
     {
-        multiply<N>(d, add, [=](int row, int k) { return along_k<Element>(a, row, k); },
-                    [=](int column, int k) { return along_rows_of_k<Element>(b, column, k); });
+        float rows[2][MMA_K];
+        Columns<N> columns;
+        read_rows<Element>(a, rows);
+        columns.template read_along_rows<Element>(b);
+        multiply<N>(d, add, rows, columns);
     }
 };
 }

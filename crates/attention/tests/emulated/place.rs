@@ -84,11 +84,12 @@ fn kernels() -> RunKernel {
         let status = Command::new("g++")
             .args([
                 "-std=c++20",
-                "-O1",
+                "-Og",
                 "-ffp-contract=off",
                 "-fno-strict-aliasing",
             ])
             .args(["-Wno-unknown-pragmas", "-shared", "-fPIC"])
+            .arg("-fvisibility=hidden")
             // Otherwise each conversion of f16 is a call.
             .args(cfg!(target_arch = "x86_64").then_some("-mf16c"))
             .args(["-Ikernels/emulation", "-Ikernels", "-Ikernels/generated"])
