@@ -176,6 +176,11 @@
 #define WARPTILE_SHARDING_DOCUMENTS 2
 
 /**
+ * Each half of the rows is dealt out in zigzag: the work of all ranks ends closer together than by one zigzag.
+ */
+#define WARPTILE_SHARDING_TWO_ZIGZAGS 3
+
+/**
  * Each rank fetches the keys that its queries see.
  */
 #define WARPTILE_SCHEME_GATHER 0
@@ -1605,4 +1610,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 87f3f2be14bf32ca3bf904ecef95067b039574dc3002aea7f89fc52412ad5faa */
+/* Seal of header.sh: e2c9d8798fa82e6ba247e0c6c496a9c7407cda4364a8436b668c58d4c3fe6904 */

@@ -99,14 +99,27 @@ impl fmt::Display for By {
 pub(crate) enum Deal {
     /// Two chunks a device, of equal causal work.
     Zigzag,
+    /// Each half of the rows in zigzag: shorter chunks, of which the last tiles end closer together.
+    TwoZigzags,
     /// One chunk a device.
     Contiguous,
+}
+
+impl Deal {
+    fn sharding(self) -> Sharding {
+        match self {
+            Deal::Zigzag => Sharding::Zigzag,
+            Deal::TwoZigzags => Sharding::Zigzags(2),
+            Deal::Contiguous => Sharding::Contiguous,
+        }
+    }
 }
 
 impl fmt::Display for Deal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Deal::Zigzag => "zigzag",
+            Deal::TwoZigzags => "two-zigzags",
             Deal::Contiguous => "contiguous",
         })
     }
@@ -198,6 +211,7 @@ impl Dealt {
     pub(crate) fn sharding(&self) -> &'static str {
         match self.sharding {
             Sharding::Zigzag => "zigzag",
+            Sharding::Zigzags(_) => "two-zigzags",
             Sharding::Contiguous => "contiguous",
             _ => "documents",
         }
@@ -319,8 +333,7 @@ impl SeveralArgs {
             (true, Some(_)) => {
                 return Err(refused("--sharding is for one sequence that is not packed"));
             }
-            (false, Some(Deal::Zigzag)) => Sharding::Zigzag,
-            (false, Some(Deal::Contiguous)) => Sharding::Contiguous,
+            (false, Some(given)) => given.sharding(),
             (false, None) if case.scoring.mask.hides_nothing() => Sharding::Contiguous,
             (false, None) => Sharding::Zigzag,
         };
@@ -361,7 +374,9 @@ impl SeveralArgs {
         };
         let shardings = match (&dealt.sharding, self.sharding) {
             (Sharding::Documents(_), _) | (_, Some(_)) => vec![dealt.sharding],
-            _ => vec![Sharding::Zigzag, Sharding::Contiguous],
+            _ => { Deal::value_variants().iter() }
+                .map(|deal| deal.sharding())
+                .collect(),
         };
         let way = |by| {
             { shardings.iter() }.map(move |sharding| Dealt {
@@ -434,10 +449,8 @@ impl SeveralArgs {
             dealt.by = drawn;
         }
         if self.sharding.is_none() && !matches!(dealt.sharding, Sharding::Documents(_)) {
-            dealt.sharding = match case.seed / 2 % 2 {
-                0 => Sharding::Zigzag,
-                _ => Sharding::Contiguous,
-            };
+            let deals = Deal::value_variants();
+            dealt.sharding = deals[(case.seed / 2) as usize % deals.len()].sharding();
         }
         Ok(dealt)
     }

@@ -377,11 +377,13 @@ impl<'a> Rank<'a> {
                     let mut lse = lse_of(&q).transpose()?;
                     match self.streams() {
                         Some(streams) if !call.ends.is_empty() => {
-                            let [k, v] = [k, v].map(|of| of.view_as(twice(of.layout())));
+                            let entries = call.ends.len();
+                            let shared = [k, v].map(|of| of.view_as(shared(of.layout(), entries)));
+                            let [k, v] = shared;
                             let (k, v) = (k?, v?);
                             let list = |list| self.shards.on_device(self.rank, streams, list);
                             let (offsets, ends) = (list(&call.offsets)?, list(&call.ends)?);
-                            let longest = call.local.len() / 2;
+                            let longest = call.local.len() / entries;
                             let queries = warptile::Queries::new(&q)
                                 .packed_on_device(offsets.as_slice(), longest);
                             let keys =
@@ -411,10 +413,8 @@ impl<'a> Rank<'a> {
             documents_lse = lse;
         }
         let has_dropout = attention.has(Operand::DropoutState);
-        let calls = match fetched[..] {
-            [ref first, ref second] if self.streams().is_some() && !has_dropout => {
-                Call::of_two(first, second)
-            }
+        let calls = match self.streams() {
+            Some(_) if !has_dropout => Call::of_all(fetched),
             _ => None,
         };
         let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
@@ -579,7 +579,7 @@ impl Documents {
     }
 }
 
-/// A launch: the keys and mask of one part, or of two.
+/// A launch: the keys and mask of one part, or of several.
 struct Call {
     /// The queries of each part, counted over all documents.
     rows: Vec<Range<usize>>,
@@ -588,7 +588,7 @@ struct Call {
     mask: Mask,
     /// The number of the first part's document, and those of its first query and key there.
     first: [usize; 3],
-    /// Of two parts, where each begins among the queries, and their end; and how many of the keys each sees.
+    /// Of several parts, where each begins among the queries, and their end; and how many of the keys each sees.
     offsets: Vec<i32>,
     ends: Vec<i32>,
 }
@@ -606,32 +606,36 @@ impl Call {
         }
     }
 
-    /// Both halves of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of twice, but has
-    /// one tile for both. They are packed queries, whose tiles begin with the last rows, as these see the most keys.
-    fn of_two(first: &Part, second: &Part) -> Option<Self> {
+    /// The chunks of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of each time, but
+    /// has one tile for all. They are packed queries, whose tiles begin with the last rows, as these see the most keys.
+    fn of_all(parts: &[Part]) -> Option<Self> {
         /// Measured on four H200, where one launch of halves of 2,048 rows gains 2 to 3%; by simulation shorter halves lose.
         const FROM_ROWS: usize = 2048;
+        let [first, .., last] = parts else {
+            return None;
+        };
         let rows = first.local.len();
-        let same_rows = rows == second.local.len() && rows >= FROM_ROWS;
-        let same_mask = first.mask == second.mask && first.mask.diagonal == Diagonal::BottomRight;
-        let follows = first.local.end == second.local.start;
-        if !(same_rows && same_mask && follows && first.keys.start == second.keys.start) {
+        let is_like_first = |part: &Part| {
+            let same_mask = part.mask == first.mask;
+            part.local.len() == rows && same_mask && part.keys.start == first.keys.start
+        };
+        let follows = |pair: &[Part]| pair[0].local.end == pair[1].local.start;
+        let is_one = parts.iter().all(is_like_first) && parts.windows(2).all(follows);
+        if !is_one || rows < FROM_ROWS || first.mask.diagonal != Diagonal::BottomRight {
             return None;
         }
-        let keys = first.keys.start..first.keys.end.max(second.keys.end);
-        let list = |numbers: &[usize]| -> Option<Vec<i32>> {
-            { numbers.iter() }
-                .map(|number| i32::try_from(*number).ok())
-                .collect()
+        let end = parts.iter().map(|part| part.keys.end).max()?;
+        let list = |numbers: &mut dyn Iterator<Item = usize>| -> Option<Vec<i32>> {
+            numbers.map(|number| i32::try_from(number).ok()).collect()
         };
         Some(Call {
-            rows: vec![first.rows.clone(), second.rows.clone()],
-            local: first.local.start..second.local.end,
-            keys,
+            rows: parts.iter().map(|part| part.rows.clone()).collect(),
+            local: first.local.start..last.local.end,
+            keys: first.keys.start..end,
             mask: first.mask,
             first: first.first,
-            offsets: list(&[0, rows, 2 * rows])?,
-            ends: list(&[first.keys.len(), second.keys.len()])?,
+            offsets: list(&mut (0..=parts.len()).map(|part| part * rows))?,
+            ends: list(&mut parts.iter().map(|part| part.keys.len()))?,
         })
     }
 }
@@ -643,9 +647,9 @@ fn of_part(attention: &Attention, mask: Mask, (first, head): ([usize; 3], usize)
     attention.of_part([document, head as u32, query, key])
 }
 
-/// Two batch entries of the same rows.
-fn twice(layout: &Layout) -> Layout {
+/// Batch entries of the same rows.
+fn shared(layout: &Layout, entries: usize) -> Layout {
     let (mut shape, mut strides) = (layout.shape, layout.strides);
-    (shape[0], strides[0]) = (2, 0);
+    (shape[0], strides[0]) = (entries, 0);
     Layout { shape, strides }
 }

@@ -15,6 +15,9 @@ pub enum Sharding {
     /// There are twice as many chunks as ranks, and rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Balanced under a
     /// causal mask.
     Zigzag,
+    /// The sequence in so many equal parts, each dealt as [`Zigzag`](Self::Zigzag) deals the whole. Two of them end the work of all ranks
+    /// closer together: each rank has shorter chunks, and rows with fewer keys among them to end with.
+    Zigzags(usize),
     /// Packed documents, by their row offsets: `documents + 1` numbers from 0. A document of at least 256 rows a rank is dealt in zigzag;
     /// shorter ones stay whole and go, the largest first, to the rank with the least causal work.
     Documents(Vec<usize>),
@@ -56,7 +59,7 @@ impl RowMap {
     /// Deals `len` rows to `ranks` ranks.
     ///
     /// # Errors
-    /// [`Error::Sharding`] without ranks, or if the offsets of documents do not rise from 0 to `len`.
+    /// [`Error::Sharding`] without ranks or zigzags, or if the offsets of documents do not rise from 0 to `len`.
     pub fn new(sharding: &Sharding, len: usize, ranks: usize) -> Result<Self> {
         if ranks == 0 {
             return Err(Error::Sharding("no ranks".to_owned()));
@@ -71,7 +74,13 @@ impl RowMap {
                     map.give(rank, part(len, rank, ranks), 0..len, 0);
                 }
             }
-            Sharding::Zigzag => map.zigzag(0..len, 0),
+            Sharding::Zigzag => map.zigzag(0..len, 0..len, 0),
+            Sharding::Zigzags(0) => return Err(Error::Sharding("no zigzags".to_owned())),
+            Sharding::Zigzags(parts) => {
+                for index in 0..(*parts).min(len) {
+                    map.zigzag(part(len, index, (*parts).min(len)), 0..len, 0);
+                }
+            }
             Sharding::Documents(offsets) => map.documents(offsets)?,
         }
         for chunks in &mut map.chunks {
@@ -90,11 +99,12 @@ impl RowMap {
         }
     }
 
-    fn zigzag(&mut self, document: Range<usize>, number: usize) {
+    /// Deals rows of a document.
+    fn zigzag(&mut self, all: Range<usize>, document: Range<usize>, number: usize) {
         let parts = 2 * self.ranks();
         for index in 0..parts {
-            let rows = part(document.len(), index, parts);
-            let rows = document.start + rows.start..document.start + rows.end;
+            let rows = part(all.len(), index, parts);
+            let rows = all.start + rows.start..all.start + rows.end;
             self.give(index.min(parts - 1 - index), rows, document.clone(), number);
         }
     }
@@ -111,7 +121,7 @@ impl RowMap {
         let mut short = Vec::new();
         for (number, pair) in offsets.windows(2).enumerate() {
             match pair[1] - pair[0] >= cut_from {
-                true => self.zigzag(pair[0]..pair[1], number),
+                true => self.zigzag(pair[0]..pair[1], pair[0]..pair[1], number),
                 false => short.push((pair[0]..pair[1], number)),
             }
         }

@@ -91,7 +91,7 @@ fn one_sequence() {
         Mask::window(9, 9).diagonal(Diagonal::At(-17)),
     ];
     for mask in masks {
-        for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+        for sharding in [Sharding::Contiguous, Sharding::Zigzag, Sharding::Zigzags(2)] {
             for (ranks, len) in [(2, 128), (3, 101), (5, 7), (4, 3), (6, 250)] {
                 bits_of_one_call(
                     &ALL,
@@ -170,8 +170,8 @@ fn dropout() {
     };
     for mask in [Mask::none(), Mask::causal()] {
         let attention = Attention::new().mask(mask).dropout(0.3, state);
-        for (ranks, len) in [(2, 256), (3, 576), (2, 2048)] {
-            for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+        for (ranks, len) in [(2, 256), (3, 768), (2, 2048)] {
+            for sharding in [Sharding::Contiguous, Sharding::Zigzag, Sharding::Zigzags(2)] {
                 bits_of_one_call(&ALL, ranks, len, None, &sharding, &attention);
             }
         }

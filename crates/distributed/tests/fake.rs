@@ -82,10 +82,15 @@ fn copies_and_kernels_are_ordered() {
     for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
         // Two groups of heads and two chunks a rank, of which the first of rank 0 sees its own keys only and has a launch for all heads;
         // long chunks have a launch together.
-        for (chunk, launches) in [(128, 4 * ranks.len() - 1), (2048, 2 * ranks.len() + 1)] {
+        let ranks_of = ranks.len();
+        for (sharding, len, launches) in [
+            (Sharding::Zigzag, 2 * 128 * ranks_of, 4 * ranks_of - 1),
+            (Sharding::Zigzag, 2 * 2048 * ranks_of, 2 * ranks_of + 1),
+            (Sharding::Zigzags(2), 4 * 2048 * ranks_of, 2 * ranks_of + 1),
+        ] {
             let (fake, group) = open(ranks);
             for _ in 0..3 {
-                forward(&group, 2 * ranks.len() * chunk).unwrap();
+                forward_of(&group, &sharding, len).unwrap();
             }
             group.synchronize(Duration::from_secs(10)).unwrap();
             assert_eq!(fake.launches().len(), 3 * launches);

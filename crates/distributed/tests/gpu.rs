@@ -115,7 +115,7 @@ fn one_sequence() {
     for ranks in [2, 3, 4] {
         let group = group(ranks);
         for mask in masks {
-            for sharding in [Sharding::Contiguous, Sharding::Zigzag] {
+            for sharding in [Sharding::Contiguous, Sharding::Zigzag, Sharding::Zigzags(2)] {
                 for sizes in [
                     [1280, 4, 2, 64],
                     [1001, 8, 1, 128],
@@ -135,20 +135,26 @@ fn one_sequence() {
 fn long_chunks() {
     for ranks in [2, 3] {
         for (mask, heads) in [(Mask::causal(), [8, 4]), (Mask::window(5000, 0), [8, 2])] {
-            let sizes = [2 * ranks * LONG_CHUNK, heads[0], heads[1], 64];
             let attention = Attention::new().mask(mask);
-            equals_one_call(&group(ranks), sizes, &Sharding::Zigzag, &attention);
+            for (sharding, chunks) in [(Sharding::Zigzag, 2), (Sharding::Zigzags(2), 4)] {
+                let sizes = [chunks * ranks * LONG_CHUNK, heads[0], heads[1], 64];
+                equals_one_call(&group(ranks), sizes, &sharding, &attention);
+            }
         }
     }
 }
 
-/// The log-sum-exp that gradients read is a part of what one launch left for two chunks.
+/// The log-sum-exp that gradients read is a part of what one launch left for several chunks.
 #[test]
 #[ignore = "needs two NVIDIA GPUs"]
 fn gradients_of_long_chunks() {
-    for (ranks, dim) in [(2, 128), (3, 64)] {
+    for (ranks, dim, sharding, chunks) in [
+        (2, 128, Sharding::Zigzag, 2),
+        (3, 64, Sharding::Zigzag, 2),
+        (2, 64, Sharding::Zigzags(2), 4),
+    ] {
         let group = group(ranks);
-        let (heads, kv_heads, len) = (4, 2, 2 * ranks * LONG_CHUNK);
+        let (heads, kv_heads, len) = (4, 2, chunks * ranks * LONG_CHUNK);
         let attention = Attention::new().mask(Mask::causal());
         let lists = [(heads, 0.1), (kv_heads, 0.2), (kv_heads, 0.3), (heads, 0.4)]
             .map(|(heads, seed)| (data(len * heads * dim, seed), heads));
@@ -157,7 +163,7 @@ fn gradients_of_long_chunks() {
             .map(|(list, heads)| first.tensor(list, [1, len, *heads, dim]).unwrap());
         let output = attention.forward(&q, (&k, &v)).unwrap();
         let expected = attention.backward(&d_out, &q, (&k, &v), &output).unwrap();
-        let shards = group.shards(&Sharding::Zigzag, len).unwrap();
+        let shards = group.shards(&sharding, len).unwrap();
         let [q, k, v, d_out] = lists.map(|(list, heads)| shards.split(&list, heads, dim).unwrap());
         let run = || {
             let output = shards.forward(&attention, &q, (&k, &v)).unwrap();

@@ -6,9 +6,10 @@ use warptile_distributed::need::{parts, staged};
 use warptile_distributed::{RowMap, Sharding};
 
 fn sharding(kind: u8, len: usize, cuts: &[u16]) -> Sharding {
-    match kind % 3 {
+    match kind % 4 {
         0 => Sharding::Contiguous,
         1 => Sharding::Zigzag,
+        2 => Sharding::Zigzags(1 + cuts.len()),
         _ => {
             let mut offsets: Vec<_> = cuts
                 .iter()
@@ -89,6 +90,13 @@ fn zigzag_is_balanced_and_ranks_may_have_no_rows() {
     assert_eq!(rows, [0..4, 12..16]);
     // The two chunks of rank 1 lie next to each other, and travel as one piece.
     assert_eq!(map.pieces(0..16).len(), 3);
+    let map = RowMap::new(&Sharding::Zigzags(2), 16, 2).unwrap();
+    let rows: Vec<_> = { map.chunks(0).iter() }
+        .map(|chunk| chunk.rows.clone())
+        .collect();
+    assert_eq!(rows, [0..2, 6..8, 8..10, 14..16]);
+    let error = RowMap::new(&Sharding::Zigzags(0), 16, 2).unwrap_err();
+    assert_eq!(error.to_string(), "sharding: no zigzags");
     let map = RowMap::new(&Sharding::Contiguous, 2, 4).unwrap();
     assert!((0..4).any(|rank| map.local_len(rank) == 0));
 }

@@ -18,6 +18,8 @@ pub const WARPTILE_SHARDING_CONTIGUOUS: u32 = 0;
 pub const WARPTILE_SHARDING_ZIGZAG: u32 = 1;
 /// The rows are those of packed documents. Long ones are dealt out in zigzag, short ones stay whole; no query sees another document.
 pub const WARPTILE_SHARDING_DOCUMENTS: u32 = 2;
+/// Each half of the rows is dealt out in zigzag: the work of all ranks ends closer together than by one zigzag.
+pub const WARPTILE_SHARDING_TWO_ZIGZAGS: u32 = 3;
 
 /// Each rank fetches the keys that its queries see.
 pub const WARPTILE_SCHEME_GATHER: u32 = 0;
@@ -197,6 +199,7 @@ pub(crate) unsafe fn described(desc: *const ShardedDesc) -> Result<(Described, A
         }
         WARPTILE_SHARDING_CONTIGUOUS => Sharding::Contiguous,
         WARPTILE_SHARDING_ZIGZAG => Sharding::Zigzag,
+        WARPTILE_SHARDING_TWO_ZIGZAGS => Sharding::Zigzags(2),
         other => {
             let rule = format!("is {other}, which is none of WARPTILE_SHARDING_...");
             return Err(Failure::of("sharding", rule));

@@ -258,7 +258,7 @@ static void wrong_calls(void) {
     INVALID(warptile_sharded_prepare(group, NULL, &sharded), "desc is null");
     INVALID(warptile_sharded_prepare(group, &desc, NULL), "sharded is null");
     INVALID(PREPARE(bad.attention = NULL), "attention is null");
-    INVALID(PREPARE(bad.sharding = 3), "sharding is 3, which is none of");
+    INVALID(PREPARE(bad.sharding = 4), "sharding is 4, which is none of");
     INVALID(PREPARE(bad.scheme = 3), "scheme is 3, which is none of");
     INVALID(PREPARE(bad.hosts = 2), "hosts is given, but scheme is not");
     INVALID(PREPARE(bad.documents = 1), "documents is given, but sharding is not");
@@ -496,13 +496,13 @@ static void predictions(void) {
 int main(void) {
     static const uint32_t elements[] = {WARPTILE_F16, WARPTILE_BF16, WARPTILE_F32};
     for (int i = 0; i < 3; i++) {
-        for (uint32_t sharding = 0; sharding < 3; sharding++) {
+        for (uint32_t sharding = 0; sharding < 4; sharding++) {
             for (uint32_t scheme = 0; scheme < 2; scheme++) compare(elements[i], sharding, scheme, 2 + (sharding + scheme) % 2, 0);
         }
     }
     compare(WARPTILE_F32, WARPTILE_SHARDING_ZIGZAG, WARPTILE_SCHEME_GATHER, 3, 1);
     compare(WARPTILE_BF16, WARPTILE_SHARDING_CONTIGUOUS, WARPTILE_SCHEME_HEADS, 2, 1);
-    for (uint32_t sharding = 0; sharding < 3; sharding++) compare(WARPTILE_F16, sharding, WARPTILE_SCHEME_HYBRID, 4, 0);
+    for (uint32_t sharding = 0; sharding < 4; sharding++) compare(WARPTILE_F16, sharding, WARPTILE_SCHEME_HYBRID, 4, 0);
     compare(WARPTILE_F32, WARPTILE_SHARDING_CONTIGUOUS, WARPTILE_SCHEME_HYBRID, 2, 1);
     for (int i = 0; i < 3; i++) decoding(elements[i]);
     wrong_caches();

@@ -42,8 +42,9 @@ impl Arbitrary for Problem {
         ][pick(&[0, 1, 2, 3, 4, 5])];
         // Short documents lie whole with a rank, several of them in one call; a long one is cut.
         let short = [0, len / 9, len / 9, len / 4, len / 3, len];
-        let sharding = match pick(&[0, 1, 2, 3]) {
+        let sharding = match pick(&[0, 1, 2, 3, 4]) {
             0 => Sharding::Contiguous,
+            4 => Sharding::Zigzags(2),
             1 => Sharding::Documents(short.to_vec()),
             2 => Sharding::Documents(vec![0, 5, 30, 40, 40 + 256 * ranks, 60 + 256 * ranks]),
             _ => Sharding::Zigzag,
@@ -60,9 +61,8 @@ impl Arbitrary for Problem {
         };
         let dropout = pick(&[0, 0, 1]) == 1;
         let len = match sharding {
-            Sharding::Contiguous | Sharding::Zigzag if dropout && scheme != Scheme::Heads => {
-                len.next_multiple_of(64 * ranks)
-            }
+            Sharding::Documents(_) => len,
+            _ if dropout && scheme != Scheme::Heads => len.next_multiple_of(128 * ranks),
             _ => len,
         };
         Problem {
