@@ -17,6 +17,7 @@ from host import (
     SIDE_BY_SIDE,
     cubins,
     families,
+    gradient_families,
     last_lines,
     on,
     operation,
@@ -149,23 +150,25 @@ def verify(evidence):
     of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence)]
     jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
     jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
+    jobs += [(family, *of_length, ["--backward"]) for family in gradient_families(evidence) for of_length in RANDOM_PROBLEMS]
     late = {family for family, _ in ptx(evidence)}
     jobs.sort(key=lambda job: job[0] in late)
     if not paged_families(evidence):
         evidence.fail("verify: no image takes keys and values in pages")
-    for family, max_len, how_many, paged in jobs:
-        name = f"{family}-paged-{max_len}" if paged else f"{family}-{max_len}"
+    for family, max_len, how_many, kind in jobs:
+        name = "-".join([family, *(option.lstrip("-") for option in kind), str(max_len)])
         what = f"verify {name}".replace("-", " ")
-        arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len, *paged]
+        kinds = {"paged": "--paged" in kind, "gradients": "--backward" in kind}
+        arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len, *kind]
         arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
         _, output, result = warptile(evidence, what, arguments, LIMITS["verify"], variables=KEEPS_MEMORY)
         print(last_lines(output, 1), flush=True)
         if not result:
             continue
         of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
-        evidence.write(f"verify-{name}.json", max_len=max_len, paged=bool(paged), **of_all)
+        evidence.write(f"verify-{name}.json", max_len=max_len, **kinds, **of_all)
         shown = [key for key in of_all if key not in ("images", "problems", "failures", "launches", "runnable", "repeat")]
-        totals.append({"family": family, "max_len": max_len, "paged": bool(paged), **{key: of_all[key] for key in shown}})
+        totals.append({"family": family, "max_len": max_len, **kinds, **{key: of_all[key] for key in shown}})
         few = result["few_multiprocessors"]
         if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
             evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
@@ -186,7 +189,7 @@ def verify(evidence):
         passed = OPERATION_CASES - failed
         totals.append({"family": family, "max_len": None, "count": OPERATION_CASES, "passed": passed, "failed": failed})
         for name, sha256 in ran.items():
-            images[name] = {"sha256": sha256, "persistent": False, "passed": passed, "failed": failed, "drew_tiles": 0}
+            images.setdefault(name, {"sha256": sha256, "persistent": False, "passed": passed, "failed": failed, "drew_tiles": 0})
         write()
 
 

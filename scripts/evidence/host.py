@@ -275,6 +275,12 @@ def paged_families(evidence):
     return sorted({image["family"] for image in evidence.images.values() if PAGED in image["features"]})
 
 
+def gradient_families(evidence):
+    """Families of which `verify --backward` computes random problems."""
+    roles = [f"{of} gradients" for of in ("all", "key", "query", "bias")]
+    return sorted({image["family"] for image in evidence.operations.values() if image["role"] in roles})
+
+
 def operations(evidence):
     """Families of the operations other than forward."""
     return sorted({image["family"] for image in evidence.operations.values()})

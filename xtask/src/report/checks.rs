@@ -64,6 +64,9 @@ struct Verified {
     /// True if keys and values are in pages in all of them.
     #[serde(default)]
     paged: bool,
+    /// True if their gradients were computed.
+    #[serde(default)]
+    gradients: bool,
     count: u64,
     failed: u64,
 }
@@ -422,7 +425,8 @@ pub(super) mod tests {
             "verify.json",
             r#"{"rows": [{"family": "scalar", "count": 2000, "passed": 1999, "failed": 1, "not_applicable": 0, "seed": 1},
                 {"family": "wmma", "max_len": 4096, "count": 200, "passed": 200, "failed": 0},
-                {"family": "decode", "max_len": 1024, "paged": true, "count": 7, "passed": 7, "failed": 0}]}"#,
+                {"family": "decode", "max_len": 1024, "paged": true, "count": 7, "passed": 7, "failed": 0},
+                {"family": "dq", "max_len": 1024, "gradients": true, "count": 8, "passed": 8, "failed": 0}]}"#,
         );
         write(
             "sanitizer.json",
@@ -450,7 +454,8 @@ pub(super) mod tests {
             summary.contains("| Random problems against float64 | scalar | 1999 of 2000 passed |")
                 && summary.contains("float64, lengths to 4096 | wmma | 200 of 200 passed |")
                 && summary
-                    .contains("float64, in pages, lengths to 1024 | decode | 7 of 7 passed |"),
+                    .contains("float64, in pages, lengths to 1024 | decode | 7 of 7 passed |")
+                && summary.contains("float64, gradients, lengths to 1024 | dq | 8 of 8 passed |"),
             "{summary}"
         );
         assert!(

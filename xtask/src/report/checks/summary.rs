@@ -71,14 +71,19 @@ pub(in crate::report) fn summary(checks: &Checks) -> String {
         family,
         max_len,
         paged,
+        gradients,
         count,
         failed,
     } in &checks.verify
     {
-        let pages = if *paged { ", in pages" } else { "" };
+        let what = match (paged, gradients) {
+            (true, _) => ", in pages",
+            (_, true) => ", gradients",
+            _ => "",
+        };
         let lengths = max_len.map_or(String::new(), |length| format!(", lengths to {length}"));
         row(
-            &format!("Random problems against float64{pages}{lengths}"),
+            &format!("Random problems against float64{what}{lengths}"),
             family.clone(),
             format!("{} of {count} passed", count - failed),
         );
