@@ -235,13 +235,13 @@ fn every_command_on_the_cpu_ends_soon() {
     }
 }
 
-/// Sends SIGINT after two seconds, and expects the end soon and `says` on standard error.
+/// Sends SIGINT after a second, and expects the end soon and `says` on standard error.
 pub(crate) fn ends_soon(command: &mut Command, says: &str) {
     let mut child = { command.stdout(Stdio::null()) }
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(1));
     assert!(
         child.try_wait().unwrap().is_none(),
         "{command:?} ended early"
@@ -290,7 +290,7 @@ fn a_second_signal_ends_at_once() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(1));
     signal(&child);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut text = String::new();
