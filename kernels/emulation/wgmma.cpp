@@ -381,7 +381,8 @@ struct Problem {
         const int at_once = std::min(numbers, resident);
         ctas = at_once * tiling.cluster;
         counter = guarded(std::vector<unsigned>(1));
-        if (numbers > at_once && !random.one_in(4)) work.counter = counter->data();
+        // Of packed rows a launch without one says that no CTA has a second number.
+        if (numbers > at_once && (tiling.packs || !random.one_in(4))) work.counter = counter->data();
         const int words_of_part = (tiling.value_dim / 8 + 1) * WARPGROUP_THREADS * 4;
         parts = guarded(std::vector<float>((size_t)split_tiles * work.splits * tiling.consumers * words_of_part));
         // Of packed rows with words for those who wait behind them (kernels/forward/wgmma_joint_sum.cuh).

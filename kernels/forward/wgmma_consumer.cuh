@@ -23,6 +23,7 @@
 // Behind those: the order of constants is that of the symbols in each image.
 #include "forward/wgmma_boxes.cuh"
 #include "forward/wgmma_keymask.cuh"
+#include "ptx/named_arrive.cuh"
 
 namespace warptile {
 
@@ -73,8 +74,18 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     {
         start_tile();
         wait_for_first_keys();
+        const bool in_turn = begins_in_turn();
+        if (in_turn && warpgroup == 1) named_barrier_wait(SECOND_BEGINS, 2 * WARPGROUP_THREADS);
         issue_scores();
+        if constexpr (packs_for_two() && !BEGINS_AFTER_SOFTMAX)
+            if (in_turn && warpgroup == 0) {
+                wgmma_wait<0>();
+                pin(scores);
+                named_barrier_arrive(SECOND_BEGINS, 2 * WARPGROUP_THREADS);
+            }
         take_first_scores();
+        if constexpr (packs_for_two() && BEGINS_AFTER_SOFTMAX)
+            if (in_turn && warpgroup == 0) named_barrier_arrive(SECOND_BEGINS, 2 * WARPGROUP_THREADS);
         for (;;) {
             // Where scores have terms, all steps are one code.
             if constexpr (lists_blocks<Traits>()) {
@@ -130,6 +141,20 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             // descriptors in ordinary registers: twice the instructions around each product.
             __syncwarp();
         }
+    }
+
+    // The two warpgroups of a tile of packed rows would begin with the same keys at the same time, and go on like that: both multiply, then
+    // both compute their softmax. So the second one begins when the first has its first scores, or at head size 64, where the softmax takes
+    // longer, its first weights. In a launch without a counter a CTA has one tile: nobody meets twice.
+    __device__ static constexpr bool packs_for_two() { return Traits::packs_rows() && Traits::CONSUMERS == 2; }
+    enum : bool { BEGINS_AFTER_SOFTMAX = Traits::HEAD_DIM <= 64 };
+    enum : int { SECOND_BEGINS = 1 + Traits::CONSUMERS, FEWEST_BLOCKS = BEGINS_AFTER_SOFTMAX ? 16 : 1 };
+    __device__ bool begins_in_turn() const
+    {
+        if constexpr (packs_for_two())
+            return uniform(!params.work.counter && tile().has_rows(0, queries()) && tile().has_rows(1, queries()) &&
+                           tile().end_block - tile().first_block >= FEWEST_BLOCKS);
+        return false;
     }
 
     // Returns true if the tile in hand has another block.
@@ -199,8 +224,9 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             const Parts<Traits> parts(params, layout.part(shared, tiles - 1), warpgroup);
             if constexpr (Traits::packs_rows()) {
                 // Each warp for itself: the first ones often have all rows.
+                // Zeros, too: whoever adds up does not look for parts without keys.
                 if (OutputRows<Traits>(params, tile(), warpgroup).has_rows() && has_rows)
-                    parts.leave(output, state, has_output);
+                    parts.leave(output, state, true);
                 // Nobody reads queries before the warpgroup loads those of another tile.
                 static_assert(JointSum<Traits>::SUM_BYTES <= Traits::QUERY_BYTES, "sums fit where the queries were");
                 float4* const buffer = reinterpret_cast<float4*>(shared + (layout.queries(warpgroup, 0) - layout.base));
@@ -329,7 +355,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
         if constexpr (Traits::has_alibi()) this->begin(params.scoring, tile(), first_row, plain_top, plain_floor);
-        if constexpr (Traits::has_fast_cap() && !Traits::looks_first()) scale.capping = Capping::NARROW;
+        if constexpr (Traits::has_fast_cap() && !Traits::looks_first()) scale.is_exact = false;
 
         const bool more = first_block < end_block && uniform(has_rows());
         hidden = (Traits::has_score_boxes() ? of_before : left_behind) + (more ? end_block - 1 - block : 0);
@@ -573,9 +599,9 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     }
 
     // Looks at the scores of a plain block: true if one of the warp's is large.
-    template <int DEGREE> __device__ bool has_large() const
+    __device__ bool has_large() const
     {
-        const auto capped = scale.template capped_here<DEGREE>();
+        const auto capped = scale.capped_here();
         unsigned seen = 0;
 #pragma unroll
         for (float score : scores) seen |= __float_as_uint(fmaf(score, score, capped.range));
@@ -588,15 +614,10 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     {
         bool is_large = false;
         if constexpr (Traits::looks_first()) {
-            if (scale.has_softcap()) {
-                if (!has_large<2>()) return state.update_capped(scores, scale, scale.template capped_here<2>(), is_large);
-                if (!has_large<3>()) return state.update_capped(scores, scale, scale.template capped_here<3>(), is_large);
-            }
-        } else if (scale.capping != Capping::EXACT) {
-            const bool is_narrow = scale.capping == Capping::NARROW;
-            const bool fits = is_narrow ? state.update_capped(scores, scale, scale.capped, is_large)
-                                        : state.update_capped(scores, scale, scale.template capped_here<3>(), is_large);
-            if (is_large) scale.capping = is_narrow ? Capping::WIDE : Capping::EXACT;
+            if (scale.has_softcap() && !has_large()) return state.update_capped(scores, scale, scale.capped_here(), is_large);
+        } else if (!scale.is_exact) {
+            const bool fits = state.update_capped(scores, scale, scale.capped, is_large);
+            scale.is_exact = is_large;
             return fits;
         }
         if (scale.has_softcap())

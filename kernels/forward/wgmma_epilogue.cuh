@@ -38,13 +38,15 @@ template <class Traits> class OutputRows {
 
     __device__ bool has_rows() const { return rows > 0; }
 
+    // The sink of one of the thread's packed rows.
+    __device__ float sink(int i) const { return sink_of(params.scoring, tile_head + heads[i]); }
+
     // Log-sum-exp of the thread's rows, written by the first lane of each quad.
     __device__ void write_lse(const float (&values)[ROWS_PER_THREAD]) const
     {
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++)
-            if (lse && thread_index() % 4 == 0 && exists(quad_row(i)))
-                lse[query_of(quad_row(i)) + head_of(quad_row(i)) * params.lse_head] = values[i];
+            if (lse && thread_index() % 4 == 0 && exists(quad_row(i))) lse[own_query(i) + own_head(i) * params.lse_head] = values[i];
     }
 
     // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, with swizzled chunks as a box has
@@ -108,15 +110,15 @@ template <class Traits> class OutputRows {
 #pragma unroll
             for (int i = 0; i < ROWS_PER_THREAD; i++)
                 if (exists(quad_row(i)) && first_column < params.value_dim)
-                    *reinterpret_cast<unsigned*>(out + query_of(quad_row(i)) * params.out.row + head_of(quad_row(i)) * params.out.head +
-                                                 first_column + thread_index() % 4 * 2) = word(output, inverse, i, 0);
+                    *reinterpret_cast<unsigned*>(out + own_query(i) * params.out.row + own_head(i) * params.out.head + first_column +
+                                                 thread_index() % 4 * 2) = word(output, inverse, i, 0);
             return;
         }
         const bool odd = thread_index() & 1;
         Element* const first = out + first_column + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++) {
-            const int query = query_of(quad_row(i)), head = head_of(quad_row(i));
+            const int query = own_query(i), head = own_head(i);
             Element* const to = first + query * params.out.row + head * params.out.head;
             const bool exists = Traits::packs_rows() ? this->exists(quad_row(i)) : query < rows;
             const int columns = exists ? params.value_dim - first_column - (odd ? CHUNK : 0) : 0;
@@ -164,6 +166,12 @@ template <class Traits> class OutputRows {
               (long long)tile.query_offset * params.out.row;
         lse = nullptr;
         if (params.lse) lse = params.lse + tile.batch * params.lse_batch + tile.head * params.lse_head + tile.query_offset;
+        tile_head = tile.head;
+#pragma unroll
+        for (int i = 0; i < ROWS_PER_THREAD; i++) {
+            queries[i] = packed.query(quad_row(i));
+            heads[i] = packed.head(quad_row(i));
+        }
     }
 
     // Returns true if one of the warp's rows is one of the sequence.
@@ -185,6 +193,18 @@ template <class Traits> class OutputRows {
         if constexpr (Traits::packs_rows()) return packed.head(row);
         if constexpr (Traits::GROUPS) return row >= warpgroup_queries<Traits>(params);
         return 0;
+    }
+
+    // Those of one of the thread's rows.
+    __device__ int own_query(int i) const
+    {
+        if constexpr (Traits::packs_rows()) return queries[i];
+        return query_of(quad_row(i));
+    }
+    __device__ int own_head(int i) const
+    {
+        if constexpr (Traits::packs_rows()) return heads[i];
+        return head_of(quad_row(i));
     }
 
     // The warp's first query, counted from the tile's.
@@ -233,6 +253,7 @@ template <class Traits> class OutputRows {
     int rows;     // from the warp's first row to the end of the sequence
     int tile_row; // the warp's first row in the tile
     PackedRows packed; // if they are
+    int queries[ROWS_PER_THREAD], heads[ROWS_PER_THREAD], tile_head; // of the thread's packed rows: worked out once, as code for it is long
 };
 
 } // namespace warptile

@@ -74,7 +74,8 @@ template <class Traits> class JointSum {
     enum : int { TRIES = 60 }; // a microsecond each
 
     static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 8 columns
-    static_assert((CHUNKS & (CHUNKS - 1)) == 0, "ranges of as many chunks each");
+    static constexpr int CHUNKS_LOG = CHUNKS == 8 ? 3 : CHUNKS == 16 ? 4 : 5;
+    static_assert(CHUNKS == 1 << CHUNKS_LOG, "ranges of as many chunks each");
 
     __device__ static bool is_first_lane() { return thread_index() % 32 == 0; }
     __device__ void sync() const { named_barrier_wait(1 + warpgroup, WARPGROUP_THREADS); }
@@ -124,19 +125,21 @@ template <class Traits> class JointSum {
         return uniform(sees);
     }
 
-    // How the work is dealt out to the warps of all shares: the more parts, the more warps.
+    // How the work is dealt out to the warps of all shares: the more parts, the more warps. As logarithms: code for divisions is long.
     struct Deal {
         int row_groups; // 16 rows each
-        int chunks;     // that a warp adds up
-        int ways;       // warps that have some of the parts each
+        int chunks_log; // of the chunks that a warp adds up
+        int ways_log;   // of the warps that have some of the parts each
 
         __device__ Deal(int rows, int shares, int parts)
-            : row_groups(max(min((rows + GROUP_ROWS - 1) / GROUP_ROWS, WARPGROUP_WARPS), 1)), chunks(1), ways(1)
+            : row_groups(max(min((rows + GROUP_ROWS - 1) / GROUP_ROWS, WARPGROUP_WARPS), 1)), chunks_log(0), ways_log(0)
         {
             const int warps = shares * WARPGROUP_WARPS, needed = row_groups * CHUNKS;
-            while (chunks * warps < needed) chunks *= 2;
-            while (ways < WARPGROUP_WARPS && parts > WORDS_AT_ONCE * ways && warps >= 2 * ways * needed) ways *= 2;
+            while (warps << chunks_log < needed) chunks_log++;
+            while (ways() < WARPGROUP_WARPS && parts > WORDS_AT_ONCE << ways_log && warps >= needed << (ways_log + 1)) ways_log++;
         }
+        __device__ int chunks() const { return 1 << chunks_log; }
+        __device__ int ways() const { return 1 << ways_log; }
     };
     // From the warpgroup's first one on.
     __device__ int rows_here() const { return rows_of_queries<Traits>(params, tile.query_len) - tile.first_query - warpgroup * MMA_ROWS; }
@@ -148,34 +151,35 @@ template <class Traits> class JointSum {
     __device__ void sum(int share, const Deal& deal) const
     {
         const int warp = uniform(thread_index() % WARPGROUP_THREADS / 32);
-        const int item = (share * WARPGROUP_WARPS + warp) / deal.ways, way = warp % deal.ways, ranges = CHUNKS / deal.chunks;
-        const int of_rows = item / ranges, first = (item - of_rows * ranges) * deal.chunks;
-        if (of_rows >= deal.row_groups && deal.ways == 1) return;
+        const int item = (share * WARPGROUP_WARPS + warp) >> deal.ways_log, way = warp & (deal.ways() - 1);
+        const int ranges_log = CHUNKS_LOG - deal.chunks_log, of_rows = item >> ranges_log;
+        const int first = (item - (of_rows << ranges_log)) << deal.chunks_log;
+        if (of_rows >= deal.row_groups && deal.ways() == 1) return;
         const int tile_row = warpgroup * MMA_ROWS + of_rows * GROUP_ROWS, thread = of_rows * 32 + thread_index() % 32;
-        if (deal.chunks >= 8)
-            write_sums<8>(tile_row, thread, first, first + deal.chunks);
-        else if (deal.chunks == 4)
+        if (deal.chunks() >= 8)
+            write_sums<8>(tile_row, thread, first, first + deal.chunks());
+        else if (deal.chunks() == 4)
             write_sums<4>(tile_row, thread, first, first + 4);
-        else if (deal.chunks == 2)
+        else if (deal.chunks() == 2)
             write_sums<2>(tile_row, thread, first, first + 2);
         else {
             Sum<1> sum;
             const bool has_rows = of_rows < deal.row_groups;
-            if (has_rows) add_up(sum, thread, first, splits() * way / deal.ways, splits() * (way + 1) / deal.ways);
-            if (deal.ways > 1) {
+            if (has_rows) add_up(sum, thread, first, splits() * way >> deal.ways_log, splits() * (way + 1) >> deal.ways_log);
+            if (deal.ways() > 1) {
                 float4* const own = buffer + thread_index() % WARPGROUP_THREADS;
                 own[0] = {sum.values[0], sum.values[1], sum.values[2], sum.values[3]};
                 own[WARPGROUP_THREADS] = {sum.max[0], sum.sum[0], sum.max[1], sum.sum[1]};
                 sync();
                 if (way == 0)
 #pragma unroll 1
-                    for (int other = 1; other < deal.ways; other++) {
+                    for (int other = 1; other < deal.ways(); other++) {
                         const float4 words[1][1] = {{own[other * 32]}}, sums[1] = {own[other * 32 + WARPGROUP_THREADS]};
                         sum.add(sums, words, 1);
                     }
             }
             if (has_rows && way == 0) write(sum, tile_row, first);
-            if (deal.ways > 1) sync(); // the buffer has been read
+            if (deal.ways() > 1) sync(); // the buffer has been read
         }
     }
 
@@ -207,9 +211,7 @@ template <class Traits> class JointSum {
             }
 #pragma unroll
             for (int i = 0; i < PARTS; i++) {
-                // Neither row has seen a key. A NaN is one.
-                const bool unseen = fmaxf(sums[i].x, sums[i].z) == negative_infinity() && sums[i].y + sums[i].w == 0;
-                if (unseen || i >= count) continue;
+                if (i >= count) continue;
                 const float take[ROWS_PER_THREAD] = {rescale(sums[i].x, max[0]), rescale(sums[i].z, max[1])};
                 sum[0] += sums[i].y * take[0];
                 sum[1] += sums[i].w * take[1];
@@ -264,7 +266,7 @@ template <class Traits> class JointSum {
             state.sum[row] = sum.sum[row];
         }
         float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-        state.finish(inverse, lse, params, tile, tile_row);
+        state.finish(inverse, lse, params, [&](int row) { return rows.sink(row); });
         rows.write_columns(sum.values, inverse, 8 * chunk);
         if (chunk == 0) rows.write_lse(lse);
     }

@@ -143,11 +143,11 @@ struct WgmmaTraits {
     static constexpr int SHARED_LIMIT = 232448;
     static constexpr int SHARED_LIMIT_PER_CTA = SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024;
     static constexpr int BOOKKEEPING_BYTES = 1024; // barriers and tile announcements
-    // Stages of both rings. Of packed rows more than the tiling has: as many as fit besides one buffer for Q, up to 4. They are for few
-    // queries, where reading takes the time.
+    // Stages of both rings. Of packed rows more than the tiling has: as many as fit besides one buffer for Q, up to 512 keys. They are for
+    // few queries, where reading takes the time.
     enum : int { ROOM_STAGES = (SHARED_LIMIT_PER_CTA - BOOKKEEPING_BYTES - CONSUMERS * QUERY_BYTES) / (KEY_BYTES + VALUE_BYTES + BOX_BYTES) };
     // With a bias in them, as many as fit up to what the tiling has.
-    enum : int { RING_STAGES = (HAS_BOXES ? ROOM_STAGES >= STAGES_ : !PACKS_ROWS || ROOM_STAGES <= STAGES_) ? STAGES_ : ROOM_STAGES < 4 ? ROOM_STAGES : 4 };
+    enum : int { RING_STAGES = (HAS_BOXES ? ROOM_STAGES >= STAGES_ : !PACKS_ROWS || ROOM_STAGES <= STAGES_) ? STAGES_ : ROOM_STAGES < 512 / BLOCK_N ? ROOM_STAGES : 512 / BLOCK_N };
     static_assert(!HAS_BOXES || stages_suffice(CONSUMERS, BLOCK_N, RING_STAGES), "the stages hold the blocks that one warpgroup passes over");
     static constexpr int KEY_RING_BYTES = RING_STAGES * KEY_BYTES;
     static constexpr int VALUE_RING_BYTES = RING_STAGES * VALUE_BYTES;

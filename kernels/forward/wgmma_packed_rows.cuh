@@ -7,7 +7,7 @@
 namespace warptile {
 
 // Heads that share a key/value head.
-__device__ inline int group_size(const Forward& params) { return params.heads / params.kv_heads; }
+__device__ inline int group_size(const Forward& params) { return (int)quotient(params.heads, params.kv_heads); }
 
 // Packed rows from one of a sequence on: row 0 is the first head of query 0, and all heads of a query come before the next one.
 struct PackedRows {

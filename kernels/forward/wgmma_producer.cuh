@@ -6,6 +6,8 @@
 #include "forward/wgmma_listed.cuh"
 #include "forward/wgmma_pair.cuh"
 #include "rule/tensors.cuh"
+// Behind those: the order of constants is that of the symbols in each image.
+#include "ptx/prefetch_box.cuh"
 
 namespace warptile {
 
@@ -150,6 +152,8 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             if constexpr (Traits::PAIRS)
                 if (block == first_block && block < draw_at)
                     order.look_ahead(next_slot());
+            if constexpr (PREFETCHES)
+                if (block - Traits::RING_STAGES >= first_block) prefetch_block(row - Traits::RING_STAGES * Traits::BLOCK_N, kv_head, batch);
             load_keys({row, kv_head, batch}, tile);
             load_pending_values<false>();
             if (first)
@@ -214,6 +218,17 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
             keys_at.advance();
             if (block == top) announce(tile);
         }
+    }
+
+    // Keys and values come to L2 when the stages in front of them are asked for: two warpgroups of packed rows of head size 64 wait for
+    // memory together otherwise, and then compute their softmax together. (At 128 and 256 it is slower: docs/notebook/wgmma.md.)
+    enum : bool { PREFETCHES = Traits::packs_rows() && Traits::CONSUMERS == 2 && Traits::HEAD_DIM <= 64 };
+    __device__ void prefetch_block(int row, int head, int batch) const
+    {
+#pragma unroll
+        for (int slab = 0; slab < Traits::SLABS; slab++) prefetch_box(params.k_map, slab * SLAB_COLUMNS, row, head, batch);
+#pragma unroll
+        for (int slab = 0; slab < Traits::VALUE_SLABS; slab++) prefetch_box(params.v_map, slab * SLAB_COLUMNS, row, head, batch);
     }
 
     // Waits until the previous contents of the next tile's slot have been read.

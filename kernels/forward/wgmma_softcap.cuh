@@ -25,35 +25,27 @@ template <int AT_ONCE, int COUNT> __device__ inline void tanh_of_small(float (&x
     }
 }
 
-// Turns dot products into exponents of 2 at once: dot Q(y) with y = dot^2 + `range`, a power of 2. So y has range's exponent unless the
-// score is large, and a warp looks at that of all y together. Degree 3 is exact to 6e-7 up to x = 0.35 to 0.5, as range falls, and degree 2
-// to 3e-6 up to 0.25 to 0.35. Both are minimax fits, as above.
-template <int DEGREE> struct CappedExponents {
-    static_assert(DEGREE == 2 || DEGREE == 3);
+// Turns dot products into exponents of 2 at once: dot Q(y) with y = dot^2 + `range`. A y at least twice `power()`, a power of 2, says that its
+// score is large: all others have the exponent of `range`, and a warp looks at that of all y together. Exact to 1e-6 up to x = 0.39: a
+// minimax fit of tanh, by Remez's exchange.
+struct CappedExponents {
     float range;
-    float factors[DEGREE + 1]; // of powers of y
+    float factors[3]; // of powers of y
 
     // `argument`: of tanh, for a dot product of 1. `exponent`: of 2, likewise, without a softcap.
     __device__ CappedExponents(float argument, float exponent)
     {
         const float square = argument * argument;
         const bool has_powers = argument > 1e-4f && argument < 1e4f && exponent < 1e10f;
-        constexpr float LIMIT = DEGREE == 3 ? 0.25f : 0.125f; // of x^2
-        range = has_powers ? __uint_as_float(__float_as_uint(LIMIT * reciprocal_approximate(square)) & 0x7f800000) : 0;
+        const float limit = 0.15f * reciprocal_approximate(square); // of dot^2
+        const float above = __uint_as_float((__float_as_uint(limit) + 0x7fffff) & 0x7f800000);
+        range = has_powers ? 2 * above - limit : 0;
         // In powers of square * y instead of x^2 = square * (dot^2 + range) - begin.
         const float begin = -square * range;
-        if constexpr (DEGREE == 3) {
-            constexpr float C[] = {9.999994558e-1f, -3.332631794e-1f, 1.319029659e-1f, -4.440222584e-2f};
-            factors[0] = exponent * (C[0] + begin * (C[1] + begin * (C[2] + begin * C[3])));
-            factors[1] = exponent * square * (C[1] + begin * (2 * C[2] + begin * (3 * C[3])));
-            factors[2] = exponent * square * square * (C[2] + begin * (3 * C[3]));
-            factors[3] = exponent * square * square * square * C[3];
-        } else {
-            constexpr float C[] = {9.999969562e-01f, -3.328927047e-01f, 1.237693807e-01f};
-            factors[0] = exponent * (C[0] + begin * (C[1] + begin * C[2]));
-            factors[1] = exponent * square * (C[1] + begin * (2 * C[2]));
-            factors[2] = exponent * square * square * C[2];
-        }
+        constexpr float C[] = {9.999824154e-1f, -3.323783418e-1f, 1.202275898e-1f};
+        factors[0] = exponent * (C[0] + begin * (C[1] + begin * C[2]));
+        factors[1] = exponent * square * (C[1] + begin * (2 * C[2]));
+        factors[2] = exponent * square * square * C[2];
     }
 
     // `range` is this one's; `seen` gets the bits of y.
@@ -61,27 +53,23 @@ template <int DEGREE> struct CappedExponents {
     {
         const float y = fmaf(dot, dot, range);
         seen |= __float_as_uint(y);
-        float sum = factors[DEGREE];
-#pragma unroll
-        for (int i = DEGREE - 1; i >= 0; i--) sum = fmaf(sum, y, factors[i]);
-        return fmaf(dot, sum, offset);
+        return fmaf(dot, fmaf(fmaf(factors[2], y, factors[1]), y, factors[0]), offset);
     }
     // Returns true if some score was large, or not a number; always, if there is no softcap, or powers of the argument do not have the
     // range.
-    __device__ bool has_large(unsigned seen) const { return seen >= __float_as_uint(2 * range); }
-};
+    __device__ bool has_large(unsigned seen) const { return seen >= __float_as_uint(2 * power()); }
 
-// Which of them a warp takes in plain blocks: those of lower degree until a score was too large for them in its tile, then the exact tanh
-// after the others.
-enum class Capping { NARROW, WIDE, EXACT };
+  private:
+    __device__ float power() const { return __uint_as_float(__float_as_uint(range) & 0x7f800000); }
+};
 
 // What an image has that keeps factors in registers.
 template <class Traits, bool = Traits::has_fast_cap() && !Traits::looks_first()> struct KeptExponents {
     __device__ explicit KeptExponents(const Scoring&) {}
 };
 template <class Traits> struct KeptExponents<Traits, true> {
-    CappedExponents<2> capped;
-    Capping capping = Capping::NARROW;
+    CappedExponents capped;
+    bool is_exact = false; // a score of the warp was too large in its tile: plain blocks take the exact tanh
 
     __device__ explicit KeptExponents(const Scoring& scoring) : capped(scoring.scale / scoring.softcap, scoring.scale * LOG2_E) {}
 };

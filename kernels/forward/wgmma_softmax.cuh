@@ -24,13 +24,13 @@ __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 __device__ inline int warp_row() { return (int)(thread_index() / 32 - WARPGROUP_WARPS) * (MMA_ROWS / WARPGROUP_WARPS); }
 
 // The sink of one of the thread's rows, by its head. If a warpgroup has rows of several heads, the first `warpgroup_queries` rows belong
-// to the tile's head. `first_row`: where packed rows begin in the tile that are not the warp's own.
-template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row, int first_row = -1)
+// to the tile's head.
+template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row)
 {
     int head = tile.head;
     if constexpr (Traits::GROUPS) head += ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS;
     if constexpr (Traits::packs_rows())
-        head += PackedRows(params, tile.first_query + (first_row < 0 ? warp_row() : first_row)).head(thread_index() % 32 / 4 + 8 * row);
+        head += PackedRows(params, tile.first_query + warp_row()).head(thread_index() % 32 / 4 + 8 * row);
     return sink_of(params.scoring, head);
 }
 
@@ -69,7 +69,7 @@ template <class Traits> struct ScoreScale : KeptExponents<Traits> {
     __device__ float unit() const { return LOG2_E * reciprocal_approximate(scale_log2); }
 
     // Worked out here, for each block: factors would stay in registers.
-    template <int DEGREE> __device__ CappedExponents<DEGREE> capped_here() const
+    __device__ CappedExponents capped_here() const
     {
         const float factor = computed_here(params.scoring.scale);
         return {factor * reciprocal_approximate(params.scoring.softcap), factor * LOG2_E};
@@ -133,8 +133,13 @@ template <class Traits> struct RowState {
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Results of a row after its last key: the inverse that its output is multiplied by, and its log-sum-exp.
-    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params,
-                           const Tile& tile, int first_row = -1) const
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params, const Tile& tile) const
+    {
+        finish(inverse, lse, params, [&](int row) { return sink_of_row<Traits>(params, tile, row); });
+    }
+    // `sink_of`: of one of the thread's rows, if there are sinks.
+    template <class SinkOf>
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params, SinkOf sink_of) const
     {
         float total[ROWS_PER_THREAD], max[ROWS_PER_THREAD], keep[ROWS_PER_THREAD];
 #pragma unroll
@@ -144,10 +149,10 @@ template <class Traits> struct RowState {
             keep[row] = 1;
         }
         if (__builtin_expect(params.scoring.sinks != nullptr, false)) {
-            float sink = sink_of_row<Traits>(params, tile, 0, first_row);
+            float sink = sink_of(0);
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++) {
-                if ((Traits::GROUPS || Traits::packs_rows()) && row > 0) sink = sink_of_row<Traits>(params, tile, row, first_row);
+                if ((Traits::GROUPS || Traits::packs_rows()) && row > 0) sink = sink_of(row);
                 if (sink != negative_infinity())
                     keep[row] = join_sink(max[row], total[row], sink);
             }
@@ -214,8 +219,7 @@ template <class Traits> struct RowState {
     }
 
     // The same for dot products that are bounded by a softcap, or false if one of the warp's is large: then `has_large` says so.
-    template <int DEGREE>
-    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents<DEGREE>& capped, bool& has_large)
+    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents& capped, bool& has_large)
     {
         float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
         unsigned seen = 0;
@@ -442,9 +446,8 @@ template <class Traits> struct RowState {
     }
 
     // The same for dot products that are bounded by a softcap.
-    template <int DEGREE>
     __device__ static void exponentiate_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale,
-                                               const CappedExponents<DEGREE>& capped, float (&added)[ROWS_PER_THREAD],
+                                               const CappedExponents& capped, float (&added)[ROWS_PER_THREAD],
                                                float (&sums)[ROWS_PER_THREAD], unsigned& seen)
     {
         const int zero = scale.opaque_zero();

@@ -123,7 +123,7 @@ impl PackedSpeed {
         multiprocessors: 132.0,
     };
     /// The first keys and the end of a part in addition to the launch, and of one with rows for two warpgroups, in microseconds.
-    const ENDS_US: [f64; 2] = [4.2, 4.8];
+    const ENDS_US: [f64; 2] = [3.5, 4.0];
     /// Costs of a sum, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
     const LAST_SUMS: [f64; 2] = [0.25, 1.0 / 28.0];
     /// Those where all CTAs that have a part add up some columns each: of the sum, and for each round of loads, each part, each KB, and
@@ -131,17 +131,36 @@ impl PackedSpeed {
     const JOINT_SUMS: [f64; 5] = [0.3, 0.5, 0.021, 0.019, 0.3];
 
     /// Microseconds that a tile's rows take for a key, where `at_once` parts are computed. One warpgroup waits for its softmax more often
-    /// than two do, or two CTAs of one each; multiprocessors are slower when all compute (fitted to an H200: docs/notebook/wgmma.md, "More
-    /// warps add up").
+    /// than two do, or two CTAs of one each; multiprocessors are slower when all compute (fitted to an H200: docs/notebook/wgmma.md, "Less
+    /// code that runs once").
     fn computing_us(self, image: &Image, keys: &TileKeys, at_once: f64) -> f64 {
         let columns: usize = image.tiling.dims().iter().sum();
         let columns = columns as f64;
         let on_each = at_once / self.multiprocessors;
+        let of_block = match is_short(image) {
+            true => 1.09,
+            false => 1.0,
+        };
+        // At head size 64 the softmax takes longer than the products.
+        let of_all = match columns {
+            ..=128.0 => 0.24,
+            _ => 0.16,
+        };
         self.times
             * match keys.warpgroups(image) {
                 1 => (3.0e-3 + 17.2e-6 * columns) * (0.94 * on_each.ceil()).max(1.0),
-                _ => (35e-6 * columns).max(6.9e-3) * (1.0 + 0.24 * on_each),
+                _ => of_block * (35e-6 * columns).max(6.9e-3) * (1.0 + of_all * on_each),
             }
+    }
+
+    /// The exponent with which computing and reading a key hide each other. Two warpgroups hold a stage for long: with three stages of 128
+    /// keys at head size 128 too few are left for what is on its way.
+    fn hiding(image: &Image, keys: &TileKeys) -> f64 {
+        let columns: usize = image.tiling.dims().iter().sum();
+        match keys.warpgroups(image) > 1 && columns == 256 && !is_short(image) {
+            true => 2.5,
+            false => 4.0,
+        }
     }
 
     /// Microseconds for the `rest` tiles of an image if each is split.
@@ -158,7 +177,8 @@ impl PackedSpeed {
         let read_us = bytes * at_once / (self.bytes * keys.tiles.min(at_once));
         let compute_us = self.computing_us(image, keys, at_once);
         // One hides the other, except where both have to wait.
-        let key_us = (read_us.powi(4) + compute_us.powi(4)).sqrt().sqrt();
+        let hiding = Self::hiding(image, keys);
+        let key_us = (read_us.powf(hiding) + compute_us.powf(hiding)).powf(hiding.recip());
         let part_kb = keys.warpgroup_rows * (value_columns * size_of::<f32>()) as f64 / 1e3;
         let warpgroups = keys.warpgroups(image);
         let sum_us = match splits {
@@ -185,6 +205,11 @@ impl PackedSpeed {
         let end_us = Self::ENDS_US[usize::from(warpgroups > 1)];
         turns * (part_keys * key_us + end_us) + sum_us
     }
+}
+
+/// Returns true for the image that packs rows of head size 128 with short blocks of keys, of which more stages fit.
+fn is_short(image: &Image) -> bool {
+    image.tiling.head_dim == 128 && image.tiling.block_n == 64
 }
 
 /// The rounds of loads of a joint sum, one after the other, of a warpgroup's rows: as `Deal` in kernels/forward/wgmma_joint_sum.cuh deals

@@ -144,7 +144,7 @@ fn few_queries_on_few_keys_take_the_kernels_that_were_fastest() {
         ("b8 q1 k4096 h48/1 d128 bf16", "wgmma_d128_128x128_w12_s2"),
         (
             "b1 q4 k16384 h48/1 d128 bf16 mask=causal",
-            "wgmma_d128_128x128_w12_s2",
+            "wgmma_d128_128x64_w12_s3",
         ),
         (
             "b1 q7 k4096 h71/1 d64 bf16 mask=causal",
@@ -153,7 +153,7 @@ fn few_queries_on_few_keys_take_the_kernels_that_were_fastest() {
         ("b1 q1 k4096 h71/1 d64 bf16", "decode_d64_16x256_w8_s2"),
         (
             "b8 q32 k65536 h32/8 d128 bf16 mask=causal",
-            "wgmma_d128_128x128_w12_s2",
+            "wgmma_d128_128x64_w12_s3",
         ),
     ] {
         let plan = plan(&case(line), &DeviceProfile::h200());

@@ -262,22 +262,25 @@ pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 36656] = *include_bytes!("../../im
 pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 42046] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 262657] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 253075] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
+pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 69842] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
-pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 121286] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 118331] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
 pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 168852] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 166929] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
 pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 237456] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 236251] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
 pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
@@ -289,19 +292,19 @@ pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!(".
 pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 310847] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 303488] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 248276] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 242215] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 91640] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 90255] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
-pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 96527] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 95468] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 289581] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 282033] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
@@ -310,13 +313,13 @@ pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../../ima
 pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 195732] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 192951] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 88404] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 86398] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 168221] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 166249] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18078] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
