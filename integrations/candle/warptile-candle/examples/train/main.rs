@@ -1,5 +1,5 @@
 //! Trains a small language model of bytes on this package's README, on the first GPU or on the CPU, and lets it go on with a text. The
-//! same model then learns with attention by candle's own operations: the losses are equal within rounding.
+//! same model learns with attention by candle's own operations: the losses are equal within rounding. On a GPU both learn in bf16 as well.
 //!
 //! `cargo run --release --example train [STEPS]`, 200 unless it is given; without CUDA add `--no-default-features`.
 
@@ -8,7 +8,7 @@ use std::time::Instant;
 use candle_core::{D, DType, Device, Result, Tensor};
 use warptile_candle::flash_attn;
 
-use model::{Size, Training, composed};
+use model::{Attend, Size, Training, composed};
 
 mod model;
 
@@ -22,14 +22,22 @@ const SIZE: Size = Size {
 
 const TEXT: &str = include_str!("../../README.md");
 
-/// In f32 on the CPU; on a GPU in bf16, for the kernels on tensor cores.
 fn fused(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
-    let dtype = match q.device() {
-        Device::Cpu => DType::F32,
-        _ => DType::BF16,
-    };
-    let [q, k, v] = [q, k, v].map(|tensor| tensor.to_dtype(dtype));
-    flash_attn(&q?, &k?, &v?, scale, true)?.to_dtype(DType::F32)
+    flash_attn(q, k, v, scale, true)
+}
+
+/// Attention in bf16 of a model in f32: for the kernels on tensor cores.
+fn in_bf16(attend: Attend, [q, k, v]: [&Tensor; 3], scale: f32) -> Result<Tensor> {
+    let [q, k, v] = [q, k, v].map(|tensor| tensor.to_dtype(DType::BF16));
+    attend(&q?, &k?, &v?, scale)?.to_dtype(DType::F32)
+}
+
+fn fused_in_bf16(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
+    in_bf16(fused, [q, k, v], scale)
+}
+
+fn composed_in_bf16(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
+    in_bf16(composed, [q, k, v], scale)
 }
 
 /// Goes on with a text by the likeliest byte, `count` times.
@@ -52,22 +60,37 @@ fn main() -> Result<()> {
         Some(Err(error)) => candle_core::bail!("STEPS: {error}"),
     };
     let device = Device::new_cuda(0).unwrap_or(Device::Cpu);
-    let mut ours = Training::new(SIZE, 1, fused, &device)?;
-    let mut candles = Training::new(SIZE, 1, composed, &device)?;
-    let count: usize = ours.weights()?.iter().map(Vec::len).sum();
+    let mut contestants: Vec<(&str, Attend)> = vec![("warptile", fused), ("candle", composed)];
+    if device.is_cuda() {
+        contestants.extend([
+            ("warptile, bf16", fused_in_bf16 as Attend),
+            ("candle, bf16", composed_in_bf16),
+        ]);
+    }
+    let mut models = { contestants.iter() }
+        .map(|(_, attend)| Training::new(SIZE, 1, *attend, &device))
+        .collect::<Result<Vec<_>>>()?;
+    let count: usize = models[0].weights()?.iter().map(Vec::len).sum();
     println!("{count} weights on {:?}", device.location());
-    println!("step  loss: warptile  candle");
+    let names: Vec<_> = contestants
+        .iter()
+        .map(|(name, _)| format!("{name:>16}"))
+        .collect();
+    println!("step  loss:{}", names.concat());
     let begun = Instant::now();
-    let mut losses = [0.0, 0.0];
+    let mut losses = Vec::new();
     for step in 1..=steps {
-        losses = [ours.step(TEXT.as_bytes())?, candles.step(TEXT.as_bytes())?];
+        let learn = |model: &mut Training| model.step(TEXT.as_bytes());
+        losses = models.iter_mut().map(learn).collect::<Result<Vec<f32>>>()?;
         if step % 20 == 0 || step == steps {
-            println!("{step:4}        {:8.3}{:8.3}", losses[0], losses[1]);
+            let losses: Vec<_> = losses.iter().map(|loss| format!("{loss:16.4}")).collect();
+            println!("{step:4}       {}", losses.concat());
         }
     }
-    println!("{:.1} s for both", begun.elapsed().as_secs_f32());
-    println!("{:?}", go_on(&ours, "On a GPU ", 60, &device)?);
-    match (losses[0] - losses[1]).abs() < 0.1 {
+    println!("{:.1} s for all", begun.elapsed().as_secs_f32());
+    println!("{:?}", go_on(&models[0], "On a GPU ", 60, &device)?);
+    let are_close = |pair: &[f32]| (pair[0] - pair[1]).abs() < 0.1;
+    match losses.chunks_exact(2).all(are_close) {
         true => Ok(()),
         false => candle_core::bail!("the losses differ"),
     }

@@ -203,6 +203,7 @@ pub(crate) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result
         false => 0.0,
     });
     let hidden = Tensor::from_iter(hidden, q.device())?.reshape((length, length))?;
+    let hidden = hidden.to_dtype(q.dtype())?;
     let [q, k, v] = [q, k, v].map(|tensor| tensor.transpose(1, 2)?.contiguous());
     let scores = (q?.matmul(&k?.t()?)? * f64::from(scale))?.broadcast_add(&hidden)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
