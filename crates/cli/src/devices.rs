@@ -568,7 +568,7 @@ mod tests {
             of_two_halves.draw(&case).unwrap().by
         });
         assert!(drawn.filter(|by| *by == By::Hybrid).count() > 2);
-        assert_eq!(words.len(), 3);
+        assert_eq!(words.len(), 4);
     }
 
     #[test]

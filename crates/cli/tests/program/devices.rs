@@ -171,8 +171,8 @@ fn random_problems_on_ranks_of_the_cpu_are_verified() {
         assert!(printed.contains(" on devices cpu,cpu,cpu in "), "{printed}");
         let ways = totals["coverage"]["families"].as_object().unwrap();
         let expected = match more {
-            [] => 5,
-            ["--scheme", _] => 3,
+            [] => 6,
+            ["--scheme", _] => 4,
             _ => 1,
         };
         assert_eq!(ways.len(), expected, "{ways:?}");
@@ -249,7 +249,7 @@ fn two_gpus_compute_over_nccl() {
     }
     let problem = "q512 h4/2 d64 f16 mask=causal";
     let (rows, _) = json_of(&mut over_nccl(&["tune", "--shape", problem]));
-    assert_eq!(rows.as_array().unwrap().len(), 4);
+    assert_eq!(rows.as_array().unwrap().len(), 6);
     // The stand-in computes nothing.
     for more in [&[][..], &["--backward"]] {
         let mut command = over_nccl(&["verify", "--count", "2", "--max-len", "60"]);
@@ -290,8 +290,10 @@ fn schemes_and_shardings_are_compared() {
         .collect();
     let expected = [
         ["gather", "zigzag"],
+        ["gather", "two-zigzags"],
         ["gather", "contiguous"],
         ["heads", "zigzag"],
+        ["heads", "two-zigzags"],
         ["heads", "contiguous"],
         ["gather", "documents"],
     ];
