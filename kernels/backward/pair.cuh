@@ -206,29 +206,34 @@ template <class Traits> class PairScores {
         const DropoutMask mask(dropout_of<BackwardDropout>(params), place.batch);
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int e = 0; e < 2; e++)
+        for (int tile = 0; tile < ROW_TILES; tile++) {
+            const int r = row + 16 * tile + lane / 4;
+            if constexpr (Traits::OF_KEYS) {
+                // A lane has one of two neighbouring keys, and another lane has the other: each draws for one of two queries, and tells the other.
+                const int upper = (row + 16 * tile) >> 4 & 1, odd = lane / 4 % 2;
 #pragma unroll
-            for (int tile = 0; tile < ROW_TILES; tile++) {
-                const int r = row + 16 * tile + lane / 4;
-                if constexpr (Traits::OF_KEYS) {
-                    const bool upper = (row + 16 * tile) & 16;
+                for (int i = 0; i < CHUNK_TILES; i += 2) {
+                    const DropoutCell cell = mask.cell(head, column + 8 * i + lane % 4 * 2 + odd, r);
+                    const unsigned first = upper ? cell.kept(2) : cell.kept(0), second = upper ? cell.kept(3) : cell.kept(1);
+                    const unsigned drawn = (first >> 1 & 0x40404040) | (second & 0x80808080), told = __shfl_xor_sync(0xffffffff, drawn, 4);
 #pragma unroll
-                    for (int i = 0; i < CHUNK_TILES; i += 2) {
-                        const DropoutCell cell = mask.cell(head, column + 8 * i + lane % 4 * 2 + e, r);
+                    for (int e = 0; e < 2; e++) {
+                        const unsigned kept = (e == odd ? drawn : told) >> 8 * odd;
 #pragma unroll
-                        for (int at = 0; at < 4; at++)
-                            use(tile, i + at % 2, at / 2 * 2 + e, upper ? cell.keeps(at % 2, 2 + at / 2) : cell.keeps(at % 2, at / 2));
-                    }
-                } else {
-                    const DropoutCell cell = mask.cell(head, r, column + lane % 4 * 2 + e);
-                    const bool upper = column & 16;
-#pragma unroll
-                    for (int at = 0; at < 2 * CHUNK_TILES; at++) {
-                        const int i = at / 2, half = at % 2;
-                        use(tile, i, 2 * half + e, CHUNK_TILES == 2 && upper ? cell.keeps(half, 2 + i) : cell.keeps(half, i));
+                        for (int at = 0; at < 4; at++) use(tile, i + at % 2, at / 2 * 2 + e, kept >> (16 * (at % 2) + 6 + at / 2) & 1);
                     }
                 }
+            } else {
+                const DropoutCell cell = mask.cell(head, r, column + lane % 4 * 2);
+                const int upper = column >> 4 & 1;
+#pragma unroll
+                for (int i = 0; i < CHUNK_TILES; i++) {
+                    const unsigned kept = CHUNK_TILES == 2 && upper ? cell.kept(2 + i) : cell.kept(i);
+#pragma unroll
+                    for (int at = 0; at < 4; at++) use(tile, i, at, kept >> (8 * at + 7) & 1);
+                }
             }
+        }
     }
 
     // Makes weights of products, and of the gradients of weights those of the products, except for the scale, or those of the scores. They are

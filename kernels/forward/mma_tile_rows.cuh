@@ -375,15 +375,12 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRow
             const Row rows[2] = {Row(tile, group, row_of_tile(2 * row_tile, lane)), Row(tile, group, row_of_tile(2 * row_tile + 1, lane))};
             unsigned bits[2] = {0, 0};
 #pragma unroll
-            for (int i = 0; i < 2 * KEY_TILES; i++) {
-                if (i / 2 % 4 != 0) continue;
-                DropoutCell cell = mask.cell(rows[0].head, rows[0].query, first_key + 4 * (i & ~1) + i % 2);
+            for (int i = 0; i < 2 * KEY_TILES; i += DropoutCell::STRIDE / 4) {
+                DropoutCell cell = mask.cell(rows[0].head, rows[0].query, first_key + 4 * i);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    if (half == 1 && group > 1) cell = mask.cell(rows[1].head, rows[1].query, first_key + 4 * (i & ~1) + i % 2);
-#pragma unroll
-                    for (int number = 0; number < 4; number++)
-                        if (cell.keeps(rows[half].query >> 3 & 1, number)) bits[half] |= 1u << (i + 2 * number);
+                    if (half == 1 && group > 1) cell = mask.cell(rows[1].head, rows[1].query, first_key + 4 * i);
+                    bits[half] |= cell.kept_of(rows[half].query >> 3 & 1) << i;
                 }
             }
 #pragma unroll

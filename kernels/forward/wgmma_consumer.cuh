@@ -355,6 +355,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
         if constexpr (Traits::has_alibi()) this->begin(params.scoring, tile(), first_row, plain_top, plain_floor);
+        if constexpr (drops<Traits>()) this->DroppedWeights<Traits>::begin(tile(), first_row);
         if constexpr (Traits::has_fast_cap() && !Traits::looks_first()) scale.is_exact = false;
 
         const bool more = first_block < end_block && uniform(has_rows());
@@ -398,7 +399,6 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         give_up_rows();
         soften();
         state.forget_rescale(); // the output is 0
-        drop();
         convert();
 
         for (int blocks = hidden; blocks > 0; blocks--) {
@@ -457,8 +457,6 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             state.keep_before_here();
         }
 
-        if constexpr (!Traits::drops_late()) drop();
-
         // Asked early, so that the answers are there when the next step begins.
         keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
         wgmma_wait<0>();
@@ -466,7 +464,6 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         pin(weights);
         release_values();
         values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
-        if constexpr (Traits::drops_late()) drop();
         convert();
     }
 
@@ -480,6 +477,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     // Before the product of the waiting weights with the values of `values_block`.
     template <bool PLAIN> __device__ void prepare_output(int values_block)
     {
+        if constexpr (Traits::drops_under_scores()) drop(values_block);
         if (state.must_rescale())
             rescale();
         if (!values_ready)
@@ -713,18 +711,19 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             this->ask(params.scoring, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
     }
 
-    // Some of the weights of `block`, whose sums are there.
-    __device__ void drop()
-    {
-        if constexpr (drops<Traits>())
-            this->drop_of(scores, tile(), tile().first_query + warpgroup * queries(), block * Traits::BLOCK_N);
-    }
-
     __device__ void convert()
     {
 #pragma unroll
         for (int i = 0; i < Traits::BLOCK_N / 4; i++)
             weights[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+        if constexpr (!Traits::drops_under_scores()) drop(block);
+    }
+
+    // Some of the waiting weights, which are those of `of_block`.
+    __device__ void drop(int of_block)
+    {
+        if constexpr (drops<Traits>())
+            this->drop_of(weights, tile(), tile().first_query + warpgroup * queries(), of_block * Traits::BLOCK_N);
     }
 
     __device__ void clear_output()

@@ -13,10 +13,10 @@ template <class Traits, bool DROPS = drops<Traits>()> class DroppedWeights {
 };
 
 template <class Traits> class DroppedWeights<Traits, true> {
-    static constexpr int COUNT = Traits::BLOCK_N / 2; // weights of a thread
-    // A random number is for a cell: a thread's weights of two rows and of 4 keys that are 8 apart. Neighbouring keys have others.
-    static constexpr int GROUP = 32, CELL = 8, CELLS = COUNT / CELL;
-    static_assert(Traits::BLOCK_N % GROUP == 0 && !Traits::GROUPS, "whole groups of keys, and rows of one head");
+    using Kept = KeptByBytes<typename Traits::Element>;
+    static constexpr int COUNT = Traits::BLOCK_N / 4; // pairs of a thread's weights
+    static constexpr int CELL = 8;                    // those of a cell
+    static_assert(Traits::BLOCK_N % DropoutCell::STRIDE == 0 && !Traits::GROUPS, "whole cells, and rows of one head");
 
   public:
     // What random numbers follow from is read once.
@@ -27,18 +27,28 @@ template <class Traits> class DroppedWeights<Traits, true> {
             *word = (unsigned)uniform((int)*word);
     }
 
-    // Replaces the weights that are dropped by 0.
-    __device__ void drop_of(float (&weights)[COUNT], const Tile& tile, int first_row, int first_key) const
+    // Before the weights of a tile. `first_row` is the warpgroup's.
+    __device__ void begin(const Tile& tile, int first_row)
     {
-        DropoutMask of_sequence = mask;
-        of_sequence.sequence += uniform(tile.batch);
-        const int head = uniform(tile.head), query = first_row + lane_row(), key = first_key + lane_column();
-        const auto cell_of = [&](int number) { return of_sequence.cell(head, query, key + number / 2 * GROUP + number % 2); };
+        if constexpr (Traits::drops_under_scores()) cells = cells_of(tile, first_row);
+    }
+
+    // Replaces the weights of a block that are dropped by 0.
+    __device__ void drop_of(unsigned (&weights)[COUNT], const Tile& tile, int first_row, int first_key) const
+    {
+        const DropoutCells cells = Traits::drops_under_scores() ? this->cells : cells_of(tile, first_row);
+        const unsigned first_cell = (mask.key + first_key) / 8 + thread_index() % 4, threshold = mask.dropped >> 8;
+        const unsigned least = uniform(Kept::least(threshold) * 0x10001u), raised = uniform(Kept::least(threshold + 1) * 0x10001u);
 #pragma unroll
-        for (int number = 0; number < CELLS; number++) {
-            const DropoutCell cell = cell_of(number);
+        for (int number = 0; number < COUNT / CELL; number++) {
+            const DropoutCell cell = {cells.words(first_cell + number * (DropoutCell::STRIDE / 8)), mask.dropped};
+            const unsigned of_cell = cell.is_raised() ? raised : least;
 #pragma unroll
-            for (int i = 0; i < CELL; i++) clear_unless(cell.keeps(i % 2, i / 2), weight_of(weights, number, i));
+            for (int i = 0; i < CELL; i++) {
+                const unsigned numbers = __byte_perm(cell.word(i / 2), Kept::HIGH, i % 2 == 0 ? 0x4140 : 0x4342);
+                unsigned& two = weights[number * CELL + i];
+                two = Kept::kept(two, Kept::compared(numbers, of_cell));
+            }
         }
     }
 
@@ -49,14 +59,17 @@ template <class Traits> class DroppedWeights<Traits, true> {
     }
 
   private:
-    // Of a cell's weights, those of two rows with one key after the other.
-    __device__ static float& weight_of(float (&weights)[COUNT], int cell, int i)
+    // Those of the thread's rows.
+    __device__ DropoutCells cells_of(const Tile& tile, int first_row) const
     {
-        return weights[cell / 2 * (GROUP / 2) + i / 2 * 4 + i % 2 * 2 + cell % 2];
+        DropoutMask of_sequence = mask;
+        of_sequence.sequence += uniform(tile.batch);
+        return DropoutCells(of_sequence, uniform(tile.head), first_row + lane_row());
     }
 
     const Dropout& dropout;
     DropoutMask mask; // of sequence 0
+    DropoutCells cells;
 };
 
 } // namespace warptile

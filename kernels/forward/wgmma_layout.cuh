@@ -123,8 +123,8 @@ struct WgmmaTraits {
         (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
-    // Weights are dropped under the product of those before them, unless there are too few registers.
-    __device__ static constexpr bool drops_late() { return VALUE_DIM > 192; }
+    // Weights are dropped under the product of the next scores, and what their cells have in common stays in registers, unless there are too few.
+    __device__ static constexpr bool drops_under_scores() { return VALUE_DIM <= 192; }
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");

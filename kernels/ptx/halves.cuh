@@ -1,18 +1,15 @@
-// 16-bit halves of words.
+// Words that one thread of a warpgroup tells another through shared memory, and 16-bit halves of words.
 #pragma once
 
 namespace warptile {
 
-__device__ inline void store_half(unsigned address, unsigned half)
-{
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"((unsigned short)half) : "memory");
-}
+__device__ inline void tell(unsigned address, unsigned word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
 
-__device__ inline unsigned load_half(unsigned address)
+__device__ inline unsigned told(unsigned address)
 {
-    unsigned short half;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
-    return half;
+    unsigned word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
 }
 
 // All bits of each half are its highest one. PTX ISA, "Data Movement and Conversion Instructions: prmt": 8 more than a byte's number is its

@@ -55,7 +55,7 @@ struct Parameters {
     int row_count, q_rows, heads, group, head_dim, value_dim, key_bound;
     float scale;
     float softcap;        // 0: none
-    int dropped;          // dropout: a weight is dropped if its 16 random bits are below; 0: no dropout
+    int dropped;          // dropout: of 65,536 weights this many are dropped; 0: no dropout
     // Of keys and values that are multiplied by it: null: none. Numbers between those of neighbouring key/value heads.
     const float *k_scale, *v_scale;
     int k_scale_step, v_scale_step;
@@ -189,11 +189,12 @@ __device__ double dropout(const Parameters& p, const Row& row, int head, int key
     const unsigned* const s = p.dropout_state;
     const unsigned query = s[6] + row.position, key = s[7] + key_index;
     const uint4 of_offset = philox({s[2], s[3], 0, 0}, {s[0], s[1]});
-    const uint4 cell = {(query >> 4) << 3 | (query & 7), (key >> 5) << 3 | (key & 7), s[4] + row.batch, s[5] + head};
+    const uint4 cell = {(query >> 4) << 3 | (query & 7), (key >> 5) << 2 | (key >> 1 & 3), s[4] + row.batch, s[5] + head};
     const uint4 random = philox(cell, {of_offset.x, of_offset.y});
     const unsigned words[] = {random.x, random.y, random.z, random.w};
-    const unsigned bits = words[key >> 3 & 3] >> (16 * (query >> 3 & 1)) & 0xffff;
-    return bits < static_cast<unsigned>(p.dropped) ? 0.0 : static_cast<double>(65536.0f / static_cast<float>(65536 - p.dropped));
+    const unsigned bits = words[key >> 3 & 3] >> (16 * (query >> 3 & 1) + 8 * (key & 1)) & 0xff;
+    const unsigned dropped = static_cast<unsigned>(p.dropped), raised = (random.x ^ random.y ^ random.z) < dropped << 24 ? 1 : 0;
+    return bits < (dropped >> 8) + raised ? 0.0 : static_cast<double>(65536.0f / static_cast<float>(65536 - p.dropped));
 }
 
 struct Largest {

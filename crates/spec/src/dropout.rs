@@ -119,9 +119,15 @@ const fn wide(low: i32, high: i32) -> u64 {
 
 /// The weights that a call keeps.
 ///
-/// A *cell* is 8 weights that share a call of [`philox`]: those of queries `q` and `q + 8` with keys `k`, `k + 8`, `k + 16` and `k + 24`,
-/// where `q` has bit 3 clear and `k` bits 3 and 4. So are they held by a thread of tensor-core kernels. Each weight has 16 bits of it,
-/// and is kept unless they are below the threshold.
+/// A *cell* is 16 weights that share a call of [`philox`]: those of queries `q` and `q + 8` with keys `k + 8 j` and `k + 8 j + 1`, where
+/// `q` has bit 3 clear, `k` is even and has bits 3 and 4 clear, and `j` is 0 to 3. A thread of tensor-core kernels holds them. Word `j` has
+/// a byte for each of four weights: first those of `q`, then those of `q + 8`.
+///
+/// A weight is kept unless its byte is below the cell's threshold. That is the upper byte of the call's, or one more: if the exclusive or
+/// of the first three words is below the call's lower byte, shifted to the top. So the probability of each weight is exact: its byte is
+/// independent of the cell's threshold, and the mean of the thresholds is the call's. Two weights of a cell are independent but for the
+/// threshold that they share: their covariance is its variance, at most 1/4, divided by 65,536, so for a probability p the correlation is
+/// at most 1 / (262,144 p (1 - p)). Weights of different cells are independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dropout {
     threshold: u32,
@@ -170,6 +176,12 @@ impl Dropout {
     }
 }
 
+/// The threshold of a cell with these words, from 0 to 256: weights are kept whose bytes are not below it.
+const fn threshold_of_cell(words: [u32; 4], threshold: u32) -> u32 {
+    let is_raised = words[0] ^ words[1] ^ words[2] < threshold << 24;
+    (threshold >> 8) + is_raised as u32
+}
+
 /// The weights of a query that a call keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct DropoutRow {
@@ -189,8 +201,9 @@ impl DropoutRow {
     pub fn kept(&self, group: usize) -> u32 {
         let mut kept = 0;
         for cell in 0..Self::CELLS {
-            for (index, keeps) in self.cell(group, cell).into_iter().enumerate() {
-                kept |= u32::from(keeps) << (Self::CELLS * index as u32 + cell);
+            for (index, [even, odd]) in self.cell(group, cell).into_iter().enumerate() {
+                let pair = u32::from(even) | u32::from(odd) << 1;
+                kept |= pair << (8 * index as u32 + 2 * cell);
             }
         }
         kept
@@ -199,23 +212,25 @@ impl DropoutRow {
     /// Returns true if the weight of a key is kept.
     pub fn keeps(&self, key: usize) -> bool {
         let place = (key % Self::GROUP) as u32;
-        self.cell(key / Self::GROUP, place % Self::CELLS)[(place / Self::CELLS) as usize]
+        let pairs = self.cell(key / Self::GROUP, place / 2 % Self::CELLS);
+        pairs[(place / 8) as usize][(place % 2) as usize]
     }
 
-    /// The random words that a group of keys takes, four keys each.
-    const CELLS: u32 = 8;
+    /// The cells of a row and a group of keys.
+    const CELLS: u32 = 4;
 
-    /// The keys of a group whose number has this remainder by [`CELLS`](Self::CELLS): whether their weights are kept.
+    /// Returns true for each weight of a cell and this query that is kept: of pairs of keys that are 8 apart.
     #[inline]
-    fn cell(&self, group: usize, cell: u32) -> [bool; 4] {
+    fn cell(&self, group: usize, cell: u32) -> [[bool; 2]; 4] {
         let Dropout {
             threshold,
             key,
             first,
         } = self.dropout;
-        let cells = (first.key >> 5).wrapping_add(group as u32) << 3;
-        philox([self.cell, cells | cell, self.sequence, self.head], key)
-            .map(|word| (word >> self.half & 0xffff) >= threshold)
+        let cells = (first.key >> 5).wrapping_add(group as u32) << 2;
+        let words = philox([self.cell, cells | cell, self.sequence, self.head], key);
+        let least = threshold_of_cell(words, threshold);
+        words.map(|word| [0, 8].map(|odd| word >> (self.half + odd) & 0xff >= least))
     }
 }
 
@@ -313,6 +328,67 @@ mod tests {
         assert!(off <= 5.0 * deviation, "{what}: {found} of {count}, {p}");
     }
 
+    /// Words of a cell that have these values in some bytes, numbered from 0 to 15, and in which this one is the upper byte of the exclusive
+    /// or of the first three words.
+    fn words(bytes: &[(usize, u32)], upper: u32) -> [u32; 4] {
+        let mut words = [0x1234_5678, 0x9abc_def0, 0x0f1e_2d3c, 0x4b5a_6978];
+        for &(byte, value) in bytes {
+            let (word, shift) = (byte / 4, 8 * (byte % 4));
+            words[word] = words[word] & !(0xff << shift) | value << shift;
+        }
+        let is_free = |word: &usize| bytes.iter().all(|(byte, _)| byte / 4 != *word);
+        let free = (0..3).find(is_free).unwrap();
+        words[free] ^= (words[0] ^ words[1] ^ words[2] ^ upper << 24) & 0xff << 24;
+        words
+    }
+
+    /// Returns true if a weight of a cell is kept.
+    fn keeps(words: [u32; 4], threshold: u32, weight: usize) -> bool {
+        words[weight / 4].to_le_bytes()[weight % 4] as u32 >= threshold_of_cell(words, threshold)
+    }
+
+    /// Over all values of a weight's byte, and of what decides about the cell's threshold.
+    #[test]
+    fn the_probability_of_each_weight_is_exact() {
+        for threshold in [0, 1, 66, 6554, 0x7fff, 0x8000, 0xfe01, 0xffff] {
+            for weight in 0..16 {
+                let values = (0..Dropout::STEPS).map(|i| words(&[(weight, i >> 8)], i & 0xff));
+                let dropped = values.filter(|&words| !keeps(words, threshold, weight));
+                assert_eq!(dropped.count(), threshold as usize, "weight {weight}");
+            }
+        }
+    }
+
+    /// Two weights of a cell share its threshold and nothing else.
+    #[test]
+    fn weights_of_a_cell_have_the_covariance_of_its_threshold() {
+        for threshold in [66, 6554, 0x7f80, 0x8080, 0xff80] {
+            let lower = f64::from(threshold & 0xff) / 256.0;
+            for (one, other) in [(0, 1), (0, 2), (1, 7), (3, 12), (11, 15), (13, 14)] {
+                let mut both = 0.0;
+                // An upper byte of 0 is below all lower ones, and 255 is not.
+                for (raised, share) in [(0, lower), (255, 1.0 - lower)] {
+                    let values = (0..1 << 16)
+                        .map(|i| words(&[(one, i >> 8), (other, i & 0xff)], raised))
+                        .filter(|&words| {
+                            [one, other]
+                                .iter()
+                                .all(|&weight| !keeps(words, threshold, weight))
+                        });
+                    both += share * values.count() as f64 / f64::from(Dropout::STEPS);
+                }
+                let p = f64::from(threshold) / f64::from(Dropout::STEPS);
+                let covariance = both - p * p;
+                let expected = lower * (1.0 - lower) / 65536.0;
+                assert!(
+                    (covariance - expected).abs() < 1e-12,
+                    "{threshold} {one} {other}"
+                );
+                assert!(covariance <= 0.25 / 65536.0);
+            }
+        }
+    }
+
     #[test]
     fn the_share_of_kept_weights_is_the_probability() {
         const N: usize = 512;
@@ -333,8 +409,10 @@ mod tests {
         let dropout = mask(state);
         for (sequence, head, query, key) in [
             (0, 0, 0, 1),
+            (0, 0, 0, 2),
             (0, 0, 1, 0),
             (0, 0, 0, 8),
+            (0, 0, 0, 9),
             (0, 0, 8, 0),
             (0, 0, 8, 8),
             (0, 0, 0, 16),

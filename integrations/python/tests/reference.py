@@ -95,18 +95,21 @@ def dropout(p, state, batch, heads, queries, keys, of=np):
     """What dropout multiplies weights with, `[batch, heads, queries, keys]`, by the library `of`; `state` has eight numbers."""
     low, high, *offset, sequence, head, query, key = (int(word) & WORD for word in state)
     first, second, *_ = philox((*offset, 0, 0), (low, high))
-    # Eight weights have the four words of a cell: queries q and q + 8 with keys k, k + 8, k + 16 and k + 24.
+    # Sixteen weights have the four words of a cell: queries q and q + 8 with keys k + 8 j and k + 8 j + 1, a byte each of word j.
     counter = (
         (query // 2 + of.arange(-(-queries // 16) * 8))[:, None],
-        (key // 4 + of.arange(-(-keys // 32) * 8))[None, :],
+        (key // 8 + of.arange(-(-keys // 32) * 4))[None, :],
         (sequence + of.arange(batch))[:, None, None, None],
         (head + of.arange(heads))[None, :, None, None],
     )
     words = of.stack(philox([number & WORD for number in counter], (first, second)), -1)
-    q, k = of.arange(queries)[:, None], of.arange(keys)[None, :]
-    numbers = words[:, :, q >> 4 << 3 | q & 7, k >> 5 << 3 | k & 7, k >> 3 & 3] >> 16 * (q >> 3 & 1) & 0xFFFF
     threshold = min(int(p * 65536 + 0.5), 65535)
-    return (numbers >= threshold) * (65536 / (65536 - threshold))
+    # Equal bytes are dropped in some cells, for the lower bits of the threshold.
+    raised = words[..., 0] ^ words[..., 1] ^ words[..., 2] < threshold << 24 & WORD
+    q, k = of.arange(queries)[:, None], of.arange(keys)[None, :]
+    cell = q >> 4 << 3 | q & 7, k >> 5 << 2 | k >> 1 & 3
+    numbers = words[:, :, *cell, k >> 3 & 3] >> 16 * (q >> 3 & 1) + 8 * (k & 1) & 0xFF
+    return (numbers >= (threshold >> 8) + raised[:, :, *cell]) * (65536 / (65536 - threshold))
 
 
 def check(test, found, expected, dtype):

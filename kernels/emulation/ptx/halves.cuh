@@ -1,11 +1,11 @@
 #pragma once
 namespace warptile {
-inline void store_half(unsigned address, unsigned half) { memcpy(shared + address, &half, 2); }
-inline unsigned load_half(unsigned address)
+inline void tell(unsigned address, unsigned word) { memcpy(shared + address, &word, sizeof word); }
+inline unsigned told(unsigned address)
 {
-    unsigned half = 0;
-    memcpy(&half, shared + address, 2);
-    return half;
+    unsigned word;
+    memcpy(&word, shared + address, sizeof word);
+    return word;
 }
 inline unsigned highest_of_halves(unsigned word) { return (word >> 15 & 0x10001) * 0xffff; }
 }

@@ -7,10 +7,10 @@ pub static APPEND_E4M3_W4_PTX: [u8; 18737] = *include_bytes!("../../images/appen
 pub static APPEND_W4_PTX: [u8; 10874] = *include_bytes!("../../images/append_w4_ptx.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_ptx.zst`.
-pub static DBIAS_D256_32X32_W4_S2_PTX: [u8; 22237] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_ptx.zst");
+pub static DBIAS_D256_32X32_W4_S2_PTX: [u8; 24017] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_ptx.zst`.
-pub static DBIAS_D256_64X64_W4_S3_PTX: [u8; 26129] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_ptx.zst");
+pub static DBIAS_D256_64X64_W4_S3_PTX: [u8; 26235] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_ptx.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_ptx.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 62044] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
@@ -46,43 +46,43 @@ pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../../ima
 pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47709] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_ptx.zst`.
-pub static DKV_D128_32X32_W4_S1_PTX: [u8; 16961] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
+pub static DKV_D128_32X32_W4_S1_PTX: [u8; 17283] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_ptx.zst`.
-pub static DKV_D128_64X64_W4_S1_PTX: [u8; 41903] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
+pub static DKV_D128_64X64_W4_S1_PTX: [u8; 41911] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_ptx.zst`.
 pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17814] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_ptx.zst`.
-pub static DKV_D256_16X16_W4_S1_PTX: [u8; 16554] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
+pub static DKV_D256_16X16_W4_S1_PTX: [u8; 17387] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_ptx.zst`.
-pub static DKV_D256_32X32_W4_S1_PTX: [u8; 34901] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
+pub static DKV_D256_32X32_W4_S1_PTX: [u8; 33614] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_ptx.zst`.
-pub static DKV_D64_32X32_W4_S1_PTX: [u8; 15605] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
+pub static DKV_D64_32X32_W4_S1_PTX: [u8; 16084] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
-pub static DKV_D64_64X64_W4_S2_PTX: [u8; 37194] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
+pub static DKV_D64_64X64_W4_S2_PTX: [u8; 36898] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_ptx.zst`.
 pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20282] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_ptx.zst`.
-pub static DQ_D128_32X32_W4_S1_PTX: [u8; 14950] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
+pub static DQ_D128_32X32_W4_S1_PTX: [u8; 15440] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_ptx.zst`.
-pub static DQ_D128_64X64_W4_S1_PTX: [u8; 33717] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
+pub static DQ_D128_64X64_W4_S1_PTX: [u8; 34099] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_ptx.zst`.
 pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21453] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_ptx.zst`.
-pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14732] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
+pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14933] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_ptx.zst`.
-pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30415] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
+pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30605] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_ptx.zst`.
 pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22966] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_ptx.zst");
@@ -91,10 +91,10 @@ pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22966] = *include_bytes!("../../images/
 pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23198] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_ptx.zst`.
-pub static DQ_D64_32X32_W4_S1_PTX: [u8; 13454] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
+pub static DQ_D64_32X32_W4_S1_PTX: [u8; 14152] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
-pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29343] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
+pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29691] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_ptx.zst`.
 pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18397] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
@@ -109,13 +109,13 @@ pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../../images/merge_w4_ptx
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 123445] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 124427] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 139454] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 140975] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 190897] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 190358] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
 pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128312] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
@@ -127,10 +127,10 @@ pub static MMA_D512_32X32_W4_S1_PTX: [u8; 130364] = *include_bytes!("../../image
 pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
-pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185387] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185056] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 110596] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 110572] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
 pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107265] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
@@ -142,7 +142,7 @@ pub static PREPASS_W4_PTX: [u8; 5128] = *include_bytes!("../../images/prepass_w4
 pub static RUNS_W16_PTX: [u8; 4176] = *include_bytes!("../../images/runs_w16_ptx.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_ptx.zst`.
-pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 104835] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_ptx.zst");
+pub static SCALAR_D128_32X64_W4_S1_PTX: [u8; 106569] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_ptx.zst`.
 pub static SCALAR_D128_48X32_W8_S2_PTX: [u8; 15543] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_ptx.zst");
@@ -151,10 +151,10 @@ pub static SCALAR_D128_48X32_W8_S2_PTX: [u8; 15543] = *include_bytes!("../../ima
 pub static SCALAR_D192_32X32_W4_S1_PTX: [u8; 43620] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_ptx.zst`.
-pub static SCALAR_D256_16X32_W4_S1_PTX: [u8; 26933] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_ptx.zst");
+pub static SCALAR_D256_16X32_W4_S1_PTX: [u8; 27323] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_ptx.zst`.
-pub static SCALAR_D256_32X32_W4_S1_PTX: [u8; 64854] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_ptx.zst");
+pub static SCALAR_D256_32X32_W4_S1_PTX: [u8; 64499] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_ptx.zst`.
 pub static SCALAR_D32_32X64_W4_S2_PTX: [u8; 42810] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_ptx.zst");
@@ -178,7 +178,7 @@ pub static SCALAR_D64_32X64_W4_S2_PTX: [u8; 21957] = *include_bytes!("../../imag
 pub static SCALAR_D64_48X64_W8_S2_PTX: [u8; 19191] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_ptx.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_ptx.zst`.
-pub static SCALAR_D64_64X64_W4_S2_PTX: [u8; 72768] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_ptx.zst");
+pub static SCALAR_D64_64X64_W4_S2_PTX: [u8; 73976] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_ptx.zst`.
 pub static SCALAR_D64_64X64_W8_S2_PTX: [u8; 22177] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_ptx.zst");

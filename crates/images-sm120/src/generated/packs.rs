@@ -4,10 +4,10 @@
 pub static APPEND_W4_SM_120: [u8; 13944] = *include_bytes!("../../images/append_w4_sm_120.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_120.zst`.
-pub static DBIAS_D256_32X32_W4_S2_SM_120: [u8; 20013] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_120.zst");
+pub static DBIAS_D256_32X32_W4_S2_SM_120: [u8; 19386] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_120.zst`.
-pub static DBIAS_D256_64X64_W4_S3_SM_120: [u8; 25413] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_120.zst");
+pub static DBIAS_D256_64X64_W4_S3_SM_120: [u8; 24856] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_120.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_120.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 49095] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
@@ -37,52 +37,52 @@ pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32198] = *include_bytes!("../../
 pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 50020] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16939] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
+pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16942] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_120.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 35182] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
+pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 38744] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_120.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19764] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_120.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17482] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
+pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17389] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 29769] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
+pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 31606] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 17238] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
+pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 16763] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_120.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 30994] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
+pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 37387] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_120.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21700] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16280] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
+pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16070] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_120.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 31666] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
+pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 31511] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_120.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21484] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16863] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
+pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16319] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 32305] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
+pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 32461] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_120.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22451] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15386] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
+pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15109] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 27869] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
+pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 29608] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_120.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19392] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");
@@ -97,13 +97,13 @@ pub static MERGE_W4_SM_120: [u8; 12003] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 105379] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 105513] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 108233] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 108045] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 131427] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 131293] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 108451] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
@@ -115,13 +115,13 @@ pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 72333] = *include_bytes!("../../ima
 pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28388] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 162135] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
+pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 161347] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 98739] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 101276] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124407] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
+pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124572] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
 pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../../images/prepass_w4_sm_120.zst");
@@ -130,16 +130,16 @@ pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../../images/prepass
 pub static RUNS_W16_SM_120: [u8; 7098] = *include_bytes!("../../images/runs_w16_sm_120.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_120.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_120: [u8; 66985] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_120.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_120: [u8; 68449] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_120.zst`.
 pub static SCALAR_D192_32X32_W4_S1_SM_120: [u8; 37940] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_120.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_120: [u8; 26865] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_120.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_120: [u8; 26256] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_120.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_120: [u8; 30062] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_120.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_120: [u8; 30243] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_120.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_120: [u8; 45229] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_120.zst");

@@ -7,10 +7,10 @@ pub static APPEND_E4M3_W4_SM_80: [u8; 14231] = *include_bytes!("../../images/app
 pub static APPEND_W4_SM_80: [u8; 11948] = *include_bytes!("../../images/append_w4_sm_80.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_80.zst`.
-pub static DBIAS_D256_32X32_W4_S2_SM_80: [u8; 14668] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_80.zst");
+pub static DBIAS_D256_32X32_W4_S2_SM_80: [u8; 15116] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_80.zst`.
-pub static DBIAS_D256_64X64_W4_S3_SM_80: [u8; 21673] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_80.zst");
+pub static DBIAS_D256_64X64_W4_S3_SM_80: [u8; 21243] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59622] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
@@ -46,49 +46,49 @@ pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../../i
 pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15589] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
+pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15478] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s1_sm_80.zst`.
 pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22764] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 33209] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 36813] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17849] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14933] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
+pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14802] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 24983] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 25510] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
 pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22078] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14279] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
+pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14588] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 31762] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 35872] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19776] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12900] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
+pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12697] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 31059] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 28142] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 19109] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15112] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
+pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15353] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 26523] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 27710] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
 pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19907] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
@@ -97,10 +97,10 @@ pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19907] = *include_bytes!("../../image
 pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21284] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 11710] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
+pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 12130] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 29433] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 31008] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18271] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
@@ -115,16 +115,16 @@ pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 102261] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 101880] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 107439] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 107443] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 115194] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 114190] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119465] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
@@ -136,13 +136,13 @@ pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64295] = *include_bytes!("../../imag
 pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 168608] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169229] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 100621] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 100810] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 112223] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111926] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
 pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
@@ -151,7 +151,7 @@ pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../../images/prepass_
 pub static RUNS_W16_SM_80: [u8; 5135] = *include_bytes!("../../images/runs_w16_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57125] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_80.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57351] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_80.zst`.
 pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_sm_80.zst");
@@ -160,10 +160,10 @@ pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../../i
 pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34406] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 23373] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_80.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 24030] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 36534] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_80.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 42044] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_80.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31355] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_80.zst");
@@ -187,7 +187,7 @@ pub static SCALAR_D64_32X64_W4_S2_SM_80: [u8; 20590] = *include_bytes!("../../im
 pub static SCALAR_D64_48X64_W8_S2_SM_80: [u8; 17996] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 55058] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_80.zst");
+pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 55161] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_80.zst`.
 pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20533] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_sm_80.zst");

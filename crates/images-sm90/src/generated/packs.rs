@@ -7,7 +7,7 @@ pub static APPEND_E4M3_W4_SM_90: [u8; 18730] = *include_bytes!("../../images/app
 pub static APPEND_W4_SM_90: [u8; 11739] = *include_bytes!("../../images/append_w4_sm_90.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_90.zst`.
-pub static DBIAS_D256_32X32_W4_S2_SM_90: [u8; 16901] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_90.zst");
+pub static DBIAS_D256_32X32_W4_S2_SM_90: [u8; 17424] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_90.zst`.
 pub static DBIAS_D256_64X64_W4_S3_SM_90: [u8; 23446] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_90.zst");
@@ -67,13 +67,13 @@ pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../../i
 pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16103] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_90.zst");
+pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16252] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24993] = *include_bytes!("../../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 33896] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 40799] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18418] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_90.zst");
@@ -82,22 +82,22 @@ pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18418] = *include_bytes!("../../imag
 pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 20404] = *include_bytes!("../../images/dkv_d192_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 15114] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_90.zst");
+pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 14955] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26304] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_90.zst");
+pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26618] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
 pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 20897] = *include_bytes!("../../images/dkv_d256_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15390] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_90.zst");
+pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15648] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x128_w4_s2_sm_90.zst`.
 pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23143] = *include_bytes!("../../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 32557] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 35916] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23439] = *include_bytes!("../../images/dkv_d96_64x128_w8_s2_sm_90.zst");
@@ -109,28 +109,28 @@ pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 19404] = *include_bytes!("../../image
 pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24285] = *include_bytes!("../../images/dq_d128_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 14373] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_90.zst");
+pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 13844] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29428] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 29686] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
 pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 19615] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16958] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_90.zst");
+pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16861] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 28253] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 28115] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22811] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_90.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12689] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_90.zst");
+pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12978] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 26060] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 25999] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
 pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22983] = *include_bytes!("../../images/dq_d96_128x64_w4_s1_sm_90.zst");
@@ -139,13 +139,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22983] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18194] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62386] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61751] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 53207] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52324] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 51560] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50641] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
@@ -166,16 +166,16 @@ pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 101543] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 101112] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 117377] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 117618] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 120667] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 119008] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 119549] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
@@ -190,13 +190,13 @@ pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../../imag
 pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 173127] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 172389] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 102185] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 101906] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 123250] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 122695] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
 pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
@@ -205,7 +205,7 @@ pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../../images/prepass_
 pub static RUNS_W16_SM_90: [u8; 5426] = *include_bytes!("../../images/runs_w16_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_90.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 56412] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_90.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_90: [u8; 56591] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_90.zst`.
 pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 16074] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_sm_90.zst");
@@ -214,10 +214,10 @@ pub static SCALAR_D128_48X32_W8_S2_SM_90: [u8; 16074] = *include_bytes!("../../i
 pub static SCALAR_D192_32X32_W4_S1_SM_90: [u8; 35407] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_90.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_90: [u8; 24695] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_90.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_90: [u8; 25424] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_90.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 36566] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_90.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_90: [u8; 37800] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_90.zst`.
 pub static SCALAR_D32_32X64_W4_S2_SM_90: [u8; 32221] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_90.zst");
@@ -241,7 +241,7 @@ pub static SCALAR_D64_32X64_W4_S2_SM_90: [u8; 20960] = *include_bytes!("../../im
 pub static SCALAR_D64_48X64_W8_S2_SM_90: [u8; 18694] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_90.zst`.
-pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 56950] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_90.zst");
+pub static SCALAR_D64_64X64_W4_S2_SM_90: [u8; 55821] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_90.zst`.
 pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_sm_90.zst");
@@ -250,19 +250,19 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../../im
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 44408] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 43606] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51022] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51103] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 36656] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 34746] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
-pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 42046] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 41383] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 253075] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 256111] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
 pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 69842] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
@@ -274,13 +274,13 @@ pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 118331] = *include_bytes!("../..
 pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 166929] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 175645] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
 pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 236251] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 241650] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
 pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
@@ -292,19 +292,19 @@ pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!(".
 pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 303488] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 311916] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 242215] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 218562] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 90255] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 114917] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
 pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 95468] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 282033] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 286499] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
@@ -313,7 +313,7 @@ pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../../ima
 pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 192951] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 196634] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
 pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 86398] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
