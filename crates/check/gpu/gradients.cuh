@@ -46,6 +46,7 @@ struct GradientParameters {
 };
 
 constexpr double EPSILON = 1.1920928955078125e-7;  // of f32
+constexpr double LEAST = 1.1754943508222875e-38;    // its least normal number
 
 // The variance of a rounding to the type; of f32 it is part of that of its arithmetic.
 template <typename T>
@@ -278,7 +279,7 @@ __device__ void sizes_of(const SizeParameters& p) {
     double natural = 0.0, largest = 0.0, plain = 0.0, unavoidable = 0.0, uncertain = 0.0, whole = 0.0;
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < p.sums.len; i += static_cast<long long>(gridDim.x) * THREADS) {
         const double r = p.sums.data[i], sum = p.sums.data[p.sums.len + i], variance = p.sums.data[2 * p.sums.len + i];
-        const double error = (p.is_rounded ? Element<T>::round(sum) : sum) - r, unit = ulp<T>(r);
+        const double error = (p.is_rounded ? Element<T>::round(sum) : sum) - r, unit = fmax(ulp<T>(r), LEAST);
         natural = larger(natural, fabs(error));
         largest = larger(largest, fabs(r));
         if (error * error < CUDART_INF) plain += error * error;

@@ -303,7 +303,7 @@ impl Expectation {
 /// of scores rounded to the element type before they are multiplied, and arithmetic in `f32`, that of long sums included. It matters in
 /// small problems, where the plain computation may be right by luck. A NaN never passes.
 ///
-/// `n` says how many independent errors the mean is of: `elements` counts those that have a variance, and `roundings` the rounded numbers
+/// Here `ulp` is at least `2^-126`, as kernels take numbers below that for 0. `n` says how many independent errors the mean is of: `elements` counts those that have a variance, and `roundings` the rounded numbers
 /// that give it, as `(sum e)^2 / sum e^2` with `e` for what one gives all elements together. One query has a gradient of a score for
 /// each key, whose rounding is the error of all elements of a row of dk; the largest can be most of the sum.
 #[derive(Debug)]
@@ -395,10 +395,12 @@ impl GradientExpectation {
             };
             let exact = std::mem::take(&mut exact[operand]);
             let (r, r16, variance) = (&exact, &rounded[operand], &variance[operand]);
-            let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + ulp(element, *r);
+            // Kernels take numbers below the least normal one of `f32` for 0.
+            let unit = |r: f64| ulp(element, r).max(f64::from(f32::MIN_POSITIVE));
+            let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + unit(*r);
             let floors = { variance.iter().zip(r) }.map(|pair| floor(pair) as f32);
             let unavoidable = { variance.iter().zip(r) }
-                .map(|(variance, r)| variance + ulp(element, *r).powi(2) / 12.0);
+                .map(|(variance, r)| variance + unit(*r).powi(2) / 12.0);
             let plain = r16.iter().zip(r).map(|(r16, r)| (r16 - r).powi(2));
             let sizes = GradientSizes {
                 natural: natural_error(r, r16),
@@ -693,6 +695,27 @@ mod tests {
         // One element beyond its own bound, by more than the mean.
         let verdict = expected.judge(Operand::DK, &[1.25, 0.0, 0.0, 0.0].map(f16::from_f32));
         assert!(!verdict.passed && verdict.to_string().contains("element 0 has 1.250e0"));
+    }
+
+    #[test]
+    fn gradients_that_f32_holds_as_subnormal_numbers_only_may_be_0() {
+        let backward = Backward::builder(call()).build().unwrap();
+        let expected = |r: f64| {
+            let of = |operand| match operand {
+                Operand::DK => vec![r; 8],
+                _ => Vec::new(),
+            };
+            let references = GradientReferences {
+                exact: Slots::from_fn(of),
+                rounded: Slots::from_fn(of),
+                variance: Slots::from_fn(|operand| vec![0.0; of(operand).len()]),
+                squares: Slots::from_fn(|_| 0.0),
+            };
+            GradientExpectation::from_references(&backward, references)
+        };
+        let zeros = [half::bf16::ZERO; 8];
+        assert!(expected(1e-40).judge(Operand::DK, &zeros).passed);
+        assert!(!expected(1e-6).judge(Operand::DK, &zeros).passed);
     }
 
     #[test]
