@@ -399,8 +399,8 @@ impl GradientExpectation {
             let unit = |r: f64| ulp(element, r).max(f64::from(f32::MIN_POSITIVE));
             let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + unit(*r);
             let floors = { variance.iter().zip(r) }.map(|pair| floor(pair) as f32);
-            let unavoidable = { variance.iter().zip(r) }
-                .map(|(variance, r)| variance + unit(*r).powi(2) / 12.0);
+            let unavoidable =
+                { variance.iter().zip(r) }.map(|(variance, r)| variance + unit(*r).powi(2) / 12.0);
             let plain = r16.iter().zip(r).map(|(r16, r)| (r16 - r).powi(2));
             let sizes = GradientSizes {
                 natural: natural_error(r, r16),
