@@ -217,6 +217,24 @@ impl<T: Element> Pass<'_, T> {
     }
 
     fn part(&self, sequence: &Sequence, kv_head: usize) -> Part {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2.
+            return unsafe { self.part_by_four(sequence, kv_head) };
+        }
+        self.part_by_any(sequence, kv_head)
+    }
+
+    /// Gives the same numbers as the plain loop, four in each vector: no multiplication is fused with an addition.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn part_by_four(&self, sequence: &Sequence, kv_head: usize) -> Part {
+        self.part_by_any(sequence, kv_head)
+    }
+
+    /// As many numbers in a vector as the caller's instructions have.
+    #[inline(always)]
+    fn part_by_any(&self, sequence: &Sequence, kv_head: usize) -> Part {
         let call = self.computation.call;
         let heads = call.heads();
         let part = || {
@@ -248,6 +266,7 @@ impl<T: Element> Pass<'_, T> {
         parts
     }
 
+    #[inline(always)]
     fn row(
         &self,
         sequence: &Sequence,
