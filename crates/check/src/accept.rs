@@ -303,7 +303,9 @@ impl Expectation {
 /// of scores rounded to the element type before they are multiplied, and arithmetic in `f32`, that of long sums included. It matters in
 /// small problems, where the plain computation may be right by luck. A NaN never passes.
 ///
-/// Here `ulp` is at least `2^-126`, as kernels take numbers below that for 0. `n` says how many independent errors the mean is of: `elements` counts those that have a variance, and `roundings` the rounded numbers
+/// Here `ulp` is at least `2^-126`, as kernels take numbers below that for 0.
+///
+/// `n` says how many independent errors the mean is of: `elements` counts those that have a variance, and `roundings` the rounded numbers
 /// that give it, as `(sum e)^2 / sum e^2` with `e` for what one gives all elements together. One query has a gradient of a score for
 /// each key, whose rounding is the error of all elements of a row of dk; the largest can be most of the sum.
 #[derive(Debug)]
@@ -699,7 +701,9 @@ mod tests {
 
     #[test]
     fn gradients_that_f32_holds_as_subnormal_numbers_only_may_be_0() {
-        let backward = Backward::builder(call()).build().unwrap();
+        let layout = Layout::bshd([1, 1, 1, 8]);
+        let call = Call::builder(&layout, &layout, &layout, f32::TYPE);
+        let backward = Backward::builder(call.build().unwrap()).build().unwrap();
         let expected = |r: f64| {
             let of = |operand| match operand {
                 Operand::DK => vec![r; 8],
@@ -713,9 +717,8 @@ mod tests {
             };
             GradientExpectation::from_references(&backward, references)
         };
-        let zeros = [half::bf16::ZERO; 8];
-        assert!(expected(1e-40).judge(Operand::DK, &zeros).passed);
-        assert!(!expected(1e-6).judge(Operand::DK, &zeros).passed);
+        assert!(expected(1e-40).judge(Operand::DK, &[0.0_f32; 8]).passed);
+        assert!(!expected(1e-36).judge(Operand::DK, &[0.0_f32; 8]).passed);
     }
 
     #[test]
