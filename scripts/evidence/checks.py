@@ -189,7 +189,9 @@ def verify(evidence):
         passed = OPERATION_CASES - failed
         totals.append({"family": family, "max_len": None, "count": OPERATION_CASES, "passed": passed, "failed": failed})
         for name, sha256 in ran.items():
-            images.setdefault(name, {"sha256": sha256, "persistent": False, "passed": passed, "failed": failed, "drew_tiles": 0})
+            known = images.setdefault(name, {"sha256": sha256, "persistent": False, "passed": 0, "failed": 0, "drew_tiles": 0})
+            known["passed"] += passed
+            known["failed"] += failed
         write()
 
 
