@@ -113,15 +113,19 @@ impl Deal {
             Deal::Contiguous => Sharding::Contiguous,
         }
     }
+
+    fn word(self) -> &'static str {
+        match self {
+            Deal::Zigzag => "zigzag",
+            Deal::TwoZigzags => "two-zigzags",
+            Deal::Contiguous => "contiguous",
+        }
+    }
 }
 
 impl fmt::Display for Deal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Deal::Zigzag => "zigzag",
-            Deal::TwoZigzags => "two-zigzags",
-            Deal::Contiguous => "contiguous",
-        })
+        f.write_str(self.word())
     }
 }
 
@@ -209,12 +213,9 @@ pub(crate) struct Dealt {
 impl Dealt {
     /// The word of the sharding.
     pub(crate) fn sharding(&self) -> &'static str {
-        match self.sharding {
-            Sharding::Zigzag => "zigzag",
-            Sharding::Zigzags(_) => "two-zigzags",
-            Sharding::Contiguous => "contiguous",
-            _ => "documents",
-        }
+        { Deal::value_variants().iter() }
+            .find(|deal| deal.sharding() == self.sharding)
+            .map_or("documents", |deal| deal.word())
     }
 
     /// The rows of each device.

@@ -76,9 +76,10 @@ impl RowMap {
             }
             Sharding::Zigzag => map.zigzag(0..len, 0..len, 0),
             Sharding::Zigzags(0) => return Err(Error::Sharding("no zigzags".to_owned())),
-            Sharding::Zigzags(parts) => {
-                for index in 0..(*parts).min(len) {
-                    map.zigzag(part(len, index, (*parts).min(len)), 0..len, 0);
+            Sharding::Zigzags(zigzags) => {
+                let parts = len.min(*zigzags);
+                for index in 0..parts {
+                    map.zigzag(part(len, index, parts), 0..len, 0);
                 }
             }
             Sharding::Documents(offsets) => map.documents(offsets)?,
