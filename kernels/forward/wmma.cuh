@@ -1,5 +1,4 @@
-// The wmma family: both products on tensor cores through nvcuda::wmma, with Q, K, V and P in shared memory, f16 or bf16 in
-// and fp32 accumulation.
+// The wmma family: both products on tensor cores through nvcuda::wmma, with Q, K, V and P in shared memory, and fp32 accumulation.
 //
 // The scores stay in registers although WMMA keeps the placement of their elements to itself:
 //   - p = 2^(t - m) needs the reference max of the element's row, not its place: each lane holds m for its elements.
@@ -254,7 +253,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
     RowTile<Element> q_tiles[ROWS][Traits::DIM_TILES];
     const auto load_queries = [&](int d) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) load_tile(q_tiles[r][d], q + r * TILE * Q_STRIDE + d * TILE, Q_STRIDE);
+        for (int r = 0; r < ROWS; ++r) wmma::load_matrix_sync(q_tiles[r][d], q + r * TILE * Q_STRIDE + d * TILE, Q_STRIDE);
     };
     if constexpr (Traits::Q_IN_REGISTERS) {
         cp_async_wait<pipeline.PENDING>();
@@ -296,7 +295,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
             for (int n = 0; n < KEYS; ++n) {
                 if (!has_keys(n)) continue;
                 KeyTile<Element> keys;
-                load_tile(keys, k + n * TILE * K_STRIDE + d * TILE, K_STRIDE);
+                wmma::load_matrix_sync(keys, k + n * TILE * K_STRIDE + d * TILE, K_STRIDE);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) wmma::mma_sync(s[r][n], q_tiles[r][d], keys, s[r][n]);
             }
@@ -402,12 +401,12 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
         for (int n = 0; n < Traits::KEY_TILES; ++n) {
             RowTile<Element> p_tiles[ROWS];
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) load_tile(p_tiles[r], p + r * TILE * P_STRIDE + n * TILE, P_STRIDE);
+            for (int r = 0; r < ROWS; ++r) wmma::load_matrix_sync(p_tiles[r], p + r * TILE * P_STRIDE + n * TILE, P_STRIDE);
 #pragma unroll
             for (int d = 0; d < DIMS; ++d) {
                 if (!has_dims(d)) continue;
                 ValueTile<Element> values;
-                load_tile(values, v + n * TILE * V_STRIDE + d * TILE, V_STRIDE);
+                wmma::load_matrix_sync(values, v + n * TILE * V_STRIDE + d * TILE, V_STRIDE);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) wmma::mma_sync(out[r][d], p_tiles[r], values, out[r][d]);
             }

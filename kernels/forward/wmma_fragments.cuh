@@ -1,5 +1,4 @@
-// Additions to nvcuda::wmma: fragment loads that compile to LDSM for both element types, the placement of an accumulator's elements,
-// and reductions over its rows.
+// Additions to nvcuda::wmma: the placement of an accumulator's elements, and reductions over its rows.
 //
 // WMMA does not say which element of a tile a lane holds, and nothing here assumes it: an AccumulatorMap reads the
 // placement off a probe at kernel start.
@@ -24,29 +23,6 @@ static_assert(Accumulator::num_elements == LANE_ELEMENTS);
 template <class Element> using RowTile = wmma::fragment<wmma::matrix_a, TILE, TILE, TILE, Element, wmma::row_major>;
 template <class Element> using KeyTile = wmma::fragment<wmma::matrix_b, TILE, TILE, TILE, Element, wmma::col_major>;
 template <class Element> using ValueTile = wmma::fragment<wmma::matrix_b, TILE, TILE, TILE, Element, wmma::row_major>;
-
-// load_matrix_sync from shared memory; `stride` in elements. For bf16, NVRTC 12.8's own emits wmma.load without a state
-// space, from which ptxas makes generic loads of single words in place of LDSM: so the same instruction is written out,
-// with .shared.
-// PTX ISA, "Warp-level Matrix Load Instruction: wmma.load".
-template <class Fragment> __device__ inline void load_tile(Fragment& fragment, const __half* shared, int stride)
-{
-    wmma::load_matrix_sync(fragment, shared, stride);
-}
-#define WARPTILE_LOAD_TILE_BF16(Fragment, operand)                                                                     \
-    __device__ inline void load_tile(Fragment<__nv_bfloat16>& fragment, const __nv_bfloat16* shared, int stride)       \
-    {                                                                                                                  \
-        static_assert(sizeof(fragment) == 4 * sizeof(unsigned));                                                       \
-        unsigned* words = reinterpret_cast<unsigned*>(&fragment);                                                      \
-        asm volatile("wmma.load." operand ".m16n16k16.shared.bf16 {%0, %1, %2, %3}, [%4], %5;"                         \
-                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])                                  \
-                     : "r"((unsigned)__cvta_generic_to_shared(shared)), "r"(stride)                                    \
-                     : "memory");                                                                                      \
-    }
-WARPTILE_LOAD_TILE_BF16(RowTile, "a.sync.aligned.row")
-WARPTILE_LOAD_TILE_BF16(KeyTile, "b.sync.aligned.col")
-WARPTILE_LOAD_TILE_BF16(ValueTile, "b.sync.aligned.row")
-#undef WARPTILE_LOAD_TILE_BF16
 
 // Where in its tile each of this lane's accumulator elements lies.
 class AccumulatorMap {

@@ -96,7 +96,7 @@ pub struct Selection {
     /// Only this target, such as `sm_90a` or `compute_80`
     #[arg(long = "arch")]
     pub target: Option<Target>,
-    /// With --debug: only this kernel, such as wmma_d64_64x64_w4_s2
+    /// With --debug: only this kernel, such as mma_d64_64x64_w4_s2
     #[arg(long, requires = "debug")]
     pub kernel: Option<String>,
     /// With --check: compile only the smallest image of each family and target, and a fortieth of the others, which

@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn the_closest_names_are_suggested() {
         let known = [
-            "wmma_d64_64x64_w4_s2",
+            "wmma_d64_64x64_w8_s2",
             "scalar_d64_32x64_w4_s2",
             "scalar_d64_32x64_w4_s1",
             "scalar_d64_32x64_w4_s2",

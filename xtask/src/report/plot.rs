@@ -26,11 +26,10 @@ const SMALL: u32 = 21;
 /// A contestant's name in rows and in the legend, and its colour, which is the same in every plot. Distinguishable on white,
 /// also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow, and
 /// an indigo darker than its blues).
-const CONTESTANTS: [(&str, &str, RGBColor); 11] = [
+const CONTESTANTS: [(&str, &str, RGBColor); 10] = [
     (gradients::OURS, "Warptile", RGBColor(180, 60, 0)),
     ("warptile wgmma", "Warptile wgmma", RGBColor(213, 94, 0)),
     ("warptile mma", "Warptile mma", RGBColor(230, 159, 0)),
-    ("warptile wmma", "Warptile wmma", RGBColor(204, 121, 167)),
     (
         "warptile scalar",
         "Warptile scalar",

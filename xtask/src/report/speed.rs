@@ -233,7 +233,7 @@ pub(super) fn geometric_mean(values: &[f64]) -> Option<f64> {
 /// Microseconds of each family's best kernel on every problem next to FlashAttention-2's, and whether the planner took the
 /// fastest family. `chosen` has the planner's choices and the peers.
 pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
-    const FAMILIES: [&str; 4] = ["scalar", "wmma", "mma", "wgmma"];
+    const FAMILIES: [&str; 3] = ["scalar", "mma", "wgmma"];
     let chosen = by_problem(chosen, |row| row.backend.clone());
     let mut lines = Vec::new();
     let mut right = 0;
@@ -267,7 +267,6 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     let header = [
         "(batch, heads, length, head size), element, mask",
         "scalar",
-        "wmma",
         "mma",
         "wgmma",
         "FA2",
@@ -564,15 +563,15 @@ mod tests {
         };
         let measured = [
             family("scalar", 512, 9.0),
-            family("wmma", 512, 5.0),
-            family("wmma", 1024, 5.0),
+            family("mma", 512, 5.0),
+            family("mma", 1024, 5.0),
             family("wgmma", 1024, 7.0),
         ];
         let text = families(
             &measured,
-            &[family("wmma", 512, 5.0), family("wgmma", 1024, 7.0)],
+            &[family("mma", 512, 5.0), family("wgmma", 1024, 7.0)],
         );
-        assert!(text.contains("| 9.0 | **5.0** | - | - | - |"), "{text}");
+        assert!(text.contains("| 9.0 | **5.0** | - | - |"), "{text}");
         assert!(text.contains("in 1 of 2 rows"), "{text}");
     }
 }

@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn the_newer_ptx_comes_last_and_says_what_it_is_for() {
         let images = [
-            image("wmma", "compute_89", "f16", 64),
-            image("wmma", "compute_80", "f16", 64),
-            image("wmma", "sm_120", "f16", 64),
+            image("mma", "compute_89", "f16", 64),
+            image("mma", "compute_80", "f16", 64),
+            image("mma", "sm_120", "f16", 64),
         ];
         let table = table(&images, &[&Checks::default()]);
         let rows: Vec<&str> = table.lines().skip(2).collect();

@@ -11,8 +11,8 @@ use crate::spec::Invalid;
 
 /// Which kernel is to run: the same list in the API and on every command line.
 ///
-/// Parses from `best`, a family's name (`wgmma`), a kernel's name (`wmma_d64_64x64_w4_s2`), or an image's name
-/// (`wmma_d64_64x64_w4_s2_f16_compute_80`). An empty name is an error.
+/// Parses from `best`, a family's name (`wgmma`), a kernel's name (`mma_d64_64x64_w4_s2`), or an image's name
+/// (`mma_d64_64x64_w4_s2_f16_compute_80`). An empty name is an error.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 #[must_use]

@@ -41,7 +41,7 @@ pub use fit::Timed;
 /// ```
 /// use warptile::plan::Rates;
 ///
-/// let rates: Rates = "device My GPU\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\nkernel wmma_d64_64x64_w4_s2 80 2.5".parse()?;
+/// let rates: Rates = "device My GPU\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\nkernel mma_d64_64x64_w4_s2 80 2.5".parse()?;
 /// assert_eq!(rates.device(), "My GPU");
 /// assert!("kernel x fast 1".parse::<Rates>().is_err());
 /// # Ok::<(), warptile::Error>(())
@@ -619,7 +619,7 @@ mod tests {
         let mut alibi = crate::spec::Scoring::new();
         alibi.alibi = Some(crate::spec::AlibiShape::PerHead);
         let alibi = call.scoring(alibi).build().unwrap().problem();
-        let kernel = "wmma_d64_64x64_w4_s2";
+        let kernel = "wmma_d64_64x64_w8_s2";
         let image = { warptile_kernels::catalog().iter() }
             .find(|image| image.kernel == kernel)
             .unwrap();
@@ -675,7 +675,7 @@ mod tests {
         use crate::plan::{Choice, Planner};
         use crate::spec::Splits;
         let h200 = DeviceProfile::h200();
-        let (kernel, other) = ("wmma_d128_64x64_w4_s1", "wgmma_d128_128x128_w12_s2");
+        let (kernel, other) = ("mma_d128_64x64_w4_s2", "wgmma_d128_128x128_w12_s2");
         let settings = Settings {
             ctas: Some(1),
             ..Settings::default()
@@ -721,10 +721,10 @@ mod tests {
         let built_in = Rates::embedded(&h200).chosen_problems();
         assert_eq!(rates.chosen_problems(), built_in + 1);
         // A kernel that can't compute the problem is passed over.
-        rates.choose(&usual, Some(("wmma_d64_64x64_w4_s2", settings)));
+        rates.choose(&usual, Some(("mma_d64_64x64_w4_s2", settings)));
         assert_ne!(
             plan(&rates, &h200, usual).kernel_name(),
-            "wmma_d64_64x64_w4_s2"
+            "mma_d64_64x64_w4_s2"
         );
         rates.choose(&usual, None);
         assert_eq!(rates, *Rates::embedded(&h200));

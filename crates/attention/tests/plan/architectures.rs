@@ -120,7 +120,7 @@ fn without_machine_code_the_newest_ptx_that_runs_is_chosen() {
     let ptx = catalog()
         .iter()
         .filter(|image| matches!(image.target, Target::Ptx(_)));
-    let kernel = "wmma_d64_64x64_w4_s2";
+    let kernel = "mma_d64_64x64_w4_s2";
     for (device, target) in [
         (device(8, 0, 166_912), 80),
         (device(8, 6, CONSUMER_SHARED_BYTES), 80),

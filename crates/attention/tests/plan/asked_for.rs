@@ -79,13 +79,13 @@ fn a_family_and_an_image_can_be_asked_for() {
         let plan = Plan::gpu(problem, &h200, &Choice::Family(family)).unwrap();
         assert_eq!(plan.image().unwrap().family, family);
     }
-    let image = "wmma_d64_64x64_w4_s2_f16_compute_80";
+    let image = "mma_d64_64x64_w4_s2_f16_compute_80";
     let plan = Plan::gpu(problem, &h200, &image.parse().unwrap()).unwrap();
     assert_eq!(plan.image().unwrap().name, image);
-    let unknown = Choice::Image("wmma_d64_64x64_w4_s2_f16_compute_81".to_owned());
+    let unknown = Choice::Image("mma_d64_64x64_w4_s2_f16_compute_81".to_owned());
     let error = Plan::gpu(problem, &h200, &unknown).unwrap_err().to_string();
     assert!(
-        error.contains("did you mean wmma_d64_64x64_w4_s2_f16_compute_8"),
+        error.contains("did you mean mma_d64_64x64_w4_s2_f16_compute_8"),
         "{error}"
     );
     let wrong_family = Plan::gpu(

@@ -57,7 +57,8 @@ fn planning_takes_the_same_memory_for_any_number_of_sequences() {
     for (sequences, rows) in [(10_000_000, 1 << 29), (1 << 29, 1000), (MAX_LEN, MAX_LEN)] {
         let many = allocated(sequences, rows);
         assert!(many.0 <= few.0 + 16, "{many:?} {few:?}");
-        assert!(many.1 <= few.1 + 4096, "{many:?} {few:?}");
+        // A list of what cannot run may have doubled.
+        assert!(many.1 <= 2 * few.1, "{many:?} {few:?}");
         assert!(many.1 < 1 << 20, "{many:?}");
     }
 }

@@ -75,8 +75,8 @@ fn what_cannot_cut_keys_at_fixed_places_says_so() {
         let mut others = plan.considered().iter();
         others.find(|one| one.kernel == kernel).unwrap()
     };
-    assert_eq!(not("wmma_d128_64x64_w4_s1").reason, Reason::Splits);
-    let error = Plan::gpu(problem, &h200, &named("wmma_d128_64x64_w4_s1"));
+    assert_eq!(not("wmma_d128_48x32_w8_s2").reason, Reason::Splits);
+    let error = Plan::gpu(problem, &h200, &named("wmma_d128_48x32_w8_s2"));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("cannot cut keys at fixed places"), "{error}");
     for words in ["f32", "f16 unaligned", "f16 unaligned bias"] {

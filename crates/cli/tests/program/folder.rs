@@ -11,11 +11,11 @@ use warptile_kernels::Image;
 
 /// The embedded image that the folder's is a copy of.
 pub(crate) fn original() -> &'static Image {
-    warptile_kernels::image("wmma_d64_64x64_w4_s2_f16_sm_90").unwrap()
+    warptile_kernels::image("wmma_d64_64x64_w8_s2_f16_sm_90").unwrap()
 }
 
-pub(crate) const KERNEL: &str = "wmma_d64_64x64_w4_s2_debug";
-pub(crate) const IMAGE: &str = "wmma_d64_64x64_w4_s2_debug_f16_sm_90";
+pub(crate) const KERNEL: &str = "wmma_d64_64x64_w8_s2_debug";
+pub(crate) const IMAGE: &str = "wmma_d64_64x64_w8_s2_debug_f16_sm_90";
 const PROBLEM: &str = "q64 k64 h2 d64 f16";
 
 pub(crate) fn entry(bytes: &[u8]) -> Value {
@@ -26,7 +26,7 @@ pub(crate) fn entry(bytes: &[u8]) -> Value {
     json!({
         "name": IMAGE, "kernel": KERNEL, "entry": image.entry, "family": "wmma",
         "features": image.features.bits(), "target": "sm_90", "element": "f16",
-        "block_m": 64, "block_n": 64, "head_dim": 64, "stages": 2, "warps": 4,
+        "block_m": 64, "block_n": 64, "head_dim": 64, "stages": 2, "warps": 8,
         "registers": 100, "static_shared_bytes": 0, "abi_hash": format!("{:016x}", image.abi_hash),
         "toolchain": "NVRTC", "source_hash": "0", "sha256": hash, "pack": "image.cubin",
     })
@@ -166,7 +166,7 @@ fn a_folder_that_is_not_what_it_says_is_refused() {
         2,
         &bytes,
         &[good.clone(), good.clone()],
-        "two images are called wmma_d64_64x64_w4_s2_debug_f16_sm_90",
+        "two images are called wmma_d64_64x64_w8_s2_debug_f16_sm_90",
     );
     let kernel = with("kernel", json!(original().kernel));
     refused(2, &bytes, &[kernel], "need names of their own");

@@ -277,7 +277,7 @@ fn a_bench_of_one_target_takes_its_images() {
             "--samples",
             "1",
             "--kernel",
-            "wmma",
+            "mma",
             "--shape",
             shape,
         ]);

@@ -15,7 +15,7 @@ struct Machine {
 const PROBLEM: &str = "b1 q64 k64 h2 d64 f16";
 
 /// The one that is to win, where one is.
-const FAST: &str = "wmma_d64_64x64_w4_s2";
+const FAST: &str = "mma_d64_64x64_w4_s2";
 
 impl Machine {
     fn new() -> Self {
@@ -156,7 +156,7 @@ fn a_planted_wrong_rates_file_is_put_right() {
     let machine = Machine::new();
     machine.plant(
         "CUDA 12.8",
-        "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel wmma_d64_64x64_w4_s2 0.001 9\n",
+        "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel mma_d64_64x64_w4_s2 0.001 9\n",
     );
     assert_eq!(machine.chosen(PROBLEM), "scalar_d64_32x32_w4_s2");
     let json = machine.home.path().join("tuned.json");
@@ -336,7 +336,7 @@ fn what_is_verified_is_launched_with_the_settings_that_were_asked_for() {
 #[cfg(unix)]
 fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     let machine = Machine::new();
-    let lines = "kernel wmma_d64_64x64_w4_s2 9999 0\n";
+    let lines = "kernel mma_d64_64x64_w4_s2 9999 0\n";
     machine.plant("CUDA 12.8", lines);
     let planted = fs::read(machine.rates_file()).unwrap();
     let file = machine.home.path().join("problems.txt");
@@ -396,7 +396,7 @@ fn a_search_ends_soon() {
 fn two_searches_at_once_keep_one_anothers_results() {
     const OTHER: &str = "b1 q64 k64 h3 d64 f16";
     let machine = Machine::new();
-    let lines = "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel wmma_d64_64x64_w4_s2 0.001 9\n";
+    let lines = "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel mma_d64_64x64_w4_s2 0.001 9\n";
     machine.plant("CUDA 12.8", lines);
     let pipe = machine.home.path().join("pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
@@ -420,7 +420,7 @@ fn two_searches_at_once_keep_one_anothers_results() {
     assert_eq!(kept["entries"].as_array().unwrap().len(), 1, "{kept}");
     assert_eq!(kept["entries"][0]["problem"], PROBLEM);
     // As if the other had chosen for a third problem.
-    let third = "choice wmma_d64_64x64_w4_s2 ctas=1 b1 q64 k64 h5 d64 f16\n";
+    let third = "choice mma_d64_64x64_w4_s2 ctas=1 b1 q64 k64 h5 d64 f16\n";
     let rates = fs::read_to_string(machine.rates_file()).unwrap();
     fs::write(machine.rates_file(), rates + third).unwrap();
     fs::read(&pipe).unwrap();

@@ -189,18 +189,6 @@ pub static SCALAR_D96_64X32_W4_S2_PTX: [u8; 53041] = *include_bytes!("../../imag
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_ptx.zst`.
 pub static WMMA_D128_48X32_W8_S2_PTX: [u8; 19568] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_ptx.zst");
 
-/// The images of a kernel: `wmma_d128_64x64_w4_s1_ptx.zst`.
-pub static WMMA_D128_64X64_W4_S1_PTX: [u8; 27845] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_ptx.zst");
-
-/// The images of a kernel: `wmma_d192_64x64_w4_s1_ptx.zst`.
-pub static WMMA_D192_64X64_W4_S1_PTX: [u8; 30924] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_ptx.zst");
-
-/// The images of a kernel: `wmma_d256_64x32_w4_s1_ptx.zst`.
-pub static WMMA_D256_64X32_W4_S1_PTX: [u8; 26568] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_ptx.zst");
-
-/// The images of a kernel: `wmma_d32_64x64_w4_s2_ptx.zst`.
-pub static WMMA_D32_64X64_W4_S2_PTX: [u8; 25378] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_ptx.zst");
-
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_ptx.zst`.
 pub static WMMA_D64_16X64_W4_S2_PTX: [u8; 14973] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_ptx.zst");
 
@@ -216,11 +204,5 @@ pub static WMMA_D64_32X64_W4_S2_PTX: [u8; 16267] = *include_bytes!("../../images
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_ptx.zst`.
 pub static WMMA_D64_48X64_W8_S2_PTX: [u8; 18470] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_ptx.zst");
 
-/// The images of a kernel: `wmma_d64_64x64_w4_s2_ptx.zst`.
-pub static WMMA_D64_64X64_W4_S2_PTX: [u8; 25278] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_ptx.zst");
-
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_ptx.zst`.
 pub static WMMA_D64_64X64_W8_S2_PTX: [u8; 16052] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_ptx.zst");
-
-/// The images of a kernel: `wmma_d96_64x64_w4_s2_ptx.zst`.
-pub static WMMA_D96_64X64_W4_S2_PTX: [u8; 26217] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_ptx.zst");

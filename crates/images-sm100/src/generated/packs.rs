@@ -179,21 +179,3 @@ pub static SCALAR_D64_64X64_W4_S2_SM_100: [u8; 72298] = *include_bytes!("../../i
 
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_100.zst`.
 pub static SCALAR_D96_64X32_W4_S2_SM_100: [u8; 51903] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_100.zst");
-
-/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_100.zst`.
-pub static WMMA_D128_64X64_W4_S1_SM_100: [u8; 36147] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_100.zst");
-
-/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_100.zst`.
-pub static WMMA_D192_64X64_W4_S1_SM_100: [u8; 40040] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_100.zst");
-
-/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_100.zst`.
-pub static WMMA_D256_64X32_W4_S1_SM_100: [u8; 31073] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_100.zst");
-
-/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_100.zst`.
-pub static WMMA_D32_64X64_W4_S2_SM_100: [u8; 31801] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_100.zst");
-
-/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_100.zst`.
-pub static WMMA_D64_64X64_W4_S2_SM_100: [u8; 36712] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_100.zst");
-
-/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_100.zst`.
-pub static WMMA_D96_64X64_W4_S2_SM_100: [u8; 34780] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_100.zst");

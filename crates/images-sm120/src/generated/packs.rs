@@ -152,21 +152,3 @@ pub static SCALAR_D64_64X64_W4_S2_SM_120: [u8; 39813] = *include_bytes!("../../i
 
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_120.zst`.
 pub static SCALAR_D96_64X32_W4_S2_SM_120: [u8; 49612] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_120.zst");
-
-/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_120.zst`.
-pub static WMMA_D128_64X64_W4_S1_SM_120: [u8; 36156] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_120.zst");
-
-/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_120.zst`.
-pub static WMMA_D192_64X64_W4_S1_SM_120: [u8; 40634] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_120.zst");
-
-/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_120.zst`.
-pub static WMMA_D256_64X32_W4_S1_SM_120: [u8; 33579] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_120.zst");
-
-/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_120.zst`.
-pub static WMMA_D32_64X64_W4_S2_SM_120: [u8; 34235] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_120.zst");
-
-/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_120.zst`.
-pub static WMMA_D64_64X64_W4_S2_SM_120: [u8; 37213] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_120.zst");
-
-/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_120.zst`.
-pub static WMMA_D96_64X64_W4_S2_SM_120: [u8; 32957] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_120.zst");

@@ -198,18 +198,6 @@ pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39091] = *include_bytes!("../../im
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_80.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18835] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_80.zst");
 
-/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_80.zst`.
-pub static WMMA_D128_64X64_W4_S1_SM_80: [u8; 26744] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_80.zst");
-
-/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_80.zst`.
-pub static WMMA_D192_64X64_W4_S1_SM_80: [u8; 27423] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_80.zst");
-
-/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_80.zst`.
-pub static WMMA_D256_64X32_W4_S1_SM_80: [u8; 21849] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_80.zst");
-
-/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_80.zst`.
-pub static WMMA_D32_64X64_W4_S2_SM_80: [u8; 20968] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_80.zst");
-
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_80.zst`.
 pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15430] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_80.zst");
 
@@ -225,11 +213,5 @@ pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16396] = *include_bytes!("../../imag
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_80.zst`.
 pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19090] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_80.zst");
 
-/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_80.zst`.
-pub static WMMA_D64_64X64_W4_S2_SM_80: [u8; 26403] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_80.zst");
-
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_80.zst`.
 pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16135] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_80.zst");
-
-/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_80.zst`.
-pub static WMMA_D96_64X64_W4_S2_SM_80: [u8; 29566] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_80.zst");

@@ -324,18 +324,6 @@ pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 166249] = *include_bytes!("../../i
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18078] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
 
-/// The images of a kernel: `wmma_d128_64x64_w4_s1_sm_90.zst`.
-pub static WMMA_D128_64X64_W4_S1_SM_90: [u8; 32382] = *include_bytes!("../../images/wmma_d128_64x64_w4_s1_sm_90.zst");
-
-/// The images of a kernel: `wmma_d192_64x64_w4_s1_sm_90.zst`.
-pub static WMMA_D192_64X64_W4_S1_SM_90: [u8; 35004] = *include_bytes!("../../images/wmma_d192_64x64_w4_s1_sm_90.zst");
-
-/// The images of a kernel: `wmma_d256_64x32_w4_s1_sm_90.zst`.
-pub static WMMA_D256_64X32_W4_S1_SM_90: [u8; 24038] = *include_bytes!("../../images/wmma_d256_64x32_w4_s1_sm_90.zst");
-
-/// The images of a kernel: `wmma_d32_64x64_w4_s2_sm_90.zst`.
-pub static WMMA_D32_64X64_W4_S2_SM_90: [u8; 21051] = *include_bytes!("../../images/wmma_d32_64x64_w4_s2_sm_90.zst");
-
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_90.zst`.
 pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 15334] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_90.zst");
 
@@ -351,11 +339,5 @@ pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 16428] = *include_bytes!("../../imag
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_90.zst`.
 pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 18458] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_90.zst");
 
-/// The images of a kernel: `wmma_d64_64x64_w4_s2_sm_90.zst`.
-pub static WMMA_D64_64X64_W4_S2_SM_90: [u8; 25269] = *include_bytes!("../../images/wmma_d64_64x64_w4_s2_sm_90.zst");
-
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 16123] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_90.zst");
-
-/// The images of a kernel: `wmma_d96_64x64_w4_s2_sm_90.zst`.
-pub static WMMA_D96_64X64_W4_S2_SM_90: [u8; 27879] = *include_bytes!("../../images/wmma_d96_64x64_w4_s2_sm_90.zst");

@@ -49,7 +49,6 @@ tilings! {
     D256M64N64W8S2: head_dim 256, tile 64 x 64, warps 8, stages 2;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
-    D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
     D512M16N16W4S2: head_dim 512, tile 16 x 16, warps 4, stages 2;
     D512M16N32W8S2: head_dim 512, tile 16 x 32, warps 8, stages 2;
     D512M32N32W4S1: head_dim 512, tile 32 x 32, warps 4, stages 1;
@@ -409,18 +408,6 @@ kernels! {
     Wmma D128M48N32W8S2 "wmma_d128_48x32_w8_s2" {
         2: shared 71680, k_stride 136, v_stride 136;
     }
-    Wmma D128M64N64W4S1 "wmma_d128_64x64_w4_s1" {
-        2: shared 61440, k_stride 136, v_stride 136;
-    }
-    Wmma D192M64N64W4S1 "wmma_d192_64x64_w4_s1" {
-        2: shared 86016, k_stride 200, v_stride 200;
-    }
-    Wmma D256M64N32W4S1 "wmma_d256_64x32_w4_s1" {
-        2: shared 74752, k_stride 264, v_stride 264;
-    }
-    Wmma D32M64N64W4S2 "wmma_d32_64x64_w4_s2" {
-        2: shared 29696, k_stride 40, v_stride 40;
-    }
     Wmma D64M16N64W4S2 "wmma_d64_16x64_w4_s2" {
         2: shared 45312, k_stride 72, v_stride 72;
     }
@@ -436,13 +423,7 @@ kernels! {
     Wmma D64M48N64W8S2 "wmma_d64_48x64_w8_s2" {
         2: shared 58368, k_stride 72, v_stride 72;
     }
-    Wmma D64M64N64W4S2 "wmma_d64_64x64_w4_s2" {
-        2: shared 46080, k_stride 72, v_stride 72;
-    }
     Wmma D64M64N64W8S2 "wmma_d64_64x64_w8_s2" {
         2: shared 58368, k_stride 72, v_stride 72;
-    }
-    Wmma D96M64N64W4S2 "wmma_d96_64x64_w4_s2" {
-        2: shared 75776, k_stride 104, v_stride 104;
     }
 }

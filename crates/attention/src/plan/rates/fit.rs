@@ -275,7 +275,7 @@ mod tests {
         "NVIDIA A100".clone_into(&mut device.name);
         (device.major, device.multiprocessors) = (8, 108);
         let of_h200 = Rates::embedded(&device);
-        let kernel = "wmma_d64_64x64_w4_s2";
+        let kernel = "mma_d64_64x64_w4_s2";
         let plan = Planner::new(&device).plan(problem(2048), &Choice::Kernel(kernel.to_owned()));
         let plan = plan.unwrap();
         let step = &plan.steps()[0];
@@ -287,9 +287,9 @@ mod tests {
             &[Timed::new(problem(2048), step, slow)],
         );
         assert_eq!(fitted.standing(&device, kernel), Standing::Measured);
-        let other = "wmma_d96_64x64_w4_s2";
+        let other = "mma_d96_128x32_w4_s4";
         assert_eq!(fitted.standing(&device, other), Standing::Modelled);
-        assert_eq!(fitted.standing(&device, "wmma_d64_new"), Standing::Unknown);
+        assert_eq!(fitted.standing(&device, "mma_d64_new"), Standing::Unknown);
         assert_eq!(fitted.measured_kernels(), 1);
         for name in [kernel, other] {
             let ratio =

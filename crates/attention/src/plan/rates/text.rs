@@ -304,7 +304,7 @@ mod tests {
                 "pairs wgmma_d256_128x64_w12_s2 7",
                 "pairs wgmma_d256_128x64_w12_s2 ",
             ),
-            ("feature wmma alibi 7", "feature wmma alibi "),
+            ("feature mma alibi 7", "feature mma alibi "),
             (
                 "choice wgmma_d64_64x128_w8_s2 b3 q104 k128 h12 d64 f16",
                 "b3 q104 k128 h12 d64 f16",
@@ -330,9 +330,9 @@ mod tests {
     #[test]
     fn text_round_trips() {
         let text = "device My GPU\ndriver CUDA 13.0\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\n\
-                    kernel wmma_d64_64x64_w4_s2 80.25 2.5\nmodelled wmma_d96_64x64_w4_s2 81 2.5\n\
+                    kernel mma_d64_64x64_w4_s2 80.25 2.5\nmodelled mma_d96_128x32_w4_s4 81 2.5\n\
                     pairs wgmma_d256_128x64_w12_s2 1.03\ngroups wgmma_d128_192x64_w16_s4 1.01\n\
-                    choice wmma_d64_64x64_w4_s2 b1 q8 k64 h1 d64 f16\n\
+                    choice mma_d64_64x64_w4_s2 b1 q8 k64 h1 d64 f16\n\
                     choice wgmma_d64_64x128_w8_s2 at-once=4 ranges=2 ctas=1 b2 q8 k64 h1 d64 f16 mask=causal\n";
         let rates: Rates = text.parse().unwrap();
         assert_eq!(rates.to_string(), text);

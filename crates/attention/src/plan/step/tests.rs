@@ -35,7 +35,7 @@ fn packed_tiles_are_counted_from_the_shapes_alone() {
             .packed(offsets, offsets)
             .build()
             .unwrap();
-        step("wmma_d64_64x64_w4_s2", 1).shape(&call).unwrap()
+        step("wmma_d64_64x64_w8_s2", 1).shape(&call).unwrap()
     };
     // 1000 / 64 + 3 numbers for each of 2 heads.
     let expected = shape(&[0, 1, 2, 1000]);
@@ -246,7 +246,7 @@ fn more_tiles_than_a_grid_can_have_are_an_error() {
         error.to_string().contains("needs 4294967296 tiles"),
         "{error}"
     );
-    assert!(step("wmma_d64_64x64_w4_s2", 132).shape(&call).is_ok());
+    assert!(step("wmma_d64_64x64_w8_s2", 132).shape(&call).is_ok());
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn settings_change_the_launch_within_its_limits() {
     assert_eq!(with(persistent, "at-once=9999").heads_at_once, 64);
     assert_eq!(with(persistent, "at-once=1 ranges=3").tiles, usual.tiles);
     // `wmma` takes one head after the other and ignores `at-once`.
-    assert_eq!(with("wmma_d128_64x64_w4_s1", "at-once=5").heads_at_once, 1);
+    assert_eq!(with("wmma_d128_48x32_w8_s2", "at-once=5").heads_at_once, 1);
     // Ranges stay within what the workspace holds.
     let image = warptile_kernels::catalog()
         .iter()
