@@ -554,6 +554,11 @@ impl<T: Element> KvCache<T> {
         self.page_layout.page_rows()
     }
 
+    /// Elements of a row of values in a head.
+    pub fn value_dim(&self) -> usize {
+        self.page_layout.layouts()[1].shape[3]
+    }
+
     /// The most keys that a sequence can have.
     pub fn longest(&self) -> usize {
         self.pool.longest()

@@ -259,16 +259,16 @@ impl<T: Element> ShardedCache<'_, T> {
         }
         let attention = attention.clone().mask(Mask::none());
         let group = self.group;
-        let queries = match group.processes() {
-            Some(_) => vec![q.clone()],
-            None => group.broadcast(q)?,
-        };
-        let caches = queries.iter().zip(&self.caches);
-        let parts = group.local_ranks().zip(caches).map(|(rank, (q, cache))| {
-            let keys = cache.keys(layer).of_rank(rank)?;
-            attention.forward(q, keys).of_rank(rank)
-        });
-        let parts = all_or_none(group, parts.collect())?;
+        if group.processes().is_none() {
+            let value_dim = self.caches[0].value_dim();
+            return group.merge_of_each(q, value_dim, |rank, q, out, lse| {
+                let keys = self.caches[rank].keys(layer)?;
+                attention.forward_into(q, keys, out, Some(lse)).map(drop)
+            });
+        }
+        let rank = group.local_ranks().start;
+        let compute = || attention.forward(q, self.caches[0].keys(layer)?);
+        let parts = all_or_none(group, vec![compute().of_rank(rank)])?;
         let call = format!("attend to layer {layer}{FIELD}{attention:?}");
         group.merge_of(&call, &parts)
     }

@@ -1,10 +1,10 @@
 //! Attention of the same queries to keys that stay with the ranks, such as the pages of a cache that is spread over them.
 
 use warptile::bytemuck::Pod;
-use warptile::driver::{self, DeviceBuffer, DeviceSlice, Rows};
+use warptile::driver::{self, DeviceBuffer, DeviceSlice, LentBuffer, Rows};
 use warptile::ops::merge;
 use warptile::spec::LseBase;
-use warptile::{Element, Lse, Output, Tensor};
+use warptile::{Element, Layout, Lse, Output, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Group, Streams};
@@ -34,7 +34,7 @@ impl Group {
                 else {
                     return Ok(tensor.clone());
                 };
-                let copy = fetched(slice, streams).of_rank(rank)?;
+                let copy = sent(slice, streams).of_rank(rank)?;
                 Tensor::from_device(backend, copy, *tensor.layout()).of_rank(rank)
             })
             .collect()
@@ -51,6 +51,32 @@ impl Group {
         self.merge_of("merge", parts)
     }
 
+    /// Merges on rank 0 what each rank of this one process computes of the same queries. A rank on another device writes its part into
+    /// rank 0's memory, so nothing but its end is waited for there.
+    pub(crate) fn merge_of_each<T: Element>(
+        &self,
+        q: &Tensor<T>,
+        value_dim: usize,
+        compute: impl Fn(usize, &Tensor<T>, &mut Tensor<T>, &mut Lse) -> warptile::Result<()>,
+    ) -> Result<(Tensor<T>, Lse)> {
+        let [batch, rows, heads, _] = q.shape();
+        let layout = Layout::bshd([batch, rows, heads, value_dim]);
+        // Before the queries are sent, so that the memory is ready when they come.
+        let parts = (0..self.ranks()).map(|rank| Part::new(self, rank, layout).of_rank(rank));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let queries = self.broadcast(q)?;
+        // Rank 0 comes last, as it has nothing to wait for.
+        let ranks = parts.into_iter().zip(&queries).enumerate().rev();
+        let merged = ranks.map(|(rank, (part, q))| {
+            let compute = |out: &mut _, lse: &mut _| compute(rank, q, out, lse);
+            part.computed(self, rank, compute).of_rank(rank)
+        });
+        let mut parts = merged.collect::<Result<Vec<_>>>()?;
+        parts.reverse();
+        let parts: Vec<_> = parts.iter().map(|(out, lse)| (out, lse)).collect();
+        merge(&parts, LseBase::Natural).of_rank(0)
+    }
+
     /// The merge of a call that several processes compare.
     pub(crate) fn merge_of<T: Element>(
         &self,
@@ -64,7 +90,7 @@ impl Group {
                 rule: format!("{} parts for {} ranks", parts.len(), self.backends().len()),
             });
         }
-        let mut fetched_parts = Vec::with_capacity(parts.len());
+        let mut parts_here = Vec::with_capacity(parts.len());
         for (rank, (Output { out, lse, .. }, backend)) in
             { self.local_ranks() }.zip(parts.iter().zip(self.backends()))
         {
@@ -81,14 +107,14 @@ impl Group {
                 )));
             }
             if let Some(nccl) = self.processes() {
-                fetched_parts = self.parts_of_all(nccl, call, out, lse)?;
+                parts_here = self.parts_of_all(nccl, call, out, lse)?;
                 break;
             }
             let memory = (self.streams(0), out.device_slice(), lse.device_slice());
-            fetched_parts.push(match memory {
+            parts_here.push(match memory {
                 (Some(streams), Some(out_slice), Some(lse_slice)) if !backend.is_same(home) => {
-                    let out_copy = fetched(out_slice, streams).of_rank(rank)?;
-                    let lse_copy = fetched(lse_slice, streams).of_rank(rank)?;
+                    let out_copy = sent(out_slice, streams).of_rank(rank)?;
+                    let lse_copy = sent(lse_slice, streams).of_rank(rank)?;
                     (
                         Tensor::from_device(home, out_copy, *out.layout()).of_rank(rank)?,
                         Lse::from_device(home, lse_copy, lse.shape()).of_rank(rank)?,
@@ -97,7 +123,7 @@ impl Group {
                 _ => (out.clone(), lse.clone()),
             });
         }
-        let parts: Vec<_> = fetched_parts.iter().map(|(out, lse)| (out, lse)).collect();
+        let parts: Vec<_> = parts_here.iter().map(|(out, lse)| (out, lse)).collect();
         merge(&parts, LseBase::Natural).of_rank(self.local_ranks().start)
     }
 
@@ -134,8 +160,80 @@ impl Group {
     }
 }
 
-/// A copy on the device of these streams, for its kernels.
-fn fetched<T: Pod>(from: DeviceSlice<'_, T>, streams: &Streams) -> driver::Result<DeviceBuffer<T>> {
+/// Memory for what a rank computes.
+enum Part<T: Element> {
+    Own(Tensor<T>, Lse),
+    /// On the device of rank 0, of a rank on another one.
+    Home(LentBuffer<T>, LentBuffer<f32>, Layout),
+}
+
+impl<T: Element> Part<T> {
+    fn new(group: &Group, rank: usize, layout: Layout) -> warptile::Result<Self> {
+        let (home, backend) = (&group.backends()[0], &group.backends()[rank]);
+        let [batch, length, heads, _] = layout.shape;
+        Ok(match group.streams(0) {
+            Some(streams) if !backend.is_same(home) => {
+                let lse_len = batch * heads * length;
+                let (out, lse) =
+                    DeviceBuffer::uninit_pair(&streams.kernels, layout.reach(), lse_len)?;
+                Part::Home(out.lend()?, lse.lend()?, layout)
+            }
+            _ => Part::Own(
+                group.uninit(rank, layout)?,
+                group.uninit_lse(rank, layout.shape)?,
+            ),
+        })
+    }
+
+    /// The part, on the device of rank 0, once `compute` has submitted what writes it to the rank's stream.
+    fn computed(
+        self,
+        group: &Group,
+        rank: usize,
+        compute: impl FnOnce(&mut Tensor<T>, &mut Lse) -> warptile::Result<()>,
+    ) -> warptile::Result<(Tensor<T>, Lse)> {
+        let (home, backend) = (&group.backends()[0], &group.backends()[rank]);
+        match (self, group.streams(rank)) {
+            (Part::Home(out, lse, layout), Some(Streams { kernels, .. })) => {
+                let [batch, length, heads, _] = layout.shape;
+                let of_lse = [batch, heads, length];
+                // SAFETY: the group has opened the memory of each device, and of its pool, to all others. Both owners free it on the stream
+                // of rank 0, which comes behind all uses of the loans.
+                let (out_here, lse_here) = unsafe {
+                    (
+                        DeviceBuffer::borrow(kernels, out.pointer(), layout.reach(), out.owner())?,
+                        DeviceBuffer::borrow(
+                            kernels,
+                            lse.pointer(),
+                            of_lse.iter().product(),
+                            lse.owner(),
+                        )?,
+                    )
+                };
+                let mut out_here = Tensor::from_device(backend, out_here, layout)?;
+                let mut lse_here = Lse::from_device(backend, lse_here, of_lse)?;
+                let submit = || compute(&mut out_here, &mut lse_here);
+                // SAFETY: calls on tensors of the rank's backend are queued on its stream, and write inside of both buffers.
+                unsafe {
+                    let submit = || kernels.use_lent(&[], &[&lse], submit);
+                    kernels.use_lent(&[], &[&out], submit)
+                }???;
+                Ok((
+                    Tensor::from_device(home, out.into_buffer()?, layout)?,
+                    Lse::from_device(home, lse.into_buffer()?, of_lse)?,
+                ))
+            }
+            (Part::Own(mut out, mut lse), _) => {
+                compute(&mut out, &mut lse)?;
+                Ok((out, lse))
+            }
+            (Part::Home(..), None) => unreachable!("a part is lent where ranks have streams"),
+        }
+    }
+}
+
+/// A copy on another device, for the kernels of its rank. The memory's own stream makes it, so that only one stream waits for another.
+fn sent<T: Pod>(from: DeviceSlice<'_, T>, to: &Streams) -> driver::Result<DeviceBuffer<T>> {
     let len = from.len();
     let row = Rows {
         count: 1,
@@ -145,13 +243,10 @@ fn fetched<T: Pod>(from: DeviceSlice<'_, T>, streams: &Streams) -> driver::Resul
         to: 0,
         to_pitch: len,
     };
+    let by = from.stream().clone();
     let lent = from.lend()?;
-    let by = match lent.context().is_same(streams.kernels.context()) {
-        true => &streams.near,
-        false => &streams.far,
-    };
-    let mut copy = DeviceBuffer::uninit(&streams.kernels, len)?.lend()?;
-    copy.copy_rows(by, &[(&lent, row)])?;
+    let mut copy = DeviceBuffer::uninit(&to.kernels, len)?.lend()?;
+    copy.copy_rows(&by, &[(&lent, row)])?;
     lent.end()?;
     copy.into_buffer()
 }

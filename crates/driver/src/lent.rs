@@ -122,15 +122,22 @@ impl<T: Pod> LentBuffer<T> {
         Ok(self.buffer)
     }
 
-    /// Has `stream`, of the buffer's context, copy rows from other memory, perhaps of another device, in no particular order. The driver
-    /// is asked to copy beside kernels. In a captured graph, on the legacy default stream, and by drivers before 12.8, a device
+    /// What keeps the memory alive, and frees it behind all uses of the loan.
+    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.buffer.owner()
+    }
+
+    /// Has `stream`, of the buffer's context or of that of all the other memory, copy rows from there, perhaps from another device, in no
+    /// particular order. The driver is asked to copy beside kernels. In a captured graph, on the legacy default stream, and by drivers before 12.8, a device
     /// copies within itself by its multiprocessors: such a copy waits until kernels leave some of them.
     ///
     /// # Errors
     /// [`DriverError::OtherContext`]; [`DriverError::OutOfRange`] for rows that reach out of either side, [`DriverError::Pitch`] for rows
     /// that overlap: nothing is queued then. What the driver reports.
     pub fn copy_rows(&mut self, stream: &Stream, copies: &[(&Lent<'_, T>, Rows)]) -> Result<()> {
-        if !stream.context().is_same(self.buffer.context()) {
+        let is_its = |context: &Context| stream.context().is_same(context);
+        let mut sources = copies.iter().map(|(source, _)| source.context());
+        if !(is_its(self.buffer.context()) || sources.all(is_its)) {
             return Err(DriverError::OtherContext {
                 operation: OPERATION,
             });
@@ -256,7 +263,7 @@ impl<T: Pod> LentBuffer<T> {
                     OPERATION,
                     memcpy_peer_async(
                         to,
-                        stream.context().raw(),
+                        self.buffer.context().raw(),
                         from,
                         source.view.context().raw(),
                         rows.len * size,
