@@ -1,10 +1,10 @@
 //! Attention of the same queries to keys that stay with the ranks, such as the pages of a cache that is spread over them.
 
 use warptile::bytemuck::Pod;
-use warptile::driver::{self, DeviceBuffer, DeviceSlice, LentBuffer, Rows};
+use warptile::driver::{self, DeviceBuffer, DeviceSlice, Loan, Rows, Stream};
 use warptile::ops::merge;
 use warptile::spec::LseBase;
-use warptile::{Element, Layout, Lse, Output, Tensor};
+use warptile::{Backend, Element, Layout, Lse, Output, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Group, Streams};
@@ -20,7 +20,7 @@ impl Group {
     /// reports.
     pub fn broadcast<T: Element>(&self, tensor: &Tensor<T>) -> Result<Vec<Tensor<T>>> {
         self.one_process("broadcast")?;
-        let is_home = |backend: &warptile::Backend| backend.is_same(tensor.backend());
+        let is_home = |backend: &Backend| backend.is_same(tensor.backend());
         if !self.backends().iter().any(is_home) {
             return Err(Error::Argument {
                 rank: 0,
@@ -51,28 +51,60 @@ impl Group {
         self.merge_of("merge", parts)
     }
 
-    /// Merges on rank 0 what each rank of this one process computes of the same queries. A rank on another device writes its part into
-    /// rank 0's memory, so nothing but its end is waited for there.
+    /// Merges on rank 0 what each rank of this one process computes of the same queries. A rank on another device reads them from rank 0's
+    /// memory and writes its part there, so that each of both streams waits for the other once.
     pub(crate) fn merge_of_each<T: Element>(
         &self,
         q: &Tensor<T>,
         value_dim: usize,
         compute: impl Fn(usize, &Tensor<T>, &mut Tensor<T>, &mut Lse) -> warptile::Result<()>,
     ) -> Result<(Tensor<T>, Lse)> {
+        let home = &self.backends()[0];
+        let q = match q.backend().is_same(home) {
+            true => q.clone(),
+            false => self.broadcast(q)?.swap_remove(0),
+        };
         let [batch, rows, heads, _] = q.shape();
         let layout = Layout::bshd([batch, rows, heads, value_dim]);
-        // Before the queries are sent, so that the memory is ready when they come.
-        let parts = (0..self.ranks()).map(|rank| Part::new(self, rank, layout).of_rank(rank));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        let queries = self.broadcast(q)?;
+        let part = |_| Ok((self.uninit(0, layout)?, self.uninit_lse(0, layout.shape)?));
+        let parts = (0..self.ranks()).map(part);
+        let mut parts = parts.collect::<warptile::Result<Vec<_>>>().of_rank(0)?;
+        let owners = { parts.iter() }
+            .flat_map(|(out, lse)| {
+                [
+                    out.device_slice().map(|of| of.owner()),
+                    lse.device_slice().map(|of| of.owner()),
+                ]
+            })
+            .chain([q.device_slice().map(|of| of.owner())]);
+        let owners: Vec<_> = owners.flatten().collect();
+        let loan = self.streams(0).map(|streams| streams.kernels.lend(owners));
+        let loan = loan.transpose().of_rank(0)?;
         // Rank 0 comes last, as it has nothing to wait for.
-        let ranks = parts.into_iter().zip(&queries).enumerate().rev();
-        let merged = ranks.map(|(rank, (part, q))| {
-            let compute = |out: &mut _, lse: &mut _| compute(rank, q, out, lse);
-            part.computed(self, rank, compute).of_rank(rank)
-        });
-        let mut parts = merged.collect::<Result<Vec<_>>>()?;
-        parts.reverse();
+        for (rank, (out, lse)) in parts.iter_mut().enumerate().rev() {
+            let backend = &self.backends()[rank];
+            let computed = match (&loan, self.streams(rank)) {
+                (Some(loan), Some(Streams { kernels, .. })) if !backend.is_same(home) => {
+                    let computed = || {
+                        // SAFETY: the group has opened the memory of each device, and of its pool, to all others. The loan orders this
+                        // use, and the owners are kept until it has ended.
+                        let (q, mut out, mut lse) = unsafe {
+                            (
+                                at(&q, backend, kernels)?,
+                                at(out, backend, kernels)?,
+                                lse_at(lse, backend, kernels)?,
+                            )
+                        };
+                        // SAFETY: calls on tensors of the rank's backend are queued on its stream, and these are of the loan's memory.
+                        unsafe { kernels.use_loan(loan, || compute(rank, &q, &mut out, &mut lse)) }?
+                    };
+                    computed()
+                }
+                _ => compute(rank, &q, out, lse),
+            };
+            computed.of_rank(rank)?;
+        }
+        loan.map_or(Ok(()), Loan::end).of_rank(0)?;
         let parts: Vec<_> = parts.iter().map(|(out, lse)| (out, lse)).collect();
         merge(&parts, LseBase::Natural).of_rank(0)
     }
@@ -160,76 +192,36 @@ impl Group {
     }
 }
 
-/// Memory for what a rank computes.
-enum Part<T: Element> {
-    Own(Tensor<T>, Lse),
-    /// On the device of rank 0, of a rank on another one.
-    Home(LentBuffer<T>, LentBuffer<f32>, Layout),
+/// A tensor as another backend sees it.
+///
+/// # Safety
+/// The backend's device reaches the memory, and uses are ordered with those of the tensor.
+unsafe fn at<T: Element>(
+    tensor: &Tensor<T>,
+    backend: &Backend,
+    stream: &Stream,
+) -> warptile::Result<Tensor<T>> {
+    let Some(memory) = tensor.device_slice() else {
+        return Ok(tensor.clone());
+    };
+    // SAFETY: the caller's.
+    let memory =
+        unsafe { DeviceBuffer::borrow(stream, memory.pointer(), memory.len(), memory.owner()) };
+    Tensor::from_device(backend, memory?, *tensor.layout())
 }
 
-impl<T: Element> Part<T> {
-    fn new(group: &Group, rank: usize, layout: Layout) -> warptile::Result<Self> {
-        let (home, backend) = (&group.backends()[0], &group.backends()[rank]);
-        let [batch, length, heads, _] = layout.shape;
-        Ok(match group.streams(0) {
-            Some(streams) if !backend.is_same(home) => {
-                let lse_len = batch * heads * length;
-                let (out, lse) =
-                    DeviceBuffer::uninit_pair(&streams.kernels, layout.reach(), lse_len)?;
-                Part::Home(out.lend()?, lse.lend()?, layout)
-            }
-            _ => Part::Own(
-                group.uninit(rank, layout)?,
-                group.uninit_lse(rank, layout.shape)?,
-            ),
-        })
-    }
-
-    /// The part, on the device of rank 0, once `compute` has submitted what writes it to the rank's stream.
-    fn computed(
-        self,
-        group: &Group,
-        rank: usize,
-        compute: impl FnOnce(&mut Tensor<T>, &mut Lse) -> warptile::Result<()>,
-    ) -> warptile::Result<(Tensor<T>, Lse)> {
-        let (home, backend) = (&group.backends()[0], &group.backends()[rank]);
-        match (self, group.streams(rank)) {
-            (Part::Home(out, lse, layout), Some(Streams { kernels, .. })) => {
-                let [batch, length, heads, _] = layout.shape;
-                let of_lse = [batch, heads, length];
-                // SAFETY: the group has opened the memory of each device, and of its pool, to all others. Both owners free it on the stream
-                // of rank 0, which comes behind all uses of the loans.
-                let (out_here, lse_here) = unsafe {
-                    (
-                        DeviceBuffer::borrow(kernels, out.pointer(), layout.reach(), out.owner())?,
-                        DeviceBuffer::borrow(
-                            kernels,
-                            lse.pointer(),
-                            of_lse.iter().product(),
-                            lse.owner(),
-                        )?,
-                    )
-                };
-                let mut out_here = Tensor::from_device(backend, out_here, layout)?;
-                let mut lse_here = Lse::from_device(backend, lse_here, of_lse)?;
-                let submit = || compute(&mut out_here, &mut lse_here);
-                // SAFETY: calls on tensors of the rank's backend are queued on its stream, and write inside of both buffers.
-                unsafe {
-                    let submit = || kernels.use_lent(&[], &[&lse], submit);
-                    kernels.use_lent(&[], &[&out], submit)
-                }???;
-                Ok((
-                    Tensor::from_device(home, out.into_buffer()?, layout)?,
-                    Lse::from_device(home, lse.into_buffer()?, of_lse)?,
-                ))
-            }
-            (Part::Own(mut out, mut lse), _) => {
-                compute(&mut out, &mut lse)?;
-                Ok((out, lse))
-            }
-            (Part::Home(..), None) => unreachable!("a part is lent where ranks have streams"),
-        }
-    }
+/// As [`at`].
+///
+/// # Safety
+/// As for [`at`].
+unsafe fn lse_at(lse: &Lse, backend: &Backend, stream: &Stream) -> warptile::Result<Lse> {
+    let Some(memory) = lse.device_slice() else {
+        return Ok(lse.clone());
+    };
+    // SAFETY: the caller's.
+    let memory =
+        unsafe { DeviceBuffer::borrow(stream, memory.pointer(), memory.len(), memory.owner()) };
+    Lse::from_device(backend, memory?, lse.shape())
 }
 
 /// A copy on another device, for the kernels of its rank. The memory's own stream makes it, so that only one stream waits for another.

@@ -28,7 +28,7 @@ pub struct Lent<'a, T> {
     uses: Uses,
     view: DeviceSlice<'a, T>,
     /// Keeps the memory if this is forgotten instead of dropped.
-    memory: Arc<dyn Any + Send + Sync>,
+    memory: Owner,
 }
 
 /// A buffer that other streams write while its own goes on: as [`Lent`].
@@ -36,6 +36,16 @@ pub struct LentBuffer<T> {
     uses: Uses,
     buffer: DeviceBuffer<T>,
 }
+
+/// Memory of one stream that others read and write while it goes on, at addresses that the one who lends it knows: as [`Lent`], with one
+/// order for all of it.
+pub struct Loan {
+    uses: Uses,
+    memory: Owner,
+}
+
+/// What keeps memory alive.
+type Owner = Arc<dyn Any + Send + Sync>;
 
 /// How lent memory is ordered.
 struct Uses {
@@ -276,10 +286,43 @@ impl<T: Pod> LentBuffer<T> {
     }
 }
 
+impl Loan {
+    /// Ends the loan, as dropping it does: the memory's own stream waits for all uses.
+    ///
+    /// # Errors
+    /// The driver's error, which a drop leaves to the next synchronization.
+    pub fn end(self) -> Result<()> {
+        self.uses.end()
+    }
+}
+
 /// Lent memory as others use it, and its owner.
-type Used<'a> = (&'a Uses, Arc<dyn Any + Send + Sync>);
+type Used<'a> = (&'a Uses, Owner);
 
 impl Stream {
+    /// Lends memory of this stream to others.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn lend(&self, owners: Vec<Owner>) -> Result<Loan> {
+        Ok(Loan {
+            uses: Uses::of(self)?,
+            memory: Arc::new(owners),
+        })
+    }
+
+    /// As [`use_lent`](Self::use_lent), of a loan.
+    ///
+    /// # Errors
+    /// The driver's error. What `submit` queued is ordered all the same.
+    ///
+    /// # Safety
+    /// What `submit` queues is on this stream, and uses no memory of the loan's stream but that of the loan.
+    pub unsafe fn use_loan<R>(&self, loan: &Loan, submit: impl FnOnce() -> R) -> Result<R> {
+        let _current = self.context().enter()?;
+        self.ordered(&[(&loan.uses, loan.memory.clone())], submit)
+    }
+
     /// Has the stream use lent memory by calls that `submit` makes, such as those of NCCL, in the order of the copies of
     /// [`LentBuffer::copy_rows`]. The stream's context is current meanwhile.
     ///
@@ -396,6 +439,12 @@ impl Rows {
 impl<T> fmt::Debug for Lent<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lent({:?})", self.view)
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loan of {:?}", self.uses.own)
     }
 }
 

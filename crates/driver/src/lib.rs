@@ -101,7 +101,7 @@ pub use event::Event;
 pub use graph::Graph;
 pub use kernel::{Kernel, KernelOptions};
 pub use launch::{LaunchConfig, LaunchError};
-pub use lent::{Lent, LentBuffer, Rows};
+pub use lent::{Lent, LentBuffer, Loan, Rows};
 pub use module::Module;
 pub use pinned::{PendingCopy, PinnedBuffer};
 pub use scratch::Scratch;
