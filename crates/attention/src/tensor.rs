@@ -209,11 +209,29 @@ impl<T: Pod> Tensor<T> {
         let part = self.rows(rows)?.heads(heads)?;
         let (layout, offset) = (part.layout, part.offset);
         drop(part);
+        Ok(self.with_place(layout, offset, f))
+    }
+
+    /// Runs `f` on the memory under another layout, counted from the tensor's first element: as [`with_part`](Self::with_part).
+    ///
+    /// # Errors
+    /// [`Invalid::BufferTooSmall`] if the layout reaches beyond the memory.
+    pub fn with_layout<R>(&mut self, layout: Layout, f: impl FnOnce(&mut Self) -> R) -> Result<R> {
+        let Tensor { offset, .. } = self.view_as(layout)?;
+        Ok(self.with_place(layout, offset, f))
+    }
+
+    fn with_place<R>(
+        &mut self,
+        layout: Layout,
+        offset: usize,
+        f: impl FnOnce(&mut Self) -> R,
+    ) -> R {
         let whole = (self.layout, self.offset);
         (self.layout, self.offset) = (layout, offset);
         let result = f(self);
         (self.layout, self.offset) = whole;
-        Ok(result)
+        result
     }
 
     /// Views the memory under another layout, counted from the tensor's first element: for example transposed.

@@ -8,7 +8,7 @@ use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Streams, all_or_none};
-use crate::lse::{Piece, ShardedLse, of_parts};
+use crate::lse::{Piece, ShardedLse, joined, of_parts};
 use crate::need::{Part, parts, staged};
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
@@ -86,7 +86,8 @@ pub(crate) fn backward<T: Element>(
         false => plan::groups_of_gradients(kv_heads),
     };
     let all_needs = Needs::all(shards.map(), attention)?;
-    let routes = sums::Routes::new(shards, all_needs.iter().map(Needs::seen));
+    let summed = all_needs.iter().map(|needs| needs.summed(attention));
+    let routes = sums::Routes::new(shards, summed);
     let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
     let lent = [&k[..], &v[..]];
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
@@ -98,8 +99,15 @@ pub(crate) fn backward<T: Element>(
         let zeros = |heads: usize, rows: usize, dim: usize| {
             group.zeros::<f32>(rank, Layout::bhsd([1, heads, rows, dim]))
         };
+        let is_one_call = all_needs[rank].one_call(attention).is_some();
         let sums = { groups.iter() }.map(|heads| {
-            let sums = |dim| zeros(heads.len(), routes.rows(rank), dim);
+            let sums = |dim| {
+                let layout = Layout::bhsd([1, heads.len(), routes.rows(rank), dim]);
+                match is_one_call {
+                    true => group.uninit(rank, layout),
+                    false => group.zeros(rank, layout),
+                }
+            };
             Ok([sums(dims[0])?, sums(dims[1])?])
         });
         let sums = sums.collect::<warptile::Result<Vec<_>>>()?;
@@ -288,8 +296,29 @@ impl Needs {
         own.chain(self.fetched.iter().map(|part| (part, None)))
     }
 
+    /// One call of all parts, for gradients. Their keys are among those that the rank fetches.
+    fn one_call(&self, attention: &Attention) -> Option<Call> {
+        let mut parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
+        parts.sort_by_key(|part| part.local.start);
+        let call = Call::of_all(&parts, 0).filter(|_| !attention.has(Operand::DropoutState))?;
+        let [span] = &self.spans[..] else {
+            return None;
+        };
+        (span.start <= call.keys.start && call.keys.end <= span.end).then_some(call)
+    }
+
+    /// The keys that each part of the rank's sums is of: each part of one call has its own.
+    pub(crate) fn summed(&self, attention: &Attention) -> Vec<Vec<Range<usize>>> {
+        let Some(call) = self.one_call(attention) else {
+            return vec![self.seen()];
+        };
+        let first = call.keys.start;
+        let spans = call.ends.iter().map(|end| first..first + *end as usize);
+        spans.map(|span| vec![span]).collect()
+    }
+
     /// The keys that these parts see.
-    pub(crate) fn seen(&self) -> Vec<Range<usize>> {
+    fn seen(&self) -> Vec<Range<usize>> {
         let parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
         staged(&parts)
     }
@@ -375,23 +404,9 @@ impl<'a> Rank<'a> {
                 let attention = of_part(attention, call.mask, (call.first, numbers.start));
                 let lse = out.with_part(call.local.clone(), of.clone(), |out| {
                     let mut lse = lse_of(&q).transpose()?;
-                    match self.streams() {
-                        Some(streams) if !call.ends.is_empty() => {
-                            let entries = call.ends.len();
-                            let shared = [k, v].map(|of| of.view_as(shared(of.layout(), entries)));
-                            let [k, v] = shared;
-                            let (k, v) = (k?, v?);
-                            let list = |list| self.shards.on_device(self.rank, streams, list);
-                            let (offsets, ends) = (list(&call.offsets)?, list(&call.ends)?);
-                            let longest = call.local.len() / entries;
-                            let queries = warptile::Queries::new(&q)
-                                .packed_on_device(offsets.as_slice(), longest);
-                            let keys =
-                                warptile::Keys::new(&k, &v).lengths_on_device(ends.as_slice());
-                            attention.forward_into(queries, keys, out, lse.as_mut())?
-                        }
-                        _ => attention.forward_into(&q, (k, v), out, lse.as_mut())?,
-                    };
+                    self.call(call, &q, [k, v], |queries, keys| {
+                        attention.forward_into(queries, keys, out, lse.as_mut())
+                    })?;
                     warptile::Result::Ok(lse)
                 })??;
                 launched.extend(lse.map(|lse| (call.rows.clone(), numbers, lse)));
@@ -414,7 +429,7 @@ impl<'a> Rank<'a> {
         }
         let has_dropout = attention.has(Operand::DropoutState);
         let calls = match self.streams() {
-            Some(_) if !has_dropout => Call::of_all(fetched),
+            Some(_) if !has_dropout => Call::of_all(fetched, Call::FROM_ROWS),
             _ => None,
         };
         let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
@@ -485,31 +500,55 @@ impl<'a> Rank<'a> {
         let shared_by = q.shape()[2] / given.kv[0].shape()[2];
         let of = heads.start * shared_by..heads.end * shared_by;
         let of_all = self.first_head + of.start..self.first_head + of.end;
-        for (part, own) in self.needs.parts() {
-            let chunks = [(part.rows.clone(), 0)];
-            let lse = { given.lse }.of_launch([rank, self.local], &chunks, &of_all)?;
-            let rows = |of_rows: &Tensor<T>| of_rows.rows(part.local.clone())?.heads(of.clone());
+        let lse_of = |rows: &Range<usize>| {
+            let chunks = [(rows.clone(), 0)];
+            given.lse.of_launch([rank, self.local], &chunks, &of_all)
+        };
+        let calls = match self.needs.one_call(given.attention) {
+            Some(call) => vec![(call, None)],
+            None => { self.needs.parts() }
+                .map(|(part, own)| (Call::of(part), own))
+                .collect(),
+        };
+        for (call, own) in &calls {
+            let lse = call.rows.iter().map(lse_of).collect::<Result<Vec<_>>>()?;
+            let parts = call.ends.len();
             let mut compute = || {
                 let [k, v] = match own {
                     Some(own) => given
                         .kv
-                        .map(|tensor| tensor.rows(own.clone())?.heads(heads.clone())),
+                        .map(|tensor| tensor.rows((*own).clone())?.heads(heads.clone())),
                     None => {
-                        let at = position(spans, part.keys.start);
-                        [&k, &v].map(|of| of.rows(at..at + part.keys.len()))
+                        let at = position(spans, call.keys.start);
+                        [&k, &v].map(|of| of.rows(at..at + call.keys.len()))
                     }
                 };
                 let (k, v) = (k?, v?);
+                let rows =
+                    |of_rows: &Tensor<T>| of_rows.rows(call.local.clone())?.heads(of.clone());
                 let (out, q, d_out) = (rows(given.out)?, rows(q)?, rows(given.d_out)?);
-                let attention = of_part(given.attention, part.mask, (part.first, of_all.start));
-                let at = position(&seen, part.keys.start);
-                let (keys, all) = (at..at + part.keys.len(), 0..heads.len());
-                dq.with_part(part.local.clone(), of.clone(), |dq| {
-                    dk.with_part(keys.clone(), all.clone(), |dk| {
-                        dv.with_part(keys, all, |dv| {
-                            let into = GradientsInto::new().dq(dq).key_sums(dk, dv);
+                let lse = joined(&lse)?;
+                let attention = of_part(given.attention, call.mask, (call.first, of_all.start));
+                let sums = match parts {
+                    0 => {
+                        let at = position(&seen, call.keys.start);
+                        at..at + call.keys.len()
+                    }
+                    // All of them.
+                    parts => 0..parts * call.keys.len(),
+                };
+                dq.with_part(call.local.clone(), of.clone(), |dq| {
+                    with_sums(dk, &sums, parts, |dk| {
+                        with_sums(dv, &sums, parts, |dv| {
+                            let into = GradientsInto::new().dq(dq);
+                            let into = match parts {
+                                0 => into.key_sums(dk, dv),
+                                _ => into.key_parts(dk, dv),
+                            };
                             let into = with_numbers(into, given.attention, numbers);
-                            attention.backward_into(&d_out, &q, (&k, &v), (&out, &lse), into)
+                            self.call(call, &q, [&k, &v], |queries, keys| {
+                                attention.backward_into(&d_out, queries, keys, (&out, &lse), into)
+                            })
                         })
                     })
                 })????;
@@ -518,6 +557,31 @@ impl<'a> Rank<'a> {
             compute().of_rank(rank)?;
         }
         Ok(())
+    }
+
+    /// Has `compute` submit a call, by its queries and the keys from its first one on.
+    fn call<T: Element, R>(
+        &self,
+        call: &Call,
+        q: &Tensor<T>,
+        [k, v]: [&Tensor<T>; 2],
+        compute: impl FnOnce(warptile::Queries<'_, T>, warptile::Keys<'_, T>) -> warptile::Result<R>,
+    ) -> warptile::Result<R> {
+        let entries = call.ends.len();
+        if entries == 0 {
+            return compute(q.into(), (k, v).into());
+        }
+        let shared = |of: &Tensor<T>| of.view_as(shared(of.layout(), entries));
+        let (k, v) = (shared(k)?, shared(v)?);
+        let (queries, keys) = (warptile::Queries::new(q), warptile::Keys::new(&k, &v));
+        let Some(streams) = self.streams() else {
+            return compute(queries.packed(&call.offsets), keys.lengths(&call.ends));
+        };
+        let list = |list| self.shards.on_device(self.rank, streams, list);
+        let (offsets, ends) = (list(&call.offsets)?, list(&call.ends)?);
+        let longest = call.local.len() / entries;
+        let queries = queries.packed_on_device(offsets.as_slice(), longest);
+        compute(queries, keys.lengths_on_device(ends.as_slice()))
     }
 
     fn streams(&self) -> Option<&Streams> {
@@ -594,6 +658,10 @@ struct Call {
 }
 
 impl Call {
+    /// From how many rows on chunks have their outputs from one call. Measured on four H200, where one launch of halves of 2,048 rows gains
+    /// 2 to 3%; by simulation shorter halves lose.
+    const FROM_ROWS: usize = 2048;
+
     fn of(part: &Part) -> Self {
         Call {
             rows: vec![part.rows.clone()],
@@ -608,9 +676,7 @@ impl Call {
 
     /// The chunks of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of each time, but
     /// has one tile for all. They are packed queries, whose tiles begin with the last rows, as these see the most keys.
-    fn of_all(parts: &[Part]) -> Option<Self> {
-        /// Measured on four H200, where one launch of halves of 2,048 rows gains 2 to 3%; by simulation shorter halves lose.
-        const FROM_ROWS: usize = 2048;
+    fn of_all(parts: &[Part], from_rows: usize) -> Option<Self> {
         let [first, .., last] = parts else {
             return None;
         };
@@ -621,7 +687,7 @@ impl Call {
         };
         let follows = |pair: &[Part]| pair[0].local.end == pair[1].local.start;
         let is_one = parts.iter().all(is_like_first) && parts.windows(2).all(follows);
-        if !is_one || rows < FROM_ROWS || first.mask.diagonal != Diagonal::BottomRight {
+        if !is_one || rows < from_rows || first.mask.diagonal != Diagonal::BottomRight {
             return None;
         }
         let end = parts.iter().map(|part| part.keys.end).max()?;
@@ -645,6 +711,26 @@ fn of_part(attention: &Attention, mask: Mask, (first, head): ([usize; 3], usize)
     let [document, query, key] = first.map(|number| number as u32);
     let attention = attention.clone().mask(mask);
     attention.of_part([document, head as u32, query, key])
+}
+
+/// Runs `f` on rows of a tensor, of several parts as those of as many batch entries, one behind the other.
+fn with_sums<R>(
+    sums: &mut Tensor<f32>,
+    rows: &Range<usize>,
+    parts: usize,
+    f: impl FnOnce(&mut Tensor<f32>) -> R,
+) -> warptile::Result<R> {
+    let heads = 0..sums.shape()[2];
+    sums.with_part(rows.clone(), heads, |sums| {
+        let entries = parts.max(1);
+        let Layout {
+            mut shape,
+            mut strides,
+        } = *sums.layout();
+        (shape[0], shape[1]) = (entries, shape[1] / entries);
+        strides[0] = shape[1] * strides[1];
+        sums.with_layout(Layout { shape, strides }, f)
+    })?
 }
 
 /// Batch entries of the same rows.

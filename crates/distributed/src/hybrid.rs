@@ -13,7 +13,7 @@ use crate::heads::{Share, given_back, shares};
 use crate::lse::ShardedLse;
 use crate::shards::{Gradients, Output, Shards};
 use crate::stage::{Source, Staged, rows_of_heads};
-use crate::sums::{Home, Routes};
+use crate::sums::{self, Home, Routes};
 
 /// The ranks by hosts.
 struct Hosts {
@@ -184,8 +184,8 @@ pub(crate) fn backward<T: Element>(
         let [q, out, d_out] = hosts.of_host(shards, rank, [&q, &out, &d_out])?;
         let staged = hosts.keys(shards, rank, [&k, &v])?;
         let begin = || {
-            let seen = hosts.needs(rank).seen();
-            let rows = seen.iter().map(Range::len).sum();
+            let parts = hosts.needs(rank).summed(attention);
+            let rows = parts.len() * sums::rows_of_part(&parts);
             let dq = group.uninit(rank, *q.layout())?;
             let own = no_rows(shards, rank, heads.len(), dims)?;
             warptile::Result::Ok((dq, zeros(rank, heads, rows)?, own))
@@ -226,7 +226,7 @@ pub(crate) fn backward<T: Element>(
     for heads in distinct {
         // All ranks take part, those with other heads without rows.
         let seen = { of_ranks.iter().enumerate() }.map(|(rank, of)| match *of == heads {
-            true => hosts.needs(rank).seen(),
+            true => hosts.needs(rank).summed(attention),
             false => Vec::new(),
         });
         let routes = Routes::new(shards, seen);

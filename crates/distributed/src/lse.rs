@@ -98,6 +98,48 @@ pub(crate) fn of_parts(lse: Lse, parts: &[Range<usize>]) -> warptile::Result<Vec
     parts.iter().map(of_part).collect()
 }
 
+/// As one launch has it: that of several parts, one behind the other.
+pub(crate) fn joined(parts: &[Lse]) -> warptile::Result<Lse> {
+    let [first, _, ..] = parts else {
+        return Ok(parts[0].clone());
+    };
+    let (backend, [_, heads, _]) = (first.backend(), first.shape());
+    let length = parts.iter().map(|part| part.shape()[2]).sum();
+    let shape = [1, heads, length];
+    let Some(memory) = first.device_slice() else {
+        let parts = parts
+            .iter()
+            .map(|part| Ok((part.to_vec()?, part.shape()[2])));
+        let parts = parts.collect::<warptile::Result<Vec<_>>>()?;
+        let of_head = |head: usize| {
+            let of_part =
+                |(numbers, len): &(Vec<f32>, usize)| numbers[head * len..][..*len].to_vec();
+            parts.iter().flat_map(of_part).collect::<Vec<_>>()
+        };
+        let all: Vec<f32> = (0..heads).flat_map(of_head).collect();
+        return Lse::from_slice(backend, &all, [1, length, heads, 1]);
+    };
+    let mut all = DeviceBuffer::uninit(memory.stream(), heads * length)?.lend()?;
+    let mut at = 0;
+    for part in parts {
+        let len = part.shape()[2];
+        let rows = Rows {
+            count: heads,
+            len,
+            from: 0,
+            from_pitch: len,
+            to: at,
+            to_pitch: length,
+        };
+        at += len;
+        let part = part.device_slice().map(|part| part.lend()).transpose()?;
+        part.map_or(Ok(()), |part| {
+            all.copy_rows(memory.stream(), &[(&part, rows)])
+        })?;
+    }
+    Lse::from_device(backend, all.into_buffer()?, shape)
+}
+
 #[cfg(test)]
 mod tests {
     use warptile::Backend;

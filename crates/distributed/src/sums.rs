@@ -12,15 +12,32 @@ use crate::group::all_or_none;
 use crate::shards::Shards;
 use crate::stage::{Copied, Source, Staged, fetched, position, staged_rows};
 
-/// The ranks that add to the gradients of each row.
+/// What is added up for the gradients of each row.
 pub(crate) struct Routes {
-    /// The rows whose keys the queries of each rank see, except in whole documents that share a call.
-    seen: Vec<Vec<Range<usize>>>,
+    /// In the order of the ranks.
+    parts: Vec<Part>,
+    /// How many rows each rank's parts take.
+    rows: Vec<usize>,
     /// The rows of each owner.
     segments: Vec<Vec<Segment>>,
 }
 
-/// Rows of an owner that the same ranks add to.
+/// What queries of a rank give.
+struct Part {
+    rank: usize,
+    /// The rows whose keys these queries see, except in whole documents that share a call.
+    seen: Vec<Range<usize>>,
+    /// Where the first of them lies among the rows of the rank's parts.
+    first: usize,
+}
+
+impl Part {
+    fn position(&self, row: usize) -> usize {
+        self.first + position(&self.seen, row)
+    }
+}
+
+/// Rows of an owner that the same parts add to.
 struct Segment {
     rows: Range<usize>,
     /// The first of them among the owner's rows.
@@ -29,9 +46,22 @@ struct Segment {
 }
 
 impl Routes {
-    pub(crate) fn new(shards: &Shards<'_>, seen: impl Iterator<Item = Vec<Range<usize>>>) -> Self {
-        let seen: Vec<_> = seen.collect();
-        let mut cuts: Vec<_> = { seen.iter().flatten() }
+    /// The rows that the parts of each rank see.
+    pub(crate) fn new(
+        shards: &Shards<'_>,
+        of_ranks: impl Iterator<Item = Vec<Vec<Range<usize>>>>,
+    ) -> Self {
+        let (mut parts, mut rows) = (Vec::new(), Vec::new());
+        for (rank, of_rank) in of_ranks.enumerate() {
+            let of_part = rows_of_part(&of_rank);
+            rows.push(of_part * of_rank.len());
+            parts.extend({ of_rank.into_iter().enumerate() }.map(|(at, seen)| Part {
+                rank,
+                seen,
+                first: at * of_part,
+            }));
+        }
+        let mut cuts: Vec<_> = { parts.iter().flat_map(|part| &part.seen) }
             .flat_map(|span| [span.start, span.end])
             .collect();
         cuts.sort_unstable();
@@ -43,15 +73,12 @@ impl Routes {
                 let within = cuts.iter().filter(|cut| chunk.rows.contains(cut));
                 for end in within.copied().chain([chunk.rows.end]) {
                     if start < end {
-                        let sees = |spans: &&Vec<Range<usize>>| {
-                            spans.iter().any(|span| span.contains(&start))
-                        };
-                        let from = { seen.iter().enumerate() };
-                        let from = from.filter(|(_, spans)| sees(spans)).map(|(rank, _)| rank);
+                        let sees =
+                            |at: &usize| parts[*at].seen.iter().any(|span| span.contains(&start));
                         segments.push(Segment {
                             rows: start..end,
                             local: local + start - chunk.rows.start,
-                            from: from.collect(),
+                            from: (0..parts.len()).filter(sees).collect(),
                         });
                     }
                     start = end;
@@ -60,8 +87,12 @@ impl Routes {
             }
             segments
         };
-        let segments = (0..seen.len()).map(of_owner).collect();
-        Routes { seen, segments }
+        let segments = (0..rows.len()).map(of_owner).collect();
+        Routes {
+            parts,
+            rows,
+            segments,
+        }
     }
 
     /// Numbers for each head, which all ranks add to and rank 0 gets.
@@ -73,28 +104,34 @@ impl Routes {
             local: 0,
             from: (0..ranks).collect(),
         });
+        let part = |rank| Part {
+            rank,
+            seen: vec![row.clone()],
+            first: 0,
+        };
         Routes {
-            seen: (0..ranks).map(|_| vec![row.clone()]).collect(),
+            parts: (0..ranks).map(part).collect(),
+            rows: vec![1; ranks],
             segments,
         }
     }
 
-    /// How many rows a rank adds to.
+    /// How many rows the parts of a rank take.
     pub(crate) fn rows(&self, rank: usize) -> usize {
-        staged_rows(&self.seen[rank])
+        self.rows[rank]
     }
 
-    /// Returns true if no rank adds to some rows of an owner.
+    /// Returns true if nothing is added to some rows of an owner.
     pub(crate) fn leave_gaps(&self, owner: usize) -> bool {
         { self.segments[owner].iter() }.any(|segment| segment.from.is_empty())
     }
 
-    /// The rows of an owner that each other rank adds to, by rank, and where the first of them arrives among all of these.
+    /// The rows of an owner that each part of other ranks adds to, and where the first of them arrives among all of these.
     pub(crate) fn arriving(&self, owner: usize) -> (Vec<Arriving>, usize) {
         let mut all = 0;
-        let from = (0..self.seen.len()).map(|from| {
+        let from = { self.parts.iter().enumerate() }.map(|(at, part)| {
             let segments = self.segments[owner].iter();
-            let added = segments.filter(|segment| from != owner && segment.from.contains(&from));
+            let added = segments.filter(|segment| part.rank != owner && segment.from.contains(&at));
             let spans: Vec<_> = added.map(|segment| segment.rows.clone()).collect();
             let first = all;
             all += staged_rows(&spans);
@@ -106,27 +143,30 @@ impl Routes {
     /// The copies that bring an owner the rows of all other ranks.
     fn copies(&self, owner: usize, heads: usize, dim: usize) -> Vec<(usize, Rows)> {
         let (from, all) = self.arriving(owner);
-        let copies = from
-            .into_iter()
-            .enumerate()
-            .flat_map(|(from, (spans, first))| {
-                let seen = &self.seen[from];
-                let copy = |span: &Range<usize>| Rows {
-                    count: heads,
-                    len: span.len() * dim,
-                    from: position(seen, span.start) * dim,
-                    from_pitch: staged_rows(seen) * dim,
-                    to: (first + position(&spans, span.start)) * dim,
-                    to_pitch: all * dim,
-                };
-                let copies: Vec<_> = spans.iter().map(|span| (from, copy(span))).collect();
-                copies
-            });
+        let copies = from.into_iter().zip(&self.parts);
+        let copies = copies.flat_map(|((spans, first), part)| {
+            let copy = |span: &Range<usize>| Rows {
+                count: heads,
+                len: span.len() * dim,
+                from: part.position(span.start) * dim,
+                from_pitch: self.rows[part.rank] * dim,
+                to: (first + position(&spans, span.start)) * dim,
+                to_pitch: all * dim,
+            };
+            let copies: Vec<_> = spans.iter().map(|span| (part.rank, copy(span))).collect();
+            copies
+        });
         copies.collect()
     }
 }
 
-/// The rows that a rank adds to, and where the first of them arrives.
+/// How many rows each part of a rank takes.
+pub(crate) fn rows_of_part(parts: &[Vec<Range<usize>>]) -> usize {
+    let rows = parts.iter().map(|seen| staged_rows(seen));
+    rows.max().unwrap_or(0)
+}
+
+/// The rows that a part adds to, and where the first of them arrives.
 type Arriving = (Vec<Range<usize>>, usize);
 
 /// Sums of a group of heads, on their way to the owners: of keys and of values, or of numbers.
@@ -194,13 +234,13 @@ impl<'a, const N: usize> Home<'a, N> {
                     let copied = copied.into_tensor()?;
                     for segment in &routes.segments[owner] {
                         let rows = segment.rows.len();
-                        let part = |from_rank: &usize| match *from_rank == owner {
-                            true => {
-                                let at = position(&routes.seen[owner], segment.rows.start);
+                        let part = |at: &usize| match &routes.parts[*at] {
+                            part if part.rank == owner => {
+                                let at = part.position(segment.rows.start);
                                 own.rows(at..at + rows)
                             }
-                            false => {
-                                let (spans, first) = &from[*from_rank];
+                            _ => {
+                                let (spans, first) = &from[*at];
                                 let at = first + position(spans, segment.rows.start);
                                 copied.rows(at..at + rows)
                             }

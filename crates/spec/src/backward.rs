@@ -39,7 +39,7 @@ pub struct Backward {
     gradients: Box<Slots<Option<Layout>>>,
     gradient_type: ElementType,
     adds: bool,
-    key_sums: bool,
+    of_keys: KeyGradients,
     prepass: Prepass,
     expected: Box<Slots<Expected>>,
 }
@@ -54,7 +54,19 @@ pub struct BackwardBuilder {
     gradients: Box<Slots<Gradient>>,
     gradient_type: ElementType,
     adds: bool,
-    key_sums: bool,
+    of_keys: KeyGradients,
+}
+
+/// How the gradients of keys and values are written, which those of several calls with other queries make up, and those of sinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KeyGradients {
+    /// In the type of all gradients, and added to the present values if these are.
+    #[default]
+    LikeOthers,
+    /// In `f32`, and added to the present values.
+    Sums,
+    /// In `f32`; those of sinks are added to the present values, those of keys and values replace them.
+    Parts,
 }
 
 /// A gradient as a builder was told of it.
@@ -80,7 +92,7 @@ impl Backward {
             })),
             gradient_type: call.element(),
             adds: false,
-            key_sums: false,
+            of_keys: KeyGradients::LikeOthers,
             call,
         }
     }
@@ -109,19 +121,21 @@ impl Backward {
     pub fn type_of(&self, operand: Operand) -> ElementType {
         match operand.elements() {
             Elements::F32 => ElementType::F32,
-            _ if self.is_key_sum(operand) => ElementType::F32,
+            _ if self.is_of_keys(operand) => ElementType::F32,
             _ => self.gradient_type,
         }
     }
 
     /// Returns true if a gradient is added to the present values.
     pub fn adds_to(&self, operand: Operand) -> bool {
-        self.adds || self.is_key_sum(operand)
+        let replaces = self.of_keys == KeyGradients::Parts && operand.moves_rows();
+        self.adds || self.is_of_keys(operand) && !replaces
     }
 
-    /// Returns true for gradients that [`BackwardBuilder::key_sums`] applies to.
-    fn is_key_sum(&self, operand: Operand) -> bool {
-        self.key_sums && !matches!(operand.kind(), Kind::Queries | Kind::Scores)
+    /// Returns true for gradients that [`BackwardBuilder::of_keys`] applies to.
+    fn is_of_keys(&self, operand: Operand) -> bool {
+        let all_rows = matches!(operand.kind(), Kind::Queries | Kind::Scores);
+        self.of_keys != KeyGradients::LikeOthers && !all_rows
     }
 
     /// The numbers of query rows that come first.
@@ -215,10 +229,9 @@ impl BackwardBuilder {
         BackwardBuilder { adds, ..self }
     }
 
-    /// Sets whether the gradients of keys and values are `f32` and, with those of sinks, added to the present values, regardless of what is
-    /// set for the others. Default: no.
-    pub fn key_sums(self, key_sums: bool) -> Self {
-        BackwardBuilder { key_sums, ..self }
+    /// Sets how the gradients of keys, values and sinks are written. Default: like others.
+    pub fn of_keys(self, of_keys: KeyGradients) -> Self {
+        BackwardBuilder { of_keys, ..self }
     }
 
     /// Checks everything and freezes the description.
@@ -303,7 +316,7 @@ impl BackwardBuilder {
             gradients,
             gradient_type: element,
             adds: self.adds,
-            key_sums: self.key_sums,
+            of_keys: self.of_keys,
             prepass,
             expected,
         };

@@ -42,7 +42,7 @@ mod types;
 mod view_types;
 
 pub use append::{Append, AppendBuilder};
-pub use backward::{Backward, BackwardBuilder};
+pub use backward::{Backward, BackwardBuilder, KeyGradients};
 pub use blocks::{BlockList, BlockLists, Blocks, ParseBlockListsError};
 pub use call::{Call, CallBuilder, Layouts, Sequence, check_types};
 pub use capability::{Family, Features, Role, Schedule};

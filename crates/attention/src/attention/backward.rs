@@ -15,7 +15,9 @@ use crate::gpu::{Gpu, Prepared};
 use crate::lse::Lse;
 use crate::operands::{Keys, Queries};
 use crate::plan::{BackwardProblem, Choice, Plan};
-use crate::spec::{Backward, Element, ElementType, HostOutputs, Invalid, Layout, expect_same};
+use crate::spec::{
+    Backward, Element, ElementType, HostOutputs, Invalid, KeyGradients, Layout, expect_same,
+};
 use crate::tensor::{Bytes, Storage, Tensor};
 
 /// The gradient of an output, and of its lse if that was used. A `&Tensor` is the gradient of the output alone, and a
@@ -114,7 +116,7 @@ impl<T: Element> Gradients<T> {
 pub struct GradientsInto<'a, T: Element> {
     to: Written<'a>,
     adds: bool,
-    key_sums: bool,
+    of_keys: KeyGradients,
     elements: PhantomData<T>,
 }
 
@@ -123,7 +125,7 @@ impl<T: Element> Default for GradientsInto<'_, T> {
         GradientsInto {
             to: Slots::none(),
             adds: false,
-            key_sums: false,
+            of_keys: KeyGradients::LikeOthers,
             elements: PhantomData,
         }
     }
@@ -163,8 +165,22 @@ impl<'a, T: Element> GradientsInto<'a, T> {
 
     /// The gradients of keys and values in `f32`, which are added to what is there, and so are those of the sinks; `dq` is not. For those
     /// who add up what several calls with other queries give.
-    pub fn key_sums(mut self, dk: &'a mut Tensor<f32>, dv: &'a mut Tensor<f32>) -> Self {
-        self.key_sums = true;
+    pub fn key_sums(self, dk: &'a mut Tensor<f32>, dv: &'a mut Tensor<f32>) -> Self {
+        self.of_keys(KeyGradients::Sums, dk, dv)
+    }
+
+    /// As [`key_sums`](Self::key_sums), but the gradients of keys and values replace what is there.
+    pub fn key_parts(self, dk: &'a mut Tensor<f32>, dv: &'a mut Tensor<f32>) -> Self {
+        self.of_keys(KeyGradients::Parts, dk, dv)
+    }
+
+    fn of_keys(
+        mut self,
+        of_keys: KeyGradients,
+        dk: &'a mut Tensor<f32>,
+        dv: &'a mut Tensor<f32>,
+    ) -> Self {
+        self.of_keys = of_keys;
         self.with(Operand::DK, dk).with(Operand::DV, dv)
     }
 
@@ -198,7 +214,7 @@ struct Wanted<'a, 'b> {
     tensors: Option<&'a Written<'b>>,
     gradient_type: ElementType,
     adds: bool,
-    key_sums: bool,
+    of_keys: KeyGradients,
 }
 
 /// Where gradients are written.
@@ -247,7 +263,7 @@ impl Attention {
             tensors: None,
             gradient_type: T::TYPE,
             adds: false,
-            key_sums: false,
+            of_keys: KeyGradients::LikeOthers,
         };
         let backward = self.describe_backward(&given, &also, &wanted)?;
         let backend = given.backend();
@@ -306,7 +322,7 @@ impl Attention {
             tensors: Some(&into.to),
             gradient_type: G::TYPE,
             adds: into.adds,
-            key_sums: into.key_sums,
+            of_keys: into.of_keys,
         };
         let backward = self.describe_backward(&given, &also, &wanted)?;
         for (operand, to) in into.to.given() {
@@ -353,7 +369,7 @@ impl Attention {
             .d_lse(also.d_lse.is_some())
             .gradient_type(wanted.gradient_type)
             .adds(wanted.adds)
-            .key_sums(wanted.key_sums);
+            .of_keys(wanted.of_keys);
         for (operand, wants) in Operand::GRADIENTS.into_iter().zip(wants) {
             builder = builder.want(operand, wants);
         }

@@ -302,6 +302,16 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
                 }
             }
         }
+        let sums = [dk.to_vec().unwrap(), dv.to_vec().unwrap()];
+        let into = GradientsInto::<f32>::new().key_parts(&mut dk, &mut dv);
+        let output = (&out, &lse);
+        first
+            .backward_into((&d_out, &d_lse), &q, (&k, &v), output, into)
+            .unwrap();
+        for (part, sums) in [&dk, &dv].into_iter().zip(sums) {
+            let part = part.to_vec().unwrap();
+            assert!(part.iter().zip(&sums).all(|(x, y)| 2.0 * x == *y));
+        }
     }
 
     // A list has no gaps.

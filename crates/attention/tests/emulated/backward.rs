@@ -5,7 +5,7 @@ use quickcheck::{QuickCheck, TestResult};
 use warptile::gpu::Bindings;
 use warptile::kernels::Family;
 use warptile::plan::{BackwardProblem, Choice};
-use warptile::spec::{Backward, Operand};
+use warptile::spec::{Backward, KeyGradients, Operand};
 use warptile::{Element, ElementType};
 use warptile_check::{Case, DeviceInputs, Ferry, GradientFailure};
 use warptile_driver::DeviceBuffer;
@@ -264,14 +264,17 @@ fn added<T: Element>(case: &Case) {
     with_emulated(|place| {
         let (gpu, stream) = (&place.gpu, place.gpu.stream());
         let data = case.backward::<T>().unwrap();
-        let run = |gradient_type: ElementType, adds: bool, key_sums: bool| -> Vec<Vec<f32>> {
+        let run = |gradient_type: ElementType,
+                   adds: bool,
+                   of_keys: KeyGradients|
+         -> Vec<Vec<f32>> {
             let backward = Backward::builder(case.call())
                 .d_lse(data.backward.expected()[Operand::DLse].wanted)
                 .want(Operand::DSinks, case.call().has(Operand::Sinks))
                 .want(Operand::DBias, case.d_bias)
                 .gradient_type(gradient_type)
                 .adds(adds)
-                .key_sums(key_sums)
+                .of_keys(of_keys)
                 .build()
                 .unwrap();
             let problem = BackwardProblem::of(&backward);
@@ -320,9 +323,11 @@ fn added<T: Element>(case: &Case) {
             };
             outputs.into_iter().map(numbers).collect()
         };
-        let plain = run(T::TYPE, false, false);
-        let added = run(ElementType::F32, true, false);
-        let with_sums = run(T::TYPE, false, true);
+        let plain = run(T::TYPE, false, KeyGradients::LikeOthers);
+        let wide = run(ElementType::F32, false, KeyGradients::LikeOthers);
+        let added = run(ElementType::F32, true, KeyGradients::LikeOthers);
+        let with_sums = run(T::TYPE, false, KeyGradients::Sums);
+        let with_parts = run(T::TYPE, false, KeyGradients::Parts);
         let wanted = Operand::GRADIENTS.into_iter().filter(|operand| {
             operand.moves_rows()
                 || *operand == Operand::DBias && case.d_bias
@@ -334,6 +339,11 @@ fn added<T: Element>(case: &Case) {
                 _ => &added,
             };
             assert_eq!(with_sums[index], expected[index], "{case}: {operand:?}");
+            let expected = match operand {
+                Operand::DK | Operand::DV => &wide,
+                _ => expected,
+            };
+            assert_eq!(with_parts[index], expected[index], "{case}: {operand:?}");
         }
         for (plain, added) in plain.iter().zip(&added) {
             assert_eq!(plain.len(), added.len());
@@ -344,7 +354,10 @@ fn added<T: Element>(case: &Case) {
                 );
             }
         }
-        for (rounded, plain) in run(T::TYPE, true, false).iter().zip(&plain) {
+        for (rounded, plain) in run(T::TYPE, true, KeyGradients::LikeOthers)
+            .iter()
+            .zip(&plain)
+        {
             for (x, y) in plain.iter().zip(rounded) {
                 assert!(
                     (1.0 + x - y).abs() <= (1.0 + x.abs()) / 100.0,
