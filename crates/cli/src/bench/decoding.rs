@@ -8,7 +8,7 @@ use warptile_check::{Case, Lengths, with_element};
 use warptile_distributed::ShardedCache;
 
 use super::data::Data;
-use super::devices::{Labels, OfDevices, Row, Sampled, distinct, of_problem};
+use super::devices::{Alone, Labels, OfDevices, Row, Sampled, distinct, of_problem};
 use crate::devices;
 use crate::failure::Failure;
 use crate::tensors::Settings;
@@ -53,12 +53,13 @@ impl OfDevices<'_> {
             scoring: call.scoring().scale(call.scale()),
             splits: call.splits(),
         };
-        let (mut one, mut each_us) = (Vec::new(), Vec::new());
-        for backend in distinct(&self.backends) {
-            let tensors = data.tensors(backend, &call)?;
+        let tensors = distinct(&self.backends).map(|backend| data.tensors(backend, &call));
+        let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+        let (mut one, mut alone): (_, Vec<Alone<'_>>) = (Vec::new(), Vec::new());
+        for tensors in &tensors {
             let forward = tensors.forward(&settings, &data.numbers).without_lse();
             one = forward.run()?.out.to_vec()?;
-            each_us.push(self.alone(backend, || Ok(forward.run().map(drop)?))?);
+            alone.push(Box::new(move || Ok(forward.run().map(drop)?)));
         }
         let attention = settings.attention(&data.numbers);
         let (batch, keys) = (call.q().shape[0], call.k().shape[1]);
@@ -92,7 +93,8 @@ impl OfDevices<'_> {
             Ok::<_, Failure>(results[0].to_vec()?)
         };
         let (several, again) = (result()?, result()?);
-        let samples = self.together(compute)?;
+        let (each_us, samples) = self.in_turn(&alone, compute)?;
+        drop(alone);
         drop((queries, caches));
 
         let host = data.to_vecs();

@@ -219,27 +219,26 @@ impl<'a> OfDevices<'a> {
             d_out = data.d_out(&call).to_vec();
             d_out.truncate(elements(of_out));
         }
-        let mut one = Vec::new();
-        let mut each_us = Vec::new();
-        for backend in distinct(&self.backends) {
-            let tensors = data.tensors(backend, &call)?;
+        let tensors = distinct(&self.backends).map(|backend| data.tensors(backend, &call));
+        let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+        let (mut one, mut alone): (_, Vec<Alone<'_>>) = (Vec::new(), Vec::new());
+        for (backend, tensors) in distinct(&self.backends).zip(&tensors) {
             let forward = tensors.forward(&settings, &data.numbers);
-            let us = match case.backward {
+            match case.backward {
                 false => {
                     let forward = forward.without_lse();
                     one = vec![forward.run()?.out];
-                    self.alone(backend, || Ok(forward.run().map(drop)?))?
+                    alone.push(Box::new(move || Ok(forward.run().map(drop)?)));
                 }
                 true => {
                     let output = forward.run()?;
                     let d_out = data.d_out(&call).tensor(backend, *call.out())?;
                     let found = forward.gradients(&d_out, &output)?;
                     one = vec![found.dq, found.dk, found.dv];
-                    let compute = || Ok(forward.gradients(&d_out, &output).map(drop)?);
-                    self.alone(backend, compute)?
+                    let compute = move || Ok(forward.gradients(&d_out, &output).map(drop)?);
+                    alone.push(Box::new(compute));
                 }
-            };
-            each_us.push(us);
+            }
         }
         let one = { one.iter() }.map(|tensor| {
             let mut values = tensor.to_vec()?;
@@ -276,7 +275,8 @@ impl<'a> OfDevices<'a> {
             Ok::<_, Failure>(each.collect::<Result<Vec<_>, _>>()?.concat())
         };
         let (several, again) = (result()?, result()?);
-        let samples = self.together(compute)?;
+        let (each_us, samples) = self.in_turn(&alone, compute)?;
+        drop(alone);
 
         let inputs = [&q[..], k, v, &d_out];
         let sampled = Sampled::new(case, &data.numbers, inputs);
@@ -341,53 +341,62 @@ impl<'a> OfDevices<'a> {
         }
     }
 
-    /// Microseconds of a call on one device.
-    pub(super) fn alone(
+    /// Microseconds of a call on each device alone, and of each on all together, measured in turn: clocks fall as GPUs get warm. `compute`
+    /// submits the call of the group at a place.
+    pub(super) fn in_turn<R>(
         &self,
-        backend: &Backend,
-        call: impl Fn() -> Result<(), Failure>,
-    ) -> Result<f64, Failure> {
-        let samples = self.samples(|calls| burst(std::slice::from_ref(backend), calls, &call));
-        Ok(samples?.median())
-    }
-
-    /// Microseconds of each call on all devices; `compute` submits that of the group at a place.
-    pub(super) fn together<R>(
-        &self,
+        alone: &[Alone<'_>],
         compute: impl Fn(usize) -> Result<R, Failure> + Sync,
-    ) -> Result<Samples, Failure> {
-        let samples = self.samples(|calls| {
+    ) -> Result<(Vec<f64>, Samples), Failure> {
+        let devices: Vec<_> = distinct(&self.backends).collect();
+        let all = |calls: usize| {
             let each =
                 |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
             self.team.each(each).map(drop)
-        });
-        self.team.synchronize()?;
-        samples
-    }
-
-    /// Microseconds of each call; `burst` makes as many as it is told.
-    pub(super) fn samples(
-        &self,
-        burst: impl Fn(usize) -> Result<(), Failure>,
-    ) -> Result<Samples, Failure> {
-        let timed = |calls: usize| -> Result<f64, Failure> {
+        };
+        let timed = |at: usize, calls: usize| -> Result<f64, Failure> {
             let start = Instant::now();
-            burst(calls)?;
+            match alone.get(at) {
+                Some(call) => burst(std::slice::from_ref(devices[at]), calls, call)?,
+                None => all(calls)?,
+            }
             Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
         };
-        // Loads kernels, and touches the memory.
-        self.effort.warm_up(|| timed(1).map(drop))?;
         let [on_gpus, on_cpu] = SAMPLE_US;
         let sample_us = if self.backends[0].is_gpu() {
             on_gpus
         } else {
             on_cpu
         };
-        let calls = (sample_us / timed(2)?).ceil().clamp(CALLS[0], CALLS[1]);
-        let times = self.effort.spend(|| timed(calls as usize))?;
-        Samples::new(times).ok_or_else(|| Failure::Interrupted("nothing was measured".into()))
+        let mut calls = Vec::new();
+        for at in 0..=alone.len() {
+            // Loads kernels, and touches the memory.
+            self.effort.warm_up(|| timed(at, 1).map(drop))?;
+            calls.push((sample_us / timed(at, 2)?).ceil().clamp(CALLS[0], CALLS[1]) as usize);
+        }
+        let mut times = vec![Vec::new(); calls.len()];
+        self.effort.times(calls.len() as u32).spend(|| {
+            let mut last = 0.0;
+            for (at, (calls, times)) in calls.iter().zip(&mut times).enumerate() {
+                last = timed(at, *calls)?;
+                times.push(last);
+            }
+            Ok::<_, Failure>(last)
+        })?;
+        self.team.synchronize()?;
+        let samples = times.into_iter().map(Samples::new);
+        let samples = samples
+            .collect::<Option<Vec<_>>>()
+            .filter(|_| !interrupt::requested());
+        let nothing = || Failure::Interrupted("nothing was measured".into());
+        let mut each = samples.ok_or_else(nothing)?;
+        let all = each.pop().ok_or_else(nothing)?;
+        Ok((each.iter().map(Samples::median).collect(), all))
     }
 }
+
+/// A call on one device.
+pub(super) type Alone<'a> = Box<dyn Fn() -> Result<(), Failure> + 'a>;
 
 /// A failure that names the problem.
 pub(super) fn of_problem(case: &Case, failure: Failure) -> Failure {

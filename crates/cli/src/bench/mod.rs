@@ -52,7 +52,8 @@ use crate::text;
 /// call. Inputs are normally distributed. benches/peers measures PyTorch's kernels the same way.
 ///
 /// With --devices, several devices compute each problem together and are compared with one. A time is then that of calls one behind the
-/// other, per call; the efficiency is one device's time (the mean of each alone) over the number of devices times their common time.
+/// other, per call, each device alone and all of them in turn; the efficiency is one device's time (the mean of each alone) over the number
+/// of devices times their common time.
 ///
 /// Ctrl-C ends the measurement and keeps its rows. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
@@ -163,6 +164,14 @@ impl Effort {
     /// Calls that are made however long they take.
     fn least_calls(self) -> usize {
         1 + self.least_samples()
+    }
+
+    /// As much for each of several.
+    fn times(self, count: u32) -> Self {
+        Effort {
+            time: self.time.saturating_mul(count),
+            ..self
+        }
     }
 
     /// Calls `work` a few times before the first sample. One call is enough where it takes as long as all samples may.
