@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::iter;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -135,6 +134,8 @@ pub struct TilingRow {
     /// Besides the plain image, one for each of these.
     #[serde(default)]
     variants: Vec<String>,
+    /// False if there is no plain image.
+    plain: Option<bool>,
     /// Targets of a variant, if not all of the row's.
     #[serde(default)]
     variant_targets: BTreeMap<String, Vec<Target>>,
@@ -440,7 +441,8 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
                         targets.is_none_or(|targets| targets.contains(&target))
                     };
                     let variants = tiling.variants.iter().filter(has).cloned().map(Some);
-                    instances.extend(iter::once(None).chain(variants).map(|variant| {
+                    let plain = tiling.plain.unwrap_or(true).then_some(None);
+                    instances.extend(plain.into_iter().chain(variants).map(|variant| {
                         let (tiling, flags) = (tiling.clone(), &tiling.flags);
                         family.instance(tiling, element, variant, target, None, flags)
                     }));
@@ -545,6 +547,19 @@ mod tests {
                 .all(|name| name.ends_with("_dropout_sm_90a"))
         );
         assert!(with.len() > plain.len());
+    }
+
+    #[test]
+    fn a_row_may_have_variants_alone() {
+        let images = |row: &str| -> BTreeSet<String> {
+            let instances = parse(&FAMILY.replace("stages = 2 }", row)).unwrap();
+            instances.iter().map(Instance::image).collect()
+        };
+        let both = images("stages = 2, variants = [\"tensors\"] }");
+        let alone = images("stages = 2, plain = false, variants = [\"tensors\"] }");
+        let gone: Vec<_> = both.difference(&alone).collect();
+        assert!(alone.is_subset(&both) && !gone.is_empty());
+        assert!(gone.iter().all(|name| !name.contains("tensors")));
     }
 
     #[test]

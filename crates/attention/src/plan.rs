@@ -43,7 +43,7 @@ pub use settings::Settings;
 pub(crate) use share::RunScratch;
 pub use share::Share;
 pub(crate) use split_tiles::{
-    PackedSpeed, TileKeys, packs_rows, rest_keys, splits_of, splits_tiles,
+    PackedSpeed, TileKeys, is_for_parts, packs_rows, rest_keys, splits_of, splits_tiles,
 };
 pub use step::{LaunchShape, Scratch, Step};
 #[cfg(test)]

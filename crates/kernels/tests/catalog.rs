@@ -86,9 +86,14 @@ fn variant(image: &'static Image) -> &'static str {
 #[test]
 fn a_variant_has_all_features_of_the_plain_image_or_only_some() {
     let variants = catalog().iter().filter(|image| !variant(image).is_empty());
-    for image_of_variant in variants.clone() {
+    let mut compared = 0;
+    for image_of_variant in variants {
         let name = image_of_variant.name;
-        let plain = image(&name.replace(variant(image_of_variant), "")).expect(name);
+        // A kernel may have variants alone.
+        let Some(plain) = image(&name.replace(variant(image_of_variant), "")) else {
+            continue;
+        };
+        compared += 1;
         assert_ne!(
             (image_of_variant.features, image_of_variant.schedule),
             (plain.features, plain.schedule),
@@ -101,7 +106,7 @@ fn a_variant_has_all_features_of_the_plain_image_or_only_some() {
         assert!(more.features.contains(less.features), "{name}");
         assert_eq!(image_of_variant.tiling, plain.tiling, "{name}");
     }
-    assert!(variants.count() > 0);
+    assert!(compared > 0);
 }
 
 #[test]

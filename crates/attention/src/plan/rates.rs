@@ -14,8 +14,8 @@ use warptile_kernels::{Family, Features, Image, Schedule};
 use crate::plan::shared_keys::Sides;
 use crate::plan::step::clusters_at_once;
 use crate::plan::{
-    DeviceProfile, Numbered, PackedSpeed, Settings, TileKeys, packs_rows, rest_keys, splits_of,
-    splits_tiles,
+    DeviceProfile, Numbered, PackedSpeed, Settings, TileKeys, is_for_parts, packs_rows, rest_keys,
+    splits_of, splits_tiles,
 };
 use crate::spec::Problem;
 
@@ -373,11 +373,15 @@ impl Rates {
             let rest = tiles.ceil() as u64 % resident;
             let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
             if packs_rows(image) {
-                // Fewer rows than a warp has, and many more, were not measured: rather others.
+                // Fewer rows than a warp has, and many more, were not measured: rather others. Nor were rows of one warpgroup where images
+                // for more of them are for parts alone.
+                let for_parts = is_for_parts(image);
                 let known = match query_len * problem.heads().group_size() {
                     ..16 => 1.2,
+                    16..=64 if for_parts => 1.05,
                     16..=512 => 1.0,
-                    _ => 1.3,
+                    _ if for_parts => 1.5,
+                    _ => 1.35,
                 };
                 let of_bandwidth = reads_once(problem, image).unwrap_or(1.0);
                 let speed = PackedSpeed {
@@ -441,9 +445,16 @@ impl Rates {
                 (f64::from(ctas_per_multiprocessor) / held).sqrt()
             }
         };
-        launch_us + (blocks * block_us * unhidden).max(reading)
+        let known = match is_for_parts(image) {
+            true => WHOLE_PARTS_TIMES,
+            false => 1.0,
+        };
+        launch_us + known * (blocks * block_us * unhidden).max(reading)
     }
 }
+
+/// Factor of whole tiles in images that were measured only where all tiles are split: rather others.
+const WHOLE_PARTS_TIMES: f64 = 2.0;
 
 /// How much longer whole tiles take in an image that can split the last ones, which leaves fewer registers: 1.01 to 1.07 on an H200
 /// (docs/notebook/wgmma.md, "What the last draws cost").
@@ -540,7 +551,7 @@ fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
     let alone = packs_rows(image) || rows <= image.tiling.block_m as usize;
     let of_one_length = match (one_length, alone) {
         (true, true) => 0.96,
-        (true, false) => 0.86,
+        (true, false) => 0.82,
         _ => 0.85,
     };
     (splits_tiles(image) && image.schedule.has_group_tiles()).then_some(

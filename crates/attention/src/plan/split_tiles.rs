@@ -81,12 +81,10 @@ impl TileKeys {
         }
     }
 
-    /// How many warpgroups have rows, where these are packed.
+    /// How many warpgroups of a tile have rows, where these are packed.
     fn warpgroups(&self, image: &Image) -> u32 {
-        match self.tiles > 1.0 || self.rows > f64::from(QUERY_BOX_ROWS) {
-            true => image.tiling.block_m.div_ceil(QUERY_BOX_ROWS),
-            false => 1,
-        }
+        let rows = self.rows.min(f64::from(image.tiling.block_m)) as u32;
+        rows.div_ceil(QUERY_BOX_ROWS).max(1)
     }
 
     /// These tiles, if they see no more than this.
@@ -122,17 +120,19 @@ impl PackedSpeed {
         bytes: 3.8e6,
         multiprocessors: 132.0,
     };
-    /// The first keys and the end of a part in addition to the launch, and of one with rows for two warpgroups, in microseconds.
+    /// The first keys and the end of a part in addition to the launch, in microseconds: of one with rows for one warpgroup, and for two.
     const ENDS_US: [f64; 2] = [3.5, 4.0];
+    /// What short blocks of keys save of it.
+    const SHORT_BLOCKS_US: f64 = 0.5;
     /// Costs of a sum, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
     const LAST_SUMS: [f64; 2] = [0.25, 1.0 / 28.0];
     /// Those where all CTAs that have a part add up some columns each: of the sum, and for each round of loads, each part, each KB, and
     /// each MB of all parts.
-    const JOINT_SUMS: [f64; 5] = [0.3, 0.5, 0.021, 0.019, 0.3];
+    const JOINT_SUMS: [f64; 5] = [0.3, 0.5, 0.021, 0.019, 0.25];
 
     /// Microseconds that a tile's rows take for a key, where `at_once` parts are computed. One warpgroup waits for its softmax more often
     /// than two do, or two CTAs of one each; multiprocessors are slower when all compute (fitted to an H200: docs/notebook/wgmma.md, "Less
-    /// code that runs once").
+    /// code that runs once" and "What few queries still lose").
     fn computing_us(self, image: &Image, keys: &TileKeys, at_once: f64) -> f64 {
         let columns: usize = image.tiling.dims().iter().sum();
         let columns = columns as f64;
@@ -202,7 +202,11 @@ impl PackedSpeed {
         let turns = parts.div_ceil(resident) as f64;
         let block_n = f64::from(image.tiling.block_n);
         let part_keys = (keys.longest / splits as f64 / block_n).ceil() * block_n;
-        let end_us = Self::ENDS_US[usize::from(warpgroups > 1)];
+        let saved_us = match is_short(image) && warpgroups == 2 {
+            true => Self::SHORT_BLOCKS_US,
+            false => 0.0,
+        };
+        let end_us = Self::ENDS_US[usize::from(warpgroups > 1)] - saved_us;
         turns * (part_keys * key_us + end_us) + sum_us
     }
 }
@@ -210,6 +214,11 @@ impl PackedSpeed {
 /// Returns true for the image that packs rows of head size 128 with short blocks of keys, of which more stages fit.
 fn is_short(image: &Image) -> bool {
     image.tiling.head_dim == 128 && image.tiling.block_n == 64
+}
+
+/// Returns true for images that pack rows and were measured only where all tiles are split.
+pub(crate) fn is_for_parts(image: &Image) -> bool {
+    packs_rows(image) && is_short(image)
 }
 
 /// The rounds of loads of a joint sum, one after the other, of a warpgroup's rows: as `Deal` in kernels/forward/wgmma_joint_sum.cuh deals

@@ -155,6 +155,14 @@ fn few_queries_on_few_keys_take_the_kernels_that_were_fastest() {
             "b8 q32 k65536 h32/8 d128 bf16 mask=causal",
             "wgmma_d128_128x64_w12_s3",
         ),
+        (
+            "b8 q32 k16384 h32/8 d128 bf16 mask=causal",
+            "wgmma_d128_128x64_w12_s3",
+        ),
+        (
+            "b8 q7 k65536 h71/1 d64 bf16 mask=causal",
+            "wgmma_d64_128x128_w12_s2",
+        ),
     ] {
         let plan = plan(&case(line), &DeviceProfile::h200());
         assert_eq!(plan.kernel_name(), kernel, "{line}: {plan}");

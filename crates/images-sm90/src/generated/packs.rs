@@ -265,7 +265,7 @@ pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 41383] = *include_bytes!("../../im
 pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 256111] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 69842] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51149] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
 pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 118331] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");

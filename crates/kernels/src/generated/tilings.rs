@@ -2,7 +2,6 @@
 
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
-    D128M128N64W12S3: head_dim 128, tile 128 x 64, warps 12, stages 3;
     D128M128N64W4S1: head_dim 128, tile 128 x 64, warps 4, stages 1;
     D128M128N64W4S2: head_dim 128, tile 128 x 64, warps 4, stages 2;
     D128M128N64W8S2: head_dim 128, tile 128 x 64, warps 8, stages 2;
@@ -347,9 +346,6 @@ kernels! {
     }
     Wgmma D128M128N128W12S2 "wgmma_d128_128x128_w12_s2" {
         2: shared 197632;
-    }
-    Wgmma D128M128N64W12S3 "wgmma_d128_128x64_w12_s3" {
-        2: shared 164864;
     }
     Wgmma D128M192N64W16S4 "wgmma_d128_192x64_w16_s4" {
         2: shared 230400;
