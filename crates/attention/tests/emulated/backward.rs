@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
 use warptile::gpu::Bindings;
 use warptile::kernels::Family;
-use warptile::plan::{BackwardProblem, Choice};
+use warptile::plan::{BackwardProblem, Choice, Planner};
 use warptile::spec::{Backward, KeyGradients, Operand};
 use warptile::{Element, ElementType};
 use warptile_check::{Case, DeviceInputs, Ferry, GradientFailure};
@@ -34,7 +34,21 @@ fn verdict(case: &Case, choice: &Choice) -> TestResult {
     }
 }
 
-/// Problems by name, each with all `heads` and by all `families`. `longest` has several tiles of keys.
+/// The families of a plan's kernels.
+fn families_of(case: &Case, choice: &Choice) -> Vec<Family> {
+    let backward = Backward::builder(case.call()).build().unwrap();
+    let problem = BackwardProblem::of(&backward);
+    let plan = with_emulated(|place| {
+        Planner::new(place.gpu.profile())
+            .plan_backward(problem, choice)
+            .unwrap()
+    });
+    { plan.steps().iter() }
+        .map(|step| step.image.family)
+        .collect()
+}
+
+/// Problems by name, each with all `heads`, by a plan with the kernels of all `families`. `longest` has several tiles of keys.
 fn equal_float64(families: &[Family], heads: &[&str], longest: &str) {
     for (lengths, masks) in [
         ("b1 q64 k128", &["none"][..]),
@@ -60,10 +74,11 @@ fn equal_float64(families: &[Family], heads: &[&str], longest: &str) {
                     text = text.replace(" sinks", "");
                 }
                 let case: Case = text.parse().unwrap();
-                for family in families {
-                    let failed = verdict(&case, &Choice::Family(*family));
-                    assert!(!failed.is_failure(), "{failed:?}");
-                }
+                let choice = Choice::Family(families[0]);
+                let planned = families_of(&case, &choice);
+                assert!({ families.iter() }.all(|family| planned.contains(family)));
+                let failed = verdict(&case, &choice);
+                assert!(!failed.is_failure(), "{failed:?}");
             }
         }
     }
