@@ -261,7 +261,7 @@ __device__ void all_keys(const GradientParameters& g) {
     }
 }
 
-// What the rule takes from a gradient's sums: `GradientSizes` in crates/check/src/accept.rs.
+// What the rule takes from a gradient's sums: `GradientSizes` in crates/check/src/accept/gradients.rs.
 struct Sizes {
     unsigned long long natural, largest;  // as bits, as in Errors
     double plain, unavoidable, uncertain, whole;
