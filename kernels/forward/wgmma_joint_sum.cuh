@@ -43,9 +43,9 @@ template <class Traits> class JointSum {
         sync();
         const unsigned role = uniform((int)takes);
         if (role == NOTHING) return;
-        // The word's answer comes while the share is added up.
+        // The word's answer comes while the share is added up, if there is a register for it.
         unsigned answer = 0;
-        if (role == OWN && leads && is_first_lane()) answer = exchange(word(part.split), HAS_SUMMED);
+        if (!ASKS_LATE && role == OWN && leads && is_first_lane()) answer = exchange(word(part.split), HAS_SUMMED);
         int share = role == ALL ? 0 : part.split, asked = role == OWN_AND_LEFT ? 0 : splits();
         const Deal deal(rows_here(), role == ALL ? 1 : splits(), splits());
         unsigned left = 0; // of the LANES splits before `asked`
@@ -65,6 +65,7 @@ template <class Traits> class JointSum {
             share = asked - LANES + __ffs(left) - 1;
             left &= left - 1;
         }
+        if (ASKS_LATE && role == OWN && leads && is_first_lane()) answer = exchange(word(part.split), HAS_SUMMED);
         if (answer == TOLD) *word(part.split) = 0;
     }
 
@@ -72,6 +73,7 @@ template <class Traits> class JointSum {
     enum Takes : unsigned { NOTHING, OWN, OWN_AND_LEFT, ALL }; // ALL: in one share
     enum : unsigned { TOLD = 1, LEFT = 2, HAS_SUMMED = 3 };
     enum : int { TRIES = 60 }; // a microsecond each
+    enum : bool { ASKS_LATE = Traits::CONSUMERS > 2 };
 
     static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 8 columns
     static constexpr int CHUNKS_LOG = CHUNKS == 8 ? 3 : CHUNKS == 16 ? 4 : 5;

@@ -120,8 +120,8 @@ impl PackedSpeed {
         bytes: 3.8e6,
         multiprocessors: 132.0,
     };
-    /// The first keys and the end of a part in addition to the launch, in microseconds: of one with rows for one warpgroup, and for two.
-    const ENDS_US: [f64; 2] = [3.5, 4.0];
+    /// The first keys and the end of a part in addition to the launch, in microseconds: of tiles of one, two and three warpgroups.
+    const ENDS_US: [f64; 3] = [3.5, 4.0, 4.6];
     /// What short blocks of keys save of it.
     const SHORT_BLOCKS_US: f64 = 0.5;
     /// Costs of a sum, in microseconds for each part of a tile and each KB, where the last CTA of a tile adds up all parts.
@@ -141,15 +141,15 @@ impl PackedSpeed {
             true => 1.09,
             false => 1.0,
         };
-        // At head size 64 the softmax takes longer than the products.
-        let of_all = match columns {
-            ..=128.0 => 0.24,
-            _ => 0.16,
-        };
+        let of_two = of_block * (35e-6 * columns).max(6.9e-3);
+        let of_three = 3.8e-3 + 39e-6 * columns;
+        let of_all = 1.0 + 0.16 * on_each;
         self.times
-            * match keys.warpgroups(image) {
-                1 => (3.0e-3 + 17.2e-6 * columns) * (0.94 * on_each.ceil()).max(1.0),
-                _ => of_block * (35e-6 * columns).max(6.9e-3) * (1.0 + of_all * on_each),
+            * match (warpgroups(image), keys.warpgroups(image)) {
+                (_, 1) => (3.0e-3 + 17.2e-6 * columns) * (0.94 * on_each.ceil()).max(1.0),
+                (3.., 2) => 0.75 * of_three * of_all,
+                (3.., _) => of_three * of_all,
+                _ => of_two * of_all,
             }
     }
 
@@ -157,7 +157,7 @@ impl PackedSpeed {
     /// keys at head size 128 too few are left for what is on its way.
     fn hiding(image: &Image, keys: &TileKeys) -> f64 {
         let columns: usize = image.tiling.dims().iter().sum();
-        match keys.warpgroups(image) > 1 && columns == 256 && !is_short(image) {
+        match keys.warpgroups(image) > 1 && columns == 256 && image.tiling.block_n > 64 {
             true => 2.5,
             false => 4.0,
         }
@@ -202,23 +202,32 @@ impl PackedSpeed {
         let turns = parts.div_ceil(resident) as f64;
         let block_n = f64::from(image.tiling.block_n);
         let part_keys = (keys.longest / splits as f64 / block_n).ceil() * block_n;
+        let of_tile = match warpgroups {
+            1 => 1,
+            _ => self::warpgroups(image),
+        };
         let saved_us = match is_short(image) && warpgroups == 2 {
             true => Self::SHORT_BLOCKS_US,
             false => 0.0,
         };
-        let end_us = Self::ENDS_US[usize::from(warpgroups > 1)] - saved_us;
+        let end_us = Self::ENDS_US[of_tile.min(3) as usize - 1] - saved_us;
         turns * (part_keys * key_us + end_us) + sum_us
     }
 }
 
-/// Returns true for the image that packs rows of head size 128 with short blocks of keys, of which more stages fit.
+/// Returns true for the image of two warpgroups that packs rows of head size 128 with short blocks of keys, of which more stages fit.
 fn is_short(image: &Image) -> bool {
-    image.tiling.head_dim == 128 && image.tiling.block_n == 64
+    image.tiling.head_dim == 128 && image.tiling.block_n == 64 && warpgroups(image) == 2
+}
+
+/// Warpgroups that compute a tile.
+fn warpgroups(image: &Image) -> u32 {
+    image.tiling.block_m.div_ceil(QUERY_BOX_ROWS)
 }
 
 /// Returns true for images that pack rows and were measured only where all tiles are split.
 pub(crate) fn is_for_parts(image: &Image) -> bool {
-    packs_rows(image) && is_short(image)
+    packs_rows(image) && (is_short(image) || warpgroups(image) > 2)
 }
 
 /// The rounds of loads of a joint sum, one after the other, of a warpgroup's rows: as `Deal` in kernels/forward/wgmma_joint_sum.cuh deals

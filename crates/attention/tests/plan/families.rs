@@ -160,6 +160,14 @@ fn few_queries_on_few_keys_take_the_kernels_that_were_fastest() {
             "wgmma_d128_128x64_w12_s3",
         ),
         (
+            "b8 q4 k65536 h48/1 d128 bf16 mask=causal",
+            "wgmma_d128_192x64_w16_s4",
+        ),
+        (
+            "b8 q4 k16384 h71/1 d64 bf16 mask=causal",
+            "wgmma_d64_192x96_w16_s3",
+        ),
+        (
             "b8 q7 k65536 h71/1 d64 bf16 mask=causal",
             "wgmma_d64_128x128_w12_s2",
         ),

@@ -268,7 +268,7 @@ pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 256111] = *include_bytes!("../.
 pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51149] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
-pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 118331] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 162268] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
 pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
@@ -299,6 +299,9 @@ pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 218562] = *include_bytes!("../..
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
 pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 114917] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+
+/// The images of a kernel: `wgmma_d64_192x96_w16_s3_sm_90.zst`.
+pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51395] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
 pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 95468] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
