@@ -55,17 +55,24 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(KeyTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
-    enum { LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, LOADING_REGISTERS = 24, COMPUTING_REGISTERS = 240 };
-    static_assert(LOADING_REGISTERS + 2 * COMPUTING_REGISTERS <= 3 * LAUNCH_REGISTERS, "none waits for registers");
+    static constexpr bool HAS_DRAWERS = WARPS == 16;
+    enum {
+        LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8,
+        LOADING_REGISTERS = 24,
+        COMPUTING_REGISTERS = HAS_DRAWERS ? 224 : 240,
+        DRAWING_REGISTERS = HAS_DRAWERS ? 40 : 0
+    };
+    static_assert(LOADING_REGISTERS + 2 * COMPUTING_REGISTERS + DRAWING_REGISTERS <= WARPS / 4 * LAUNCH_REGISTERS, "none waits for registers");
 
     static_assert(sizeof(Element) == 2, "wgmma takes f16 and bf16");
-    static_assert(WARPS == 12, "a warpgroup loads, one computes dV, and one dK");
+    static_assert(WARPS == 12 || WARPS == 16, "a warpgroup loads, one computes dV, one dK, and with dropout one may draw");
     static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M == PREPASS_ROWS && BLOCK_M == MMA_ROWS && BLOCK_N == MMA_ROWS, "slabs, and a product's rows");
     static_assert(2 * LEFT_SLABS <= SLABS && KEY_SLABS > 0, "a stage of queries holds what goes to registers");
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
 
-template <class Plain> using KeyDropping = TransposedDropping<Plain, 1>;
+template <class Plain, bool DRAWERS = Plain::HAS_DRAWERS> struct KeyDropping : TransposedDropping<Plain, 1> {};
+template <class Plain> struct KeyDropping<Plain, true> : DrawingDropping<Plain> {};
 
 template <class Traits> struct KeyGradientShared {
     const unsigned base;
@@ -104,8 +111,9 @@ template <class Traits> struct KeyGradientShared {
         barrier_init(values_empty(), OF_GROUP);
         for (int i = 0; i < 2; i++) {
             barrier_init(tile_full(i), 1);
-            barrier_init(tile_empty(i), COMPUTING + 2);
+            barrier_init(tile_empty(i), COMPUTING + 2 + (has_drawers<Traits>() ? 4 : 0));
         }
+        if constexpr (has_drawers<Traits>()) DrawnSlots<Traits>{base}.init_barriers();
         barrier_init(cleared(), COMPUTING);
         for (int i = 0; i < Traits::STAGES; i++) {
             barrier_init(queries_full(i), 1);
@@ -228,6 +236,31 @@ template <class Traits> struct KeyTileBlocks {
     }
 };
 
+// One of the warps that draw which weights are dropped: a part of each block.
+template <class Traits> __device__ inline void draw_key_tiles(const BackwardTma& block, const KeyGradientShared<Traits> shared, const int part)
+{
+    const DropoutMask mask = kernel_mask(block);
+    const DrawnSlots<Traits> slots = {shared.base};
+    unsigned it = 0; // blocks
+    for (unsigned turn = 0;; turn++) {
+        const KeyTile& tile = shared.wait_for_tile(turn);
+        if (!tile.exists) return;
+        DropoutMask of_sequence = mask;
+        of_sequence.sequence += uniform(tile.exists - 1);
+        KeyTileBlocks<Traits> blocks(block.backward, tile);
+#pragma unroll 1
+        for (int left = blocks.count; left > 0; left--, blocks.advance(), it++) {
+            const int slot = it % Traits::SLOTS;
+            slots.wait_for_room(slot, it / Traits::SLOTS);
+            ToldPairs::draw_part(of_sequence, uniform(tile.kv_head * tile.heads) + blocks.head, blocks.block * Traits::BLOCK_M, uniform(tile.first_key),
+                                 slots.words(slot), part);
+            slots.give(slot);
+        }
+        __syncwarp();
+        if (thread_index() % 32 == 0) barrier_arrive(shared.tile_empty(turn % 2));
+    }
+}
+
 // Numbers of a thread's queries, times a factor, as accumulators of keys x queries. If MOVED, `more` than that.
 template <bool MOVED = false, int COUNT> __device__ inline void begin_at(float (&x)[COUNT], unsigned at, float factor, float more = 0)
 {
@@ -317,6 +350,7 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
     if constexpr (drops<Traits>()) first_product = log2f(kept_factor(block)) / scale_log2;
     unsigned loads = 0;  // tiles with blocks
     unsigned clears = 0; // blocks whose end was cleared
+    unsigned taken = 0;  // blocks with weights that others drew
     RingPosition<Traits::STAGES> queries_at;
     RingPosition<Traits::D_OUT_STAGES> d_out_at;
     RingPosition<Traits::WEIGHT_STAGES> weights_at;
@@ -341,7 +375,10 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
                 multiply_columns<Traits>(x, shared.base + Traits::KEYS_AT, last, shared.queries(stage));
             };
             const auto draw = [&] {
-                if constexpr (drops<Traits>())
+                if constexpr (has_drawers<Traits>()) {
+                    scores.take(DrawnSlots<Traits>{shared.base}.take(taken % Traits::SLOTS, taken / Traits::SLOTS));
+                    taken++;
+                } else if constexpr (drops<Traits>())
                     scores.draw(uniform(tile.exists - 1), uniform(tile.kv_head * tile.heads) + blocks.head, blocks.block * Traits::BLOCK_M, first_key, shared.base, 0);
             };
             // The scores are there; they become weights, and the other warpgroup gets these.
@@ -575,7 +612,12 @@ template <class Traits> __device__ inline void gradients_of_keys(const BackwardT
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     grid_dependency_wait();
-    if (warp < 4) {
+    if (has_drawers<Traits>() && warp >= 12) {
+        if constexpr (has_drawers<Traits>()) {
+            setmaxnreg_dec<Traits::DRAWING_REGISTERS>();
+            draw_key_tiles(block, shared, warp - 12);
+        }
+    } else if (warp < 4) {
         setmaxnreg_dec<Traits::LOADING_REGISTERS>();
         if (threadIdx.x == 0)
             load_key_tiles<Traits, true>(block, shared);

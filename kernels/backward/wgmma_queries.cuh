@@ -64,17 +64,24 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int SHARED_BYTES = TILES_AT + 2 * (int)sizeof(QueryTile);
 
     // Of a thread. A launch has as many for each as ptxas may use; what one warpgroup gives back the others take, or wait for ever.
-    enum { LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8, LOADING_REGISTERS = 24, COMPUTING_REGISTERS = 240 };
-    static_assert(LOADING_REGISTERS + CONSUMERS * COMPUTING_REGISTERS <= (1 + CONSUMERS) * LAUNCH_REGISTERS, "none waits for registers");
+    static constexpr bool HAS_DRAWERS = WARPS == 16;
+    enum {
+        LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8,
+        LOADING_REGISTERS = 24,
+        COMPUTING_REGISTERS = HAS_DRAWERS ? 224 : 240,
+        DRAWING_REGISTERS = HAS_DRAWERS ? 40 : 0
+    };
+    static_assert(LOADING_REGISTERS + CONSUMERS * COMPUTING_REGISTERS + DRAWING_REGISTERS <= WARPS / 4 * LAUNCH_REGISTERS, "none waits for registers");
 
     static_assert(sizeof(Element) == 2, "wgmma takes f16 and bf16");
-    static_assert(CONSUMERS == 2 && WARPS == 4 + 4 * CONSUMERS, "a warpgroup loads, the others compute");
+    static_assert(CONSUMERS == 2 && (WARPS == 12 || WARPS == 16), "a warpgroup loads, two compute, and with dropout one may draw");
     static_assert(STAGES >= 2, "a block's keys are there while dQ of the one before is computed");
     static_assert(HEAD_DIM % SLAB_COLUMNS == 0 && BLOCK_M % PREPASS_ROWS == 0, "slabs, and numbers of rows");
     static_assert(TILES_AT % 8 == 0 && MMA_ROWS == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "tiles have long numbers; boxes");
 };
 
-template <class Plain> using QueryDropping = HeldDropping<Plain, 4 * Plain::CONSUMERS>;
+template <class Plain, bool DRAWERS = Plain::HAS_DRAWERS> struct QueryDropping : HeldDropping<Plain, 4 * Plain::CONSUMERS> {};
+template <class Plain> struct QueryDropping<Plain, true> : DrawingDropping<Plain> {};
 
 template <class Traits> struct QueryGradientShared {
     const unsigned base;
@@ -115,8 +122,9 @@ template <class Traits> struct QueryGradientShared {
         constexpr int OF_GROUP = 4, COMPUTING = OF_GROUP * Traits::CONSUMERS; // warps
         for (int i = 0; i < 2; i++) {
             barrier_init(tile_full(i), 1);
-            barrier_init(tile_empty(i), COMPUTING + 2);
+            barrier_init(tile_empty(i), COMPUTING + 2 + (has_drawers<Traits>() ? 4 : 0));
         }
+        if constexpr (has_drawers<Traits>()) DrawnSlots<Traits>{base}.init_barriers();
         barrier_init(cleared(), COMPUTING);
         for (int i = 0; i < Traits::CONSUMERS; i++) {
             barrier_init(queries_full(i), 1);
@@ -248,6 +256,42 @@ template <class Traits> __device__ inline void load_keys(const BackwardTma& bloc
     }
 }
 
+// One of the warps that draw which weights are dropped: a part of each block, for one computing warpgroup after the other.
+template <class Traits> __device__ inline void draw_query_blocks(const BackwardTma& block, const QueryGradientShared<Traits> shared, const int part)
+{
+    static_assert(Traits::CONSUMERS == 2, "one after the other");
+    constexpr unsigned OF_GROUP = Traits::SLOTS / 2;
+    const DropoutMask mask = kernel_mask(block);
+    const DrawnSlots<Traits> slots = {shared.base};
+    unsigned of_first = 0, of_second = 0; // blocks that the warpgroups' rows see
+    for (unsigned turn = 0;; turn++) {
+        const QueryTile& tile = shared.wait_for_tile(turn);
+        if (!tile.exists) return;
+        DropoutMask of_sequence = mask;
+        of_sequence.sequence += uniform(tile.exists - 1);
+        const int head = uniform(tile.head), row = uniform(tile.first_query);
+        const BlockSpan first = key_blocks<Traits>(tile.mask(block.backward), row, MMA_ROWS);
+        const BlockSpan second = key_blocks<Traits>(tile.mask(block.backward), row + MMA_ROWS, MMA_ROWS);
+#pragma unroll 1
+        for (int of = uniform(tile.end_block) - 1; of >= uniform(tile.first_block); of--)
+#pragma unroll 1
+            for (int warpgroup = 0; warpgroup < 2; warpgroup++) {
+                if (of < (warpgroup ? second.first : first.first) || of >= (warpgroup ? second.end : first.end)) continue;
+                const unsigned it = warpgroup ? of_second : of_first;
+                const int slot = warpgroup * OF_GROUP + it % OF_GROUP;
+                slots.wait_for_room(slot, it / OF_GROUP);
+                DrawnScores::draw_part(of_sequence, head, row + warpgroup * MMA_ROWS, of * Traits::BLOCK_N, slots.words(slot), part);
+                slots.give(slot);
+                if (warpgroup)
+                    of_second++;
+                else
+                    of_first++;
+            }
+        __syncwarp();
+        if (thread_index() % 32 == 0) barrier_arrive(shared.tile_empty(turn % 2));
+    }
+}
+
 // A computing warpgroup.
 template <class Traits> __device__ inline void query_gradients(const BackwardTma& given, const QueryGradientShared<Traits> shared, const int warpgroup)
 {
@@ -266,13 +310,14 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
     };
     const auto own_row = [] { return thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4; };
     DrawnScores drawn;
-    if constexpr (drops<Traits>()) {
+    if constexpr (drops<Traits>() && !has_drawers<Traits>()) {
         const DropoutMask mask = kernel_mask(given);
         if (thread_index() % 32 == 0) held_mask<Traits>() = mask;
         __syncwarp();
     }
     unsigned it = 0;     // blocks
     unsigned clears = 0; // ends that were cleared
+    unsigned taken = 0;  // blocks with weights that others drew
     for (unsigned turn = 0;; turn++) {
         const QueryTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
@@ -348,7 +393,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                 of_rows[1] = load_one(numbers + list + 8 * sizeof(float));
             };
             // Anew for each block with dropout: registers have no room for descriptors of own rows.
-            const auto own_group = [&] { return drops<Traits>() ? uniform(warpgroup) : warpgroup; };
+            const auto own_group = [&] { return drops<Traits>() && !has_drawers<Traits>() ? uniform(warpgroup) : warpgroup; };
             const auto issue_scores = [&] {
                 const int stage = uniform(Shared::keys_stage(it));
                 wait_for_keys(stage, block);
@@ -363,10 +408,17 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                 multiply(y, shared.d_out(own_group()), shared.values(stage));
             };
             const auto draw = [&] {
-                if constexpr (drops<Traits>()) {
+                if constexpr (drops<Traits>() && !has_drawers<Traits>()) {
                     DropoutMask mask = held_mask<Traits>();
                     mask.sequence += tile.exists - 1;
                     drawn.draw(mask, uniform(tile.head), first_row(), block * Traits::BLOCK_N);
+                }
+            };
+            const auto take_drawn = [&] {
+                if constexpr (has_drawers<Traits>()) {
+                    constexpr unsigned OF_GROUP = Traits::SLOTS / 2;
+                    drawn.take(DrawnSlots<Traits>{shared.base}.take(uniform(warpgroup) * OF_GROUP + taken % OF_GROUP, taken / OF_GROUP));
+                    taken++;
                 }
             };
             // The scores are there, and become weights.
@@ -431,6 +483,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
             {
                 float lse[2];
                 load_numbers(lse, 0);
+                take_drawn();
                 wgmma_wait<1>();
                 weigh(lse);
             }
@@ -448,6 +501,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                     draw();
                     issue_products();
                     load_numbers(lse, 0);
+                    take_drawn();
                     wgmma_wait<2>();
                     weigh(lse);
                     wgmma_wait<1>();
@@ -458,6 +512,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                     issue_scores();
                     issue_products();
                     load_numbers(lse, 0);
+                    take_drawn();
                     wgmma_wait<2>();
                     end_sum(stage);
                     wgmma_wait<1>();
@@ -492,7 +547,12 @@ template <class Traits> __device__ inline void gradients_of_queries(const Backwa
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     grid_dependency_wait();
-    if (warp < 4) {
+    if (has_drawers<Traits>() && warp >= 12) {
+        if constexpr (has_drawers<Traits>()) {
+            setmaxnreg_dec<Traits::DRAWING_REGISTERS>();
+            draw_query_blocks(block, shared, warp - 12);
+        }
+    } else if (warp < 4) {
         setmaxnreg_dec<Traits::LOADING_REGISTERS>();
         if (threadIdx.x == 0)
             load_queries(block, shared);

@@ -107,8 +107,10 @@ template <class Element> static bool run_hopper(const std::string& kernel, const
     HOPPER("dqkv_d96_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 96, 64, 128, 12, 2)
     HOPPER("dqkv_d128_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 128, 64, 128, 12, 2)
     HOPPER("wdkv_d192_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 192, 64, 64, 12, 3)
+    HOPPER("wdkv_d192_64x64_w16_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 192, 64, 64, 16, 3)
     HOPPER("wdkv_d256_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 256, 64, 64, 12, 3)
     HOPPER("wdq_d192_128x64_w12_s3", gradients_of_queries, QueryGradientTraits, QueryDropping, 192, 128, 64, 12, 3)
+    HOPPER("wdq_d192_128x64_w16_s3", gradients_of_queries, QueryGradientTraits, QueryDropping, 192, 128, 64, 16, 3)
     HOPPER("wdq_d256_128x64_w12_s2", gradients_of_queries, QueryGradientTraits, QueryDropping, 256, 128, 64, 12, 2)
 #undef HOPPER
     return false;

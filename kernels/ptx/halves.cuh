@@ -4,6 +4,7 @@
 namespace warptile {
 
 __device__ inline void tell(unsigned address, unsigned word) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory"); }
+__device__ inline void tell_byte(unsigned address, unsigned byte) { asm volatile("st.shared.b8 [%0], %1;" ::"r"(address), "r"(byte) : "memory"); }
 
 __device__ inline unsigned told(unsigned address)
 {

@@ -139,6 +139,9 @@ pub struct TilingRow {
     /// Targets of a variant, if not all of the row's.
     #[serde(default)]
     variant_targets: BTreeMap<String, Vec<Target>>,
+    /// Warps of a variant, if not those of the row.
+    #[serde(default)]
+    variant_warps: BTreeMap<String, u32>,
     /// Element type of keys and values, if it is not that of the other tensors.
     cache: Option<String>,
 }
@@ -443,7 +446,9 @@ pub fn parse(text: &str) -> Result<Vec<Instance>> {
                     let variants = tiling.variants.iter().filter(has).cloned().map(Some);
                     let plain = tiling.plain.unwrap_or(true).then_some(None);
                     instances.extend(plain.into_iter().chain(variants).map(|variant| {
-                        let (tiling, flags) = (tiling.clone(), &tiling.flags);
+                        let (mut tiling, flags) = (tiling.clone(), &tiling.flags);
+                        let own = variant.as_ref().and_then(|of| tiling.variant_warps.get(of));
+                        tiling.warps = own.copied().unwrap_or(tiling.warps);
                         family.instance(tiling, element, variant, target, None, flags)
                     }));
                 }
@@ -560,6 +565,17 @@ mod tests {
         let gone: Vec<_> = both.difference(&alone).collect();
         assert!(alone.is_subset(&both) && !gone.is_empty());
         assert!(gone.iter().all(|name| !name.contains("tensors")));
+    }
+
+    #[test]
+    fn variants_may_have_warps_of_their_own() {
+        let row = "stages = 2, variants = [\"dropout\"], variant_warps = { dropout = 8 } }";
+        let instances = parse(&FAMILY.replace("stages = 2 }", row)).unwrap();
+        for one in instances.iter().filter(|one| one.tiling.head_dim == 64) {
+            let is_variant = one.image().contains("_dropout_");
+            assert_eq!(one.tiling.warps, if is_variant { 8 } else { 4 });
+            assert_eq!(one.image().contains("_w8_"), is_variant);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 #pragma once
 namespace warptile {
 inline void tell(unsigned address, unsigned word) { memcpy(shared + address, &word, sizeof word); }
+inline void tell_byte(unsigned address, unsigned byte) { shared[address] = (unsigned char)byte; }
 inline unsigned told(unsigned address)
 {
     unsigned word;

@@ -211,6 +211,8 @@ fn hopper_takes_wgmma_for_large_heads_where_it_can() {
     let h200 = DeviceProfile::h200();
     let of_192 = ["wdkv_d192_64x64_w12_s3", "wdq_d192_128x64_w12_s3"];
     let of_256 = ["wdkv_d256_64x64_w12_s3", "wdq_d256_128x64_w12_s2"];
+    // Where a warpgroup of its own draws which weights are kept.
+    let of_192_with_dropout = ["wdkv_d192_64x64_w16_s3", "wdq_d192_128x64_w16_s3"];
     for (words, expected) in [
         ("b4 q4096 k4096 h8 d256 bf16", of_256),
         ("b4 q4096 k4096 h32/8 d192 f16 mask=causal", of_192),
@@ -221,6 +223,10 @@ fn hopper_takes_wgmma_for_large_heads_where_it_can() {
         ("b1 q64 k64 h1 d256 bf16", of_256),
         ("b1 q1 k5 h1 d200/72 f16", of_256),
         ("b4 q4096 k4096 h8 d256 bf16 dropout=0.1", of_256),
+        (
+            "b4 q4096 k4096 h10 d192 bf16 dropout=0.1",
+            of_192_with_dropout,
+        ),
     ] {
         assert_eq!(kernels(&h200, words), expected, "{words}");
     }

@@ -139,13 +139,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22983] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18194] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61751] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61708] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52324] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52263] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50641] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50596] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
@@ -250,16 +250,22 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../../im
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 43606] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24229] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wdkv_d192_64x64_w16_s3_sm_90.zst`.
+pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28859] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51103] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51194] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 34746] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 19428] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+
+/// The images of a kernel: `wdq_d192_128x64_w16_s3_sm_90.zst`.
+pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 24230] = *include_bytes!("../../images/wdq_d192_128x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
-pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 41383] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 41414] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
 pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 256111] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
