@@ -5,6 +5,7 @@
 
 #include "forward/mma.cuh"
 #include "forward/mma_tile.cuh"
+#include "forward/mma_tile_dropout_unaligned.cuh"
 #include "random.h"
 
 #include <atomic>
@@ -755,6 +756,8 @@ int main(int count, char** arguments)
         check(UnalignedTileTraits<__half, 64, 64, 64, 4, 2>(), seed);
         check(DroppingTileTraits<__half, 64, 128, 64, 4, 2>(), seed);
         if (seed % 3 == 2) check(DroppingTileTraits<__half, 256, 64, 64, 4, 1>(), seed);
+        if (seed % 2 == 0) check(DroppingUnalignedTileTraits<__half, 64, 64, 64, 4, 2>(), seed);
+        if (seed % 4 == 3) check(DroppingUnalignedTileTraits<__nv_bfloat16, 256, 64, 64, 4, 1>(), seed);
         if (seed % 4 == 1) check(DroppingTileTraits<__nv_bfloat16, 96, 128, 32, 4, 4>(), seed);
         if (seed % 4 == 2) check(TensorTileTraits<__nv_bfloat16, 256, 64, 64, 4, 1>(), seed);
         if (seed % 6 == 3) check(TensorTileTraits<__half, 512, 32, 32, 4, 1>(), seed);

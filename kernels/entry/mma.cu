@@ -1,7 +1,14 @@
 // One image of the mma family; the build names the element type, the tiling, the entry and, for a variant, its name.
+#ifdef WARPTILE_VARIANT_DROPOUT_UNALIGNED
+#define WARPTILE_VARIANT_DROPOUT
+#include "forward/mma_tile_dropout_unaligned.cuh"
+#endif
 #include "forward/mma_tile.cuh"
 
-#if defined(WARPTILE_VARIANT_DROPOUT)
+#if defined(WARPTILE_VARIANT_DROPOUT_UNALIGNED)
+#define WARPTILE_TRAITS DroppingUnalignedTileTraits
+using Params = warptile::ForwardDropout;
+#elif defined(WARPTILE_VARIANT_DROPOUT)
 #define WARPTILE_TRAITS DroppingTileTraits
 using Params = warptile::ForwardDropout;
 #else

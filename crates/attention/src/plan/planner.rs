@@ -171,10 +171,10 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // Rates are of rows that start at multiples of 16 bytes. With others `scalar` takes three times as long for one query on many keys
-        // (docs/notebook/mma.md), where the estimate has it ahead of `mma`.
+        // Where the estimate has `scalar` ahead of `mma` it is wrong: for one query on many keys that start anywhere it takes three times as
+        // long (docs/notebook/mma.md).
         let on_tensor_cores = |step: &Step| step.image.family != Family::Scalar;
-        let has_tensor_cores = !problem.is_aligned() && candidates.iter().any(on_tensor_cores);
+        let has_tensor_cores = candidates.iter().any(on_tensor_cores);
         // Kernels chosen by trials come first, then kernels with rates. Estimates of the others are guesses; among them
         // machine code comes before PTX, which the driver must compile. PTX of a family that also has machine code comes
         // last: a GPU lacks the code of a tile that spills there, and of tiles of the first design, which run by name.

@@ -283,8 +283,10 @@ fn no_combination_of_options_leaves_the_tensor_cores() {
                     .collect();
                 let words = words.join(" ");
                 let with_f32 = words.replace("bias", "bias=f32");
+                let with_dropout = (q < 300).then(|| format!("{words} dropout=0.1"));
                 let has_bias = with_f32 != words;
-                for words in iter::once(words).chain(has_bias.then_some(with_f32)) {
+                let all = iter::once(words).chain(has_bias.then_some(with_f32));
+                for words in all.chain(with_dropout) {
                     let case = case(&format!(
                         "b4 h8 q{q} k2048 d{head_dim} {element} {words} seed=1"
                     ));

@@ -109,13 +109,13 @@ pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../../images/merge_w4_ptx
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 124427] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 164761] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 140975] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 185050] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 190358] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 234459] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
 pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128312] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
@@ -130,7 +130,7 @@ pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../../images
 pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185056] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 110572] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 147227] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
 pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107265] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");

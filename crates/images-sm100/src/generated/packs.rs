@@ -118,16 +118,16 @@ pub static MERGE_W4_SM_100: [u8; 12284] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25412] = *include_bytes!("../../images/mma_d128_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 112631] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 140508] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28842] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 119773] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 140744] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 144619] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 184112] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 123985] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
@@ -145,7 +145,7 @@ pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28239] = *include_bytes!("../../ima
 pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 173070] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 109875] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 142916] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 128881] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");

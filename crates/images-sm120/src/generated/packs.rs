@@ -97,13 +97,13 @@ pub static MERGE_W4_SM_120: [u8; 12003] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36666] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 105513] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 128180] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 108045] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 128086] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 131293] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 168414] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 108451] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
@@ -118,7 +118,7 @@ pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28388] = *include_bytes!("../../ima
 pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 161347] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 101276] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 130299] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124572] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");

@@ -115,16 +115,16 @@ pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 101880] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 125919] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 107443] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 140193] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 114190] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 146463] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119465] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
@@ -139,7 +139,7 @@ pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../../imag
 pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169229] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 100810] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124906] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111926] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");

@@ -166,16 +166,16 @@ pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 101112] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 126888] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 117618] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 143167] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 119008] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 154244] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 119549] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
@@ -193,7 +193,7 @@ pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../../imag
 pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 172389] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 101906] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 135115] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 122695] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
