@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use warptile::spec::{DropoutState, Operand};
+use warptile::spec::{DropoutState, Merge, Operand};
 use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -232,6 +232,8 @@ pub(crate) struct Needs {
     fetched: Vec<Part>,
     /// The keys of these.
     pub(crate) spans: Vec<Range<usize>>,
+    /// How many parts each rank may have sums of, so that the owner of a key can add up all of them.
+    most_sums: usize,
     /// True if a part ends with another key than its last query's own. A call takes distances from where its last row is that of its last
     /// key.
     is_apart: bool,
@@ -252,6 +254,7 @@ impl Needs {
                 documents: None,
                 own: Vec::new(),
                 spans: staged(&fetched),
+                most_sums: Merge::MAX_PARTS / map.ranks(),
                 is_apart: is_apart(map.chunks(rank), &fetched),
                 fetched,
             })
@@ -300,7 +303,10 @@ impl Needs {
     fn one_call(&self, attention: &Attention) -> Option<Call> {
         let mut parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
         parts.sort_by_key(|part| part.local.start);
-        let call = Call::of_all(&parts, 0).filter(|_| !attention.has(Operand::DropoutState))?;
+        if parts.len() > self.most_sums || attention.has(Operand::DropoutState) {
+            return None;
+        }
+        let call = Call::of_all(&parts, 0)?;
         let [span] = &self.spans[..] else {
             return None;
         };
@@ -344,6 +350,7 @@ impl Needs {
             own,
             spans: staged(&fetched),
             fetched,
+            most_sums: Merge::MAX_PARTS / map.ranks(),
             is_apart,
         })
     }

@@ -30,6 +30,24 @@ fn random_problems_match_float64() {
         .quickcheck(check as fn(Problem) -> bool);
 }
 
+/// No more than 32 sums can be added up: one for each of these ranks, but not one for each of its chunks.
+#[test]
+fn many_ranks_have_one_sum_each() {
+    let problem = Problem {
+        ranks: 20,
+        element: ElementType::F32,
+        len: 400,
+        sizes: [2, 1, 16, 16],
+        mask: Mask::causal(),
+        sharding: Sharding::Zigzag,
+        scheme: Scheme::Gather,
+        softcap: false,
+        sinks: true,
+        dropout: false,
+    };
+    problem.check::<f32>(&group(20));
+}
+
 #[test]
 fn an_output_of_something_else_is_refused() {
     let group = group(2);

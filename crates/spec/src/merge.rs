@@ -106,7 +106,10 @@ pub struct MergeBuilder<'a> {
 }
 
 impl Merge {
-    /// A merge of results with these layouts, one or more and at most 32.
+    /// The most results of one merge.
+    pub const MAX_PARTS: usize = MERGE_PARTS;
+
+    /// A merge of results with these layouts, one or more and at most [`MAX_PARTS`](Self::MAX_PARTS).
     pub fn builder(element: ElementType, parts: &[Layout]) -> MergeBuilder<'_> {
         MergeBuilder {
             element,
