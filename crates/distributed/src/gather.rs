@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use warptile::spec::{DropoutState, Merge, Operand};
-use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Mask, Tensor};
+use warptile::spec::{DropoutState, Operand};
+use warptile::{Attention, Element, GradientsInto, Layout, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Streams, all_or_none};
 use crate::lse::{Piece, ShardedLse, joined, of_parts};
-use crate::need::{Part, parts, staged};
+use crate::need::{Part, are_alike, parts, staged, summed};
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
 use crate::shards::{Gradients, Output, Shards};
@@ -232,8 +232,7 @@ pub(crate) struct Needs {
     fetched: Vec<Part>,
     /// The keys of these.
     pub(crate) spans: Vec<Range<usize>>,
-    /// How many parts each rank may have sums of, so that the owner of a key can add up all of them.
-    most_sums: usize,
+    ranks: usize,
     /// True if a part ends with another key than its last query's own. A call takes distances from where its last row is that of its last
     /// key.
     is_apart: bool,
@@ -254,7 +253,7 @@ impl Needs {
                 documents: None,
                 own: Vec::new(),
                 spans: staged(&fetched),
-                most_sums: Merge::MAX_PARTS / map.ranks(),
+                ranks: map.ranks(),
                 is_apart: is_apart(map.chunks(rank), &fetched),
                 fetched,
             })
@@ -301,26 +300,31 @@ impl Needs {
 
     /// One call of all parts, for gradients. Their keys are among those that the rank fetches.
     fn one_call(&self, attention: &Attention) -> Option<Call> {
-        let mut parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
-        parts.sort_by_key(|part| part.local.start);
-        if parts.len() > self.most_sums || attention.has(Operand::DropoutState) {
-            return None;
+        match self.summed(attention).len() {
+            1 => None,
+            _ => Call::of_all(&self.in_order(), 0),
         }
-        let call = Call::of_all(&parts, 0)?;
-        let [span] = &self.spans[..] else {
-            return None;
-        };
-        (span.start <= call.keys.start && call.keys.end <= span.end).then_some(call)
     }
 
-    /// The keys that each part of the rank's sums is of: each part of one call has its own.
+    /// The keys that each sum of gradients of the rank is of: each part of one call has its own.
     pub(crate) fn summed(&self, attention: &Attention) -> Vec<Vec<Range<usize>>> {
-        let Some(call) = self.one_call(attention) else {
-            return vec![self.seen()];
+        let parts = self.in_order();
+        let are_fetched = match &self.spans[..] {
+            [span] => { parts.iter() }
+                .all(|part| span.start <= part.keys.start && part.keys.end <= span.end),
+            _ => false,
         };
-        let first = call.keys.start;
-        let spans = call.ends.iter().map(|end| first..first + *end as usize);
-        spans.map(|span| vec![span]).collect()
+        match are_fetched && !attention.has(Operand::DropoutState) {
+            true => summed(&parts, self.ranks),
+            false => vec![self.seen()],
+        }
+    }
+
+    /// All parts except whole documents that share a call, in the order of their queries.
+    fn in_order(&self) -> Vec<Part> {
+        let mut parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
+        parts.sort_by_key(|part| part.local.start);
+        parts
     }
 
     /// The keys that these parts see.
@@ -350,7 +354,7 @@ impl Needs {
             own,
             spans: staged(&fetched),
             fetched,
-            most_sums: Merge::MAX_PARTS / map.ranks(),
+            ranks: map.ranks(),
             is_apart,
         })
     }
@@ -684,17 +688,11 @@ impl Call {
     /// The chunks of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of each time, but
     /// has one tile for all. They are packed queries, whose tiles begin with the last rows, as these see the most keys.
     fn of_all(parts: &[Part], from_rows: usize) -> Option<Self> {
-        let [first, .., last] = parts else {
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
             return None;
         };
         let rows = first.local.len();
-        let is_like_first = |part: &Part| {
-            let same_mask = part.mask == first.mask;
-            part.local.len() == rows && same_mask && part.keys.start == first.keys.start
-        };
-        let follows = |pair: &[Part]| pair[0].local.end == pair[1].local.start;
-        let is_one = parts.iter().all(is_like_first) && parts.windows(2).all(follows);
-        if !is_one || rows < from_rows || first.mask.diagonal != Diagonal::BottomRight {
+        if !are_alike(parts) || rows < from_rows {
             return None;
         }
         let end = parts.iter().map(|part| part.keys.end).max()?;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use warptile::spec::Merge;
 use warptile::{Diagonal, Mask};
 
 use crate::error::{Error, Result};
@@ -49,6 +50,32 @@ pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
         local += chunk.rows.len();
     }
     Ok(parts)
+}
+
+/// Returns true for several parts that one call can have: of as many rows each, one behind the other, with one mask and first key.
+pub fn are_alike(parts: &[Part]) -> bool {
+    let [first, _, ..] = parts else {
+        return false;
+    };
+    let is_like_first = |part: &Part| {
+        let same_rows = part.local.len() == first.local.len();
+        same_rows && part.mask == first.mask && part.keys.start == first.keys.start
+    };
+    let follows = |pair: &[Part]| pair[0].local.end == pair[1].local.start;
+    parts.iter().all(is_like_first)
+        && parts.windows(2).all(follows)
+        && first.mask.diagonal == Diagonal::BottomRight
+}
+
+/// The keys that each sum of gradients of a rank is of. Parts that are alike have one each, unless those of all ranks are more than can be
+/// added up.
+pub fn summed(parts: &[Part], ranks: usize) -> Vec<Vec<Range<usize>>> {
+    match are_alike(parts) && parts.len() * ranks <= Merge::MAX_PARTS {
+        true => { parts.iter() }
+            .map(|part| vec![part.keys.clone()])
+            .collect(),
+        false => vec![staged(parts)],
+    }
 }
 
 /// Spans of keys that a rank stages, in order and apart from each other.

@@ -8,7 +8,7 @@ use warptile::spec::Heads;
 
 use crate::error::Result;
 use crate::heads::Share;
-use crate::need::{parts, staged};
+use crate::need::{parts, staged, summed};
 use crate::shard::RowMap;
 
 /// How a call over several devices is computed.
@@ -152,9 +152,16 @@ impl Expected {
                 .map(|part| part.mask.visible_pairs(part.local.len(), part.keys.len()));
             pairs.push(seen.sum::<u128>());
             let spans = staged(&parts);
-            let pieces = spans.iter().flat_map(|span| map.pieces(span.clone()));
-            for piece in pieces.filter(|piece| piece.rank != rank) {
+            let others = |spans: &[Range<usize>]| {
+                let pieces = spans.iter().flat_map(|span| map.pieces(span.clone()));
+                let others: Vec<_> = pieces.filter(|piece| piece.rank != rank).collect();
+                others
+            };
+            for piece in others(&spans) {
                 bytes[rank][0] += piece.rows.len() * row * size;
+            }
+            let of_sums = summed(&parts, map.ranks());
+            for piece in of_sums.iter().flat_map(|spans| others(spans)) {
                 bytes[piece.rank][1] += piece.rows.len() * row * of_shares;
             }
         }

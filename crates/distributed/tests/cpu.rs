@@ -300,8 +300,8 @@ fn small_problems_are_warned_of() {
     let [gather, heads] =
         [Scheme::Gather, Scheme::Heads].map(|scheme| of(scheme, Heads::new(32, 128).key_value(8)));
     assert!(gather.gain() > 1.97 && heads.gain() > 1.9 && heads.us > gather.us);
-    // Rank 1 fetches a quarter of the keys, and gets shares for its half of them: 4096 bytes a row and 8192.
-    assert_eq!(gather.fetched_bytes, (1 << 14) * 4096 + (1 << 15) * 8192);
+    // Rank 0 fetches half of the keys, and gets a share for a quarter of them from each chunk of rank 1: 4096 bytes a row and 8192.
+    assert_eq!(gather.fetched_bytes, (1 << 15) * 4096 + (2 << 14) * 8192);
     // Both ranks have the one key/value head, and give each other shares in f32.
     let shared = of(Scheme::Heads, Heads::new(2, 128).key_value(1));
     assert_eq!(
