@@ -81,7 +81,8 @@ impl Group {
         let loan = self.streams(0).map(|streams| streams.kernels.lend(owners));
         let loan = loan.transpose().of_rank(0)?;
         // Rank 0 comes last, as it has nothing to wait for.
-        for (rank, (out, lse)) in parts.iter_mut().enumerate().rev() {
+        let each = parts.iter_mut().enumerate().rev();
+        let computed = each.map(|(rank, (out, lse))| {
             let backend = &self.backends()[rank];
             let computed = match (&loan, self.streams(rank)) {
                 (Some(loan), Some(Streams { kernels, .. })) if !backend.is_same(home) => {
@@ -102,9 +103,12 @@ impl Group {
                 }
                 _ => compute(rank, &q, out, lse),
             };
-            computed.of_rank(rank)?;
-        }
+            computed.of_rank(rank)
+        });
+        let computed: Vec<Result<()>> = computed.collect();
         loan.map_or(Ok(()), Loan::end).of_rank(0)?;
+        // The first rank's error, as many are those of all.
+        computed.into_iter().rev().collect::<Result<()>>()?;
         let parts: Vec<_> = parts.iter().map(|(out, lse)| (out, lse)).collect();
         merge(&parts, LseBase::Natural).of_rank(0)
     }

@@ -1,6 +1,6 @@
 //! Results of keys that stay with ranks on the CPU.
 
-use warptile::{Attention, Backend};
+use warptile::{Attention, Backend, KvCache};
 use warptile_distributed::Group;
 
 #[path = "common/dealt.rs"]
@@ -66,4 +66,19 @@ fn wrong_parts_name_their_rank() {
     let few = Attention::new().forward(&few, (&x, &x)).unwrap();
     let error = text(&[part(Attention::new()), few]);
     assert!(error.starts_with("rank 0: parts[1]"), "{error}");
+}
+
+#[test]
+fn a_step_that_no_rank_can_compute_names_the_first() {
+    let group = Group::local(vec![Backend::cpu(); 3]).unwrap();
+    let home = &group.backends()[0];
+    let mut cache = group.cache(&KvCache::builder(2, 64).pages(2)).unwrap();
+    let sequence = cache.allocate();
+    cache.step(&[(sequence, 1)]).unwrap();
+    let kv = home.tensor(&[0.5_f32; 2 * 64], [1, 1, 2, 64]).unwrap();
+    cache.append(0, &kv, &kv).unwrap();
+    let q = home.tensor(&[0.5_f32; 3 * 64], [1, 1, 3, 64]).unwrap();
+    let refused = cache.attend(0, &Attention::new(), &q);
+    let error = refused.map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0: q has 3 heads"), "{error}");
 }
