@@ -257,6 +257,11 @@ impl<T: Element> ShardedCache<'_, T> {
                     .to_owned(),
             );
         }
+        if !attention.wants_lse() {
+            return self.refused(
+                "the lse must not be turned off: it says how parts are merged".to_owned(),
+            );
+        }
         let attention = attention.clone().mask(Mask::none());
         let group = self.group;
         if group.processes().is_none() {

@@ -232,6 +232,7 @@ pub(crate) struct Needs {
     fetched: Vec<Part>,
     /// The keys of these.
     pub(crate) spans: Vec<Range<usize>>,
+    /// How many ranks may add to the gradients of a key.
     ranks: usize,
     /// True if a part ends with another key than its last query's own. A call takes distances from where its last row is that of its last
     /// key.
@@ -245,15 +246,19 @@ impl Needs {
         Self::checked((0..map.ranks()).map(of), attention)
     }
 
-    /// As [`all`](Self::all), where no rank has keys that it need not fetch.
-    pub(crate) fn all_fetched(map: &RowMap, attention: &Attention) -> Result<Vec<Needs>> {
+    /// As [`all`](Self::all), where no rank has keys that it need not fetch. As many as `ranks` may add to the gradients of a key.
+    pub(crate) fn all_fetched(
+        map: &RowMap,
+        ranks: usize,
+        attention: &Attention,
+    ) -> Result<Vec<Needs>> {
         let of = |rank| {
             let fetched = parts(map, rank, attention.mask_set())?;
             Ok(Needs {
                 documents: None,
                 own: Vec::new(),
                 spans: staged(&fetched),
-                ranks: map.ranks(),
+                ranks,
                 is_apart: is_apart(map.chunks(rank), &fetched),
                 fetched,
             })

@@ -46,7 +46,7 @@ impl Hosts {
             ranks,
             shares,
             rows: (0..hosts).map(of_host).collect(),
-            needs: Needs::all_fetched(&map, attention)?,
+            needs: Needs::all_fetched(&map, shards.map().ranks(), attention)?,
         })
     }
 

@@ -60,9 +60,16 @@ impl Group {
         compute: impl Fn(usize, &Tensor<T>, &mut Tensor<T>, &mut Lse) -> warptile::Result<()>,
     ) -> Result<(Tensor<T>, Lse)> {
         let home = &self.backends()[0];
-        let q = match q.backend().is_same(home) {
-            true => q.clone(),
-            false => self.broadcast(q)?.swap_remove(0),
+        let q = match (q.backend().is_same(home), q.device_slice(), self.streams(0)) {
+            (false, ..) => self.broadcast(q)?.swap_remove(0),
+            // Other ranks may not reach the memory, or it is ordered by another stream than that of the loan.
+            (true, Some(memory), Some(streams))
+                if memory.is_borrowed() || !memory.stream().is_same(&streams.kernels) =>
+            {
+                let copy = sent(memory, streams).of_rank(0)?;
+                Tensor::from_device(home, copy, *q.layout()).of_rank(0)?
+            }
+            _ => q.clone(),
         };
         let [batch, rows, heads, _] = q.shape();
         let layout = Layout::bshd([batch, rows, heads, value_dim]);
@@ -87,8 +94,8 @@ impl Group {
             let computed = match (&loan, self.streams(rank)) {
                 (Some(loan), Some(Streams { kernels, .. })) if !backend.is_same(home) => {
                     let computed = || {
-                        // SAFETY: the group has opened the memory of each device, and of its pool, to all others. The loan orders this
-                        // use, and the owners are kept until it has ended.
+                        // SAFETY: the group has opened what is allocated on a device, as all of these are, to all others. They are of the
+                        // stream whose loan orders this use, and the owners are kept until it has ended.
                         let (q, mut out, mut lse) = unsafe {
                             (
                                 at(&q, backend, kernels)?,

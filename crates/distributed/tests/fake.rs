@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use warptile::driver::Driver;
-use warptile::{Attention, Backend, KvCache, Layout, Mask, half::f16};
+use warptile::driver::{DeviceBuffer, Driver, Stream};
+use warptile::{Attention, Backend, KvCache, Layout, Mask, Tensor, half::f16};
 use warptile_distributed::{Error, Group, Scheme, ShardedCache, Sharding};
 use warptile_fake_cuda::FakeDriver;
 
@@ -329,6 +329,43 @@ fn a_dealt_cache_is_written_and_read_in_order() {
     ] {
         each_failure(failure, generate);
     }
+}
+
+/// One step, with queries of rank 0's own stream, of another one, and of memory that somebody else allocated.
+fn attend(fake: &FakeDriver, group: &Group) {
+    let home = &group.backends()[0];
+    let gpu = home.gpu().unwrap();
+    let builder = KvCache::<f16>::builder(2, 64).pages(2);
+    let mut cache = group.cache(&builder).unwrap();
+    let sequence = cache.allocate();
+    for rows in [20, 1] {
+        cache.step(&[(sequence, rows)]).unwrap();
+        let ones = vec![f16::ONE; rows * 2 * 64];
+        let kv = home.tensor(&ones, [1, rows, 2, 64]).unwrap();
+        cache.append(0, &kv, &kv).unwrap();
+    }
+    let other = Stream::new(gpu.context()).unwrap();
+    let on = |stream: &Stream| DeviceBuffer::from_slice(stream, &[f16::ONE; 8 * 64]).unwrap();
+    let (own, elsewhere) = (on(gpu.stream()), on(&other));
+    // SAFETY: the memory is that of `own`, which its owner keeps alive.
+    let borrowed =
+        unsafe { DeviceBuffer::borrow(gpu.stream(), own.pointer(), own.len(), own.owner()) };
+    for (q, copies) in [(own, 0), (elsewhere, 1), (borrowed.unwrap(), 1)] {
+        let q = Tensor::from_device(home, q, Layout::bshd([1, 1, 8, 64])).unwrap();
+        let before = fake.calls_of("cuMemcpyBatchAsync");
+        cache.attend(0, &Attention::new(), &q).unwrap();
+        assert_eq!(fake.calls_of("cuMemcpyBatchAsync") - before, copies);
+    }
+}
+
+/// Other ranks read queries where they are only if they reach them, and in the order of rank 0's own stream.
+#[test]
+fn queries_of_another_stream_or_of_others_are_copied() {
+    let (fake, group) = open(&[0, 1]);
+    attend(&fake, &group);
+    group.synchronize(Duration::from_secs(10)).unwrap();
+    drop(group);
+    fake.assert_clean();
 }
 
 #[test]

@@ -33,19 +33,21 @@ fn random_problems_match_float64() {
 /// No more than 32 sums can be added up: one for each of these ranks, but not one for each of its chunks.
 #[test]
 fn many_ranks_have_one_sum_each() {
-    let problem = Problem {
-        ranks: 20,
-        element: ElementType::F32,
-        len: 400,
-        sizes: [2, 1, 16, 16],
-        mask: Mask::causal(),
-        sharding: Sharding::Zigzag,
-        scheme: Scheme::Gather,
-        softcap: false,
-        sinks: true,
-        dropout: false,
-    };
-    problem.check::<f32>(&group(20));
+    for (scheme, ranks) in [(Scheme::Gather, 20), (Scheme::Hybrid { hosts: 2 }, 22)] {
+        let problem = Problem {
+            ranks,
+            element: ElementType::F32,
+            len: 20 * ranks,
+            sizes: [11, 1, 16, 16],
+            mask: Mask::causal(),
+            sharding: Sharding::Zigzag,
+            scheme,
+            softcap: false,
+            sinks: scheme == Scheme::Gather,
+            dropout: false,
+        };
+        problem.check::<f32>(&group(ranks));
+    }
 }
 
 #[test]

@@ -90,6 +90,10 @@ impl Allocation {
         }
     }
 
+    pub(crate) fn is_foreign(&self) -> bool {
+        matches!(self.origin, Origin::Owner { .. })
+    }
+
     pub(crate) fn stream(&self) -> &Stream {
         &self.stream
     }

@@ -76,6 +76,11 @@ macro_rules! accessors {
             self.stream().context()
         }
 
+        /// Returns true if somebody else allocated the memory: other devices may not reach it, even where they reach what is allocated here.
+        pub fn is_borrowed(&self) -> bool {
+            self$(.$view)?.memory.is_foreign()
+        }
+
         /// The owner that keeps the memory alive, for [`Stream::keep_for_graph`].
         pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
             self$(.$view)?.memory.clone()

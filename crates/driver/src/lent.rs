@@ -41,7 +41,7 @@ pub struct LentBuffer<T> {
 /// order for all of it.
 pub struct Loan {
     uses: Uses,
-    memory: Owner,
+    memory: Vec<Owner>,
 }
 
 /// What keeps memory alive.
@@ -132,11 +132,6 @@ impl<T: Pod> LentBuffer<T> {
         Ok(self.buffer)
     }
 
-    /// What keeps the memory alive, and frees it behind all uses of the loan.
-    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        self.buffer.owner()
-    }
-
     /// Has `stream`, of the buffer's context or of that of all the other memory, copy rows from there, perhaps from another device, in no
     /// particular order. The driver is asked to copy beside kernels. In a captured graph, on the legacy default stream, and by drivers before 12.8, a device
     /// copies within itself by its multiprocessors: such a copy waits until kernels leave some of them.
@@ -156,10 +151,10 @@ impl<T: Pod> LentBuffer<T> {
             rows.check(rows.from, rows.from_pitch, source.view.len())?;
             rows.check(rows.to, rows.to_pitch, self.buffer.len())?;
         }
-        let mut used = vec![(&self.uses, self.buffer.owner())];
+        let mut used = vec![(&self.uses, vec![self.buffer.owner()])];
         for (source, _) in copies {
             if !used.iter().any(|(seen, _)| ptr::eq(*seen, &source.uses)) {
-                used.push((&source.uses, source.memory.clone()));
+                used.push((&source.uses, vec![source.memory.clone()]));
             }
         }
         if used.len() == 1 {
@@ -286,6 +281,9 @@ impl<T: Pod> LentBuffer<T> {
     }
 }
 
+/// Lent memory as others use it, and its owners.
+type Used<'a> = (&'a Uses, Vec<Owner>);
+
 impl Loan {
     /// Ends the loan, as dropping it does: the memory's own stream waits for all uses.
     ///
@@ -296,9 +294,6 @@ impl Loan {
     }
 }
 
-/// Lent memory as others use it, and its owner.
-type Used<'a> = (&'a Uses, Owner);
-
 impl Stream {
     /// Lends memory of this stream to others.
     ///
@@ -307,7 +302,7 @@ impl Stream {
     pub fn lend(&self, owners: Vec<Owner>) -> Result<Loan> {
         Ok(Loan {
             uses: Uses::of(self)?,
-            memory: Arc::new(owners),
+            memory: owners,
         })
     }
 
@@ -338,15 +333,17 @@ impl Stream {
         submit: impl FnOnce() -> R,
     ) -> Result<R> {
         let _current = self.context().enter()?;
-        let reads = reads.iter().map(|lent| (&lent.uses, lent.memory.clone()));
-        let writes = { writes.iter() }.map(|lent| (&lent.uses, lent.buffer.owner()));
+        let reads = { reads.iter() }.map(|lent| (&lent.uses, vec![lent.memory.clone()]));
+        let writes = { writes.iter() }.map(|lent| (&lent.uses, vec![lent.buffer.owner()]));
         self.ordered(&reads.chain(writes).collect::<Vec<_>>(), submit)
     }
 
     fn ordered<R>(&self, used: &[Used<'_>], queue: impl FnOnce() -> R) -> Result<R> {
         for (uses, memory) in used {
             uses.available_to(self)?;
-            self.keep_for_graph(memory.clone())?;
+            for owner in memory {
+                self.keep_for_graph(owner.clone())?;
+            }
         }
         let queued = queue();
         // Also after an error, as some may be queued.

@@ -191,7 +191,7 @@ fn parts_and_semaphores_fit_the_workspace() {
             let step = Step {
                 image,
                 ctas_per_multiprocessor: occupancy(image, &device),
-                ..step(image.kernel, multiprocessors)
+                ..Step::of(image, multiprocessors)
             };
             for (heads, query_len) in [
                 (1, 1),
