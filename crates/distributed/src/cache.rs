@@ -231,8 +231,8 @@ impl<T: Element> ShardedCache<'_, T> {
     /// has the queries and gets the result.
     ///
     /// # Errors
-    /// [`Error::Argument`] for another step, for masks that hide keys, and for options with numbers for each head, which would count
-    /// on every rank; [`Error::Rank`] as [`Attention::forward`].
+    /// [`Error::Argument`] for another step, for masks that hide keys, for options with numbers for each head, which would count on every
+    /// rank, and without the lse, by which results are merged; [`Error::Rank`] as [`Attention::forward`].
     pub fn attend(
         &self,
         layer: usize,
