@@ -17,6 +17,9 @@ const PROBLEM: &str = "b1 q64 k64 h2 d64 f16";
 /// The one that is to win, where one is.
 const FAST: &str = "mma_d64_64x64_w4_s2";
 
+/// The one that wrong rates have in its place.
+const SLOW: &str = "mma_d64_128x64_w4_s2";
+
 impl Machine {
     fn new() -> Self {
         Machine {
@@ -131,11 +134,11 @@ fn read(path: &Path) -> serde_json::Value {
 fn the_repeats_run_though_the_program_was_deleted() {
     let machine = Machine::new();
     let program = machine.home.path().join("program");
-    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let times = format!("warptile_{FAST}_=800,warptile_{SLOW}_=3000");
     let arguments = ["tune", "--no-verify", "--shape", PROBLEM];
     let built = machine.command(&times, &arguments);
     fs::copy(built.get_program(), &program).unwrap();
-    machine.plant("CUDA 12.8", "kernel scalar_d64_32x32_w4_s2 9999 0\n");
+    machine.plant("CUDA 12.8", &format!("kernel {SLOW} 9999 0\n"));
     let mut copied = Command::new(&program);
     copied.args(built.get_args()).stdout(Stdio::piped());
     for (name, value) in built.get_envs() {
@@ -148,7 +151,7 @@ fn the_repeats_run_though_the_program_was_deleted() {
     fs::remove_file(&program).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_ne!(machine.chosen(PROBLEM), "scalar_d64_32x32_w4_s2");
+    assert_ne!(machine.chosen(PROBLEM), SLOW);
 }
 
 #[test]
@@ -156,12 +159,12 @@ fn a_planted_wrong_rates_file_is_put_right() {
     let machine = Machine::new();
     machine.plant(
         "CUDA 12.8",
-        "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel mma_d64_64x64_w4_s2 0.001 9\n",
+        &format!("kernel {SLOW} 9999 0\nkernel {FAST} 0.001 9\n"),
     );
-    assert_eq!(machine.chosen(PROBLEM), "scalar_d64_32x32_w4_s2");
+    assert_eq!(machine.chosen(PROBLEM), SLOW);
     let json = machine.home.path().join("tuned.json");
     let svg = machine.home.path().join("tuned.svg");
-    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let times = format!("warptile_{FAST}_=800,warptile_{SLOW}_=3000");
     let arguments = [
         "tune",
         "--no-verify",
@@ -179,7 +182,7 @@ fn a_planted_wrong_rates_file_is_put_right() {
     let tuned = read(&json);
     let row = &tuned["problems"][0];
     assert_eq!(row["verdict"], "won", "{row}");
-    assert_eq!(row["old"]["kernel"], "scalar_d64_32x32_w4_s2");
+    assert_eq!(row["old"]["kernel"], SLOW);
     assert_eq!(row["chosen"]["kernel"], FAST);
     // A launch took 3000 and then 800 microseconds, besides the operations around a graph.
     let gain = row["gain"].as_f64().unwrap();
@@ -380,7 +383,7 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
 #[cfg(unix)]
 fn a_search_ends_soon() {
     let machine = Machine::new();
-    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let times = format!("warptile_{FAST}_=800,warptile_{SLOW}_=3000");
     // One takes a second or two.
     let problems = [8192, 8064, 7936, 7808, 7680, 7552]
         .map(|length| format!("b1 q{length} k{length} h2 d64 f16"));
@@ -396,12 +399,12 @@ fn a_search_ends_soon() {
 fn two_searches_at_once_keep_one_anothers_results() {
     const OTHER: &str = "b1 q64 k64 h3 d64 f16";
     let machine = Machine::new();
-    let lines = "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel mma_d64_64x64_w4_s2 0.001 9\n";
-    machine.plant("CUDA 12.8", lines);
+    let lines = format!("kernel {SLOW} 9999 0\nkernel {FAST} 0.001 9\n");
+    machine.plant("CUDA 12.8", &lines);
     let pipe = machine.home.path().join("pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let times = format!("warptile_{FAST}_=800,warptile_{SLOW}_=3000");
     let search = |problem: &'static str, flags: &[&str]| {
         let arguments = ["tune", "--no-verify", "--shape", problem];
         machine.command(&times, &[&arguments[..], flags].concat())
@@ -440,16 +443,16 @@ fn rates_of_another_driver_or_of_nobody_are_not_in_force() {
     for (driver, lines, reason) in [
         (
             "CUDA 11.0",
-            "kernel scalar_d64_32x32_w4_s2 9999 0\n",
+            format!("kernel {SLOW} 9999 0\n"),
             "driver CUDA 11.0, and this is CUDA 12.8",
         ),
         (
             "CUDA 12.8",
-            "kernel scalar_d64_32x32_w4_s2 fast 0\n",
+            format!("kernel {SLOW} fast 0\n"),
             "line 6: a number greater than 0",
         ),
     ] {
-        machine.plant(driver, lines);
+        machine.plant(driver, &lines);
         assert_eq!(machine.chosen(PROBLEM), usual);
         let (_, stderr) = expect_code(0, &mut machine.command("", &["plan", PROBLEM]));
         assert!(
