@@ -171,8 +171,8 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // Where the estimate has `scalar` ahead of `mma` it is wrong: for one query on many keys that start anywhere it takes three times as
-        // long (docs/notebook/mma.md).
+        // `scalar` is not taken beside a kernel on tensor cores, not even where the rates have it ahead. They are of aligned rows: for one
+        // query on many keys that start anywhere it is estimated to be faster, and takes three times as long (docs/notebook/mma.md).
         let on_tensor_cores = |step: &Step| step.image.family != Family::Scalar;
         let has_tensor_cores = candidates.iter().any(on_tensor_cores);
         // Kernels chosen by trials come first, then kernels with rates. Estimates of the others are guesses; among them
