@@ -1,6 +1,6 @@
 //! Looking whether a stream is in a capture, and acting on the answer, without a window in between.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -24,34 +24,30 @@ struct State {
 }
 
 thread_local! {
-    /// The gates that this thread has passed and not left, by address.
-    static PASSED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The number of gates that this thread has passed and not left. Without a destructor, so that the destructors of other
+    /// thread-locals may drop buffers.
+    static PASSED: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Gate {
     /// Goes through, waiting while the gate is closed, which is as long as a call of the driver.
     pub(crate) fn pass(&self) -> Pass<'_> {
-        let (inside, elsewhere) =
-            PASSED.with_borrow(|passed| (passed.contains(&self.address()), !passed.is_empty()));
+        let passed = PASSED.get();
         let mut state = lock(&self.state);
-        // A thread that is inside already keeps the gate from being closed. Who closes it goes
-        // before those who are inside nowhere, so that they cannot keep it waiting for ever.
-        while (state.closed && !inside) || (state.closing != 0 && !elsewhere) {
+        // Nobody is inside of a closed gate. Who closes it goes before those who are inside nowhere,
+        // so that they cannot keep it waiting for ever.
+        while state.closed || (state.closing != 0 && passed == 0) {
             state = self
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
         state.inside += 1;
-        PASSED.with_borrow_mut(|passed| passed.push(self.address()));
+        PASSED.set(passed + 1);
         Pass {
             gate: self,
             on_this_thread: PhantomData,
         }
-    }
-
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
     }
 
     /// Closes the gate once no thread is inside.
@@ -59,7 +55,7 @@ impl Gate {
     /// # Errors
     /// [`DriverError::Held`] if this thread is inside and so would wait for itself.
     pub(crate) fn close(&self, operation: &'static str) -> Result<Closed<'_>> {
-        if PASSED.with_borrow(|passed| !passed.is_empty()) {
+        if PASSED.get() != 0 {
             return Err(DriverError::Held { operation });
         }
         let mut state = lock(&self.state);
@@ -85,12 +81,7 @@ pub(crate) struct Pass<'a> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        PASSED.with_borrow_mut(|passed| {
-            let at = passed.iter().rposition(|gate| *gate == self.gate.address());
-            if let Some(at) = at {
-                passed.swap_remove(at);
-            }
-        });
+        PASSED.set(PASSED.get() - 1);
         let mut state = lock(&self.gate.state);
         state.inside -= 1;
         // Only a thread that closes the gate waits for the last one. A notification without a waiter would still be a

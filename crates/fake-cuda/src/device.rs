@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::mem::ManuallyDrop;
 
 use warptile_cuda_sys::*;
 
@@ -9,12 +10,14 @@ use crate::argument::Out;
 use crate::state::State;
 
 thread_local! {
-    /// Contexts pushed on this thread; the last one is current.
-    static CURRENT: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+    /// Contexts pushed on this thread; the last one is current. Without a destructor, as those of other thread-locals may call the
+    /// driver.
+    static CURRENT: ManuallyDrop<RefCell<Vec<CUcontext>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
 pub(crate) fn current_context() -> CUcontext {
-    CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(CUcontext::NULL))
+    CURRENT.with(|stack| stack.borrow().last().copied().unwrap_or(CUcontext::NULL))
 }
 
 /// The primary context's handle, recognisable in a debugger.
@@ -236,7 +239,8 @@ impl State {
 }
 
 pub(crate) fn ctx_set_current(_state: &mut State, context: CUcontext) -> CUresult {
-    CURRENT.with_borrow_mut(|stack| {
+    CURRENT.with(|stack| {
+        let mut stack = stack.borrow_mut();
         stack.pop();
         if !context.is_null() {
             stack.push(context);
@@ -258,12 +262,12 @@ pub(crate) fn ctx_push_current(state: &mut State, context: CUcontext) -> CUresul
     {
         return state.bad_handle("a context");
     }
-    CURRENT.with_borrow_mut(|stack| stack.push(context));
+    CURRENT.with(|stack| stack.borrow_mut().push(context));
     CUresult::SUCCESS
 }
 
 pub(crate) fn ctx_pop_current(state: &mut State, context: Out<CUcontext>) -> CUresult {
-    match CURRENT.with_borrow_mut(Vec::pop) {
+    match CURRENT.with(|stack| stack.borrow_mut().pop()) {
         Some(popped) => {
             context.set(popped);
             CUresult::SUCCESS

@@ -1,15 +1,16 @@
 //! Who may be dropped when, and used where.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
 
 use warptile_driver::{
     Context, Device, DeviceBuffer, DeviceSlice, Driver, Event, Graph, Kernel, Module, PendingCopy,
-    PinnedBuffer, Stream,
+    PinnedBuffer, Staged, Staging, Stream,
 };
 use warptile_fake_cuda::{FakeDriver, Kind};
 
-use crate::{context, driver, increment, launch, open_two};
+use crate::{context, driver, increment, launch, open, open_two};
 
 #[test]
 fn everything_can_be_sent_and_shared() {
@@ -26,6 +27,28 @@ fn everything_can_be_sent_and_shared() {
     check::<Module>();
     check::<Kernel<u64>>();
     check::<Graph>();
+}
+
+/// A thread destroys its thread-locals in the reverse order of their first uses, so these two after all that the crate has.
+#[test]
+fn thread_locals_may_hold_buffers_and_staged_arrays() {
+    thread_local! {
+        static BUFFER: RefCell<Option<DeviceBuffer<u8>>> = const { RefCell::new(None) };
+        static STAGED: RefCell<Option<Staged>> = const { RefCell::new(None) };
+    }
+    let (fake, context, stream) = open();
+    thread::scope(|scope| {
+        let user = scope.spawn(|| {
+            BUFFER.with_borrow(|_| ());
+            STAGED.with_borrow(|_| ());
+            BUFFER.set(Some(DeviceBuffer::uninit(&stream, 8).unwrap()));
+            let staging = Staging::new(&context);
+            STAGED.set(Some(staging.upload(&stream, &[1, 2, 3]).unwrap()));
+        });
+        user.join().unwrap();
+    });
+    drop((stream, context));
+    fake.assert_clean();
 }
 
 #[test]
