@@ -12,6 +12,7 @@ use crate::array::{Array, Device, Dtype, Gradients, Library, Use, device_of, lib
 use crate::cpu;
 use crate::errors::{Failure, Names, Result, python_name};
 use crate::given::{Argument, Given, Values};
+use crate::library;
 use crate::torch::Torch;
 
 /// The object that Python gives for each operand.
@@ -292,6 +293,8 @@ pub(crate) struct Reader {
     first: &'static str,
     device: Device,
     for_use: Use,
+    /// True if the caller gave the stream, which need not be the current one of the library.
+    has_stream: bool,
     /// True if the output and the lse are read, as gradients need them.
     reads_results: bool,
 }
@@ -307,6 +310,7 @@ impl Reader {
         let object = object.ok_or_else(|| Failure::Invalid(format!("{first} is missing")))?;
         let py = object.py();
         let (library, device) = device_of(first, object)?;
+        let has_stream = stream.is_some();
         let stream = match (stream, device, library) {
             (Some(stream), ..) => stream,
             (None, Device::Cuda(ordinal), Library::Torch) => {
@@ -329,6 +333,7 @@ impl Reader {
             first,
             device,
             for_use,
+            has_stream,
             reads_results: false,
         })
     }
@@ -347,6 +352,16 @@ impl Reader {
 
     pub(crate) const fn stream(&self) -> u64 {
         self.for_use.stream
+    }
+
+    /// Calls `make`, which makes arrays for results: on a GPU their memory comes, and is zeroed, in the order of the stream of the call.
+    pub(crate) fn making<T>(&self, py: Python<'_>, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.device {
+            Device::Cuda(ordinal) if self.has_stream => {
+                library::on_stream(py, self.for_use.library, ordinal, self.stream(), make)
+            }
+            _ => make(),
+        }
     }
 
     pub(crate) fn array<'py>(

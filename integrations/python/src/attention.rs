@@ -267,10 +267,11 @@ impl<'py> Request<'py> {
             }
             let q = self.given.array(Operand::Q)?;
             *into_jax = (q.library == Library::Jax).then_some(operand);
-            let made = match call.layout(operand) {
-                Some(layout) => library::output(q, self.order, layout, packed, fill)?,
-                None => library::lse(q, call.out(), packed, fill)?,
+            let make = || match call.layout(operand) {
+                Some(layout) => library::output(q, self.order, layout, packed, fill),
+                None => library::lse(q, call.out(), packed, fill),
             };
+            let made = self.reader.making(q.object.py(), make)?;
             let argument = self.reader.made(operand, &made)?;
             self.given.arguments[operand] = Some(Box::new(argument));
         }

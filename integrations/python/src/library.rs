@@ -38,6 +38,44 @@ fn dense<'py>(
     }
 }
 
+/// Calls `make` with this stream as the current one of the library. Its allocator may give a piece of memory while earlier work on the
+/// current stream still uses it, and fills it in that stream's order.
+pub(crate) fn on_stream<T>(
+    py: Python<'_>,
+    library: Library,
+    ordinal: u32,
+    stream: u64,
+    make: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    match library {
+        Library::Torch => {
+            let cuda = py.import("torch.cuda")?;
+            // Torch has the number 0 for the legacy default stream, which is also 1.
+            let stream = if stream == 1 { 0 } else { stream };
+            let stream = cuda.call_method1("ExternalStream", (stream, ordinal))?;
+            within(&cuda.call_method1("stream", (stream,))?, make)
+        }
+        Library::Cupy => {
+            let cuda = py.import("cupy")?.getattr("cuda")?;
+            let device = cuda.call_method1("Device", (ordinal,))?;
+            // Each device has a current stream.
+            within(&device, || {
+                within(&cuda.call_method1("ExternalStream", (stream,))?, make)
+            })
+        }
+        _ => make(),
+    }
+}
+
+/// Calls `make` in a `with` statement of Python.
+fn within<T>(manager: &Bound<'_, PyAny>, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    let py = manager.py();
+    manager.call_method0(intern!(py, "__enter__"))?;
+    let made = make();
+    manager.call_method1(intern!(py, "__exit__"), (py.None(), py.None(), py.None()))?;
+    made
+}
+
 /// An output of this layout, by the library of q. `packed`: without the batch.
 pub(crate) fn output<'py>(
     q: &Array<'py>,
@@ -155,18 +193,12 @@ fn by_numpy<'py>(
         Fill::Nothing => "empty",
         Fill::Zeros => "zeros",
     };
-    let make = || module.call_method1(function, (stored, dtype));
+    let make = || Ok(module.call_method1(function, (stored, dtype))?);
     let made = match q.is.device {
+        // Cupy makes arrays on its current device.
         Device::Cuda(ordinal) => {
-            // Cupy makes arrays on its current device.
-            let device = module
-                .getattr("cuda")?
-                .getattr("Device")?
-                .call1((ordinal,))?;
-            device.call_method0("__enter__")?;
-            let made = make();
-            device.call_method1("__exit__", (py.None(), py.None(), py.None()))?;
-            made?
+            let device = module.getattr("cuda")?.call_method1("Device", (ordinal,))?;
+            within(&device, make)?
         }
         Device::Cpu => make()?,
     };

@@ -101,14 +101,17 @@ impl<'py> Request<'py> {
         let out = match self.out.take() {
             Some(out) => out,
             None => {
-                let made = library::output(like, self.order, layout, packed, fill)?;
+                let made = { self.reader }.making(py, || {
+                    library::output(like, self.order, layout, packed, fill)
+                })?;
                 self.reader.array("out", &made)?
             }
         };
         let lse = match self.lse.take() {
             Some(lse) => lse,
             None => {
-                let made = library::lse(like, layout, packed, fill)?;
+                let made =
+                    { self.reader }.making(py, || library::lse(like, layout, packed, fill))?;
                 self.reader.array("lse", &made)?
             }
         };

@@ -4,6 +4,8 @@ a torch whose tensors have DLPack's C functions, else as an older one.
 Tensors on a "GPU" have addresses that nobody reads; the driver is the stand-in, if there is one.
 """
 
+import contextlib
+import ctypes
 import itertools
 import os
 import sys
@@ -61,7 +63,7 @@ class Tensor:
         return Tensor(self.array[:length], self.device)
 
     def zero_(self):
-        calls.append("zero_")
+        calls.extend(["zero_", ("zeroed on", cuda.current)])
         self.array[...] = 0
         return self
 
@@ -91,7 +93,7 @@ class Parameter(Tensor):
 
 
 def empty_strided(shape, strides, *, dtype, device):
-    calls.append(("empty_strided", shape, strides, dtype, device))
+    calls.extend([("empty_strided", shape, strides, dtype, device), ("made on", cuda.current)])
     count = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides)) if 0 not in shape else 0
     flat = np.full(count, 7, dtype.name)
     return Tensor(np.lib.stride_tricks.as_strided(flat, shape, [step * flat.itemsize for step in strides]), device)
@@ -103,9 +105,18 @@ def empty_like(tensor):
 
 def current_raw_stream(ordinal):
     calls.append(("stream", ordinal))
-    return 0
+    return cuda.current
 
 
+@contextlib.contextmanager
+def stream(of):
+    before, cuda.current = cuda.current, of
+    yield
+    cuda.current = before
+
+
+cuda = types.ModuleType("torch.cuda")
+cuda.current, cuda.stream, cuda.ExternalStream = 0, stream, lambda handle, ordinal: handle
 torch = types.ModuleType("torch")
 for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool", "uint8", "int16", "float8_e4m3fn"):
     setattr(torch, name, dtype(name))
@@ -144,7 +155,7 @@ if "dlpack" in sys.argv:
     guards = types.SimpleNamespace(_empty_strided_cpu=quick("cpu"), _empty_strided_cuda=quick("cuda:0"))
     torch._C._dynamo, torch._C._cuda_getDevice = types.SimpleNamespace(guards=guards), lambda: 0
 Tensor.__module__, Parameter.__module__ = "torch", "torch.nn.parameter"
-sys.modules["torch"] = torch
+sys.modules["torch"], sys.modules["torch.cuda"] = torch, cuda
 
 import reference  # noqa: E402
 import warptile  # noqa: E402
@@ -235,6 +246,19 @@ def on_a_gpu():
     assert warptile.attention_backward(packed, packed, packed, packed, out, lse, **options)[1].shape == (512, 8, 64)
     # Rows that no sequence may own, and the workspace.
     assert calls.count("zero_") == 4
+    # Results are made, and zeroed, in the order of the stream that computes them.
+    fake, context, other = ctypes.CDLL(os.environ["WARPTILE_LIBCUDA"]), ctypes.c_void_p(), ctypes.c_void_p()
+    fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    fake.cuCtxSetCurrent(context)
+    assert fake.cuStreamCreateWithPriority(ctypes.byref(other), 1, 0) == 0
+    del calls[:]
+    out, lse = warptile.attention(packed, packed, packed, return_lse=True, stream=other.value, **options)
+    warptile.merge([(out, lse)] * 2, stream=other.value)
+    assert [calls.count((what, other.value)) for what in ("made on", "zeroed on")] == [4, 2], calls
+    warptile.attention(packed, packed, packed, out=out, stream=1, **options)
+    assert cuda.current == 0 and ("made on", 0) not in calls and ("zeroed on", 0) not in calls
+    warptile.attention(packed, packed, packed, stream=1, **options)
+    assert ("made on", 0) in calls
 
 
 on_the_cpu()
