@@ -260,9 +260,36 @@ class Autograd(unittest.TestCase):
             warptile.attention(*tensors).sum().backward()
             self.assertEqual([x.grad is not None for x in tensors], [at == wanted for at in range(3)])
         swapped = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+        # Queries behind the used ones are in no sequence.
+        learned = q.clone().requires_grad_()
+        out, lse = warptile.attention(learned, k, v, seqused_q=[4, 9], seqused_k=[17, 11], return_lse=True)
+        self.assertTrue(out[0, :4].all() and not out[0, 4:].any() and not lse[0, :, 4:].any())
+        out.square().sum().backward()
+        self.assertTrue(learned.grad[0, :4].any() and not learned.grad[0, 4:].any())
         self.check(
             lambda *x: warptile.attention(*x, layout="bhsd"), lambda *x: naive(*(y.transpose(1, 2) for y in x))[0].transpose(1, 2), *swapped
         )
+
+    def test_arrays_of_numpy(self):
+        """Beside tensors that require gradients, as beside others."""
+        q, k, v = self.draw(2, 9, 4, 16), self.draw(2, 17, 2, 16), self.draw(2, 17, 2, 24)
+        rows = self.draw(20, 4, 16)
+        state = np.array([1, 2, 0, 0], np.uint64).view(np.int32)
+        for tensors, options in (
+            ((q, k, v), {"dropout_p": 0.1, "dropout_state": state}),
+            ((q, k, v), {"dropout_p": 0.1, "dropout_state": state.tolist()}),
+            ((q, k, v), {"sinks": np.arange(4, dtype=np.float32)}),
+            ((q, k, v), {"key_mask": np.arange(34).reshape(2, 17) % 3 > 0}),
+            ((q, k, v), {"bias": np.ones((9, 17), np.float32)}),
+            ((q, k, v), {"seqused_k": np.array([5, 17]), "seqused_q": np.array([9, 4], np.int32)}),
+            ((q, k, v), {"alibi_slopes": [0.5, 0.25, 0.1, 0.2]}),
+            ((rows, rows, rows), {"cu_seqlens_q": np.array([0, 3, 20]), "cu_seqlens_k": [0, 3, 20]}),
+        ):
+            with self.subTest(list(options)):
+                expected = warptile.attention(*tensors, **options)
+                found = warptile.attention(tensors[0].clone().requires_grad_(), *tensors[1:], **options)
+                self.assertTrue(torch.equal(found, expected))
+                found.sum().backward()
 
     def test_scaled_dot_product_attention(self):
 

@@ -1,6 +1,7 @@
 """`warptile.attention` and its gradients as operators of torch, which autograd and compilers take as a whole."""
 
 import ast
+import numbers
 
 import torch
 
@@ -103,8 +104,8 @@ def _native(options):
 
 def _forward(q, k, v, want_lse, *rest, **named):
     options = _native(_named(rest, named))
-    # The rows between packed sequences, which kernels leave alone, are zeros in an output that is made for them.
-    out = None if options.get("cu_seqlens_q") is not None else _output(q, v)
+    # The rows that no sequence owns, which kernels leave alone, are zeros in an output that is made for them.
+    out = None if any(options.get(name) is not None for name in ("cu_seqlens_q", "seqused_q")) else _output(q, v)
     found = attention_without_gradient(q, k, v, out=out, return_lse=want_lse, **options)
     out, lse = found if want_lse else (found, q.new_empty(0, dtype=torch.float32))
     return out.contiguous(), lse.contiguous()
@@ -222,6 +223,15 @@ def _why_not(q, k, v, options):
     return f"for head size {largest}; the largest with one is {LARGEST}" if largest > LARGEST else None
 
 
+def _tensor(given, dtype, device):
+    """A number or a list as a tensor of this type; an array of another library in its own."""
+    if isinstance(given, numbers.Number):
+        given = [given]
+    if isinstance(given, (list, tuple)):
+        return torch.tensor(given, dtype=dtype, device=device)
+    return torch.as_tensor(given, device=device)
+
+
 def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, **options):
     """`warptile.attention` by the operator: as compilers see it, and where a gradient is wanted."""
     options["kernel_name"] = kernel
@@ -231,8 +241,7 @@ def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=N
     for name, dtype in _TENSORS.items():
         given = options.get(name)
         if given is not None and not isinstance(given, torch.Tensor):
-            listed = list(given) if isinstance(given, (list, tuple)) else [given]
-            options[name] = torch.tensor(listed, dtype=dtype, device=q.device)
+            options[name] = _tensor(given, dtype, q.device)
     if options.get("dropout_p") and options.get("dropout_state") is None:
         options["dropout_state"] = drawn_state(q)
     if window is not None:
