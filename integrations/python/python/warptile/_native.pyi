@@ -11,7 +11,7 @@ __version__: str
 
 def attention_backward(
     d_out: Array, q: ArrayT, k: Array, v: Array, out: Array, lse: Array, **options: Any
-) -> tuple[ArrayT | None, ArrayT | None, ArrayT | None, ArrayT | None]:
+) -> tuple[ArrayT | None, ArrayT | None, ArrayT | None, ArrayT | None, ArrayT | None]:
     """The gradients of `attention`: from that of its output to those of q, k, v, the bias and the sinks.
 
     Computed where the tensors are, as `attention` is, and from the same arguments. The result is the same bits each time.

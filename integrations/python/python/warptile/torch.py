@@ -5,7 +5,7 @@ kernels, by torch's registry of implementations: models need no change, and grad
 `register_with_transformers()` adds the attention implementation ``"warptile"``.
 
 What warptile does not do is left to torch, with its gradients. Those of what warptile computes are warptile's: the same
-bits each time. A mask that is added to the scores has none here: where it requires one, torch computes.
+bits each time. That of a mask is computed where the mask has the type of the query; of another one by torch.
 """
 
 from __future__ import annotations
