@@ -387,6 +387,7 @@ pub(crate) fn read_inputs<T: Element>(
         layouts: [q_layout, k_layout, v_layout],
         numbers: Numbers::default(),
         scores: Slots::none(),
+        bias_f32: None,
         d_out,
     };
     for operand in Operand::of(Operations::FORWARD) {

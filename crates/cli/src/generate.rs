@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor};
 use crate::inputs::to_reference_order;
 use crate::options;
-use crate::output::Replacement;
+use crate::output::{self, Replacement};
 use crate::progress;
 use crate::run;
 use crate::tensors::Settings;
@@ -143,7 +143,8 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
             )));
         }
     }
-    if args.expected.as_ref() == Some(&args.output) {
+    let is_output = |path: &PathBuf| output::is_same_file(path, &args.output);
+    if args.expected.as_ref().is_some_and(is_output) {
         return Err(Failure::Input("inputs and results need two files".into()));
     }
     if args.expected.is_some() {
@@ -186,7 +187,7 @@ fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Resu
     };
     let settings = Settings {
         scoring: args.case.scoring,
-        splits: Splits::Even,
+        splits: args.case.splits,
     };
     let (inputs, element) = files::open_inputs(inputs)?;
     with_element!(element, T => {
@@ -375,6 +376,9 @@ fn command(case: &Case, inputs: &[PathBuf]) -> String {
             }
             _ => {}
         }
+    }
+    if case.splits != Splits::Even {
+        command.push_str(&format!(" --splits {}", case.splits));
     }
     if case.layout == LayoutKind::Bhsd {
         command.push_str(" --layout bhsd");

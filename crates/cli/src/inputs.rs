@@ -6,7 +6,7 @@ use either::{Either, for_both, map_both};
 use warptile::kernels::Operations;
 use warptile::plan::{BackwardProblem, Choice, Plan};
 use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slots, Types};
-use warptile::{Backend, Element, Error, Layout};
+use warptile::{Backend, Element, ElementType, Error, Layout};
 use warptile_check::Expectation;
 
 use crate::tensors::{Numbers, Settings, Tensors};
@@ -23,6 +23,8 @@ pub(crate) struct Inputs<T> {
     pub(crate) numbers: Numbers,
     /// Tensors that have an element for each score, `[batch, heads, queries, keys]` in memory.
     pub(crate) scores: Slots<Option<LaidOut<T>>>,
+    /// A bias of `f32` for queries of another type, and how it lies.
+    pub(crate) bias_f32: Option<(Vec<f32>, Layout)>,
     /// A gradient of the output, and how it lies.
     pub(crate) d_out: Option<(Vec<T>, Layout)>,
 }
@@ -125,6 +127,9 @@ impl<T: Element> Inputs<T> {
         for (operand, (_, layout)) in self.scores.given() {
             builder = builder.layout(operand, *layout);
         }
+        if let Some((_, layout)) = &self.bias_f32 {
+            builder = { builder.layout(Operand::Bias, *layout) }.bias_type(ElementType::F32);
+        }
         let call = builder.build().map_err(in_terms_of_the_file)?;
         for (operand, values) in self.numbers.floats.given() {
             call.check_values(operand, values)?;
@@ -153,7 +158,9 @@ impl<T: Element> Inputs<T> {
             scores: self.scores.try_map(|_, (data, layout)| {
                 Ok::<_, Error>(map_both!(data, data => backend.tensor_with_layout(data, *layout)?))
             })?,
-            bias_f32: None,
+            bias_f32: { self.bias_f32.as_ref() }
+                .map(|(bias, layout)| backend.tensor_with_layout(bias, *layout))
+                .transpose()?,
         };
         let d_out = self.d_out.as_ref();
         let d_out = d_out.map(|(data, layout)| backend.tensor_with_layout(data, *layout));
@@ -174,7 +181,7 @@ impl<T: Element> Inputs<T> {
             Some(lse) => lse.to_vec()?,
             None => Vec::new(),
         };
-        let has_bias = self.scores[Operand::Bias].is_some();
+        let has_bias = self.scores[Operand::Bias].is_some() || self.bias_f32.is_some();
         let by_choice = forward.by(choice.clone()).d_bias(has_bias);
         let gradients = d_out.map(|d_out| {
             let ((each, plan), times) = Times::of(once, || {
@@ -204,6 +211,9 @@ impl<T: Element> Inputs<T> {
         }
         for (operand, (data, _)) in self.scores.given() {
             for_both!(data, data => inputs.set(operand, data));
+        }
+        if let Some((bias, _)) = &self.bias_f32 {
+            inputs.set(Operand::Bias, bias);
         }
         let inputs = for_both!(&self.kv, [k, v] => inputs.with(Operand::K, k).with(Operand::V, v));
         Expectation::new(call, &inputs)

@@ -125,10 +125,7 @@ impl Replacement {
 
 /// A file in the folder of `target`, with the permissions of what it will replace or those of any new file.
 fn temporary(target: &Path, present: Option<&fs::Metadata>) -> io::Result<NamedTempFile> {
-    let folder = match target.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(target);
     let mut builder = tempfile::Builder::new();
     // An error of `tempfile_in` would name the temporary file.
     let file = builder
@@ -140,9 +137,27 @@ fn temporary(target: &Path, present: Option<&fs::Metadata>) -> io::Result<NamedT
     Ok(file)
 }
 
-/// Returns true if both paths lead to the same file.
+/// Returns true if both paths lead to the same file, or will once it is written.
 pub(crate) fn is_same_file(a: &Path, b: &Path) -> bool {
-    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+    matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// The path of a file without symbolic links; of a file that is not there yet, that of its folder and the name.
+fn place(path: &Path) -> io::Result<PathBuf> {
+    match (fs::canonicalize(path), path.file_name()) {
+        (Err(error), Some(name)) if error.kind() == ErrorKind::NotFound => {
+            Ok(fs::canonicalize(folder_of(path))?.join(name))
+        }
+        (found, _) => found,
+    }
+}
+
+/// The folder that a file is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use warptile::kernels::Kind;
 use warptile::plan::Choice;
 use warptile::spec::Call;
-use warptile::{Diagonal, Element, ElementType, Splits};
+use warptile::{BlockLists, Diagonal, Element, ElementType, Splits};
 use warptile_check::{Verdict, with_element};
 
 use crate::cases;
@@ -65,6 +65,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIAGONAL", allow_hyphen_values = true)]
     diagonal: Option<Diagonal>,
 
+    /// Read the blocks of keys that each block of queries sees from block_offsets and block_indices: 64x128 for blocks of 64 queries and
+    /// 128 keys; with ,batch and ,head behind, each sequence and each head has lists of its own
+    #[arg(long, value_name = "LISTS")]
+    blocks: Option<BlockLists>,
+
     #[command(flatten)]
     numbers: Numbers,
 
@@ -108,8 +113,10 @@ pub(crate) struct RunArgs {
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let mask = options::mask(args.causal, args.window, args.diagonal)?;
+    let mut scoring = args.numbers.0.mask(mask);
+    scoring.blocks = args.blocks;
     let settings = Settings {
-        scoring: args.numbers.0.mask(mask),
+        scoring,
         splits: args.splits,
     };
     let output = match &args.output {

@@ -5,7 +5,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warptile::kernels::{Count, Elements, Kind, Operations};
 use warptile::spec::{Operand, TableLayout};
-use warptile::{Element, Layout};
+use warptile::{Element, ElementType, Layout};
 
 use super::{Tensors, dtype_of, elements, name_of, quantized_names};
 use crate::failure::Failure;
@@ -57,6 +57,7 @@ pub(crate) fn help() -> String {
     let lines = Operand::of(Operations::FORWARD).filter_map(|operand| {
         let (name, (_, shape)) = (operand.file_name()?, dimensions(operand)?);
         let dtype = match dtypes(operand) {
+            [] if operand.elements() == Elements::Bias => format!("q's type or {}", Dtype::F32),
             [] => "q's type".to_owned(),
             dtypes => alternatives(dtypes),
         };
@@ -90,9 +91,10 @@ pub(super) fn read<T: Element>(
     let Some((counts, needed)) = dimensions(operand) else {
         return Ok(());
     };
-    let of_queries = [dtype_of(T::TYPE)];
+    let of_queries = [dtype_of(T::TYPE), Dtype::F32];
     let dtypes = match dtypes(operand) {
-        [] => &of_queries,
+        [] if operand.elements() == Elements::Bias && T::TYPE != ElementType::F32 => &of_queries,
+        [] => &of_queries[..1],
         dtypes => dtypes,
     };
     if !dtypes.contains(&view.dtype()) {
@@ -115,11 +117,15 @@ pub(super) fn read<T: Element>(
     let numbers = &mut inputs.numbers;
     match (operand.kind(), operand.elements(), shape) {
         (Kind::Scores, elements, &[batch, heads, queries, keys]) => {
+            let layout = Layout::bhsd([batch, heads, queries, keys]);
             let data = match elements {
                 Elements::U8 => Either::Right(view.data().to_vec()),
+                Elements::Bias if view.dtype() != of_queries[0] => {
+                    inputs.bias_f32 = Some((bytemuck::pod_collect_to_vec(view.data()), layout));
+                    return Ok(());
+                }
                 _ => Either::Left(bytemuck::pod_collect_to_vec(view.data())),
             };
-            let layout = Layout::bhsd([batch, heads, queries, keys]);
             inputs.scores[operand] = Some((data, layout));
         }
         // A number that does not fit `i32` is not a page, and may be filler.

@@ -48,21 +48,31 @@ fn a_generated_file_can_be_run() {
             "b2 q2 k9 h4/2 d16 f16 mask=causal cache=e4m3 seed=7",
             "--causal",
         ),
+        ("q256 k256 h2 d64 f16 blocks=64x64", "--blocks 64x64"),
+        (
+            "b2 q130 k200 h4/2 d16 f16 blocks=128x64,batch,head mask=causal layout=bhsd",
+            "--causal --blocks 128x64,batch,head --layout bhsd",
+        ),
+        ("b2 q5 k9 h4/2 d16 f16 bias=f32 seed=8", ""),
+        ("q3 k700 d8 f32 splits=512", "--splits 512"),
     ]
     .into_iter()
     .enumerate()
     {
         let input = path(&format!("input{index}"));
         let (stdout, _) = expect_code(0, warptile().args(["gen", problem, "-o"]).arg(&input));
-        let command = format!("compute  warptile run {} {flags}\n", input.display());
-        assert!(stdout.contains(&command), "{stdout}");
+        let command = format!("compute  warptile run {} {flags}", input.display());
+        assert!(
+            stdout.contains(&format!("{}\n", command.trim_end())),
+            "{stdout}"
+        );
         let run = |out: &Path| {
             expect_code(
                 0,
                 warptile()
                     .arg("run")
                     .arg(&input)
-                    .args(flags.split(' '))
+                    .args(flags.split_whitespace())
                     .args(["--device", "cpu", "-o"])
                     .arg(out),
             )
@@ -272,6 +282,12 @@ fn generated_results_are_what_run_expects() {
             "--layout bhsd",
             "outliers",
         ),
+        (
+            "b2 q130 k200 h4/2 d16 f16 blocks=64x64,head mask=causal",
+            "--causal --blocks 64x64,head",
+            "normal",
+        ),
+        ("b2 q5 k9 h4/2 d16 bf16 bias=f32 seed=8", "", "normal"),
     ] {
         for end in ["npz", "safetensors"] {
             let (input, expected) = (path(&format!("in.{end}")), path(&format!("want.{end}")));
@@ -316,6 +332,11 @@ fn generated_results_are_what_run_expects() {
         .arg("--expected")
         .arg(&same);
     expect_code(2, &mut command);
+    // Another path to it.
+    let mut command = warptile();
+    command.args(["gen", "d8", "-o", "other", "--expected", "./other"]);
+    expect_code(2, command.current_dir(dir.path()));
+    assert!(!path("other").exists());
     expect_code(
         2,
         warptile()
