@@ -128,15 +128,15 @@ pub(crate) fn plan(ordinal: u32, problem: Problem, choice: &Choice) -> Result<Pl
     Ok(open(ordinal)?.gpu.plan(problem, choice)?)
 }
 
-/// True if a GPU has kernels with dropout, for outputs and for all of their gradients, up to the largest head size that has any.
-pub(crate) fn has_dropout(ordinal: u32, element: ElementType) -> Result<bool> {
+/// True if a GPU has kernels for outputs and for all of their gradients, with dropout or without, up to the largest head size that has any.
+pub(crate) fn has_kernels(ordinal: u32, element: ElementType, dropout: bool) -> Result<bool> {
     let rows = Layout::bshd([1, 1, 1, Backward::MAX_HEAD_DIM]);
-    let state = Operand::DropoutState;
-    let call = Call::builder(&rows, &rows, &rows, Types::of(element))
-        .scoring(Scoring::new().dropout(0.5))
-        .numbers(state, Numbers::Device(DropoutState::WORDS))
-        .want_lse(true)
-        .build()?;
+    let mut call = Call::builder(&rows, &rows, &rows, Types::of(element)).want_lse(true);
+    if dropout {
+        call = { call.scoring(Scoring::new().dropout(0.5)) }
+            .numbers(Operand::DropoutState, Numbers::Device(DropoutState::WORDS));
+    }
+    let call = call.build()?;
     let (problem, backward) = (call.problem(), Backward::builder(call).build()?);
     let (gpu, best) = (&open(ordinal)?.gpu, &Choice::Best);
     let planned = { gpu.plan(problem, best) }

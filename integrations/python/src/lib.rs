@@ -323,14 +323,14 @@ mod native {
         backward::names().collect()
     }
 
-    /// Whether a GPU has kernels with dropout for `float16` and `bfloat16`, or else `float32`: for outputs and gradients.
+    /// Whether a GPU has kernels for `float16` and `bfloat16`, or else `float32`: for outputs and gradients, with dropout or without.
     #[pyfunction]
-    fn has_dropout(py: Python<'_>, ordinal: u32, half: bool) -> PyResult<bool> {
+    fn has_kernels(py: Python<'_>, ordinal: u32, half: bool, dropout: bool) -> PyResult<bool> {
         let element = match half {
             true => ElementType::F16,
             false => ElementType::F32,
         };
-        Ok(py.detach(|| gpu::has_dropout(ordinal, element))?)
+        Ok(py.detach(|| gpu::has_kernels(ordinal, element, dropout))?)
     }
 
     #[pymodule_init]

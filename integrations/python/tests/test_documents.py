@@ -59,7 +59,7 @@ class Documents(unittest.TestCase):
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
         attention = {"attention", "attention_after_write", "attention_backward", "attention_of_torch", "attention_without_gradient"}
-        self.assertEqual(seen, {*attention, "explain", "gradient_names", "has_dropout", "merge", "options_stub", "write_cache"})
+        self.assertEqual(seen, {*attention, "explain", "gradient_names", "has_kernels", "merge", "options_stub", "write_cache"})
 
     def test_types_of_python_modules(self):
         package = pathlib.Path(warptile.__file__).parent

@@ -6,6 +6,8 @@ Skipped unless WARPTILE_FAKE_CUDA names the stand-in's library.
 import ctypes
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -108,13 +110,19 @@ class FakeGpu(unittest.TestCase):
             tensors.attention(dropout_p=0.5, dropout_state=[0] * 8)
         with self.assertRaisesRegex(warptile.InvalidInput, "dropout_state has 7 values; 8 are needed"):
             tensors.attention(dropout_p=0.5, dropout_state=self.numbers(7))
-        if warptile._native.has_dropout(0, True):
+        if warptile._native.has_kernels(0, True, True):
             tensors.attention(dropout_p=0.5, dropout_state=state)
             self.assertGreater(self.launches(), 0)
         else:
             with self.assertRaisesRegex(warptile.NoKernel, "does not support dropout"):
                 tensors.attention(dropout_p=0.5, dropout_state=state)
         tensors.attention(dropout_p=0.0, dropout_state=state)
+
+    def test_gpus_without_kernels(self):
+        self.assertTrue(warptile._native.has_kernels(0, True, False) and warptile._native.has_kernels(0, False, False))
+        program = "import warptile\nfake = __import__('ctypes').CDLL({!r})\nfake.fake_set_compute_capability(7, 5)\nprint(warptile._native.has_kernels(0, True, False))"
+        done = subprocess.run([sys.executable, "-c", program.format(LIBRARY)], capture_output=True, text=True, timeout=300)
+        self.assertEqual((done.stdout, done.stderr), ("False\n", ""))
 
     def test_a_known_problem_makes_few_driver_calls(self):
         tensors = GpuTensors((2, 4096, 8, 64))

@@ -55,6 +55,23 @@ class FlashAttn(unittest.TestCase):
             for name in parameters:
                 self.assertRegex(function.__doc__, rf"(?m)^ +{name}: ", function.__name__)
 
+    def test_a_right_side_of_all_keys_is_no_limit(self):
+        """As in flash_attn 2, also for queries before the first key."""
+        q, k, v = draw(1, (2, 9, 4, 16), (2, 4, 2, 16), (2, 4, 2, 16))
+        offsets = [np.arange(3, dtype=np.int32) * rows for rows in (9, 4)]
+        flat = lambda x: x.reshape(-1, *x.shape[2:])
+
+        def packed(window_size):
+            return flash_attn_varlen_func(flat(q), flat(k), flat(v), *offsets, 9, 4, window_size=window_size).reshape(q.shape)
+
+        functions = (lambda window_size: flash_attn_func(q, k, v, window_size=window_size), packed, lambda window_size: flash_attn_with_kvcache(q, k, v, window_size=window_size))
+        for function in functions:
+            for given, meant in (((-1, 4), (-1, -1)), ((2, 7), (2, -1)), ((-1, np.array(4)), (-1, -1))):
+                np.testing.assert_array_equal(function(given), function(meant))
+            self.assertFalse(np.array_equal(function((-1, 3)), function((-1, -1))))
+        out, lse, _ = flash_attn_func(q, k, v, window_size=(-1, 3), return_attn_probs=True)
+        self.assertTrue((out[:, 0] == 0).all() and (lse[:, :, 0] == -np.inf).all())
+
     def test_dense(self):
         q, k, v = draw(1, (2, 9, 4, 16), (2, 17, 2, 16), (2, 17, 2, 16))
         slopes = draw(2, (4,))[0]

@@ -3,6 +3,7 @@
 The second part is skipped where torch is missing; `.ci/run python-torch` installs one.
 """
 
+import functools
 import types
 import unittest
 import unittest.mock
@@ -338,6 +339,26 @@ class Autograd(unittest.TestCase):
                 flash(None, *wrong)
         with self.assertRaises(AssertionError):
             flash(None, q, k, v, 1.0)
+
+    def test_what_has_no_kernel_is_left_to_torch(self):
+        import warptile.torch as wt
+
+        def refuse(*_, **__):
+            raise warptile.NoKernel("no kernels for this GPU")
+
+        q, k, v, mask = self.draw(2, 4, 9, 16), self.draw(2, 2, 9, 16), self.draw(2, 2, 9, 16), self.draw(9, 9)
+        own, torchs = (functools.partial(of, enable_gqa=True) for of in (wt.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention))
+        with unittest.mock.patch.multiple(wt, attention_of_torch=refuse, attention_without_gradient=refuse):
+            self.assertTrue(torch.equal(own(q, k, v, is_causal=True), torchs(q, k, v, is_causal=True)))
+            self.assertTrue(torch.equal(own(q, k, v, mask), torchs(q, k, v, mask)))
+            self.check(own, torchs, q, k, v, mask)
+        # A GPU that warptile cannot use.
+        on_gpu = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda", 7), dtype=torch.half)
+        for answer in (lambda *_: False, unittest.mock.Mock(side_effect=warptile.DeviceError)):
+            wt._planned_kernels.cache_clear()
+            with unittest.mock.patch.object(wt, "has_kernels", answer):
+                self.assertFalse(wt._device_has_kernels(on_gpu))
+        wt._planned_kernels.cache_clear()
 
     def test_transformers(self):
 

@@ -2,6 +2,7 @@
 
 ``from warptile.flash_attn import flash_attn_func`` instead of ``from flash_attn import flash_attn_func`` is the whole change. Beyond that
 package they take `float32` and tensors on the CPU. What warptile cannot do raises `warptile.Unsupported`, which names the argument.
+The log-sum-exp of a query that sees no key is `-inf`, where flash_attn 2 has `inf`.
 
 Gradients are computed for tensors of torch, the same bits each time. There are none of `alibi_slopes`, and none with pages.
 """
@@ -51,7 +52,8 @@ def flash_attn_func(
             torch's then.
         softmax_scale: Factor of the scores; `1 / sqrt(head size)` if not given.
         causal: Whether a query sees no key after itself; the last query is aligned with the last key.
-        window_size: `(left, right)`: how many keys before and after the diagonal a query sees; -1 is no limit.
+        window_size: `(left, right)`: how many keys before and after the diagonal a query sees; -1 is no limit. Neither is a right side of
+            as many keys as there are, even where queries outnumber keys, as flash_attn has it.
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`; 0 for no bound.
         alibi_slopes: `float32`, `[heads]` or `[batch, heads]`.
         deterministic: Ignored: the result and the gradients are the same bits each time.
@@ -348,9 +350,11 @@ def flash_attn_with_kvcache(
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
-    options = _scores("flash_attn_with_kvcache", softmax_scale, causal, window_size, softcap, alibi_slopes)
+    cache = Cache(k_cache, v_cache, block_table)
+    keys = None if _rows(k_cache) is None else cache.rows
+    options = _scores("flash_attn_with_kvcache", keys, softmax_scale, causal, window_size, softcap, alibi_slopes)
     cache_seqlens = _lengths(cache_seqlens, q)
-    cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
+    cache = cache.chosen(cache_batch_idx)
     descales = _given(k_descale=k_descale, v_descale=v_descale)
     write = None
     if k is None and v is None:
@@ -402,7 +406,7 @@ def flash_attn_with_kvcache(
 def _dense(caller, tensors, dropout_p, *rest):
     """Output, and what else is asked for, of dense sequences. Errors have the names of the function `caller`."""
     *scores, _deterministic, return_attn_probs = rest
-    options = _scores(caller, *scores)
+    options = _scores(caller, _rows(tensors[1]), *scores)
     if dropout_p:
         options["dropout_p"] = dropout_p
     out, lse = _forward(*tensors, options, return_attn_probs)
@@ -414,7 +418,7 @@ def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
     *scores, _deterministic, return_attn_probs = rest
     (q, k, v), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) = tensors, lengths
     options = {
-        **_scores(caller, *scores),
+        **_scores(caller, _whole(max_seqlen_k), *scores),
         "cu_seqlens_q": cu_seqlens_q,
         "max_seqlen_q": _whole(max_seqlen_q),
         "max_seqlen_k": _whole(max_seqlen_k),
@@ -431,13 +435,13 @@ def _packed(caller, tensors, lengths, block_table, dropout_p, *rest):
     return (out, lse, None) if return_attn_probs else out
 
 
-def _scores(caller, softmax_scale, causal, window_size, softcap, alibi_slopes):
-    """The options of scores, as `attention` takes them, and the function whose names errors have."""
+def _scores(caller, keys, softmax_scale, causal, window_size, softcap, alibi_slopes):
+    """The options of scores, as `attention` takes them, and the function whose names errors have. `keys`: the most of a sequence."""
     options = {"_caller": caller}
     # Each argument that is passed on takes time.
     if causal is not False:
         options["causal"] = causal
-    window = _sides(window_size)
+    window = sides(window_size, keys)
     if window != (None, None):
         options["window"] = window
     if softmax_scale is not None:
@@ -454,11 +458,23 @@ def _given(**arguments):
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _sides(window_size):
-    """The window with None for no limit; some callers pass a tensor."""
+def _rows(tensor):
+    """The length of a tensor of four dimensions; anything else is refused later."""
+    shape = getattr(tensor, "shape", ())
+    return shape[1] if len(shape) == 4 else None
+
+
+def sides(window_size, keys):
+    """The window with None for no limit; some callers pass a tensor. `keys`: the most that a sequence has, or None.
+
+    A left side of that many keys hides none.
+    """
     if type(window_size) is tuple and window_size == (-1, -1):
         return None, None
-    return tuple(None if side is None or side < 0 else int(side) for side in window_size)
+    window = tuple(None if side is None or side < 0 else int(side) for side in window_size)
+    if keys is not None and window[-1] is not None and window[-1] >= keys:
+        return *window[:-1], None
+    return window
 
 
 def _lengths(cache_seqlens, q):

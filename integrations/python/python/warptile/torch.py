@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from . import _operators
-from ._errors import NoKernel, Unsupported
-from ._native import attention_backward, attention_of_torch, attention_without_gradient, has_dropout
+from ._errors import DeviceError, NoKernel, Unsupported
+from ._native import attention_backward, attention_of_torch, attention_without_gradient, has_kernels
 from ._operators import LARGEST, row_contiguous
+from .flash_attn import sides
 
 __all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_product_attention"]
 
@@ -61,8 +62,11 @@ def scaled_dot_product_attention(
     tensors = (query, key, value) + ((attn_mask,) if masked else ())
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     below_autograd = not needs_gradient and not torch.compiler.is_compiling()
-    if below_autograd and not masked and dropout_p == 0.0:
-        found = attention_of_torch(query, key, value, is_causal, scale, enable_gqa, False)
+    if below_autograd and not masked and dropout_p == 0.0 and _device_has_kernels(query):
+        try:
+            found = attention_of_torch(query, key, value, is_causal, scale, enable_gqa, False)
+        except NoKernel:
+            found = None
         if found is not None:
             return found[0]
     taken = (
@@ -71,15 +75,18 @@ def scaled_dot_product_attention(
         and (not masked or _takes_mask(query, key, attn_mask, needs_gradient))
         and (dropout_p == 0.0 or _drops(query, dropout_p))
     )
-    if not taken:
-        options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-        if enable_gqa:
-            options["enable_gqa"] = True
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
-    dropout = _dropout(query, dropout_p)
-    if not below_autograd:
-        return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale, **dropout)[0]
-    return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False, **dropout)[0]
+    if taken:
+        dropout = _dropout(query, dropout_p)
+        try:
+            if below_autograd:
+                return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False, **dropout)[0]
+            return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale, **dropout)[0]
+        except NoKernel:
+            pass
+    options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    if enable_gqa:
+        options["enable_gqa"] = True
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
 
 
 def _autocast(query, *others):
@@ -107,6 +114,7 @@ def _takes(query, key, value, grouped):
         and query.device == key.device == value.device
         and query.dtype == key.dtype == value.dtype
         and query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and _device_has_kernels(query)
         and key.shape == value.shape
         and query.shape[0] == key.shape[0]
         and key.shape[3] == size
@@ -134,15 +142,26 @@ def _takes_mask(query, key, mask, needs_gradient):
 
 def _drops(query, dropout_p):
     """Whether warptile has this dropout for such queries, and gradients with it."""
-    return 0.0 < dropout_p < 1.0 and (query.is_cpu or _has_dropout(query.device.index, query.dtype in _HALVES))
+    return 0.0 < dropout_p < 1.0 and (query.is_cpu or _has_kernels(query.device.index, query.dtype in _HALVES, True))
 
 
-_planned_dropout = functools.cache(has_dropout)
+def _device_has_kernels(query):
+    """Whether the query is on no GPU for which warptile, as it was built, has no kernels."""
+    return not query.is_cuda or _has_kernels(query.device.index, query.dtype in _HALVES, False)
+
+
+@functools.cache
+def _planned_kernels(ordinal, half, dropout):
+    try:
+        return has_kernels(ordinal, half, dropout)
+    except DeviceError:
+        # Such as a driver that is too old for warptile.
+        return False
 
 
 @torch.compiler.assume_constant_result
-def _has_dropout(ordinal, half):
-    return _planned_dropout(ordinal, half)
+def _has_kernels(ordinal, half, dropout):
+    return _planned_kernels(ordinal, half, dropout)
 
 
 def _dropout(query, dropout_p):
@@ -348,6 +367,11 @@ def _takes_rows(query, key, value, cum_seq_q, cum_seq_k):
     )
 
 
+def _window(options, key, max_k):
+    """The window of torch's operator. `max_k`: the longest packed sequence of keys, if they are packed."""
+    return sides((options.get("window_size_left"), options.get("window_size_right")), key.shape[1] if max_k is None else max_k)
+
+
 def _flash_of_rows(original):
     def flash(keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **options):
         given = {name: option for name, option in options.items() if option is not None}
@@ -360,7 +384,7 @@ def _flash_of_rows(original):
             ours = {name: option for name, option in given.items() if not name.startswith("window")}
             if packed:
                 ours.update(cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
-            window = given.get("window_size_left"), given.get("window_size_right")
+            window = _window(given, key, max_k if packed else None)
             random = _unused(query)
             if drops:
                 dropout, random = _dropout_of_torch(query, dropout_p, return_debug_mask)
@@ -401,7 +425,7 @@ def _gradients_of_rows(original):
         batch, rows, heads = (query.shape[:1] if not packed else ()), query.shape[-3], query.shape[-2]
         if takes and _is_ours(query, heads == key.shape[-2], lse, (*batch, heads, rows), dropout_p):
             ours = {"causal": is_causal, "scale": options.get("scale")}
-            ours["window"] = options.get("window_size_left"), options.get("window_size_right")
+            ours["window"] = _window(options, key, max_k if packed else None)
             if packed:
                 ours.update(cu_seqlens_q=cum_q, cu_seqlens_k=cum_k, max_seqlen_q=max_q, max_seqlen_k=max_k)
             found = _gradients(grad_out, query, key, value, out, lse, ours, dropout_p, random)
