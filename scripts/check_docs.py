@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the Markdown files of the repository: links lead somewhere, every page of docs/ is linked from README.md, and the
-pages that begin with a Rust program show the same one. What the blocks of pages print is checked by check_blocks.py.
+"""Checks the Markdown files of the repository: links lead somewhere, every page of docs/ is linked from README.md, the
+pages that begin with a Rust program show the same one, and sizes of the kernels are those of the images. What the blocks of pages print
+is checked by check_blocks.py.
 
 Usage: scripts/check_docs.py     (anywhere in the repository; needs git)
 """
@@ -12,6 +13,15 @@ from pathlib import Path
 
 REPOSITORY = "https://github.com/warptile/warptile/"
 FIRST_PROGRAM = ("README.md", "docs/rust.md", "crates/attention/README.md")
+# Where pages say how large the kernels are, in MB: of `all`, of one architecture, and the smallest and the largest of `others`.
+SIZES = {
+    "README.md": r"by default \((?P<all>[\d.]+) MB; `sm_90` alone: (?P<sm90>[\d.]+) MB\)",
+    "docs/rust.md": r"in the program \((?P<all>[\d.]+) MB\)",
+    "crates/attention/README.md": r"about (?P<all>[\d.]+) MB to a program, `sm_90` alone (?P<sm90>[\d.]+) MB, "
+    r"the others (?P<least>[\d.]+) to (?P<most>[\d.]+) MB",
+}
+# How far from the images the sizes may be, so that not every new image changes pages.
+SIZES_WITHIN = 0.1
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)")
 
@@ -43,6 +53,22 @@ def first_block(text, language):
     return block.group(1) if block else None
 
 
+def wrong_sizes(root):
+    """What pages say of the size of the kernels that the images do not have."""
+    bytes_in = lambda folder: sum(file.stat().st_size for file in folder.rglob("*.zst"))
+    each = {folder.name.removeprefix("images-"): bytes_in(folder) for folder in root.glob("crates/images-*")}
+    others = [size for name, size in each.items() if name != "sm90"]
+    sizes = {"all": sum(each.values()), "sm90": each["sm90"], "least": min(others), "most": max(others)}
+    for name, pattern in SIZES.items():
+        found = re.search(pattern, (root / name).read_text(encoding="utf-8"))
+        if found is None:
+            yield f"{name} does not say how large the kernels are: {pattern}"
+            continue
+        for part, said in found.groupdict().items():
+            if abs(float(said) * 1e6 - sizes[part]) > SIZES_WITHIN * sizes[part]:
+                yield f"{name}: {found[0]!r}, but {part} has {sizes[part] / 1e6:.1f} MB"
+
+
 def check(root):
     """What is wrong, and how many links were followed."""
     pages = [root / name for name in git("-C", str(root), "ls-files", "-z", "--", "*.md").split("\0") if name]
@@ -72,6 +98,7 @@ def check(root):
     programs = {name: first_block((root / name).read_text(encoding="utf-8"), "rust") for name in FIRST_PROGRAM}
     if None in programs.values() or len(set(programs.values())) != 1:
         wrong.append(f"the first programs differ: {', '.join(programs)}")
+    wrong += wrong_sizes(root)
     return wrong, followed
 
 
