@@ -115,7 +115,7 @@ class Ranks:
         for sharding in ("zigzag", "contiguous"):
             cp = ContextParallel(sharding=sharding)
             own = cp.rows(333, offsets)
-            for options in ({}, {"causal": True}, {"window": (20, 0)}):
+            for options in ({}, {"causal": True}, {"window": (20, 0)}, {"window": (20, -1)}, {"window": (-1, 3)}, {"window": (20, 3)}):
 
                 def function(*local, options=options):
                     local = (x.squeeze(0) for x in local)
@@ -149,17 +149,20 @@ class Ranks:
             self.check(function, own, q[:1], k[:1], v[:1], causal=True, offsets=offsets)
         offsets = [0, 7, 30, 31, length]
         own = torch.arange(48 * self.rank, 48 * (self.rank + 1))
-        for causal in (False, True):
+        # The lists of `causal=False` have all keys of the last document, whose queries may end before them.
+        masks = [(True, (-1, -1)), (True, (20, -1)), *((False, window) for window in ((-1, -1), (20, -1), (-1, 3), (20, 3), (20, 0)))]
+        for lists_causal, (causal, window) in [(False, mask) for mask in masks] + [(True, mask) for mask in (*masks[:2], masks[-1])]:
             arguments = ring_flash_attn.llama3_flash_attn_prepare_cu_seqlens(
-                torch.tensor(offsets, dtype=torch.int32), causal, self.rank, self.ranks
+                torch.tensor(offsets, dtype=torch.int32), lists_causal, self.rank, self.ranks
             )
 
             def function(q, k, v):
                 tensors = (x.squeeze(0) for x in (q, k, v))
                 *lists, keys = arguments
-                return ring_flash_attn.llama3_flash_attn_varlen_func(*tensors, *lists, 1, keys, causal=causal).unsqueeze(0)
+                options = {"causal": causal, "window_size": window}
+                return ring_flash_attn.llama3_flash_attn_varlen_func(*tensors, *lists, 1, keys, **options).unsqueeze(0)
 
-            self.check(function, own, q[:1], k[:1], v[:1], causal=causal, offsets=offsets)
+            self.check(function, own, q[:1], k[:1], v[:1], causal=causal, window=window, offsets=offsets)
 
     def within_sdpa(self):
         cp = ContextParallel()
@@ -204,7 +207,6 @@ class Ranks:
             (lambda: cp.attention(q[0], q, q), "q has shape [8, 2, 8]; it needs [batch, rows, heads, head size]"),
             (lambda: ContextParallel(sharding="ring"), "sharding is 'ring'"),
             (lambda: cp.attention(q[0], q[0], q[0], cu_seqlens=[1, 8 * cp.ranks]), "cu_seqlens must rise from 0"),
-            (lambda: cp.attention(q[0], q[0], q[0], cu_seqlens=[0, 8 * cp.ranks], window=(1, 1)), "window ends after the query"),
             (lambda: ring_flash_attn.ring_flash_attn_func(q, q, q, dropout_p=0.1), "dropout_p is 0.1"),
             (lambda: cp.decode(q, q, q, causal=True), "causal needs a query's place"),
             # Otherwise the ranks would wait for each other.

@@ -60,7 +60,7 @@ class ContextParallel:
     def unshard(self, x: Tensor, length: int | None = None, dim: int = 1, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
         """All rows of a sharded tensor, on every rank; without a gradient. `length` as in `attention`."""
         length = self._length(x.shape[dim], length, cu_seqlens)
-        plan = _plan(_offsets(length, cu_seqlens), self.sharding, self.rank, self.ranks, _Mask(False, (-1, -1)), cu_seqlens is not None)
+        plan = _plan(_offsets(length, cu_seqlens), self.sharding, self.rank, self.ranks, Mask(False, (-1, -1)), cu_seqlens is not None)
         plan.check("x", x.shape[dim], self.rank)
         moved = x.detach().movedim(dim, 0).unsqueeze(0)
         return _gather([moved], plan, self.group)[0].squeeze(0).movedim(0, dim)
@@ -107,7 +107,7 @@ class ContextParallel:
         at = 0 if packed else 1
         length = self._length(q.shape[at], length, cu_seqlens)
         left, right = (-1 if side is None else side for side in window)
-        mask = _Mask(causal, (left, 0 if causal else right))
+        mask = Mask(causal, (left, 0 if causal else right))
         plan = _plan(_offsets(length, cu_seqlens), self.sharding, self.rank, self.ranks, mask, packed)
         for name, x in (("q", q), ("k", k), ("v", v)):
             plan.check(name, x.shape[at], self.rank)
@@ -243,7 +243,9 @@ def _rows(offsets, sharding, rank, ranks):
 
 
 @dataclass(frozen=True)
-class _Mask:
+class Mask:
+    """Which keys a query sees, by its place in its document; the window ends at the query if the mask is causal."""
+
     causal: bool
     window: tuple[int, int]
 
@@ -296,41 +298,51 @@ def order_of(rows: list[Tensor]) -> Tensor | None:
 @functools.lru_cache(maxsize=64)
 def _plan(offsets, sharding, rank, ranks, mask, packed):
     rows = [_rows(offsets, sharding, one, ranks) for one in range(ranks)]
-    calls = _packed_calls if packed else _calls
     chunks = list(_chunks(offsets, sharding, rank, ranks))
-    return Plan(calls(offsets, chunks, mask), [len(own) for own in rows], order_of(rows), packed)
+    calls = _packed_calls(offsets, chunks, mask) if packed else calls_of(offsets, chunks, mask, packed=False)
+    return Plan(calls, [len(own) for own in rows], order_of(rows), packed)
 
 
-def _options(mask):
+def options_of(mask):
+    """The options of `warptile.attention` for a mask."""
     left, right = mask.window
     options = {"causal": True} if mask.causal and left < 0 else {}
     return options if options or (left < 0 and right < 0) else {"window": (left, right)}
 
 
-def _calls(offsets, chunks, mask):
-    """A call for each chunk of one sequence, with the keys that its rows see."""
-    (_, length), (left, right) = offsets, mask.window
+def calls_of(offsets, chunks, mask, packed):
+    """A call for each chunk, with the keys of its document that its rows see."""
+    left, right = mask.window
     calls, begin = [], 0
-    for _, first, stop in chunks:
+    for document, first, stop in chunks:
+        length = offsets[document + 1] - offsets[document]
         # From a multiple of the blocks that kernels add up, as in one call.
         start = 0 if left < 0 else max(0, first - left) // 256 * 256
         end = length if right < 0 else min(length, stop + right)
-        options = _options(mask)
+        options = options_of(mask)
         if options:
             options["diagonal"] = first - start
-        calls.append(Call(slice(begin, begin + stop - first), slice(start, end), options))
+        if packed:
+            for name, rows in (("cu_seqlens_q", stop - first), ("cu_seqlens_k", end - start)):
+                options[name] = torch.tensor([0, rows], dtype=torch.int32)
+        keys = slice(offsets[document] + start, offsets[document] + end)
+        calls.append(Call(slice(begin, begin + stop - first), keys, options))
         begin += stop - first
     return calls
 
 
 def _packed_calls(offsets, chunks, mask):
-    """A call for the first chunk of each document, one for the second, and so on; one for all if every row sees its whole document."""
+    """A call for the first chunk of each document, one for the second, and so on; one for all if every row sees its whole document.
+
+    In a call for several documents the diagonal ends at the last key of each. A window that does not end at the query needs another one for
+    each chunk, and so a call.
+    """
     (left, right), documents = mask.window, len(offsets) - 1
     if left < 0 and right < 0:
         turns = [[(document, begin, stop) for document, begin, stop in chunks]]
+    elif right != 0:
+        return calls_of(offsets, chunks, mask, packed=True)
     else:
-        if right > 0:
-            raise Unsupported("window ends after the query: over packed documents it has to end at it, or have no end")
         turns = [[], []]
         for at, chunk in enumerate(chunks):
             turns[at > 0 and chunks[at - 1][0] == chunk[0]].append(chunk)
@@ -346,7 +358,7 @@ def _packed_calls(offsets, chunks, mask):
             used[document] = offsets[document + 1] - offsets[document] if right < 0 else stop
         rows = torch.cat([places[document, first] for document, first, _ in turn])
         options = {
-            **_options(mask),
+            **options_of(mask),
             "cu_seqlens_q": torch.tensor([0, *queries], dtype=torch.int32).cumsum(0, dtype=torch.int32),
             "cu_seqlens_k": torch.tensor(offsets, dtype=torch.int32),
             "seqused_k": torch.tensor(used, dtype=torch.int32),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._errors import InvalidInput
-from .distributed import Call, ContextParallel, Plan, attend, order_of, refuse
+from .distributed import Call, ContextParallel, Mask, Plan, attend, calls_of, options_of, order_of, refuse
 
 __all__ = [
     "llama3_flash_attn_prepare_cu_seqlens",
@@ -155,13 +155,26 @@ def llama3_flash_attn_varlen_func(
     All heads are gathered at once: `heads_k_stride` has no effect.
     """
     refuse(dropout_p=(dropout_p, 0.0), alibi_slopes=(alibi_slopes, None))
-    ranks, rows = dist.get_world_size(group), q.shape[0]
-    options = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    if causal:
-        options["causal"] = True
-    if tuple(window_size) != (-1, -1):
-        options["window"] = tuple(window_size)
+    rank, ranks, rows = dist.get_rank(group), dist.get_world_size(group), q.shape[0]
+    begin, end = rank * rows, (rank + 1) * rows
+    start, stop = local_k_slice.start, local_k_slice.stop
+    left, right = window_size[0], 0 if causal else window_size[1]
+    mask = Mask(causal, (left, right))
+    if right < 0 <= left or right > 0:
+        # A document's last query here need not be at its last key, so each has a call of its own, with its diagonal.
+        queries, offsets = cu_seqlens_q.tolist(), [start + at for at in cu_seqlens_k.tolist()]
+        counts = [stop - first for first, stop in zip(queries, queries[1:])]
+        firsts = [max(0, begin - at) for at in offsets]
+        chunks = [(at, firsts[at], firsts[at] + count) for at, count in enumerate(counts) if count]
+        calls = calls_of(offsets, chunks, mask, packed=True)
+    else:
+        if right == 0:
+            # No query of this rank sees keys behind its rows, which only the lists of `causal=False` have.
+            stop = min(stop, end)
+            cu_seqlens_k = cu_seqlens_k.clamp(max=stop - start)
+        options = {**options_of(mask), "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        calls = [Call(slice(0, rows), slice(start, stop), options)]
     own = [torch.arange(rank * rows, (rank + 1) * rows) for rank in range(ranks)]
-    plan = Plan([Call(slice(0, rows), local_k_slice, options)], [rows] * ranks, order_of(own), packed=True)
+    plan = Plan(calls, [rows] * ranks, order_of(own), packed=True)
     found = attend(q, k, v, None, plan, group, {"scale": softmax_scale}, return_attn_probs)
     return (*found, None) if return_attn_probs else found
