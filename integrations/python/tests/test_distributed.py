@@ -209,6 +209,7 @@ class Ranks:
             (lambda: cp.attention(q[0], q[0], q[0], cu_seqlens=[1, 8 * cp.ranks]), "cu_seqlens must rise from 0"),
             (lambda: ring_flash_attn.ring_flash_attn_func(q, q, q, dropout_p=0.1), "dropout_p is 0.1"),
             (lambda: cp.decode(q, q, q, causal=True), "causal needs a query's place"),
+            (lambda: cp.decode(q, q, q, alibi_slopes=torch.ones(2)), "alibi_slopes needs a query's place"),
             # Otherwise the ranks would wait for each other.
             (lambda: cp.attention(*[q[:, : 8 - (cp.rank > 0)]] * 3), "length is "),
             (lambda: cp.attention(q, q, q, causal=cp.rank > 0), "causal is "),

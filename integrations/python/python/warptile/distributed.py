@@ -143,7 +143,7 @@ class ContextParallel:
                 place among the keys counts are refused.
         """
         for name in ("causal", "window", "diagonal", "alibi_slopes"):
-            if options.get(name) not in (None, False):
+            if not any(options.get(name) is nothing for nothing in (None, False)):
                 raise Unsupported(f"{name} needs a query's place among all keys, of which a rank has some")
         own_sinks = sinks if self.rank == 0 else None
         with torch.no_grad():
