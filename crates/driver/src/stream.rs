@@ -215,7 +215,14 @@ impl Stream {
             // work for it.
             self.context().defer(self.inner.wait());
         }
-        queued.and(done)
+        match queued {
+            Ok(()) => done,
+            Err(error) => {
+                // It may be what a destructor met.
+                self.context().defer(done);
+                Err(error)
+            }
+        }
     }
 
     /// Returns true if everything queued so far is done; doesn't wait.

@@ -1,7 +1,7 @@
 //! Tests of error texts, and of the errors that a context survives.
 
 use warptile_driver::sys::CUresult;
-use warptile_driver::{DeviceBuffer, DriverError, Kernel, KernelOptions, Module, Stream};
+use warptile_driver::{DeviceBuffer, DriverError, Event, Kernel, KernelOptions, Module, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 
 use crate::{PTX, context, increment, launch};
@@ -71,6 +71,33 @@ fn a_launch_that_the_driver_refuses_names_the_kernel() {
     // The refusal is over: the next launch works.
     launch(&kernel, &stream, &buffer).unwrap();
     assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
+}
+
+#[test]
+fn a_failed_copy_leaves_the_error_of_a_destructor_to_the_next_synchronization() {
+    let fake = FakeDriver::open();
+    let stream = Stream::new(&context(&fake).unwrap()).unwrap();
+    let mut buffer = DeviceBuffer::from_slice(&stream, &[7_u32; 8]).unwrap();
+    for down in [false, true] {
+        let fails = |symbol| fake.fail(Some(symbol), 1, CUresult::ERROR_OUT_OF_MEMORY.0);
+        let event = Event::new(stream.context()).unwrap();
+        fails("cuEventDestroy_v2");
+        drop(event);
+        let error = match down {
+            true => {
+                fails("cuMemcpyDtoHAsync_v2");
+                buffer.to_vec().unwrap_err()
+            }
+            false => {
+                fails("cuMemcpyHtoDAsync_v2");
+                buffer.copy_from_slice(&[0; 8]).unwrap_err()
+            }
+        };
+        assert!(!error.to_string().contains("event"), "{error}");
+        let error = stream.synchronize().unwrap_err();
+        assert!(error.to_string().contains("destroying an event"), "{error}");
+        stream.synchronize().unwrap();
+    }
 }
 
 #[test]
