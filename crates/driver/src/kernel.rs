@@ -12,17 +12,20 @@ use warptile_cuda_sys::{
     Version,
 };
 
+use crate::context::lock;
 use crate::driver::call;
 use crate::error::{DriverError, Result, lacks_function};
 use crate::launch::{KernelLimits, LaunchConfig, check};
 use crate::module::Module;
 use crate::stream::{Launching, Stream};
 
-/// Dynamic shared memory that every kernel may use without asking.
+/// Shared memory that every kernel may use without asking, static and dynamic.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// Blocks of a cluster that every device with clusters can hold; and with the opt-in.
 const PORTABLE_CLUSTER: u32 = 8;
 const LARGE_CLUSTER: u32 = 16;
+/// The description of a launch in errors that name no kernel.
+const LAUNCHING: &str = "launching a kernel";
 /// The first driver whose graphs have edges that say when a node may begin before the one before it has ended.
 const PROGRAMMATIC_EDGES: Version = Version(12_030);
 
@@ -36,6 +39,7 @@ pub struct KernelOptions {
     /// Size in bytes that the image records for its parameter block, to be checked against `P`.
     pub param_bytes: Option<usize>,
     /// The most dynamic shared memory that a launch will ask for, in bytes.
+    /// 0 for the 48 KiB that every kernel may use, its static shared memory included.
     pub dynamic_shared_bytes: u32,
     /// True if clusters may have 16 blocks instead of 8.
     pub large_clusters: bool,
@@ -158,7 +162,10 @@ impl<P: Parameters + ?Sized> Kernel<P> {
             name,
             limits: KernelLimits {
                 threads_per_block: 0,
-                dynamic_shared_bytes: options.dynamic_shared_bytes.max(DEFAULT_SHARED_BYTES),
+                dynamic_shared_bytes: match options.dynamic_shared_bytes {
+                    0 => DEFAULT_SHARED_BYTES,
+                    bytes => bytes,
+                },
                 cluster_blocks: PORTABLE_CLUSTER,
             },
             param_bytes,
@@ -167,10 +174,8 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         kernel.check_parameters(options.param_bytes.is_some())?;
         let threads = kernel.attribute(CUfunctionAttribute::MAX_THREADS_PER_BLOCK)?;
         kernel.limits.threads_per_block = u32::try_from(threads).unwrap_or(0);
-        // Static shared memory counts against what every kernel may use without asking, so any amount is asked for.
         if options.dynamic_shared_bytes > 0 {
-            let bytes = c_int::try_from(options.dynamic_shared_bytes).unwrap_or(c_int::MAX);
-            kernel.set_attribute(CUfunctionAttribute::MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
+            kernel.allow_shared_bytes(options.dynamic_shared_bytes)?;
         }
         if options.large_clusters {
             kernel.set_attribute(CUfunctionAttribute::NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
@@ -224,6 +229,24 @@ impl<P: Parameters + ?Sized> Kernel<P> {
                 func_set_attribute(self.function, attribute, value)
             )
         }
+    }
+
+    /// Has the driver take launches with this much dynamic shared memory, if it does not already. All kernels of an entry share its
+    /// function, and some may have been loaded with more.
+    fn allow_shared_bytes(&self, bytes: u32) -> Result<()> {
+        let of_static = self.attribute(CUfunctionAttribute::SHARED_SIZE_BYTES)?;
+        let total = bytes.saturating_add(u32::try_from(of_static).unwrap_or(0));
+        if total <= DEFAULT_SHARED_BYTES {
+            return Ok(());
+        }
+        let mut allowed = lock(&self.module.loaded().shared_bytes);
+        let allowed = allowed.entry(self.function.0.addr()).or_default();
+        if bytes > *allowed {
+            let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+            self.set_attribute(CUfunctionAttribute::MAX_DYNAMIC_SHARED_SIZE_BYTES, value)?;
+            *allowed = bytes;
+        }
+        Ok(())
     }
 
     /// Compares the kernel's declared parameters with its block, where the driver can list them.
@@ -282,7 +305,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     /// - If the stream is being captured, all of this holds at each launch of the graph; see
     ///   [`Stream::keep_in`]. The kernel itself is kept.
     pub unsafe fn launch(&self, stream: &Stream, config: &LaunchConfig, params: &P) -> Result<()> {
-        self.same_context(stream)?;
+        self.same_context(stream, LAUNCHING)?;
         self.check(config, params)?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.queue(&stream.launching()?, config, params) }
@@ -301,18 +324,16 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         config: &LaunchConfig,
         params: &P,
     ) -> Result<()> {
-        self.same_context(at.stream())?;
+        self.same_context(at.stream(), LAUNCHING)?;
         self.check(config, params)?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.queue(at, config, params) }
     }
 
-    fn same_context(&self, stream: &Stream) -> Result<()> {
+    fn same_context(&self, stream: &Stream, operation: &'static str) -> Result<()> {
         match stream.context().is_same(self.module.context()) {
             true => Ok(()),
-            false => Err(DriverError::OtherContext {
-                operation: "launching a kernel",
-            }),
+            false => Err(DriverError::OtherContext { operation }),
         }
     }
 
@@ -551,8 +572,9 @@ impl<P: Parameters + ?Sized> Kernel<P> {
     /// How many clusters of this launch the device can hold at once.
     ///
     /// # Errors
-    /// [`DriverError::Unsupported`] by a driver that can't tell, or what the driver reports.
+    /// [`DriverError::OtherContext`], or what the driver reports.
     pub fn clusters_on_device(&self, stream: &Stream, config: &LaunchConfig) -> Result<u32> {
+        self.same_context(stream, "asking for the occupancy of clusters")?;
         let context = stream.context();
         let symbol = SYMBOLS.occupancy_max_active_clusters;
         let Some(max_active_clusters) = context.api().occupancy_max_active_clusters else {

@@ -1,8 +1,9 @@
 //! Loaded modules.
 
+use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use warptile_cuda_sys::{CUdeviceptr, CUfunction, CUjitOption, CUmodule, SYMBOLS};
 
@@ -30,6 +31,8 @@ pub(crate) struct Loaded {
     context: Context,
     raw: CUmodule,
     log: String,
+    /// The dynamic shared memory that the driver was told to allow, by the address of the function's handle.
+    pub(crate) shared_bytes: Mutex<HashMap<usize, u32>>,
 }
 
 impl Module {
@@ -76,6 +79,7 @@ impl Module {
                     context: context.clone(),
                     raw,
                     log: text_of(&infos),
+                    shared_bytes: Mutex::default(),
                 }),
             });
         }

@@ -107,6 +107,11 @@ pub(crate) fn module_get_function(
     let Some(entry) = module.image.entries.iter().find(|entry| entry.name == name) else {
         return CUresult::ERROR_NOT_FOUND;
     };
+    let known = { state.functions.iter() }.find(|(_, of)| of.module == id && of.name == name);
+    if let Some((&known, _)) = known {
+        function.set(CUfunction(std::ptr::without_provenance_mut(known)));
+        return CUresult::SUCCESS;
+    }
     let found = Function {
         module: id,
         name,

@@ -6,7 +6,7 @@ use warptile_driver::{
 };
 use warptile_fake_cuda::FakeDriver;
 
-use crate::{Increment, PTX, context, driver, increment, launch, open};
+use crate::{Increment, PTX, context, driver, increment, launch, open, open_two};
 
 const ONE: [u32; 3] = [1, 1, 1];
 
@@ -174,6 +174,56 @@ fn more_shared_memory_than_the_device_has_fails_at_load_and_names_the_kernel() {
     );
     drop((module, stream, context));
     fake.assert_clean();
+}
+
+/// The driver has one function for all kernels of an entry.
+#[test]
+fn kernels_of_one_entry_have_limits_of_their_own() {
+    let (fake, context, stream) = open();
+    let module = Module::load(&context, PTX).unwrap();
+    let load = |options| Kernel::<Increment>::load(&module, "increment", &options).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let plain = load(KernelOptions::new());
+    let limited = |bytes| load(KernelOptions::new().dynamic_shared_bytes(bytes));
+    let kernels = [
+        (49_152, plain),
+        (1_024, limited(1_024)),
+        (100_000, limited(100_000)),
+        (60_000, limited(60_000)),
+        (0, limited(1)),
+    ];
+    for (most, kernel) in &kernels {
+        let launch = |bytes| {
+            let config = LaunchConfig::new(ONE, [8, 1, 1]).dynamic_shared_bytes(bytes);
+            // SAFETY: the parameter block is the kernel's, and the buffer is the stream's.
+            unsafe { kernel.launch(&stream, &config, &Increment::of(&buffer)) }
+        };
+        launch(*most).unwrap();
+        let error = launch(most + 2).unwrap_err();
+        let DriverError::Launch { reason, .. } = error else {
+            panic!("{error}");
+        };
+        assert!(
+            matches!(reason, LaunchError::TooMuchSharedMemory { .. }),
+            "{reason}"
+        );
+    }
+    assert_eq!(buffer.to_vec().unwrap(), [kernels.len() as u32; 8]);
+    drop((kernels, module, buffer, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn clusters_are_not_counted_on_a_stream_of_another_device() {
+    let (_fake, contexts, streams) = open_two();
+    let kernel = increment(&contexts[0]).unwrap();
+    let config = LaunchConfig::new([2, 1, 1], ONE).cluster([2, 1, 1]);
+    assert_eq!(kernel.clusters_on_device(&streams[0], &config).unwrap(), 16);
+    let error = kernel.clusters_on_device(&streams[1], &config).unwrap_err();
+    assert!(
+        matches!(error, DriverError::OtherContext { operation } if operation.contains("clusters")),
+        "{error}"
+    );
 }
 
 #[test]
