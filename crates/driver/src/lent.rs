@@ -163,7 +163,7 @@ impl<T: Pod> LentBuffer<T> {
         let _current = stream.context().enter()?;
         let _held = stream.hold();
         let copies: Vec<_> = { copies.iter() }
-            .filter(|(_, rows)| rows.count * rows.len > 0)
+            .filter(|(_, rows)| !rows.is_empty() && size_of::<T>() > 0)
             .collect();
         let singly = || {
             let mut copies = copies.iter();
@@ -234,8 +234,8 @@ impl<T: Pod> LentBuffer<T> {
         const MAX_PITCH: usize = i32::MAX as usize;
         let size = size_of::<T>();
         let (to, from) = (self.buffer.pointer(), source.view.pointer());
-        let pitches = [rows.from_pitch * size, rows.to_pitch * size];
-        if rows.count > 1 && pitches.iter().all(|pitch| *pitch <= MAX_PITCH) {
+        let max_pitch = MAX_PITCH / size;
+        if rows.count > 1 && rows.from_pitch.max(rows.to_pitch) <= max_pitch {
             let copy = CUmemcpy2D {
                 src_x_in_bytes: 0,
                 src_y: 0,
@@ -243,14 +243,14 @@ impl<T: Pod> LentBuffer<T> {
                 src_host: ptr::null(),
                 src_device: from + (rows.from * size) as u64,
                 src_array: CUarray::NULL,
-                src_pitch: pitches[0],
+                src_pitch: rows.from_pitch * size,
                 dst_x_in_bytes: 0,
                 dst_y: 0,
                 dst_memory_type: CUmemoryType::UNIFIED,
                 dst_host: ptr::null_mut(),
                 dst_device: to + (rows.to * size) as u64,
                 dst_array: CUarray::NULL,
-                dst_pitch: pitches[1],
+                dst_pitch: rows.to_pitch * size,
                 width_in_bytes: rows.len * size,
                 height: rows.count,
             };
@@ -347,9 +347,29 @@ impl Stream {
         }
         let queued = queue();
         // Also after an error, as some may be queued.
-        let end = { self.mark().map(Arc::new) }.inspect_err(|_| self.wait_out())?;
-        used.iter().for_each(|(uses, _)| uses.note(self, &end));
+        let uses = used.iter().map(|(uses, _)| *uses).collect();
+        self.note_uses(uses).inspect_err(|_| self.wait_out())?;
         Ok(queued)
+    }
+
+    /// Notes the stream's present end as that of its use of lent memory.
+    fn note_uses(&self, mut used: Vec<&Uses>) -> Result<()> {
+        used.retain(|uses| !uses.own.is_same(self));
+        // Locked in this order by all.
+        used.sort_unstable_by_key(|uses| ptr::from_ref(*uses).addr());
+        used.dedup_by(|one, other| ptr::eq(*one, *other));
+        // Who has the locks never waits for the gate, as those who wait for the locks may be inside.
+        let _held = self.hold();
+        // Of two threads that use the memory on this stream, the one that marks the later end notes it later.
+        let ends: Vec<_> = used.iter().map(|uses| lock(&uses.ends)).collect();
+        let end = Arc::new(self.mark()?);
+        for mut ends in ends {
+            match ends.iter_mut().find(|(by, _)| by.is_same(self)) {
+                Some((_, latest)) => *latest = end.clone(),
+                None => ends.push((self.clone(), end.clone())),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -367,18 +387,6 @@ impl Uses {
         match self.own.is_same(stream) {
             true => Ok(()),
             false => stream.wait(&self.ready),
-        }
-    }
-
-    /// Notes that `stream` uses the memory up to `end`.
-    fn note(&self, stream: &Stream, end: &Arc<Event>) {
-        if self.own.is_same(stream) {
-            return;
-        }
-        let mut ends = lock(&self.ends);
-        match ends.iter_mut().find(|(by, _)| by.is_same(stream)) {
-            Some((_, latest)) => *latest = end.clone(),
-            None => ends.push((stream.clone(), end.clone())),
         }
     }
 
@@ -410,8 +418,12 @@ impl Rows {
         )
     }
 
+    fn is_empty(&self) -> bool {
+        self.count == 0 || self.len == 0
+    }
+
     fn check(&self, start: usize, pitch: usize, len: usize) -> Result<()> {
-        if self.count * self.len == 0 {
+        if self.is_empty() {
             return Ok(());
         }
         if self.count > 1 && pitch < self.len {

@@ -1,12 +1,15 @@
 //! Memory that other streams use while its own goes on.
 
 use std::mem;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{DeviceBuffer, DriverError, Result, Rows, Stream};
+use warptile_fake_cuda::FakeDriver;
 
-use crate::{increment, launch, open, open_two, open_two_with};
+use crate::{increment, launch, open, open_two, open_two_of};
 
 /// Three rows of four in a source of rows of six, to rows of five.
 const ROWS: Rows = Rows {
@@ -18,26 +21,36 @@ const ROWS: Rows = Rows {
     to_pitch: 5,
 };
 
+/// One row, whose pitches say nothing: the last element.
+const ROW: Rows = Rows {
+    count: 1,
+    len: 1,
+    from: 17,
+    from_pitch: usize::MAX,
+    to: 16,
+    to_pitch: usize::MAX,
+};
+
 fn numbers(stream: &Stream) -> DeviceBuffer<u32> {
     DeviceBuffer::from_slice(stream, &(0..18).collect::<Vec<u32>>()).unwrap()
 }
 
-const COPIED: [u32; 17] = [0, 0, 1, 2, 3, 4, 0, 7, 8, 9, 10, 0, 13, 14, 15, 16, 0];
+const COPIED: [u32; 17] = [0, 0, 1, 2, 3, 4, 0, 7, 8, 9, 10, 0, 13, 14, 15, 16, 17];
 
 #[test]
 fn rows_are_copied_from_both_devices() {
-    // The second has batches of copies.
-    for version in [12_000, 13_000] {
-        rows_are_copied(version);
-    }
+    // An older driver has no batches of copies.
+    rows_are_copied(&["cuMemcpyBatchAsync"]);
+    rows_are_copied(&[]);
 }
 
-fn rows_are_copied(version: u32) {
-    let (fake, contexts, streams) = open_two_with(|fake| fake.set_version(version));
+fn rows_are_copied(lacking: &[&str]) {
+    let (fake, contexts, streams) = open_two_of(FakeDriver::open_without(lacking));
     contexts[0].enable_peer_access(&contexts[1]).unwrap();
     let pull = Stream::new(&contexts[0]).unwrap();
     // SAFETY: every context has this stream.
     let legacy = unsafe { Stream::borrow(&contexts[0], CUstream::LEGACY, Arc::new(())) }.unwrap();
+    let batches = || fake.calls_of("cuMemcpyBatchAsync");
     for (from, by) in [
         (0, &streams[0]),
         (0, &pull),
@@ -49,13 +62,70 @@ fn rows_are_copied(version: u32) {
         let target = DeviceBuffer::<u32>::zeroed(&streams[0], 17).unwrap();
         let mut target = target.lend().unwrap();
         let lent = source.as_slice().lend().unwrap();
-        target.copy_rows(by, &[(&lent, ROWS)]).unwrap();
+        let before = batches();
+        target
+            .copy_rows(by, &[(&lent, ROWS), (&lent, ROW)])
+            .unwrap();
+        let batched = lacking.is_empty() && by != &legacy;
+        assert_eq!(batches() - before, u64::from(batched));
         // The source ends while the copy is queued.
         drop(lent);
         drop(source);
         assert_eq!(target.into_buffer().unwrap().to_vec().unwrap(), COPIED);
     }
     drop((legacy, pull, streams, contexts));
+    fake.assert_clean();
+}
+
+/// Memory is freed behind its later use of a stream, whichever of two threads is the first to note its own.
+#[test]
+fn threads_use_the_same_memory_on_one_stream() {
+    /// More memory that both use, so that it takes the first some time to note its use: each note drops an event.
+    const MORE: usize = 20_000;
+    let (fake, context, stream) = open();
+    let [home, by] = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let kernel = increment(&context).unwrap();
+    let (more, source) = (numbers(&stream), numbers(&home));
+    // SAFETY: the loan keeps the memory.
+    let view = unsafe { DeviceBuffer::<u32>::borrow(&by, source.pointer(), 18, Arc::new(())) };
+    let view = view.unwrap();
+    let mut lent: Vec<_> = (0..MORE).map(|_| more.as_slice().lend().unwrap()).collect();
+    lent.push(source.as_slice().lend().unwrap());
+    for lent in &lent {
+        // SAFETY: nothing is queued.
+        unsafe { by.use_lent::<u32, _>(&[lent], &[], || ()) }.unwrap();
+    }
+    let marks = || fake.calls_of("cuEventRecord");
+    let (asked, before) = (Barrier::new(2), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let reads: Vec<_> = lent.iter().collect();
+            let submit = || {
+                before.store(marks(), Ordering::SeqCst);
+                asked.wait();
+            };
+            // SAFETY: nothing is queued.
+            unsafe { by.use_lent::<u32, _>(&reads, &[], submit) }.unwrap();
+        });
+        scope.spawn(|| {
+            let reads: Vec<_> = lent.iter().rev().collect();
+            let submit = || {
+                asked.wait();
+                // The other has marked its end, and not noted it everywhere.
+                while marks() == before.load(Ordering::SeqCst) {
+                    thread::yield_now();
+                }
+                launch(&kernel, &by, &view).unwrap();
+            };
+            // SAFETY: the kernel is queued on the stream and uses the memory alone, as nobody reads it.
+            unsafe { by.use_lent::<u32, _>(&reads, &[], submit) }.unwrap();
+        });
+    });
+    drop((lent, view));
+    drop(source);
+    home.synchronize().unwrap();
+    by.synchronize().unwrap();
+    drop((more, kernel, home, by, stream, context));
     fake.assert_clean();
 }
 
@@ -121,6 +191,15 @@ fn wrong_rows_are_refused_before_anything_is_queued() -> Result<()> {
             count: 1,
             to: usize::MAX,
             ..ROWS
+        },
+        // As many elements as 0, by a multiplication without a check.
+        Rows {
+            count: 1 << (usize::BITS / 2),
+            len: 1 << (usize::BITS / 2),
+            from: 0,
+            from_pitch: 1 << (usize::BITS / 2),
+            to: 0,
+            to_pitch: 1 << (usize::BITS / 2),
         },
     ] {
         let error = refused(&streams[0], rows);

@@ -59,12 +59,10 @@ fn open() -> (FakeDriver, Context, Stream) {
 
 /// A context and a stream of each of two devices.
 fn open_two() -> (FakeDriver, [Context; 2], [Stream; 2]) {
-    open_two_with(|_| ())
+    open_two_of(FakeDriver::open())
 }
 
-fn open_two_with(configure: impl FnOnce(&FakeDriver)) -> (FakeDriver, [Context; 2], [Stream; 2]) {
-    let fake = FakeDriver::open();
-    configure(&fake);
+fn open_two_of(fake: FakeDriver) -> (FakeDriver, [Context; 2], [Stream; 2]) {
     fake.set_device_count(2);
     let driver = driver(&fake).unwrap();
     let contexts = [0, 1].map(|ordinal| Context::new(&driver.device(ordinal).unwrap()).unwrap());
