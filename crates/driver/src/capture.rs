@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::allocation::Allocation;
-use crate::context::lock;
+use crate::context::{Context, lock};
 use crate::error::Result;
 use crate::event::Event;
 use crate::graph;
@@ -49,7 +49,7 @@ pub(crate) struct Kept {
     /// Kernels the graph launches, for naming suspects.
     pub(crate) kernels: Vec<Arc<str>>,
     /// True if a kept value frees its resources in a way that this crate does not know. Buffers free theirs in the
-    /// order of their streams, and modules wait.
+    /// order of their streams, and modules wait for their context's streams.
     pub(crate) opaque: bool,
 }
 
@@ -86,8 +86,9 @@ pub(crate) struct Captures {
 
 #[derive(Default)]
 struct Table {
-    /// Begun by [`Graph::capture`](crate::Graph::capture): their graphs take over what is kept.
-    ours: HashMap<CaptureId, Kept>,
+    /// Begun by [`Graph::capture`](crate::Graph::capture), here or in a context that it forked from: their graphs take over what
+    /// is kept. All contexts of a capture share it; `None` once the capture has ended.
+    ours: HashMap<CaptureId, Arc<Mutex<Option<Kept>>>>,
     /// Begun by others, whose graphs end unseen: what is kept stays for good.
     others: HashMap<CaptureId, Kept>,
 }
@@ -106,7 +107,8 @@ impl Captures {
         let begun = begin();
         match &begun {
             Ok(id) => {
-                table.ours.insert(*id, Kept::default());
+                let kept = Arc::new(Mutex::new(Some(Kept::default())));
+                table.ours.insert(*id, kept);
             }
             Err(_) => {
                 self.count.fetch_sub(1, Ordering::AcqRel);
@@ -115,26 +117,67 @@ impl Captures {
         begun
     }
 
-    /// Ends a capture of ours and hands over what it kept.
+    /// Ends a capture of ours in all its contexts and hands over what it kept.
     pub(crate) fn end(&self, id: CaptureId) -> Kept {
-        let kept = lock(&self.table).ours.remove(&id);
-        self.count.fetch_sub(1, Ordering::AcqRel);
-        kept.unwrap_or_default()
+        let Some(shared) = self.forget(id) else {
+            return Kept::default();
+        };
+        let kept = lock(&shared).take().unwrap_or_default();
+        for stream in &kept.forked {
+            stream.context().captures().forget(id);
+        }
+        kept
+    }
+
+    fn forget(&self, id: CaptureId) -> Option<Arc<Mutex<Option<Kept>>>> {
+        let known = lock(&self.table).ours.remove(&id);
+        if known.is_some() {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+        known
+    }
+
+    fn ours(&self, id: CaptureId) -> Option<Arc<Mutex<Option<Kept>>>> {
+        lock(&self.table).ours.get(&id).cloned()
     }
 
     /// Gives access to what a capture keeps.
     pub(crate) fn with<R>(&self, id: CaptureId, work: impl FnOnce(&mut Kept) -> R) -> R {
-        let table = &mut *lock(&self.table);
-        match table.ours.get_mut(&id) {
-            Some(kept) => work(kept),
-            None => work(table.others.entry(id).or_default()),
+        if let Some(shared) = self.ours(id)
+            && let Some(kept) = &mut *lock(&shared)
+        {
+            return work(kept);
         }
+        work(lock(&self.table).others.entry(id).or_default())
     }
 
-    /// Keeps a stream that a capture of ours forked onto until the capture ends.
+    /// The contexts that a capture of ours has forked onto.
+    pub(crate) fn contexts(&self, id: CaptureId) -> Vec<Context> {
+        let shared = self.ours(id);
+        let kept = shared.as_ref().map(|shared| lock(shared));
+        let forked = kept.iter().filter_map(|kept| kept.as_ref());
+        let forked = forked.flat_map(|kept| &kept.forked);
+        forked.map(|stream| stream.context().clone()).collect()
+    }
+
+    /// Keeps a stream that a capture of ours forked onto until the capture ends. From now on the stream's context, which may be
+    /// another one, knows the capture, too.
     pub(crate) fn fork(&self, id: CaptureId, stream: &Stream) {
-        if let Some(kept) = lock(&self.table).ours.get_mut(&id) {
-            kept.forked.push(stream.clone());
+        let Some(shared) = self.ours(id) else {
+            return;
+        };
+        // Locked across all of this, so that the end of the capture finds all contexts that know it.
+        let mut kept = lock(&shared);
+        let Some(kept) = &mut *kept else {
+            return;
+        };
+        kept.forked.push(stream.clone());
+        let captures = stream.context().captures();
+        let mut table = lock(&captures.table);
+        if table.ours.insert(id, shared.clone()).is_none() {
+            captures.count.fetch_add(1, Ordering::AcqRel);
+            // A module waits for streams of its own context, and the graph is launched on those of another.
+            kept.opaque = true;
         }
     }
 
@@ -152,10 +195,11 @@ impl Captures {
         }
         // Not under the lock, as this may do anything.
         let made = Arc::new(make()?);
-        Ok(self.with(id, |kept| {
+        let value = self.with(id, |kept| {
             kept.opaque = true;
             let value = kept.attached.entry(key).or_insert_with(|| made.clone());
-            value.clone().downcast().unwrap_or(made)
-        }))
+            value.clone()
+        });
+        Ok(value.downcast().unwrap_or(made))
     }
 }

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::ptr;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::context::lock;
 use crate::error::{DriverError, Result};
 
 /// A context's gate. Whoever looks and then acts goes through it, any number at a time; whoever
-/// takes a stream into a capture closes it first.
+/// takes a stream into a capture or ends one closes it first.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -55,20 +56,41 @@ impl Gate {
     /// # Errors
     /// [`DriverError::Held`] if this thread is inside and so would wait for itself.
     pub(crate) fn close(&self, operation: &'static str) -> Result<Closed<'_>> {
+        Gate::close_all(vec![self], operation)
+    }
+
+    /// Closes gates, all at one moment: who is inside of one of them may still go through another.
+    ///
+    /// # Errors
+    /// [`DriverError::Held`] if this thread is inside of a gate and so would wait for itself.
+    pub(crate) fn close_all<'a>(
+        mut gates: Vec<&'a Gate>,
+        operation: &'static str,
+    ) -> Result<Closed<'a>> {
         if PASSED.get() != 0 {
             return Err(DriverError::Held { operation });
         }
-        let mut state = lock(&self.state);
-        state.closing += 1;
-        while state.inside != 0 || state.closed {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        // Locked in this order by all.
+        gates.sort_unstable_by_key(|gate| ptr::from_ref(*gate).addr());
+        gates.dedup_by(|one, other| ptr::eq(*one, *other));
+        for gate in &gates {
+            lock(&gate.state).closing += 1;
         }
-        state.closing -= 1;
-        state.closed = true;
-        Ok(Closed { gate: self })
+        loop {
+            let mut states: Vec<_> = gates.iter().map(|gate| lock(&gate.state)).collect();
+            let busy = |state: &MutexGuard<'_, State>| state.inside != 0 || state.closed;
+            let Some(at) = states.iter().position(busy) else {
+                for state in &mut states {
+                    state.closing -= 1;
+                    state.closed = true;
+                }
+                break;
+            };
+            let state = states.swap_remove(at);
+            drop(states);
+            drop({ gates[at].changed.wait(state) }.unwrap_or_else(PoisonError::into_inner));
+        }
+        Ok(Closed { gates })
     }
 }
 
@@ -94,13 +116,15 @@ impl Drop for Pass<'_> {
 
 /// While it lives, no thread is between looking and acting.
 pub(crate) struct Closed<'a> {
-    gate: &'a Gate,
+    gates: Vec<&'a Gate>,
 }
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        lock(&self.gate.state).closed = false;
-        self.gate.changed.notify_all();
+        for gate in &self.gates {
+            lock(&gate.state).closed = false;
+            gate.changed.notify_all();
+        }
     }
 }
 
@@ -134,6 +158,22 @@ mod tests {
                 assert!(!closed.load(Ordering::SeqCst), "went through a closed gate");
             }
         });
+    }
+
+    #[test]
+    fn who_is_inside_of_one_gate_goes_through_another_while_both_are_to_be_closed() {
+        let gates = [Gate::default(), Gate::default()];
+        for (inner, outer) in [(0, 1), (1, 0)] {
+            let pass = gates[outer].pass();
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(Gate::close_all(gates.iter().collect(), "testing").unwrap()));
+                while gates.iter().any(|gate| lock(&gate.state).closing == 0) {
+                    std::thread::yield_now();
+                }
+                drop(gates[inner].pass());
+                drop(pass);
+            });
+        }
     }
 
     #[test]

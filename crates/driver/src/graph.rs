@@ -10,10 +10,11 @@ use crate::context::{Context, Retired, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::event::Event;
+use crate::gate::Gate;
 use crate::stream::Stream;
 
-/// Work captured from a stream. Launching it costs one call, and four for each other stream that
-/// the buffers it keeps belong to, or that a graph it shares with another one was last launched on.
+/// Work captured from a stream. Launching it costs one call of the driver. If the buffers it keeps belong to other streams, it costs
+/// three more and five for each of these; and four for each stream that a graph it shares with another one was last launched on.
 ///
 /// A graph keeps alive what the captured work needs: buffers that were copied or filled, the modules
 /// of launched kernels, and what callers name with [`Stream::keep_in`]. A buffer that is dropped
@@ -277,10 +278,16 @@ impl<'a> Capture<'a> {
     }
 
     fn finish(&mut self) -> (Result<RawGraph<'a>>, Kept) {
+        let (id, context) = (self.id.take(), self.stream.context());
+        let captures = context.captures();
+        let forked = { id.map(|id| captures.contexts(id)) }.unwrap_or_default();
+        let gates = { forked.iter().chain([context]) }.map(Context::gate);
+        // Whoever has learned that a stream is in the capture acts on it before it ends. If `work` has leaked a hold, nobody can wait
+        // for that.
+        let closed = Gate::close_all(gates.collect(), "ending a capture").ok();
         let ended = end(self.stream);
-        let captures = self.stream.context().captures();
-        let kept = self.id.take().map(|id| captures.end(id));
-        let mut kept = kept.unwrap_or_default();
+        let mut kept = { id.map(|id| captures.end(id)) }.unwrap_or_default();
+        drop(closed);
         // Buffers that were dropped meanwhile and that have no keeper.
         let forked = std::mem::take(&mut kept.forked);
         for stream in forked.iter().chain([self.stream]) {

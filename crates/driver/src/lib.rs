@@ -59,8 +59,9 @@
 //! # What waits
 //! Only what says so: the `synchronize` functions, [`PendingCopy::wait`] and its drop, the copies
 //! between buffers and plain host slices, making [`Scratch`], dropping a graph, stream or [`Staging`]
-//! that has scratch memory or arrays in use, dropping the last handle of a context in which modules
-//! were loaded, and, on devices without memory pools, dropping a buffer.
+//! that has scratch memory or arrays in use, dropping a graph whose capture forked onto another
+//! device, dropping the last handle of a context in which modules were loaded, and, on devices
+//! without memory pools, dropping a buffer.
 //!
 //! # Errors
 //! [`DriverError`] says what was being done, the driver's code and text, and what to do. An error

@@ -276,10 +276,10 @@ impl Stream {
                 stream_wait_event(self.raw(), event.raw(), 0)
             )
         }?;
-        drop(closed);
         if let Some(id) = entered {
             event.context().captures().fork(id, self);
         }
+        drop(closed);
         Ok(())
     }
 

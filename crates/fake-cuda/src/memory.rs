@@ -7,6 +7,7 @@ use warptile_cuda_sys::*;
 
 use crate::argument::{In, Out};
 use crate::control::FakeLaunch;
+use crate::device::device_of;
 use crate::queue::{Op, Place};
 use crate::state::State;
 use crate::stream::Key;
@@ -92,7 +93,7 @@ impl State {
     }
 
     fn allocate_on_device(&mut self, bytes: usize, pool: Option<usize>) -> Result<u64, CUresult> {
-        let device = crate::device::device_of(self.current()?);
+        let device = device_of(self.current()?);
         if bytes == 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -168,15 +169,11 @@ impl State {
         }
     }
 
-    /// Returns true if work of a stream can use device memory. Peer access opens what came from no pool; a pool is opened by itself.
-    pub(crate) fn is_accessible(&self, address: u64, stream: Key) -> bool {
-        let (Some(stream), Some((_, allocation))) = (
-            self.streams.get(&stream),
-            holding(&self.allocations, address, 0),
-        ) else {
+    /// Returns true if work of a device can use device memory. Peer access opens what came from no pool; a pool is opened by itself.
+    pub(crate) fn is_accessible(&self, address: u64, device: CUdevice) -> bool {
+        let Some((_, allocation)) = holding(&self.allocations, address, 0) else {
             return false;
         };
-        let device = crate::device::device_of(stream.context);
         let open = match allocation.pool {
             Some(pool) => {
                 (self.pools.get(&pool)).is_some_and(|pool| pool.readers.contains(&device))
@@ -199,7 +196,8 @@ impl State {
         bytes: usize,
     ) -> Result<Place, CUresult> {
         let place = self.on_device(address, bytes)?;
-        if !self.is_accessible(address, stream) {
+        let device = { self.streams.get(&stream) }.map(|stream| device_of(stream.context));
+        if !device.is_some_and(|device| self.is_accessible(address, device)) {
             self.violation(format!("{address:#x} is memory of another device"));
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -498,7 +496,7 @@ pub(crate) fn mem_host_alloc(
     _flags: c_uint,
 ) -> CUresult {
     let device = match state.current() {
-        Ok(context) => crate::device::device_of(context),
+        Ok(context) => device_of(context),
         Err(code) => return code,
     };
     if let Err(code) = state.disturb_captures() {

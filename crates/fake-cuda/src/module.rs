@@ -7,6 +7,7 @@ use warptile_cuda_sys::*;
 
 use crate::argument::{In, Out};
 use crate::control::FakeLaunch;
+use crate::device::device_of;
 use crate::image::{self, Image};
 use crate::queue::Op;
 use crate::state::State;
@@ -14,6 +15,8 @@ use crate::stream::{self, Key};
 
 pub(crate) struct Module {
     image: Image,
+    /// The device that its kernels run on.
+    pub(crate) device: CUdevice,
 }
 
 pub(crate) struct Function {
@@ -36,9 +39,10 @@ pub(crate) fn module_load_data_ex(
     options: Out<CUjitOption>,
     values: Out<*mut c_void>,
 ) -> CUresult {
-    if let Err(code) = state.current() {
-        return code;
-    }
+    let context = match state.current() {
+        Ok(context) => context,
+        Err(code) => return code,
+    };
     let Some(image) = image::read(&bytes.cast()) else {
         let count = num_options as usize;
         let options = options.read(count);
@@ -61,7 +65,8 @@ pub(crate) fn module_load_data_ex(
         return CUresult::ERROR_NO_BINARY_FOR_GPU;
     }
     let id = state.new_id();
-    state.modules.insert(id, Module { image });
+    let device = device_of(context);
+    state.modules.insert(id, Module { image, device });
     module.set(CUmodule(std::ptr::without_provenance_mut(id)));
     CUresult::SUCCESS
 }

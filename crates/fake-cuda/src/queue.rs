@@ -225,7 +225,7 @@ impl State {
                 while self.kernel_time(&launch.name()) == Some(f64::INFINITY) {
                     std::thread::park();
                 }
-                self.run_kernel(stream, launch, module, &touches);
+                self.run_kernel(launch, module, &touches);
             }
         }
     }
@@ -310,18 +310,12 @@ impl State {
         None
     }
 
-    fn run_kernel(
-        &mut self,
-        stream: Key,
-        launch: Arc<FakeLaunch>,
-        module: usize,
-        touches: &[(u64, Identity)],
-    ) {
+    fn run_kernel(&mut self, launch: Arc<FakeLaunch>, module: usize, touches: &[(u64, Identity)]) {
         let name = launch.name();
-        if !self.modules.contains_key(&module) {
+        let Some(device) = self.modules.get(&module).map(|module| module.device) else {
             self.fault(format!("kernel {name} ran after its module was unloaded"));
             return;
-        }
+        };
         for (address, identity) in touches {
             if !self.is_live(*address, *identity) {
                 self.fault(format!(
@@ -329,7 +323,7 @@ impl State {
                 ));
                 return;
             }
-            if !self.is_accessible(*address, stream) {
+            if !self.is_accessible(*address, device) {
                 self.fault(format!("kernel {name} used memory of another device"));
                 return;
             }

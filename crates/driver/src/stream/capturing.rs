@@ -28,7 +28,7 @@ pub(crate) enum Status {
     Broken,
 }
 
-/// While it lives, nothing of this crate takes a stream of the context into a capture: see
+/// While it lives, nothing of this crate takes a stream of the context into a capture, or out of one: see
 /// [`Stream::hold`].
 #[must_use = "streams are held only as long as this lives"]
 pub struct Held<'a> {
@@ -185,9 +185,9 @@ impl Stream {
         })
     }
 
-    /// Keeps this crate from taking streams of the context into captures while the result lives:
-    /// [`Graph::capture`](crate::Graph::capture) on another thread waits for that, and on this one
-    /// it is an error. For who asks for the [`capture`](Stream::capture) and then launches by the
+    /// Keeps this crate from taking streams of the context into captures, and from ending these, while the result lives:
+    /// [`Graph::capture`](crate::Graph::capture) on another thread waits for that. On this one it is an error to begin a capture, and
+    /// an end is not kept. For who asks for the [`capture`](Stream::capture) and then launches by the
     /// answer; to be held briefly, and not over a wait for the device.
     pub fn hold(&self) -> Held<'_> {
         Held {

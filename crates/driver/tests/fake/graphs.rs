@@ -1,12 +1,16 @@
 //! Capture and replay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use warptile_driver::sys::CUresult;
-use warptile_driver::{DeviceBuffer, DriverError, Graph, Stream};
+use warptile_driver::{Context, DeviceBuffer, DriverError, Graph, LaunchConfig, Result, Stream};
 use warptile_fake_cuda::Kind;
 
-use crate::{increment, launch, open};
+use crate::kernel::Increment;
+use crate::{increment, launch, open, open_two};
 
 #[test]
 fn captured_work_runs_when_launched_as_often_as_launched() {
@@ -25,6 +29,31 @@ fn captured_work_runs_when_launched_as_often_as_launched() {
     assert_eq!(buffer.to_vec().unwrap(), [10; 8]);
     drop((graph, buffer, kernel, stream, context));
     fake.assert_clean();
+}
+
+#[test]
+fn a_launch_costs_calls_for_each_stream_of_kept_buffers() {
+    let (fake, context, stream) = open();
+    let homes = [(); 3].map(|()| Stream::new(&context).unwrap());
+    for (homes, calls) in [(0, 1), (1, 9), (3, 19)].map(|(count, calls)| (&homes[..count], calls)) {
+        let buffers = homes
+            .iter()
+            .map(|home| DeviceBuffer::<u32>::zeroed(home, 8).unwrap());
+        let buffers: Vec<_> = buffers.collect();
+        let graph = Graph::capture::<DriverError>(&stream, |stream| {
+            let mut owners = buffers.iter().map(DeviceBuffer::owner);
+            owners.try_for_each(|owner| stream.keep_for_graph(owner))
+        })
+        .unwrap();
+        // The first launch asks whether the capture is over.
+        graph.launch(&stream).unwrap();
+        let launch = context.within(|| {
+            let entered = fake.calls();
+            graph.launch(&stream)?;
+            Ok::<_, DriverError>(fake.calls() - entered)
+        });
+        assert_eq!(launch.unwrap(), calls);
+    }
 }
 
 #[test]
@@ -155,6 +184,103 @@ fn a_forked_stream_joins_the_capture() {
     graph.launch(&stream).unwrap();
     assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
     drop((graph, buffer, kernel, side, stream, context));
+    fake.assert_clean();
+}
+
+/// A graph is ordered with the buffers of all devices that its capture forked onto, and keeps what it needs there.
+#[test]
+fn a_capture_forks_onto_another_device() -> Result<()> {
+    let (fake, contexts, streams) = open_two();
+    let [first, second] = &streams;
+    let home = Stream::new(&contexts[1])?;
+    let back = Stream::new(&contexts[0])?;
+    let mut source = DeviceBuffer::<u32>::zeroed(&home, 8)?;
+    let mut target = DeviceBuffer::<u32>::zeroed(second, 8)?;
+    let mut elsewhere = DeviceBuffer::<u32>::zeroed(&Stream::new(&contexts[0])?, 8)?;
+    let kernel = increment(&contexts[1])?;
+    contexts.iter().try_for_each(Context::synchronize)?;
+    let graph = Graph::capture::<DriverError>(first, |first| {
+        second.wait_for(first)?;
+        target.copy_from(&source)?;
+        second.keep_for_graph(target.owner())?;
+        launch(&kernel, second, &target)?;
+        // From the other device onto one more stream of this one.
+        back.wait_for(second)?;
+        back.keep_for_graph(elsewhere.owner())?;
+        launch(&increment(&contexts[0])?, &back, &elsewhere)?;
+        second.wait_for(&back)?;
+        first.wait_for(second)
+    })?;
+    // Queued, not run.
+    source.as_slice_mut().fill_bytes(7)?;
+    elsewhere.as_slice_mut().fill_bytes(0)?;
+    drop((source, kernel));
+    for _ in 0..2 {
+        graph.launch(first)?;
+    }
+    first.synchronize()?;
+    assert_eq!(fake.launches().len(), 4);
+    assert_eq!(target.to_vec()?, [0x0707_0708; 8]);
+    assert_eq!(elsewhere.to_vec()?, [2; 8]);
+    // Both streams are as before, and the other device's later captures are its own.
+    let own = Graph::capture::<DriverError>(second, |_| target.as_slice_mut().fill_bytes(0))?;
+    own.launch(second)?;
+    assert_eq!(target.to_vec()?, [0; 8]);
+    // The module of the other device waits for the graph, which was launched on this one.
+    graph.launch(first)?;
+    drop((own, graph));
+    assert_eq!(fake.launches().len(), 6);
+    drop((home, back, target, elsewhere, streams, contexts));
+    fake.assert_clean();
+    Ok(())
+}
+
+#[test]
+fn a_capture_ends_behind_those_who_act_on_it() {
+    let (fake, context, stream) = open();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    stream.synchronize().unwrap();
+    let (config, params) = (LaunchConfig::new([1; 3], [8, 1, 1]), Increment::of(&buffer));
+    let [(asked, has_asked), (end, ends)] = [(); 2].map(|()| mpsc::channel());
+    let graph = thread::scope(|scope| {
+        let (kernel, stream) = (&kernel, &stream);
+        let user = scope.spawn(move || {
+            ends.recv().unwrap();
+            let at = stream.launching().unwrap();
+            assert!(at.capture().is_some());
+            asked.send(()).unwrap();
+            thread::sleep(Duration::from_millis(100));
+            // SAFETY: the parameter block is the kernel's; the buffer is the stream's and outlives the graph.
+            unsafe { kernel.launch_at(&at, &config, &params) }.unwrap();
+        });
+        let graph = Graph::capture::<DriverError>(stream, |_| {
+            end.send(()).unwrap();
+            has_asked.recv().unwrap();
+            Ok(())
+        });
+        user.join().unwrap();
+        graph.unwrap()
+    });
+    stream.synchronize().unwrap();
+    assert_eq!(fake.launches().len(), 0, "launched, not captured");
+    graph.launch(&stream).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
+    drop((graph, buffer, kernel, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_capture_ends_though_its_thread_still_holds_streams() {
+    let (fake, context, stream) = open();
+    let mut held = None;
+    let graph = Graph::capture::<DriverError>(&stream, |_| {
+        held = Some(stream.hold());
+        Ok(())
+    });
+    drop((graph.unwrap(), held));
+    Graph::capture::<DriverError>(&stream, |_| Ok(())).unwrap();
+    drop((stream, context));
     fake.assert_clean();
 }
 
