@@ -360,6 +360,24 @@ class Autograd(unittest.TestCase):
                 self.assertFalse(wt._device_has_kernels(on_gpu))
         wt._planned_kernels.cache_clear()
 
+    def test_windows_of_torchs_operator(self):
+        """A right side of as many keys as there are is no limit, as in torch's own kernels."""
+        import warptile.torch as wt
+
+        flash, gradients = (of(None) for of in (wt._flash_of_rows, wt._gradients_of_rows))
+        q, k, v, d = (self.draw(2, rows, 4, 16).half() for rows in (9, 4, 4, 9))
+        at = [torch.arange(3, dtype=torch.int32) * rows for rows in (9, 4)]
+        for tensors, offsets in (((q, k, v, d), (None, None)), ([x.flatten(0, 1) for x in (q, k, v, d)], at)):
+            found = []
+            for sides in ((-1, -1), (-1, 4), (-1, 3)):
+                window = dict(zip(("window_size_left", "window_size_right"), sides))
+                out, lse, *random, _ = flash(None, *tensors[:3], *offsets, 9, 4, 0.0, False, False, **window)
+                # On the CPU there is no capability to ask for: torch is asked for the same bits each time.
+                with unittest.mock.patch.object(torch, "are_deterministic_algorithms_enabled", return_value=True):
+                    found.append([out, *gradients(None, tensors[3], *tensors[:3], out, lse, *offsets, 9, 4, 0.0, False, *random, **window)])
+            self.assertTrue(all(torch.equal(one, other) for one, other in zip(found[0], found[1])))
+            self.assertFalse(torch.equal(found[0][0], found[2][0]))
+
     def test_transformers(self):
 
         q, k, v, sinks = self.draw(2, 4, 9, 16), self.draw(2, 2, 9, 16), self.draw(2, 2, 9, 16), self.draw(4)
