@@ -50,9 +50,11 @@ pub(crate) fn on_stream<T>(
     match library {
         Library::Torch => {
             let cuda = py.import("torch.cuda")?;
-            // Torch has the number 0 for the legacy default stream, which is also 1.
-            let stream = if stream == 1 { 0 } else { stream };
-            let stream = cuda.call_method1("ExternalStream", (stream, ordinal))?;
+            let stream = match stream {
+                // Both are the legacy default stream; `ExternalStream(0)` would be any of torch's own.
+                0 | 1 => cuda.call_method1("default_stream", (ordinal,))?,
+                stream => cuda.call_method1("ExternalStream", (stream, ordinal))?,
+            };
             within(&cuda.call_method1("stream", (stream,))?, make)
         }
         Library::Cupy => {

@@ -116,7 +116,8 @@ def stream(of):
 
 
 cuda = types.ModuleType("torch.cuda")
-cuda.current, cuda.stream, cuda.ExternalStream = 0, stream, lambda handle, ordinal: handle
+cuda.current, cuda.stream, cuda.default_stream = 0, stream, lambda ordinal: 0
+cuda.ExternalStream = lambda handle, ordinal: handle or "one of torch's own"
 torch = types.ModuleType("torch")
 for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool", "uint8", "int16", "float8_e4m3fn"):
     setattr(torch, name, dtype(name))
@@ -257,8 +258,10 @@ def on_a_gpu():
     assert [calls.count((what, other.value)) for what in ("made on", "zeroed on")] == [4, 2], calls
     warptile.attention(packed, packed, packed, out=out, stream=1, **options)
     assert cuda.current == 0 and ("made on", 0) not in calls and ("zeroed on", 0) not in calls
-    warptile.attention(packed, packed, packed, stream=1, **options)
-    assert ("made on", 0) in calls
+    with stream(other.value):
+        for default in (0, 1):
+            warptile.attention(packed, packed, packed, stream=default, **options)
+    assert calls.count(("made on", 0)) == 2, calls
 
 
 on_the_cpu()
