@@ -83,9 +83,9 @@ pub struct Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// The elements from the tensor's first on.
+    /// The elements from the tensor's first to its last.
     pub fn elements(&self) -> &[T] {
-        &self.data[self.offset..]
+        &self.data[self.offset..][..self.layout.reach()]
     }
 }
 

@@ -159,6 +159,11 @@ impl<T: Element> Block<'_, T> {
             k_len,
             ..
         } = self.task.sequence;
+        let mut largest = f64::NEG_INFINITY;
+        if seen.is_empty() {
+            // Its first key may lie behind the last one of a tensor.
+            return largest;
+        }
         let (head, position) = self.task.row(row);
         let shown = ShownKeys::new(
             self.call,
@@ -174,7 +179,6 @@ impl<T: Element> Block<'_, T> {
                 None => *score = f32::NEG_INFINITY,
             }
         }
-        let mut largest = f64::NEG_INFINITY;
         if finite {
             return largest;
         }
