@@ -98,12 +98,13 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(*mut f32, usize, [L;
             // Where no key was seen yet, 0: every weight is 0 then, where inf - inf would be a NaN.
             let largest = largest.max(L::splat(f32::MIN));
             let below = L::splat(0.0).sub(largest);
+            // Rounded in between as the largest was, so that its own exponent is 0 even where two neighbouring numbers are far apart.
+            let weight = |place: *mut f32| L::load(place).mul(unit).add(below).exp2();
             let mut sums = [L::splat(0.0); CLASSES];
             for key in (0..keys).step_by(CLASSES) {
                 for class in (0..CLASSES).step_by(2) {
                     let place = place(key + class);
-                    let first = L::load(place).mul_add(unit, below).exp2();
-                    let second = L::load(place.add(lanes)).mul_add(unit, below).exp2();
+                    let (first, second) = (weight(place), weight(place.add(lanes)));
                     sums[class] = sums[class].add(first);
                     sums[class + 1] = sums[class + 1].add(second);
                     store(place, (key + class) / 2 * lanes + lane, [first, second]);
@@ -176,6 +177,34 @@ mod tests {
                     let factor = if key < keys { factors[lane] } else { 1.0 };
                     let found = f64::from(all[(keys + key) * lanes + lane] * factor);
                     assert!((found - expected).abs() <= 1e-6, "{isa:?} {key}");
+                }
+            }
+        }
+    }
+
+    /// The largest score times the unit is rounded, so that of its key must be, too: at 3e9 and more they would be hundreds apart.
+    #[test]
+    fn the_key_of_the_largest_score_has_the_weight_1() {
+        for isa in Isa::all() {
+            let (lanes, keys) = (isa.panel(), 32);
+            for unit in [0.127_517_43, 0.360_673_76] {
+                for score in [1.28e12, 7.7e20, -7.7e20, 3.3, 1.0] {
+                    let mut scores = vec![f32::NEG_INFINITY; keys * lanes];
+                    scores[..lanes].fill(score);
+                    let (mut max, mut sum) = (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes]);
+                    isa.run(Weights {
+                        scores: &mut scores,
+                        lanes,
+                        pairs: None,
+                        units: &vec![unit; lanes],
+                        max: &mut max,
+                        sum: &mut sum,
+                        factors: &mut vec![f32::NAN; lanes],
+                    });
+                    let (weights, others) = scores.split_at(lanes);
+                    assert_eq!(weights, vec![1.0; lanes], "{isa:?} {score}");
+                    assert!(others.iter().all(|&weight| weight == 0.0));
+                    assert_eq!(sum, weights);
                 }
             }
         }

@@ -312,6 +312,38 @@ fn a_bias_with_steps_ends_with_its_last_element() {
     }
 }
 
+/// A row that sees no key, next to one that does: no element of a bias or a key mask belongs to it, and there may be none behind the last.
+#[test]
+fn a_bias_with_steps_ends_with_its_last_element() {
+    for words in ["bias", "keymask", "bias=f32"] {
+        for text in ["b1 q3 k2 h1 d8", "b2 q70 k60 h2 d16", "b1 q5 k4 h1 d64"] {
+            verify_text(&format!(
+                "{text} bf16 {words} mask=window,0,0 diagonal=top-left layout=gaps seed=1"
+            ));
+        }
+    }
+    let backend = Backend::cpu();
+    // As a panel, and as a handful of rows.
+    for head_dim in [8, 64] {
+        let ones = |rows: usize| vec![1.0_f32; rows * head_dim];
+        let q = backend.tensor(&ones(3), [1, 3, 1, head_dim]).unwrap();
+        let k = backend.tensor(&ones(2), [1, 2, 1, head_dim]).unwrap();
+        let layout = Layout::new([1, 3, 1, 2], [12, 4, 4, 2]);
+        let bias = backend.tensor_with_layout(&[0.0_f32; 11], layout).unwrap();
+        let shown = backend.tensor_with_layout(&[1_u8; 11], layout).unwrap();
+        let window = Mask::window(0, 0).diagonal(Diagonal::TopLeft);
+        for keys in [
+            Keys::new(&k, &k).bias(&bias),
+            Keys::new(&k, &k).key_mask(&shown),
+        ] {
+            let output = Attention::new().mask(window).forward(&q, keys).unwrap();
+            let out = output.out.to_vec().unwrap();
+            assert_eq!(out[..2 * head_dim], ones(2));
+            assert_eq!(out[2 * head_dim..], vec![0.0; head_dim]);
+        }
+    }
+}
+
 /// Products beyond the range of `f32`: inf - inf.
 #[test]
 fn overflowing_scores_make_no_nan() {
@@ -363,18 +395,31 @@ fn nan_in_real_inputs_reaches_the_rows_that_see_it() {
 /// Huge but finite logits in a narrow type.
 #[test]
 fn huge_logits_pick_the_largest() {
-    let q = Layout::bshd([1, 1, 1, 8]);
-    let k = Layout::bshd([1, 3, 1, 8]);
-    let call = Call::builder(&q, &k, &k, bf16::TYPE).build().unwrap();
-    let large = bf16::from_f32(1e18);
-    let query = [large; 8];
-    let mut keys = [large; 24];
-    keys[8..16].fill(bf16::from_f32(2e18));
-    let values: Vec<bf16> = (0..24).map(|i| bf16::from_f32((i / 8) as f32)).collect();
-    let mut out = [bf16::NAN; 8];
-    let inputs = HostInputs::new(&query, &keys, &values);
-    forward_cpu(&call, &inputs, HostOutputs::new(&mut out)).unwrap();
-    assert_eq!(out, [bf16::ONE; 8]);
+    // The other head sizes are those of products of pairs.
+    for head_dim in [8, 32, 64, 128] {
+        // More than a handful of rows, too.
+        for rows in [1, 40] {
+            let q = Layout::bshd([1, rows, 1, head_dim]);
+            let k = Layout::bshd([1, 3, 1, head_dim]);
+            let call = Call::builder(&q, &k, &k, bf16::TYPE).build().unwrap();
+            for (query, key, next) in [(1e18, 1e18, 2e18), (1e5, 1e5, 1.1e5), (1e5, 1e5, 1e5)] {
+                let [query, key, next] = [query, key, next].map(bf16::from_f32);
+                let queries = vec![query; rows * head_dim];
+                let mut keys = vec![key; 3 * head_dim];
+                keys[head_dim..2 * head_dim].fill(next);
+                let value = |i: usize| bf16::from_f32((i / head_dim) as f32);
+                let values: Vec<bf16> = (0..3 * head_dim).map(value).collect();
+                let mut out = vec![bf16::NAN; rows * head_dim];
+                let inputs = HostInputs::new(&queries, &keys, &values);
+                forward_cpu(&call, &inputs, HostOutputs::new(&mut out)).unwrap();
+                // The second key wins, or all count alike.
+                assert!(
+                    out.iter().all(|&x| x == bf16::ONE),
+                    "{head_dim} {rows}: {out:?}"
+                );
+            }
+        }
+    }
 }
 
 /// Operands that don't fit are errors that name the argument, before anything is written.
