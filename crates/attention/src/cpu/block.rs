@@ -204,6 +204,9 @@ impl<'a, T: Element> Block<'a, T> {
             _ => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
+        let factor = f64::from(self.factor().abs().max(1.0));
+        // Queries are scaled before they are multiplied.
+        let queries_are_safe = f64::from(largest_query).sqrt() * factor < SAFE;
         let visible = self.task.keys(self.call.mask());
         // Tiles begin at multiples of their size, not at the first key that the block sees, so that a row's bits do not depend on the
         // others of its block.
@@ -229,7 +232,7 @@ impl<'a, T: Element> Block<'a, T> {
             }
             let largest_key = self.isa.run(LargestSquare(&tile.k));
             let bound = depth as f64 * (f64::from(largest_query) * f64::from(largest_key)).sqrt();
-            let bound = bound * f64::from(self.factor().abs().max(1.0));
+            let safe = queries_are_safe && bound * factor < SAFE;
             let source = match &engine {
                 Some(engine) => {
                     let before = tile.keys.start % Blocks::BLOCK_N;
@@ -241,7 +244,7 @@ impl<'a, T: Element> Block<'a, T> {
             };
             for panel in &panels {
                 let inputs = (&queries[..], &mut *pairs);
-                self.step(tile, &source, panel, bound < SAFE, inputs, buffers);
+                self.step(tile, &source, panel, safe, inputs, buffers);
             }
         };
         match self.operands.keys {

@@ -35,8 +35,10 @@ impl<T: Element> Block<'_, T> {
         let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
         let unlisted = !self.lists_all(panel, keys);
         let shown = self.call.has_score_tensors() || unlisted;
-        // A bias may be anything.
-        let safe = safe && (self.plain() || self.call.scoring().bounds_scores()) && !shown;
+        let scoring = self.call.scoring();
+        let bounded = scoring.bounds_scores() && scoring.alibi.is_none();
+        // A bias may be anything, and so may slopes.
+        let safe = safe && (self.plain() || bounded) && !shown;
         if safe && !masked {
             return;
         }

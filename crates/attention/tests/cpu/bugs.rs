@@ -344,6 +344,38 @@ fn a_bias_with_steps_ends_with_its_last_element() {
     }
 }
 
+/// A row that sees no key, next to one that does: no element of a bias or a key mask belongs to it, and there may be none behind the last.
+#[test]
+fn a_bias_with_steps_ends_with_its_last_element() {
+    for words in ["bias", "keymask", "bias=f32"] {
+        for text in ["b1 q3 k2 h1 d8", "b2 q70 k60 h2 d16", "b1 q5 k4 h1 d64"] {
+            verify_text(&format!(
+                "{text} bf16 {words} mask=window,0,0 diagonal=top-left layout=gaps seed=1"
+            ));
+        }
+    }
+    let backend = Backend::cpu();
+    // As a panel, and as a handful of rows.
+    for head_dim in [8, 64] {
+        let ones = |rows: usize| vec![1.0_f32; rows * head_dim];
+        let q = backend.tensor(&ones(3), [1, 3, 1, head_dim]).unwrap();
+        let k = backend.tensor(&ones(2), [1, 2, 1, head_dim]).unwrap();
+        let layout = Layout::new([1, 3, 1, 2], [12, 4, 4, 2]);
+        let bias = backend.tensor_with_layout(&[0.0_f32; 11], layout).unwrap();
+        let shown = backend.tensor_with_layout(&[1_u8; 11], layout).unwrap();
+        let window = Mask::window(0, 0).diagonal(Diagonal::TopLeft);
+        for keys in [
+            Keys::new(&k, &k).bias(&bias),
+            Keys::new(&k, &k).key_mask(&shown),
+        ] {
+            let output = Attention::new().mask(window).forward(&q, keys).unwrap();
+            let out = output.out.to_vec().unwrap();
+            assert_eq!(out[..2 * head_dim], ones(2));
+            assert_eq!(out[2 * head_dim..], vec![0.0; head_dim]);
+        }
+    }
+}
+
 /// Products beyond the range of `f32`: inf - inf.
 #[test]
 fn overflowing_scores_make_no_nan() {
@@ -377,6 +409,47 @@ fn overflowing_scores_make_no_nan() {
             }
             assert!(lse[0].is_finite());
         }
+    }
+}
+
+/// A query times the scale beyond the range of `f32`, while its scores are within: inf - inf.
+#[test]
+fn queries_that_overflow_by_their_scale_make_no_nan() {
+    for rows in [1, 9] {
+        let q = Layout::bshd([1, rows, 1, 8]);
+        let k = Layout::bshd([1, 2, 1, 8]);
+        for scale in [Scoring::MAX_SCALE, -Scoring::MAX_SCALE] {
+            let call = Call::builder(&q, &k, &k, f32::TYPE).scoring(Scoring::new().scale(scale));
+            let mut keys = [1e-3_f32.copysign(scale); 16];
+            keys[8..].fill(5e-4_f32.copysign(scale));
+            let values: Vec<f32> = (0..16).map(|i| (i / 8) as f32).collect();
+            let queries = vec![8.0; 8 * rows];
+            let (out, lse) = attend(&call.build().unwrap(), &queries, &keys, &values);
+            assert!(out.iter().all(|&x| x == 0.0), "{out:?}");
+            assert!(lse.iter().all(|x| x.is_finite()), "{lse:?}");
+        }
+    }
+}
+
+/// A softcap bounds products, but not what ALiBi takes from them.
+#[test]
+fn slopes_are_not_bounded_by_a_softcap() {
+    let (q, k) = (Layout::bshd([1, 1, 1, 8]), Layout::bshd([1, 2, 1, 8]));
+    for (slope, expected) in [(3e38_f32, -3e38_f32), (-3e38, 3e38)] {
+        let scoring = Scoring::new()
+            .softcap(1.0)
+            .mask(Mask::causal().diagonal(Diagonal::TopLeft));
+        let call = Call::builder(&q, &k, &k, f32::TYPE)
+            .scoring(scoring)
+            .count(Operand::Slopes, 1)
+            .build()
+            .unwrap();
+        let (mut out, mut lse) = ([f32::NAN; 8], [f32::NAN]);
+        let inputs = HostInputs::new(&[1.0_f32; 8], &[1.0_f32; 16], &[3.0_f32; 16]);
+        let inputs = inputs.with(Operand::Slopes, std::slice::from_ref(&slope));
+        forward_cpu(&call, &inputs, HostOutputs::new(&mut out).lse(&mut lse)).unwrap();
+        assert_eq!(out, [3.0; 8]);
+        assert_eq!(lse, [expected]);
     }
 }
 
