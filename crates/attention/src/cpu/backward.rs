@@ -641,8 +641,9 @@ impl<T: Element> Pass<'_, T> {
                 let (mut score, slant) = scoring.bounded(p[column] * scale);
                 slants[column] = if of_scores { 1.0 } else { slant };
                 if slope != 0.0 {
-                    let diagonal = (query + sequence.k_len) as f32 - sequence.q_len as f32;
-                    score -= slope * (diagonal - key as f32).abs();
+                    let diagonal = (query + sequence.k_len) as i64;
+                    let distance = diagonal - (sequence.q_len + key) as i64;
+                    score -= slope * distance.unsigned_abs() as f32;
                 }
                 let bias = shown.as_ref().and_then(|shown| shown.bias(column - from));
                 p[column] =

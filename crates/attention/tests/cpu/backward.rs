@@ -398,6 +398,36 @@ fn the_gradient_of_a_bias_has_its_shape() {
     );
 }
 
+/// `f32` cannot count rows beyond 2^24 one by one.
+#[test]
+fn distances_of_far_rows_are_exact() {
+    let backend = Backend::cpu();
+    let attention = Attention::new()
+        .mask(Mask::window(2, 0))
+        .alibi_slopes(&[1.0]);
+    let dq = |keys: usize| {
+        // Neighbours share all numbers but one; the last three keys are the same for each length.
+        let layout = Layout::new([1, keys, 1, 8], [keys, 1, 8, 1]);
+        let mut data = vec![0.0; layout.reach()];
+        for (x, to) in numbers(10, 0.7).into_iter().zip(data.iter_mut().rev()) {
+            *to = x;
+        }
+        let k = backend.tensor_with_layout(&data, layout).unwrap();
+        let q = backend.tensor(&numbers(8, 0.3), [1, 1, 1, 8]).unwrap();
+        let output = attention.forward(&q, (&k, &k)).unwrap();
+        let mut dq = backend.tensor(&[f32::NAN; 8], [1, 1, 1, 8]).unwrap();
+        let into = GradientsInto::new().dq(&mut dq);
+        attention
+            .backward_into(&q, &q, (&k, &k), &output, into)
+            .unwrap();
+        dq.to_vec().unwrap()
+    };
+    let (few, many) = (dq(3), dq((1 << 24) + 1));
+    for (x, y) in few.iter().zip(&many) {
+        assert!((x - y).abs() < 1e-5, "{few:?} {many:?}");
+    }
+}
+
 #[test]
 fn what_has_no_backward_pass_is_refused() {
     let backend = Backend::cpu();
