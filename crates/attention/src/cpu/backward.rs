@@ -15,6 +15,7 @@ use crate::cpu::operands::{KeyViews, Operands};
 use crate::cpu::prepass::rows_into;
 use crate::cpu::products::add_product;
 use crate::cpu::shown::ShownKeys;
+use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{
@@ -83,6 +84,7 @@ fn typed<T: Element>(
         d_out,
         delta: &delta,
         scaled_lse: &scaled_lse,
+        stop: Stop::current(),
     };
     let mut taken = |operand| -> Result<_> {
         let Some(layout) = backward.gradient(operand) else {
@@ -170,7 +172,7 @@ fn typed<T: Element>(
             *gradient = before + pass.of_sink(prepass, head, *sink);
         }
     }
-    Ok(())
+    pass.stop.check()
 }
 
 /// Where a gradient goes.
@@ -443,6 +445,7 @@ struct Pass<'a, T> {
     d_out: View<'a, T>,
     delta: &'a [f32],
     scaled_lse: &'a [f32],
+    stop: Stop,
 }
 
 impl<T: Element> Pass<'_, T> {
@@ -468,12 +471,18 @@ impl<T: Element> Pass<'_, T> {
         }
     }
 
+    /// The first numbers of blocks; none from the moment on when the caller wants no more.
+    fn blocks(&self, count: usize, block: usize) -> impl Iterator<Item = usize> {
+        let blocks = (0..count).step_by(block);
+        blocks.take_while(|_| !self.stop.is_requested())
+    }
+
     /// The gradient of a block of queries.
     fn of_queries(&self, sequence: &Sequence, head: usize, first: usize) -> Rows {
         let heads = self.call().heads();
         let queries = self.queries(sequence, head, first);
         let mut dq = Rows::zeros(BLOCK_M, heads.dim);
-        for first_key in (0..sequence.k_len).step_by(BLOCK_N) {
+        for first_key in self.blocks(sequence.k_len, BLOCK_N) {
             if !self.meet(sequence, first, first_key) {
                 continue;
             }
@@ -492,7 +501,7 @@ impl<T: Element> Pass<'_, T> {
         let keys = self.keys(sequence, kv_head, first);
         let [mut dk, mut dv] = heads.dims().map(|size| Rows::zeros(BLOCK_N, size));
         for head in kv_head * heads.group_size()..(kv_head + 1) * heads.group_size() {
-            for first_query in (0..sequence.q_len).step_by(BLOCK_M) {
+            for first_query in self.blocks(sequence.q_len, BLOCK_M) {
                 if !self.meet(sequence, first_query, first) {
                     continue;
                 }
@@ -510,12 +519,17 @@ impl<T: Element> Pass<'_, T> {
     /// A tile of the gradient of a bias: the sum over all that share it, one after the other.
     fn of_bias(&self, tiles: &BiasTiles, place: [usize; 4]) -> Rows {
         let mut sums = Rows::zeros(BLOCK_M, BLOCK_N);
+        if tiles.of_call.contains(&0) {
+            // The others may be as large as numbers go.
+            return sums;
+        }
         for batch in tiles.shared(0, place) {
             let sequence = self.call().sequence(batch);
             for head in tiles.shared(2, place) {
                 let kv_head = head / self.call().heads().group_size();
                 for first_query in tiles.shared(1, place) {
-                    for first_key in tiles.shared(3, place) {
+                    let keys = tiles.shared(3, place);
+                    for first_key in keys.take_while(|_| !self.stop.is_requested()) {
                         if first_key >= sequence.k_len
                             || !self.meet(&sequence, first_query, first_key)
                         {
@@ -550,9 +564,13 @@ impl<T: Element> Pass<'_, T> {
     /// The gradient of a sink.
     fn of_sink(&self, prepass: &Prepass, head: usize, sink: f32) -> f32 {
         let mut sum = 0.0;
+        if prepass.is_empty() {
+            return 0.0;
+        }
         for sequence in self.call().sequences() {
             let start = prepass.start(sequence.batch, head);
-            for at in start..start + sequence.q_len {
+            let rows = start..start + sequence.q_len;
+            for at in rows.take_while(|_| !self.stop.is_requested()) {
                 let exponent =
                     f64::from(sink) * std::f64::consts::LOG2_E - f64::from(self.scaled_lse[at]);
                 sum -= exponent.exp2() * f64::from(self.delta[at]);
@@ -669,5 +687,54 @@ impl<T: Element> Pass<'_, T> {
             }
         }
         [p, ds]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A task may take minutes.
+    #[test]
+    fn tasks_look_at_the_flag_before_each_block() {
+        let layout = Layout::bshd([1, 70, 1, 8]);
+        let call = Call::builder(&layout, &layout, &layout, ElementType::F32)
+            .layout(Operand::Bias, Layout::bshd([1, 1, 1, 1]))
+            .count(Operand::Sinks, 1);
+        let backward = Backward::builder(call.build().unwrap()).build().unwrap();
+        let (call, prepass) = (backward.call(), backward.prepass());
+        let numbers: Vec<f32> = (0..560).map(|i| (i as f32).sin()).collect();
+        let inputs = HostInputs::new(&numbers, &numbers, &numbers)
+            .with(Operand::Bias, &[0.0_f32])
+            .with(Operand::Sinks, &[0.0_f32]);
+        let (delta, scaled_lse) = (vec![1.0; prepass.len()], vec![0.0; prepass.len()]);
+        let sums = |stop| {
+            let operands = Operands::<f32>::new(call, &inputs).unwrap();
+            let KeyViews::Same([k, v]) = operands.keys else {
+                panic!("of one type");
+            };
+            let pass = Pass {
+                backward: &backward,
+                isa: Isa::best(),
+                operands,
+                k,
+                v,
+                d_out: View::new(&numbers[..], layout),
+                delta: &delta,
+                scaled_lse: &scaled_lse,
+                stop,
+            };
+            let sequence = call.sequence(0);
+            let [dk, dv] = pass.of_keys(&sequence, 0, 64);
+            let d_bias = pass.of_bias(&BiasTiles::of(call, [1; 4]), [0; 4]);
+            let size = |rows: Rows| rows.data.iter().map(|x| x.abs()).sum::<f32>();
+            let dq = pass.of_queries(&sequence, 0, 64);
+            let sink = pass.of_sink(prepass, 0, 0.0).abs();
+            [size(dq), size(dk), size(dv), size(d_bias), sink]
+        };
+        assert!(sums(Stop::default()).into_iter().all(|sum| sum > 0.0));
+        let stop = Stop::default();
+        stop.request();
+        assert_eq!(sums(stop), [0.0; 5]);
     }
 }

@@ -5,6 +5,7 @@ use std::f32::consts::LOG2_E;
 use warptile_kernels::Operand;
 
 use crate::cpu::SharedMut;
+use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{Element, ElementType, HostInputs, HostOutputs, Layout, Prepass, View, host};
@@ -55,8 +56,13 @@ pub(super) fn rows_into<T: Element>(
     d_lse: Option<&[f32]>,
     [delta, scaled_lse]: [&mut [f32]; 2],
 ) -> Result<()> {
+    if prepass.is_empty() {
+        // There may be as many sequences and heads as numbers go.
+        return Ok(());
+    }
     delta.fill(0.0);
     scaled_lse.fill(f32::INFINITY);
+    let stop = Stop::current();
     let (delta, scaled_lse) = (SharedMut::new(delta), SharedMut::new(scaled_lse));
     let [_, row_count, heads, _] = prepass.out().shape;
     in_parallel(prepass.batch() * heads, |index| {
@@ -71,7 +77,7 @@ pub(super) fn rows_into<T: Element>(
         let [delta, scaled_lse] = [&delta, &scaled_lse].map(|to| unsafe { to.slice(start, len) });
         let row_of =
             |data, layout: &Layout, row| View::new(data, *layout).row(entry, first + row, head);
-        for row in 0..len {
+        for row in (0..len).take_while(|_| !stop.is_requested()) {
             let (x, y) = (
                 row_of(out, prepass.out(), row),
                 row_of(d_out, prepass.d_out(), row),

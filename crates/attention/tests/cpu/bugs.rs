@@ -7,8 +7,8 @@
 //! last page, a block table read past its end: pages.rs.
 
 use half::bf16;
-use warptile::cpu::forward_cpu;
-use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Scoring};
+use warptile::cpu::{backward_cpu, forward_cpu};
+use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand, Scoring};
 use warptile::{Attention, Backend, Diagonal, Element, Keys, Layout, Mask};
 use warptile_check::{Case, reference};
 
@@ -278,70 +278,39 @@ fn nothing_to_compute_takes_no_time() {
     let call = Call::builder(&q, &q, &q, f32::TYPE).build().unwrap();
     let (out, lse) = attend(&call, &[], &[], &[]);
     assert!(out.is_empty() && lse.is_empty());
-}
-
-/// A row that sees no key, next to one that does: no element of a bias or a key mask belongs to it, and there may be none behind the last.
-#[test]
-fn a_bias_with_steps_ends_with_its_last_element() {
-    for words in ["bias", "keymask", "bias=f32"] {
-        for text in ["b1 q3 k2 h1 d8", "b2 q70 k60 h2 d16", "b1 q5 k4 h1 d64"] {
-            verify_text(&format!(
-                "{text} bf16 {words} mask=window,0,0 diagonal=top-left layout=gaps seed=1"
-            ));
-        }
-    }
-    let backend = Backend::cpu();
-    // As a panel, and as a handful of rows.
-    for head_dim in [8, 64] {
-        let ones = |rows: usize| vec![1.0_f32; rows * head_dim];
-        let q = backend.tensor(&ones(3), [1, 3, 1, head_dim]).unwrap();
-        let k = backend.tensor(&ones(2), [1, 2, 1, head_dim]).unwrap();
-        let layout = Layout::new([1, 3, 1, 2], [12, 4, 4, 2]);
-        let bias = backend.tensor_with_layout(&[0.0_f32; 11], layout).unwrap();
-        let shown = backend.tensor_with_layout(&[1_u8; 11], layout).unwrap();
-        let window = Mask::window(0, 0).diagonal(Diagonal::TopLeft);
-        for keys in [
-            Keys::new(&k, &k).bias(&bias),
-            Keys::new(&k, &k).key_mask(&shown),
-        ] {
-            let output = Attention::new().mask(window).forward(&q, keys).unwrap();
-            let out = output.out.to_vec().unwrap();
-            assert_eq!(out[..2 * head_dim], ones(2));
-            assert_eq!(out[2 * head_dim..], vec![0.0; head_dim]);
-        }
-    }
-}
-
-/// A row that sees no key, next to one that does: no element of a bias or a key mask belongs to it, and there may be none behind the last.
-#[test]
-fn a_bias_with_steps_ends_with_its_last_element() {
-    for words in ["bias", "keymask", "bias=f32"] {
-        for text in ["b1 q3 k2 h1 d8", "b2 q70 k60 h2 d16", "b1 q5 k4 h1 d64"] {
-            verify_text(&format!(
-                "{text} bf16 {words} mask=window,0,0 diagonal=top-left layout=gaps seed=1"
-            ));
-        }
-    }
-    let backend = Backend::cpu();
-    // As a panel, and as a handful of rows.
-    for head_dim in [8, 64] {
-        let ones = |rows: usize| vec![1.0_f32; rows * head_dim];
-        let q = backend.tensor(&ones(3), [1, 3, 1, head_dim]).unwrap();
-        let k = backend.tensor(&ones(2), [1, 2, 1, head_dim]).unwrap();
-        let layout = Layout::new([1, 3, 1, 2], [12, 4, 4, 2]);
-        let bias = backend.tensor_with_layout(&[0.0_f32; 11], layout).unwrap();
-        let shown = backend.tensor_with_layout(&[1_u8; 11], layout).unwrap();
-        let window = Mask::window(0, 0).diagonal(Diagonal::TopLeft);
-        for keys in [
-            Keys::new(&k, &k).bias(&bias),
-            Keys::new(&k, &k).key_mask(&shown),
-        ] {
-            let output = Attention::new().mask(window).forward(&q, keys).unwrap();
-            let out = output.out.to_vec().unwrap();
-            assert_eq!(out[..2 * head_dim], ones(2));
-            assert_eq!(out[2 * head_dim..], vec![0.0; head_dim]);
-        }
-    }
+    let none = HostInputs::default()
+        .with::<f32>(Operand::Q, &[])
+        .with::<f32>(Operand::K, &[])
+        .with::<f32>(Operand::V, &[])
+        .with::<f32>(Operand::Out, &[])
+        .with::<f32>(Operand::DOut, &[])
+        .with::<f32>(Operand::Lse, &[]);
+    let backward = Backward::builder(call).build().unwrap();
+    let [mut dq, mut dk, mut dv] = [[0.0_f32; 0]; 3];
+    let outputs = HostOutputs::default()
+        .with(Operand::DQ, &mut dq)
+        .with(Operand::DK, &mut dk)
+        .with(Operand::DV, &mut dv);
+    backward_cpu(&backward, &none, outputs).unwrap();
+    // The gradients of sinks, and of a bias for all, are sums of nothing.
+    let q = Layout::bshd([1 << 30, 0, 2, 8]);
+    let call = Call::builder(&q, &q, &q, f32::TYPE)
+        .count(Operand::Sinks, 2)
+        .layout(Operand::Bias, Layout::bshd([1, 1, 1, 1]));
+    let backward = Backward::builder(call.build().unwrap());
+    let backward = { [Operand::DQ, Operand::DK, Operand::DV].into_iter() }
+        .fold(backward, |backward, operand| backward.want(operand, false))
+        .want(Operand::DSinks, true)
+        .want(Operand::DBias, true);
+    let inputs = none
+        .with(Operand::Sinks, &[0.0_f32; 2])
+        .with(Operand::Bias, &[0.0_f32]);
+    let (mut d_sinks, mut d_bias) = ([f32::NAN; 2], [f32::NAN]);
+    let outputs = HostOutputs::default()
+        .with(Operand::DSinks, &mut d_sinks)
+        .with(Operand::DBias, &mut d_bias);
+    backward_cpu(&backward.build().unwrap(), &inputs, outputs).unwrap();
+    assert_eq!((d_sinks, d_bias), ([0.0; 2], [0.0]));
 }
 
 /// A row that sees no key, next to one that does: no element of a bias or a key mask belongs to it, and there may be none behind the last.

@@ -1,9 +1,13 @@
 //! The pre-pass of the backward pass on the CPU.
 
+use std::thread;
+use std::time::Duration;
+
 use quickcheck::{TestResult, quickcheck};
 use warptile::backward::{Prepass, prepass_cpu};
+use warptile::cpu::Stop;
 use warptile::spec::{HostInputs, HostOutputs, Numbers, Operand};
-use warptile::{Element, ElementType, Layout};
+use warptile::{Element, ElementType, Error, Layout};
 
 use crate::prepass_cases::{PrepassCase, Prepasses, verify_all};
 
@@ -45,6 +49,35 @@ fn places_of_packed_sequences_are_apart() {
     assert_eq!(starts, [0, 64, 192, 256]);
     assert_eq!(prepass.start(1, 2), 2 * 7 * 64 + 64);
     assert_eq!(prepass.len(), 3 * 7 * 64);
+}
+
+/// The rows of one sequence and head, which take a second.
+#[test]
+fn one_long_sequence_obeys_the_flag() {
+    const ROWS: usize = 1 << 20;
+    let layout = Layout::new([1, ROWS, 1, 512], [512, 0, 512, 1]);
+    let prepass = { Prepass::builder(ElementType::F32, &layout, &layout) }
+        .build()
+        .unwrap();
+    let row = [1.0_f32; 512];
+    let (lse, mut delta, mut scaled) = (vec![0.0; ROWS], vec![0.0; ROWS], vec![0.0; ROWS]);
+    let inputs = HostInputs::default()
+        .with(Operand::Out, &row)
+        .with(Operand::DOut, &row)
+        .with::<f32>(Operand::Lse, &lse);
+    let outputs = HostOutputs::default()
+        .with::<f32>(Operand::Delta, &mut delta)
+        .with::<f32>(Operand::ScaledLse, &mut scaled);
+    let stop = Stop::default();
+    let from_outside = stop.clone();
+    let other = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        from_outside.request();
+    });
+    let result = stop.during(|| prepass_cpu(&prepass, &inputs, outputs));
+    other.join().unwrap();
+    assert!(matches!(result, Err(Error::Stopped)));
+    assert_eq!(scaled[ROWS - 1], f32::INFINITY);
 }
 
 #[test]
