@@ -21,7 +21,7 @@ const ROWS: Names = Names {
 /// less the gradient of the row's lse if it is given (`delta`), and the lse to base 2 (`scaled_lse`).
 ///
 /// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with
-/// [`tiles`](Self::tiles) of 64 rows for each head: the rows of a sequence begin at a multiple of 64. Sequence `b` of
+/// [`tiles`](Self::tiles) of 64 rows for each head, as many as the longest sequence may need: the rows of a sequence begin at a multiple of 64. Sequence `b` of
 /// packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that stand for no row are 0 and plus infinity; and a
 /// row that saw no key, whose lse is minus infinity, has plus infinity, too.
 #[derive(Debug, Clone)]
@@ -91,7 +91,7 @@ impl Prepass {
         match self.rows.is_packed() {
             true if self.batch == 0 => 0,
             true => self.rows.rows() / Self::TILE + self.batch,
-            false => self.rows.rows().div_ceil(Self::TILE),
+            false => self.rows.bound().div_ceil(Self::TILE),
         }
     }
 

@@ -506,6 +506,7 @@ impl Step {
 mod tests {
     use super::*;
     use crate::plan::step::tests::step;
+    use crate::plan::{Choice, DeviceProfile, Planner};
     use crate::spec::{Call, Mask, Scoring};
 
     /// Chunks of a rank of several GPUs, packed, and their keys.
@@ -527,6 +528,34 @@ mod tests {
         };
         // On an H200 two groups of heads take 39.1 ms, one of six heads and one of two 49.2.
         assert_eq!((at_once(16384), at_once(4096)), (3, 8));
+    }
+
+    /// Fewer rows than the tensor has, or as many.
+    #[test]
+    fn a_workspace_for_the_longest_queries_is_that_of_each_launch() {
+        for (rows, longest) in [
+            (4096, 64),
+            (4096, 100),
+            (130, 129),
+            (130, 130),
+            (64, 1),
+            (64, 0),
+        ] {
+            let q = Layout::bshd([2, rows, 16, 64]);
+            let call = Call::builder(&q, &q, &q, ElementType::Bf16)
+                .longest_queries(longest)
+                .build()
+                .unwrap();
+            let backward = Backward::builder(call).build().unwrap();
+            let plan = Planner::new(&DeviceProfile::h200())
+                .plan_backward(BackwardProblem::of(&backward), &Choice::Best)
+                .unwrap();
+            let told = BackwardScratch::of_plan(&plan).bytes;
+            for step in plan.steps() {
+                let shape = step.shape_of_backward(&backward).unwrap();
+                assert!(shape.workspace_bytes <= told, "{rows} {longest}");
+            }
+        }
     }
 
     #[test]
