@@ -59,9 +59,12 @@ impl SideLengths {
         self.used.is_given()
             || match &self.offsets {
                 Numbers::Host(offsets) => {
+                    let is_cut = |ends: &[i32]| (ends[1] - ends[0]) as usize > self.bound;
                     offsets.last().is_none_or(|&end| end as usize != self.rows)
+                        || offsets.windows(2).any(is_cut)
                 }
-                offsets => offsets.is_given(),
+                Numbers::Device(()) => true,
+                Numbers::None => self.bound < self.rows,
             }
     }
 
@@ -238,4 +241,25 @@ fn check_offsets(argument: &'static str, offsets: &[i32], rows: usize) -> Result
         longest = longest.max((end - start) as usize);
     }
     Ok(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_past_the_bound_belong_to_nobody() {
+        let lengths = |rows, bound, offsets: Option<&[i32]>| SideLengths {
+            rows,
+            bound,
+            offsets: offsets.map_or(Numbers::None, |offsets| Numbers::Host(offsets.into())),
+            used: Numbers::None,
+        };
+        assert!(!lengths(100, 100, None).leaves_gaps());
+        assert!(lengths(100, 50, None).leaves_gaps());
+        assert!(!lengths(100, 60, Some(&[0, 40, 100])).leaves_gaps());
+        assert!(lengths(100, 59, Some(&[0, 40, 100])).leaves_gaps());
+        assert!(lengths(100, 60, Some(&[0, 40, 99])).leaves_gaps());
+        assert!(!lengths(0, 0, Some(&[0])).leaves_gaps());
+    }
 }
