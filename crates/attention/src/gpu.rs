@@ -59,6 +59,9 @@ pub use warptile_spec::{Access, MemoryType, ViewTypes};
 type Loading = Mutex<Option<Arc<Loaded>>>;
 
 /// Prepared problems of all operations: `(Problem, Choice)` and [`Inner`] of an operation.
+/// Lists of numbers that are kept: each layer of a model may have its own sinks, slopes and two lists of scales.
+const MOST_CONSTANTS: usize = 4096;
+
 type AllPrepared = Recent<Box<dyn Any + Send>, Arc<dyn Any + Send + Sync>>;
 
 /// A GPU with the kernels that were loaded on it so far, and what was prepared last.
@@ -72,7 +75,7 @@ pub struct Gpu {
     kernels: Mutex<HashMap<&'static str, Arc<Loading>>>,
     prepared: Mutex<AllPrepared>,
     ready: Mutex<Recent<(CallBuilder<'static>, Choice), Arc<Ready>>>,
-    constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
+    constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>, MOST_CONSTANTS>>,
     /// Names of images whose clusters the device cannot hold.
     without: Mutex<Vec<&'static str>>,
 }
@@ -330,7 +333,8 @@ impl Gpu {
         &self.staging
     }
 
-    /// Numbers of options, which calls repeat, on the device: uploaded once, which waits, and found again after that.
+    /// Numbers of options, which calls repeat, on the device: uploaded once, which waits, and found again while they are among the last
+    /// [`MOST_CONSTANTS`] lists.
     pub(crate) fn constant(&self, values: &[f32]) -> Result<Arc<DeviceBuffer<f32>>> {
         let same = |known: &Vec<u32>| {
             known.len() == values.len() && known.iter().zip(values).all(|(&a, b)| a == b.to_bits())

@@ -2,14 +2,15 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Values by key; the most recently used are kept.
+/// Values by key; the `MOST` that were used last are kept. 64 are more than the attention layers of a model tell apart, and few enough to
+/// look through.
 #[derive(Debug)]
-pub(crate) struct Recent<K, V> {
+pub(crate) struct Recent<K, V, const MOST: usize = 64> {
     /// The least recently used first.
     entries: Vec<(K, V)>,
 }
 
-impl<K, V> Recent<K, V> {
+impl<K, V, const MOST: usize> Recent<K, V, MOST> {
     /// Without any yet.
     pub(crate) const fn new() -> Self {
         Recent {
@@ -18,10 +19,7 @@ impl<K, V> Recent<K, V> {
     }
 }
 
-impl<K, V: Clone> Recent<K, V> {
-    /// More than the attention layers of a model tell apart, and few enough to look through.
-    pub(crate) const MOST: usize = 64;
-
+impl<K, V: Clone, const MOST: usize> Recent<K, V, MOST> {
     /// The value whose key is `wanted`; it counts as used now.
     pub(crate) fn find(&mut self, wanted: impl Fn(&K) -> bool) -> Option<V> {
         let at = self.entries.iter().rposition(|(key, _)| wanted(key))?;
@@ -31,13 +29,13 @@ impl<K, V: Clone> Recent<K, V> {
 
     /// Adds a value and returns the entry that had to make place.
     pub(crate) fn keep(&mut self, key: K, value: V) -> Option<(K, V)> {
-        let oldest = (self.entries.len() == Self::MOST).then(|| self.entries.remove(0));
+        let oldest = (self.entries.len() == MOST).then(|| self.entries.remove(0));
         self.entries.push((key, value));
         oldest
     }
 }
 
-impl<K, V> Default for Recent<K, V> {
+impl<K, V, const MOST: usize> Default for Recent<K, V, MOST> {
     fn default() -> Self {
         Self::new()
     }
@@ -54,9 +52,8 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_makes_place() {
-        let mut recent = Recent::default();
-        let most = Recent::<usize, usize>::MOST;
-        for key in 0..most {
+        let mut recent = Recent::<_, _, 4>::default();
+        for key in 0..4 {
             assert_eq!(recent.keep(key, key + 1000), None);
         }
         assert_eq!(recent.find(|&key| key == 0), Some(1000));
@@ -66,6 +63,6 @@ mod tests {
         for key in [0, 3, 100, 101] {
             assert_eq!(recent.find(|&known| known == key), Some(key + 1000));
         }
-        assert_eq!(recent.entries.len(), most);
+        assert_eq!(recent.entries.len(), 4);
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 
 use warptile::spec::Call;
-use warptile::{ElementType, Error, Layout};
+use warptile::{Attention, ElementType, Error, Layout};
 use warptile_driver::{Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
 use crate::calls::on_device;
 use crate::foreign::{Foreign, MODES};
-use crate::{Buffers, MAPPED, PLAIN, block, gpu, kernel};
+use crate::{Buffers, MAPPED, PLAIN, block, gpu, kernel, ones, ones_on};
 
 /// 400 tiles, more than the CTAs that stay.
 fn call() -> Call {
@@ -24,6 +24,30 @@ fn counters(fake: &FakeDriver) -> Vec<u64> {
         .iter()
         .map(|launch| block(launch).work.counter)
         .collect()
+}
+
+/// As the layers of a model take turns: then each one's numbers were used longest ago.
+#[test]
+fn the_numbers_of_many_layers_stay_on_the_device() {
+    let fake = FakeDriver::open();
+    {
+        let (backend, x) = ones(&fake, [1, 64, 2, 64]);
+        let mut out = ones_on(&backend, [1, 64, 2, 64]);
+        let layer = |layer: usize| Attention::new().sinks(&[layer as f32; 2]);
+        for sinks in 0..200 {
+            layer(sinks)
+                .forward_into(&x, (&x, &x), &mut out, None)
+                .unwrap();
+        }
+        let stream = backend.gpu().unwrap().stream();
+        Graph::capture::<Error>(stream, |_| {
+            layer(0)
+                .forward_into(&x, (&x, &x), &mut out, None)
+                .map(drop)
+        })
+        .unwrap();
+    }
+    fake.assert_clean();
 }
 
 #[test]
