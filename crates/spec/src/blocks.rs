@@ -214,16 +214,22 @@ impl BlockList {
     /// and keys. The call's own mask still holds inside: for sinks it must not be a window.
     pub fn window(lists: BlockLists, mask: Mask, sinks: usize, lengths: [usize; 2]) -> Self {
         let [queries, keys] = lengths;
+        let (rows, columns) = (lists.queries().max(1), lists.keys().max(1));
         let row = |first: usize| {
-            let last = queries.min(first + lists.queries()) - 1;
+            let last = queries.min(first + rows) - 1;
             let [start, end] = [first, last].map(|row| mask.visible(row, queries, keys));
-            let blocks = start.start / lists.keys()..end.end.div_ceil(lists.keys());
             // Rows in between may see keys where the outer ones see none.
-            let blocks = if start.start < end.end { blocks } else { 0..0 };
-            let sinks = 0..sinks.min(keys).div_ceil(lists.keys()).min(blocks.start);
-            sinks.chain(blocks)
+            let blocks = match start.start < end.end {
+                true => start.start / columns..end.end.div_ceil(columns),
+                false => usize::MAX..usize::MAX,
+            };
+            let sinks = sinks.min(keys).div_ceil(columns);
+            match sinks < blocks.start {
+                true => (0..sinks).chain(blocks),
+                false => (0..sinks.max(blocks.end)).chain(0..0),
+            }
         };
-        Self::from_rows(lists, (0..queries).step_by(lists.queries().max(1)).map(row))
+        Self::from_rows(lists, (0..queries).step_by(rows).map(row))
     }
 
     /// Lists the blocks of documents that lie end to end in a sequence, where each sees itself.
@@ -501,7 +507,7 @@ fn check_lists(offsets: &[i32], indices: &[i32], blocks: usize) -> Result<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Call, ElementType, Layout, Scoring};
+    use crate::{Call, Diagonal, ElementType, Layout, Scoring};
     use quickcheck::quickcheck;
 
     fn call(lists: BlockLists, offsets: &[i32], indices: &[i32]) -> Result<Call> {
@@ -573,6 +579,10 @@ mod tests {
         let window = BlockList::window(lists, Mask::window(64, 0), 4, [256, 256]);
         assert_eq!(window.offsets(), [0, 1, 3, 6, 9]);
         assert_eq!(window.indices(), [0, 0, 1, 0, 1, 2, 0, 2, 3][..9].to_vec());
+        // The windows of the last queries lie past the keys.
+        let mask = Mask::window(63, 0).diagonal(Diagonal::TopLeft);
+        let past = BlockList::window(lists, mask, 4, [256, 64]);
+        assert_eq!(past.offsets(), [0, 1, 2, 3, 4]);
         let documents = BlockList::documents(lists, &[128, 64, 70]).unwrap();
         assert_eq!(documents.offsets(), [0, 2, 4, 5, 7, 9]);
         assert_eq!(documents.indices(), [0, 1, 0, 1, 2, 3, 4, 3, 4]);
@@ -592,14 +602,20 @@ mod tests {
             lists.to_string().parse() == Ok(lists)
         }
 
-        fn a_window_lists_every_block_that_has_a_visible_pair(queries: u8, keys: u8, left: u8, right: u8) -> bool {
+        fn a_window_lists_every_block_that_has_a_visible_pair(
+            queries: u8, keys: u8, left: u8, right: u8, at: Option<i8>, sinks: u8
+        ) -> bool {
             let lengths = [usize::from(queries), 3 * usize::from(keys)];
             let mask = Mask::window(u32::from(left), u32::from(right));
-            let list = BlockList::window(BlockLists::new(64, 64), mask, 0, lengths);
+            let mask = at.map_or(mask, |at| mask.diagonal(Diagonal::At(at.into())));
+            let sinks = usize::from(sinks);
+            let list = BlockList::window(BlockLists::new(64, 64), mask, sinks, lengths);
             (0..lengths[0]).all(|row| {
                 let range = list.offsets[row / 64] as usize..list.offsets[row / 64 + 1] as usize;
                 let blocks = &list.indices[range];
-                mask.visible(row, lengths[0], lengths[1]).all(|key| blocks.contains(&((key / 64) as i32)))
+                let shown = mask.visible(row, lengths[0], lengths[1]);
+                shown.chain(0..sinks.min(lengths[1])).all(|key| blocks.contains(&((key / 64) as i32)))
+                    && blocks.is_sorted_by(|a, b| a < b)
             })
         }
     }
