@@ -100,7 +100,7 @@ impl Attention {
 
     /// As [`forward`](Self::forward), into existing tensors, which nothing else may hold. Rows of a packed output that no
     /// sequence owns are left alone, and so are the gaps of a strided one. Nothing is allocated on a GPU, so this may be part
-    /// of a capture once the problem was computed before.
+    /// of a capture once the problem was computed before, with the same numbers of options: these are uploaded once.
     ///
     /// # Errors
     /// As [`forward`](Self::forward); when `out` is not of q's shape with v's head size, or `lse` of its lse's.
@@ -190,6 +190,7 @@ impl Attention {
         given: &Arguments<'b>,
         out: Option<&dyn Bytes>,
     ) -> Result<CallBuilder<'b>> {
+        given.check_scores()?;
         let mut aligned = out.is_none_or(|out| out.starts_aligned());
         let mut aligned_scores = true;
         let mut builder = given

@@ -31,8 +31,6 @@ pub(crate) struct Side<'a> {
     pub(crate) longest: Option<usize>,
     pub(crate) table: Option<TableLayout>,
     pub(crate) blocks: Option<BlockLists>,
-    /// The type of the bias, if there is one.
-    pub(crate) bias: Option<MemoryType>,
 }
 
 impl<'a> Side<'a> {
@@ -42,7 +40,6 @@ impl<'a> Side<'a> {
             longest: None,
             table: None,
             blocks: None,
-            bias: None,
         }
     }
 
@@ -241,6 +238,11 @@ impl<'a> Part<'a> {
 
     pub(crate) fn backend(&self) -> &'a Backend {
         self.memory.backend()
+    }
+
+    /// The type of the tensor's elements.
+    pub(crate) fn memory_type(&self) -> MemoryType {
+        self.memory.memory_type()
     }
 
     /// Returns true if it starts at a multiple of 16 bytes. On the CPU it does not matter.
@@ -457,10 +459,8 @@ impl<'a, T: Element> Keys<'a, T> {
     }
 
     /// A tensor that has an element for each score by its operand: [`bias`](Self::bias) or [`key_mask`](Self::key_mask).
+    /// The call refuses any other operand, and elements of another type.
     pub fn scores<U: Pod + Send + Sync>(mut self, operand: Operand, tensor: &'a Tensor<U>) -> Self {
-        if operand == Operand::Bias {
-            self.side.bias = Some(MemoryType::of::<U>());
-        }
         self.side.set(operand, Given::Tensor(Part::all(tensor)));
         self
     }

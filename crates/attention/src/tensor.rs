@@ -10,7 +10,7 @@ use warptile_kernels::abi::CHUNK_BYTES;
 
 use crate::backend::{Backend, Place};
 use crate::error::{Error, Result};
-use crate::spec::{Invalid, Layout};
+use crate::spec::{Invalid, Layout, MemoryType};
 
 /// A tensor on a [`Backend`]: batch, length, heads and head size, as its [`Layout`] says.
 ///
@@ -375,6 +375,9 @@ pub(crate) trait Bytes: fmt::Debug + Send + Sync {
 
     fn backend(&self) -> &Backend;
 
+    /// The type of its elements.
+    fn memory_type(&self) -> MemoryType;
+
     /// As the tensor's own.
     fn starts_aligned(&self) -> bool;
 
@@ -396,6 +399,10 @@ impl<T: Pod + Send + Sync> Bytes for Tensor<T> {
 
     fn backend(&self) -> &Backend {
         self.backend()
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        MemoryType::of::<T>()
     }
 
     fn starts_aligned(&self) -> bool {

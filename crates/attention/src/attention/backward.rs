@@ -16,7 +16,7 @@ use crate::lse::Lse;
 use crate::operands::{Keys, Queries};
 use crate::plan::{BackwardProblem, Choice, Plan};
 use crate::spec::{
-    Backward, Element, ElementType, HostOutputs, Invalid, KeyGradients, Layout, expect_same,
+    Access, Backward, Element, ElementType, HostOutputs, Invalid, KeyGradients, Layout, expect_same,
 };
 use crate::tensor::{Bytes, Storage, Tensor};
 
@@ -376,7 +376,11 @@ impl Attention {
         for (operand, to) in tensors() {
             builder = builder.layout(operand, *to.layout());
         }
-        Ok(builder.build()?)
+        let backward = builder.build()?;
+        for (operand, to) in tensors() {
+            backward.expected()[operand].check_type(to.memory_type(), Access::Write)?;
+        }
+        Ok(backward)
     }
 
     fn run_backward(

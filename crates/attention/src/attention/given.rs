@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::gpu::{Bindings, Gpu};
 use crate::operands::{Given, Keys, Part, Queries};
 use crate::spec::{
-    BlockLists, Call, CallBuilder, Element, ElementType, HostInputs, MemoryType, Numbers,
+    BlockLists, Call, CallBuilder, Element, ElementType, Elements, HostInputs, Invalid, Kind,
+    MemoryType, Numbers,
 };
 
 /// Numbers of an option in device memory.
@@ -41,6 +42,12 @@ impl<'a> Arguments<'a> {
         let [k, v] = keys.tensors;
         let mut others = keys.side.given;
         others.extend(queries.side.given);
+        let has_bias_f32 = others.iter().any(|(operand, given)| match given {
+            Given::Tensor(part) if *operand == Operand::Bias => {
+                part.memory_type() == MemoryType::of::<f32>()
+            }
+            _ => false,
+        });
         let numbers = attention.numbers.iter().map(|(operand, numbers)| {
             let bytes = bytemuck::cast_slice(numbers);
             (*operand, Given::Numbers(Numbers::Host(bytes)))
@@ -57,7 +64,7 @@ impl<'a> Arguments<'a> {
             longest: [queries.side.longest, keys.side.longest],
             table: keys.side.table,
             blocks: keys.side.blocks,
-            has_bias_f32: keys.side.bias == Some(MemoryType::of::<f32>()),
+            has_bias_f32,
             backend: queries.q.backend(),
         }
     }
@@ -116,6 +123,26 @@ impl<'a> Arguments<'a> {
             bindings.set_bytes(*operand, values.as_slice().into_bytes());
         }
         Ok(bindings)
+    }
+
+    /// Refuses tensors for scores that are none, or whose elements have another type than the call will read.
+    pub(super) fn check_scores(&self) -> Result<()> {
+        for (operand, given) in &self.others {
+            let Given::Tensor(part) = given else { continue };
+            let expected = match (operand.kind(), operand.elements()) {
+                (Kind::Scores, Elements::Bias) if self.has_bias_f32 => Some(ElementType::F32),
+                (Kind::Scores, Elements::Bias) => Some(self.types.q),
+                (Kind::Scores, _) => None,
+                (Kind::List(_), _) => continue,
+                _ => {
+                    let rule = "is given as a tensor that has an element for each score";
+                    return Err(Invalid::presence(operand.name(), rule).into());
+                }
+            };
+            let size = expected.map_or(1, ElementType::size);
+            { part.memory_type() }.check(operand.name(), expected, size as u64)?;
+        }
+        Ok(())
     }
 
     /// A description of the call that has the types and bounds, and no operand yet but q, k and v.

@@ -1,9 +1,10 @@
 //! Sinks, bias and key mask where random problems do not reach: whole tiles hidden, rows that see nothing, huge numbers.
 
+use half::{bf16, f16};
 use warptile::cpu::forward_cpu;
 use warptile::kernels::Kind;
 use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Scoring};
-use warptile::{Element, Layout, Mask};
+use warptile::{Attention, Backend, Element, Keys, Layout, Mask};
 use warptile_check::Expectation;
 
 use crate::common::verify_text;
@@ -71,6 +72,23 @@ fn tiles_that_the_key_mask_hides() {
         assert!(out[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == 0.0));
         assert_eq!(lse[1], nothing);
     }
+}
+
+#[test]
+fn tensors_of_scores_have_the_type_that_is_read() {
+    let backend = Backend::cpu();
+    let x = backend.tensor(&[f16::ONE; 8], [1, 1, 1, 8]).unwrap();
+    let one = Layout::bhsd([1, 1, 1, 1]);
+    let bias = backend.tensor_with_layout(&[bf16::ONE], one).unwrap();
+    let mask = backend.tensor_with_layout(&[1.0_f32], one).unwrap();
+    let error = |keys: Keys<'_, f16>| Attention::new().forward(&x, keys).unwrap_err().to_string();
+    let keys = || Keys::new(&x, &x);
+    assert_eq!(
+        error(keys().scores(Operand::Bias, &bias)),
+        "bias has elements of type bf16, but must have f16"
+    );
+    assert!(error(keys().scores(Operand::KeyMask, &mask)).starts_with("key_mask has numbers"));
+    assert!(error(keys().scores(Operand::Q, &x)).starts_with("q is given as a tensor"));
 }
 
 #[test]
