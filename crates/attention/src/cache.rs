@@ -13,8 +13,8 @@ use crate::error::Result;
 use crate::operands::{Keys, Queries, Scales};
 use crate::ops::{CacheTensors, CacheWrite};
 use crate::spec::{
-    Call, Element, ElementType, Heads, Invalid, Layout, SCALES, check_list, expect_countable,
-    expect_scales, scale_of,
+    Call, Element, ElementType, Heads, Invalid, Layout, SCALES, Types, check_list,
+    expect_countable, expect_scales, scale_of,
 };
 use crate::tensor::Tensor;
 
@@ -200,7 +200,7 @@ impl<T: Element> KvCacheBuilder<T> {
     ///
     /// # Errors
     /// A number that is beyond what attention can have: heads and head sizes, rows of a page, pages, keys of a sequence; if there
-    /// is not enough memory.
+    /// is not enough memory; a type of [`quantized`](Self::quantized) that has no scales.
     pub fn build(self, backend: &Backend) -> Result<KvCache<T>> {
         let element_bytes = match self.quantized {
             None => size_of::<T>(),
@@ -228,7 +228,12 @@ impl<T: Element> KvCacheBuilder<T> {
         // The largest step of this cache.
         let q = Layout::bshd([self.sequences, 1, self.heads.query, self.heads.dim]);
         let [k, v] = page_layout.layouts();
-        Call::builder(&q, &k, &v, T::TYPE)
+        if self.quantized.is_some_and(|element| !element.is_scaled()) {
+            let rule = "names a type whose numbers have no scales; e4m3 has them";
+            return Err(Invalid::presence("quantized", rule).into());
+        }
+        let types = Types::of(T::TYPE).keys(self.quantized.unwrap_or(T::TYPE));
+        Call::builder(&q, &k, &v, types)
             .device_block_table([self.sequences, columns])
             .device_key_lengths(self.sequences)
             .build()?;

@@ -12,8 +12,8 @@ use crate::error::Result;
 use crate::gpu::{Bindings, Gpu, PositionElement, in_one};
 use crate::operands::{Given, ScaledBy, Scales};
 use crate::spec::{
-    Append, AppendBuilder, Element, ElementType, HostInputs, HostOutputs, Invalid, Layout,
-    LengthElement, Numbers, Pairing, Quantized, Rotary, check_list,
+    Append, AppendBuilder, DIMENSIONS, Element, ElementType, HostInputs, HostOutputs, Invalid,
+    Layout, LengthElement, Numbers, Pairing, Quantized, Rotary, check_list, expect_same,
 };
 use crate::tensor::{Bytes, Tensor};
 
@@ -230,11 +230,9 @@ macro_rules! on_device {
     ($($(#[$doc:meta])* $name:ident, $argument:ident, |$builder:ident, $count:ident $(, $more:ident: $type:ty)?| $set:expr;)*) => {
         $(
             $(#[$doc])*
-            pub fn $name<L: LengthElement>(mut self, list: DeviceSlice<'a, L> $(, $more: $type)?) -> Self {
-                let ($builder, $count) = (self.builder, list.len());
-                self.builder = $set;
-                self.lists.push((Operand::$argument, list.into_bytes()));
-                self
+            pub fn $name<L: LengthElement>(self, list: DeviceSlice<'a, L> $(, $more: $type)?) -> Self {
+                let $count = list.len();
+                self.list(Operand::$argument, Some(list.into_bytes())).with(|$builder| $set)
             }
         )*
     };
@@ -265,10 +263,18 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         }
     }
 
+    /// Takes a list from the device, or from nowhere there, in place of one that was given before.
+    fn list(mut self, operand: Operand, list: Option<DeviceSlice<'a, u8>>) -> Self {
+        self.lists.retain(|(other, _)| *other != operand);
+        self.lists.extend(list.map(|list| (operand, list)));
+        self
+    }
+
     /// Row `i` of k and v, counted through the batch, goes to slot `slots[i]`, which is `page * page rows + row`; a slot that does
     /// not exist, such as -1, is padding.
     pub fn slots(self, slots: &'a [i64]) -> Self {
-        self.with(|builder| builder.slots(slots))
+        self.list(Operand::NewSlots, None)
+            .with(|builder| builder.slots(slots))
     }
 
     /// Gives lengths in device memory that the host knows.
@@ -277,29 +283,33 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     }
 
     /// As [`slots`](Self::slots), in device memory.
-    pub fn slots_on_device(mut self, slots: DeviceSlice<'a, i64>) -> Self {
-        self.lists.push((Operand::NewSlots, slots.into_bytes()));
-        self.with(AppendBuilder::device_slots)
+    pub fn slots_on_device(self, slots: DeviceSlice<'a, i64>) -> Self {
+        self.list(Operand::NewSlots, Some(slots.into_bytes()))
+            .with(AppendBuilder::device_slots)
     }
 
     /// The rows of sequence `b` go after the `lengths[b]` rows that it has.
     pub fn after(self, lengths: &'a [i32]) -> Self {
-        self.with(|builder| builder.key_lengths(lengths))
+        self.list(Operand::KeyLengths, None)
+            .with(|builder| builder.key_lengths(lengths))
     }
 
     /// Row `j` of sequence `b` lies in page `table[b * columns + j / page rows]`. Without a table page `b` is its only one.
     pub fn block_table(self, table: &'a [i32], columns: usize) -> Self {
-        self.with(|builder| builder.block_table(table, columns))
+        self.list(Operand::BlockTable, None)
+            .with(|builder| builder.block_table(table, columns))
     }
 
     /// Sequence `b` has the rows `offsets[b]..offsets[b + 1]` of a k and v whose batch extent is 1.
     pub fn packed(self, offsets: &'a [i32]) -> Self {
-        self.with(|builder| builder.packed(offsets))
+        self.list(Operand::RowOffsets, None)
+            .with(|builder| builder.packed(offsets))
     }
 
     /// Limits each sequence's new rows to the first `lengths[b]`.
     pub fn row_lengths(self, lengths: &'a [i32]) -> Self {
-        self.with(|builder| builder.row_lengths(lengths))
+        self.list(Operand::RowLengths, None)
+            .with(|builder| builder.row_lengths(lengths))
     }
 
     on_device! {
@@ -355,6 +365,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         sin: &'a Tensor<U>,
         pairing: Pairing,
     ) -> Result<Self> {
+        expect_same("sin", sin.shape(), ("cos", cos.shape()), DIMENSIONS)?;
         if sin.layout() != cos.layout() {
             return Err(Invalid::StridesDiffer {
                 argument: "sin",
@@ -369,17 +380,14 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
     /// Sets the position by which each row of k, counted through the batch, is rotated. Default: its place in its sequence.
     pub fn positions(self, positions: &'a [i32]) -> Self {
-        self.with(|builder| builder.positions(positions))
+        self.list(Operand::Positions, None)
+            .with(|builder| builder.positions(positions))
     }
 
     /// As [`positions`](Self::positions), in device memory.
-    pub fn positions_on_device<P: PositionElement>(
-        mut self,
-        positions: DeviceSlice<'a, P>,
-    ) -> Self {
-        self.lists
-            .push((Operand::Positions, positions.into_bytes()));
-        self.with(|builder| builder.device_positions(P::WIDE))
+    pub fn positions_on_device<P: PositionElement>(self, positions: DeviceSlice<'a, P>) -> Self {
+        self.list(Operand::Positions, Some(positions.into_bytes()))
+            .with(|builder| builder.device_positions(P::WIDE))
     }
 
     /// Rotates these queries too, in place: of k's batch and rows, any number of heads. Nobody else may hold them.

@@ -79,6 +79,20 @@ fn write_with_tables(rows: usize, before: i32, position: Option<i32>) -> (Result
 }
 
 #[test]
+fn tables_of_different_lengths_are_refused() {
+    let backend = Backend::cpu();
+    let table = backend.tensor(&[1.0_f32; 40], [1, 10, 1, 4]).unwrap();
+    let mut pages = [0, 1].map(|_| backend.tensor(&[0.0_f32; 8], [1, 1, 1, 8]).unwrap());
+    let [keys, values] = &mut pages;
+    let new = backend.tensor(&[1.0_f32; 8], [1, 1, 1, 8]).unwrap();
+    let short = table.rows(0..8).unwrap();
+    let error = CacheWrite::new(&new, &new, (keys, values))
+        .rotary_f32(&table, &short, Pairing::HalfSplit)
+        .unwrap_err();
+    assert_eq!(error.to_string(), "sin has length 8 where cos has 10");
+}
+
+#[test]
 fn a_position_beyond_the_tables_is_refused_before_anything_is_written() {
     for (rows, before, position, expected) in [
         (

@@ -1,11 +1,21 @@
 //! A cache of pages against one that keeps every row in a vector, and against attention in float64.
 
+use half::f16;
 use quickcheck::{QuickCheck, TestResult};
 use warptile::cache::SequenceId;
 use warptile::spec::{Invalid, Pairing, Rotary};
-use warptile::{Attention, Backend, Error, KvCache, Layout, Mask, Tensor};
+use warptile::{Attention, Backend, ElementType, Error, KvCache, Layout, Mask, Tensor};
 
 use crate::draw::Random;
+
+#[test]
+fn a_cache_is_quantized_by_types_with_scales() {
+    for element in [ElementType::F16, ElementType::F32] {
+        let builder = KvCache::<f16>::builder(2, 16).quantized(element);
+        let error = builder.build(&Backend::cpu()).unwrap_err().to_string();
+        assert!(error.starts_with("quantized names a type"), "{error}");
+    }
+}
 
 /// A cache, and all of its rows without pages.
 struct Pair {

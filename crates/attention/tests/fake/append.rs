@@ -31,6 +31,33 @@ fn rotary() -> Rotary {
     Rotary::computed(32, 10_000.0, Pairing::Interleaved).unwrap()
 }
 
+/// The list that is given last counts, wherever it lies.
+#[test]
+fn lists_on_the_host_take_the_place_of_those_on_the_device() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        let (k, v) = (tensor(&backend, NEW), tensor(&backend, NEW));
+        let (mut keys, mut values) = (tensor(&backend, PAGES), tensor(&backend, PAGES));
+        let stream = backend.gpu().unwrap().stream();
+        let slots: Vec<i64> = (0..6).collect();
+        let on_device = DeviceBuffer::from_slice(stream, &slots).unwrap();
+        CacheWrite::new(&k, &v, (&mut keys, &mut values))
+            .slots_on_device(on_device.as_slice())
+            .slots(&slots)
+            .run()
+            .unwrap();
+        CacheWrite::new(&k, &v, (&mut keys, &mut values))
+            .slots(&slots)
+            .slots_on_device(on_device.as_slice())
+            .run()
+            .unwrap();
+        backend.synchronize().unwrap();
+        assert_eq!(fake.launches().len(), 2);
+    }
+    fake.assert_clean();
+}
+
 #[test]
 fn a_write_is_launched_with_its_numbers_and_strides() {
     let fake = FakeDriver::open();
