@@ -48,13 +48,16 @@ struct GradientParameters {
 constexpr double EPSILON = 1.1920928955078125e-7;  // of f32
 constexpr double LEAST = 1.1754943508222875e-38;    // its least normal number
 
+// That of numbers which kernels may take for 0.
+__device__ double flushed_variance(double x) { return x == 0.0 ? 0.0 : LEAST * LEAST; }
+
 // The variance of a rounding to the type; of f32 it is part of that of its arithmetic.
 template <typename T>
 __device__ double rounding_variance(double x) {
-    return ulp<T>(x) * ulp<T>(x) / 12.0;
+    return ulp<T>(x) * ulp<T>(x) / 12.0 + flushed_variance(x);
 }
 template <>
-__device__ double rounding_variance<float>(double) { return 0.0; }
+__device__ double rounding_variance<float>(double x) { return flushed_variance(x); }
 
 // The weight of a key, before and after dropout, the gradient of its score by the scaled product, and with the bias.
 struct Weight {

@@ -34,6 +34,9 @@ fn magnitude(value: f64) -> f64 {
     f64::from_bits(value.to_bits() & (0x7ff << 52))
 }
 
+/// The least normal number of `f32`: kernels take what is below for 0.
+pub(crate) const LEAST: f64 = f32::MIN_POSITIVE as f64;
+
 /// Distance between neighbouring numbers of the type at the magnitude of `value`: one unit in its last place. 0 for what
 /// is not finite.
 pub(crate) fn ulp(element: ElementType, value: f64) -> f64 {

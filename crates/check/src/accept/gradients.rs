@@ -9,7 +9,7 @@ use super::{Tolerance, Verdict, factor, judge, largest_finite, natural_error};
 use crate::compiled::with_type;
 use crate::error::Result;
 use crate::reference::{GradientReferences, gradients};
-use crate::rounding::ulp;
+use crate::rounding::{LEAST, ulp};
 use crate::with_element;
 
 /// The gradients that a backward pass must have, and how far from them a right result may be.
@@ -27,7 +27,7 @@ use crate::with_element;
 /// of scores rounded to the element type before they are multiplied, and arithmetic in `f32`, that of long sums included. It matters in
 /// small problems, where the plain computation may be right by luck. A NaN never passes.
 ///
-/// Here `ulp` is at least `2^-126`, as kernels take numbers below that for 0.
+/// Here `ulp` is at least `2^-126`, as kernels take numbers below that for 0; so they may each weight, and each gradient of a score.
 ///
 /// `n` says how many independent errors the mean is of: `elements` counts those that have a variance, and `roundings` the rounded numbers
 /// that give it, as `(sum e)^2 / sum e^2` with `e` for what one gives all elements together. One query has a gradient of a score for
@@ -121,8 +121,7 @@ impl GradientExpectation {
             };
             let exact = std::mem::take(&mut exact[operand]);
             let (r, r16, variance) = (&exact, &rounded[operand], &variance[operand]);
-            // Kernels take numbers below the least normal one of `f32` for 0.
-            let unit = |r: f64| ulp(element, r).max(f64::from(f32::MIN_POSITIVE));
+            let unit = |r: f64| ulp(element, r).max(LEAST);
             let floor = |(variance, r): (&f64, &f64)| 6.0 * variance.sqrt() + unit(*r);
             let floors = { variance.iter().zip(r) }.map(|pair| floor(pair) as f32);
             let unavoidable =
@@ -200,7 +199,7 @@ impl GradientExpectation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::f16;
+    use half::{bf16, f16};
     use warptile::Layout;
     use warptile::spec::Call;
 
@@ -229,6 +228,34 @@ mod tests {
         // One element beyond its own bound, by more than the mean.
         let verdict = expected.judge(Operand::DK, &[1.25, 0.0, 0.0, 0.0].map(f16::from_f32));
         assert!(!verdict.passed && verdict.to_string().contains("element 0 has 1.250e0"));
+    }
+
+    #[test]
+    fn weights_that_f32_holds_as_subnormal_numbers_only_may_be_0() {
+        let layout = Layout::bshd([1, 1, 1, 8]);
+        // The sink has nearly all of the weight, and the key `exp(-sink)`.
+        let judge = |sink: f32| {
+            let call = Call::builder(&layout, &layout, &layout, bf16::TYPE)
+                .count(Operand::Sinks, 1)
+                .build()
+                .unwrap();
+            let backward = Backward::builder(call).build().unwrap();
+            let (zeros, ones, eights, sinks) = ([0.0; 8], [1.0; 8], [8.0; 8], [sink]);
+            let row = |values: [f32; 8]| values.map(bf16::from_f32);
+            let [q, v, d_out] = [zeros, ones, eights].map(row);
+            let inputs = HostInputs::default()
+                .with(Operand::Q, &q)
+                .with(Operand::K, &q)
+                .with(Operand::V, &v)
+                .with(Operand::Out, &q)
+                .with(Operand::DOut, &d_out)
+                .with(Operand::Sinks, &sinks)
+                .with(Operand::Lse, &sinks);
+            let expected = GradientExpectation::new(&backward, &inputs).unwrap();
+            expected.judge(Operand::DV, &[bf16::ZERO; 8]).passed
+        };
+        assert!(judge(87.5));
+        assert!(!judge(80.0));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{MAX_GRADIENT_WORK, check_size};
 use crate::compiled::Compiled;
 use crate::error::Result;
 use crate::parallel;
-use crate::rounding::{round, ulp};
+use crate::rounding::{LEAST, round, ulp};
 
 /// A number for each element of each gradient, dense: those of tensors `[batch, length, heads, head size]`.
 pub(crate) type Gradients = Slots<Vec<f64>>;
@@ -406,9 +406,10 @@ impl<T: Element> Pass<'_, T> {
             let product = kept(index) * d_norm * self.value_norms[first_norm + index];
             let of_ds = of_p * (product + delta_size);
             let of_p = of_p * kept(index);
+            let flushed = |x: f64| if x == 0.0 { 0.0 } else { LEAST.powi(2) };
             let rounding = |x: f64| match T::TYPE {
-                ElementType::F32 => 0.0,
-                _ => ulp(T::TYPE, x).powi(2) / 12.0,
+                ElementType::F32 => flushed(x),
+                _ => ulp(T::TYPE, x).powi(2) / 12.0 + flushed(x),
             };
             let of_p = 2.0 * rounding(p) + of_p * of_p + sums * p * p;
             let d_bias = right.d_bias[index];
