@@ -70,7 +70,7 @@ macro_rules! driver_api {
                 num_dependencies: *mut usize,
             );
             required fn thread_exchange_stream_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
-            since 12000 fn stream_get_id = cuStreamGetId(stream: CUstream, id: *mut u64);
+            required fn stream_get_id = cuStreamGetId(stream: CUstream, id: *mut u64);
 
             // Events
             required fn event_create = cuEventCreate(event: *mut CUevent, flags: c_uint);
@@ -115,7 +115,6 @@ macro_rules! driver_api {
             // Copies and fills
             required fn memcpy_htod = cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize);
             required fn memcpy_dtoh = cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-            required fn memcpy_dtod = cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
             required fn memcpy_htod_async = cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
             required fn memcpy_dtoh_async = cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
             required fn memcpy_dtod_async = cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
@@ -127,7 +126,6 @@ macro_rules! driver_api {
                 bytes: usize,
                 stream: CUstream,
             );
-            required fn memcpy_2d = cuMemcpy2D_v2(copy: *const CUmemcpy2D);
             required fn memcpy_2d_async = cuMemcpy2DAsync_v2(copy: *const CUmemcpy2D, stream: CUstream);
             since 12080 fn memcpy_batch_async = cuMemcpyBatchAsync(
                 to: *mut CUdeviceptr,
@@ -141,9 +139,7 @@ macro_rules! driver_api {
                 stream: CUstream,
             );
             required fn memset_d8 = cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize);
-            required fn memset_d32 = cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
             required fn memset_d8_async = cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream);
-            required fn memset_d32_async = cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream);
 
             // Modules and kernels
             required fn module_load_data_ex = cuModuleLoadDataEx(
@@ -194,7 +190,7 @@ macro_rules! driver_api {
                 stream: CUstream,
                 params: *mut *mut c_void,
             );
-            since 11080 fn launch_kernel_ex = cuLaunchKernelEx(
+            required fn launch_kernel_ex = cuLaunchKernelEx(
                 config: *const CUlaunchConfig,
                 function: CUfunction,
                 params: *mut *mut c_void,
@@ -206,12 +202,12 @@ macro_rules! driver_api {
                 block_threads: c_int,
                 shared_bytes: usize,
             );
-            since 11080 fn occupancy_max_active_clusters = cuOccupancyMaxActiveClusters(
+            required fn occupancy_max_active_clusters = cuOccupancyMaxActiveClusters(
                 clusters: *mut c_int,
                 function: CUfunction,
                 config: *const CUlaunchConfig,
             );
-            since 12000 fn tensor_map_encode_tiled = cuTensorMapEncodeTiled(
+            required fn tensor_map_encode_tiled = cuTensorMapEncodeTiled(
                 map: *mut CUtensorMap,
                 data_type: CUtensorMapDataType,
                 rank: u32,
@@ -228,15 +224,15 @@ macro_rules! driver_api {
 
             // Graphs
             required fn graph_instantiate_with_flags = cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64);
-            since 12000 fn graph_create = cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
-            since 12000 fn graph_add_kernel_node = cuGraphAddKernelNode_v2(
+            required fn graph_create = cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
+            required fn graph_add_kernel_node = cuGraphAddKernelNode_v2(
                 node: *mut CUgraphNode,
                 graph: CUgraph,
                 after: *const CUgraphNode,
                 after_count: usize,
                 params: *const CUkernelNodeParams,
             );
-            since 12000 fn graph_exec_kernel_node_set_params = cuGraphExecKernelNodeSetParams_v2(
+            required fn graph_exec_kernel_node_set_params = cuGraphExecKernelNodeSetParams_v2(
                 exec: CUgraphExec,
                 node: CUgraphNode,
                 params: *const CUkernelNodeParams,

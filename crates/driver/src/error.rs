@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use warptile_cuda_sys::{CUresult, LoadError, Version};
+use warptile_cuda_sys::{CUresult, LoadError};
 
 use crate::launch::LaunchError;
 
@@ -91,15 +91,6 @@ pub enum DriverError {
     TensorMap {
         /// The broken rule, with the value that breaks it.
         rule: String,
-    },
-
-    /// The driver or device lacks something optional.
-    #[error("{operation} needs {needs}, which this machine lacks")]
-    Unsupported {
-        /// The operation asked for.
-        operation: &'static str,
-        /// The driver version or device feature it needs.
-        needs: String,
     },
 
     /// Two things of different contexts were used together.
@@ -346,12 +337,4 @@ fn advice(code: CUresult) -> Option<&'static str> {
         }
         _ => return None,
     })
-}
-
-/// The error of an optional function that the driver lacks.
-pub(crate) fn lacks_function(operation: &'static str, symbol: &str, since: Version) -> DriverError {
-    DriverError::Unsupported {
-        operation,
-        needs: format!("{symbol}, which drivers have since CUDA {since}"),
-    }
 }

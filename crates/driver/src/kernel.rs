@@ -14,7 +14,7 @@ use warptile_cuda_sys::{
 
 use crate::context::lock;
 use crate::driver::call;
-use crate::error::{DriverError, Result, lacks_function};
+use crate::error::{DriverError, Result};
 use crate::launch::{KernelLimits, LaunchConfig, check};
 use crate::module::Module;
 use crate::stream::{Launching, Stream};
@@ -356,7 +356,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         let alone = unsafe { self.queue_alone(at, &config, params) }?;
         if alone.is_none() {
             // SAFETY: as above.
-            let (symbol, code) = unsafe { self.submit(stream.raw(), &config, params) }?;
+            let (symbol, code) = unsafe { self.submit(stream.raw(), &config, params) };
             if code != CUresult::SUCCESS {
                 return Err(stream.failed(symbol, code, self.launching().into()));
             }
@@ -425,7 +425,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
             config.programmatic = !unsafe { self.may_be_captured(stream) };
         }
         // SAFETY: the caller's promise is the same.
-        let (symbol, code) = unsafe { self.submit(stream, &config, params) }?;
+        let (symbol, code) = unsafe { self.submit(stream, &config, params) };
         if code == CUresult::SUCCESS {
             return Ok(());
         }
@@ -504,7 +504,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         stream: CUstream,
         config: &LaunchConfig,
         params: &P,
-    ) -> Result<(&'static str, CUresult)> {
+    ) -> (&'static str, CUresult) {
         let api = self.module.context().api();
         let mut params: *mut c_void = params.bytes().as_ptr().cast_mut().cast();
         let params: *mut *mut c_void = match self.param_bytes {
@@ -515,15 +515,12 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         let shared = config.dynamic_shared_bytes;
         if config.cluster.is_some() || config.programmatic {
             let symbol = SYMBOLS.launch_kernel_ex;
-            let Some(launch) = api.launch_kernel_ex else {
-                let operation = "launching a kernel with attributes";
-                return Err(lacks_function(operation, symbol, Version(11_080)));
-            };
+            let launch = api.launch_kernel_ex;
             let attributes = Attributes::of(config);
             let raw_config = attributes.raw_config(config, stream);
             // SAFETY: the configuration and its attributes outlive the call; the rest is as below.
             let code = unsafe { launch(&raw_config, self.function, params, std::ptr::null_mut()) };
-            return Ok((symbol, code));
+            return (symbol, code);
         }
         macro_rules! launched {
             ($launch:ident $(, $extra:ident)?) => {
@@ -536,12 +533,12 @@ impl<P: Parameters + ?Sized> Kernel<P> {
             // pointer to a block, which the driver copies before it returns, and the kernel takes one
             // of its size. The rest is the caller's promise.
             let code = unsafe { launched!(launch) };
-            return Ok((SYMBOLS.launch_cooperative_kernel, code));
+            return (SYMBOLS.launch_cooperative_kernel, code);
         }
         let (launch, extra) = (api.launch_kernel, std::ptr::null_mut());
         // SAFETY: as above.
         let code = unsafe { launched!(launch, extra) };
-        Ok((SYMBOLS.launch_kernel, code))
+        (SYMBOLS.launch_kernel, code)
     }
 
     /// How many blocks of this kernel a multiprocessor can hold at once.
@@ -577,10 +574,7 @@ impl<P: Parameters + ?Sized> Kernel<P> {
         self.same_context(stream, "asking for the occupancy of clusters")?;
         let context = stream.context();
         let symbol = SYMBOLS.occupancy_max_active_clusters;
-        let Some(max_active_clusters) = context.api().occupancy_max_active_clusters else {
-            let operation = "asking for the occupancy of clusters";
-            return Err(lacks_function(operation, symbol, Version(11_080)));
-        };
+        let max_active_clusters = context.api().occupancy_max_active_clusters;
         let _current = context.enter()?;
         let attributes = Attributes::of(config);
         let raw_config = attributes.raw_config(config, stream.raw());

@@ -6,12 +6,12 @@ use std::fmt;
 use bytemuck::{Pod, Zeroable};
 use warptile_cuda_sys::{
     CUdeviceptr, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOobFill,
-    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, SYMBOLS, Version,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, SYMBOLS,
 };
 
 use crate::context::Context;
 use crate::driver::Driver;
-use crate::error::{DriverError, Result, lacks_function};
+use crate::error::{DriverError, Result};
 
 /// An encoded tensor map, to be placed in a kernel's parameter block: a `__grid_constant__`
 /// `CUtensorMap` on the other side.
@@ -189,8 +189,7 @@ impl TiledTensorMap {
     /// to [`Kernel::launch`](crate::Kernel::launch).
     ///
     /// # Errors
-    /// [`DriverError::TensorMap`] naming the broken rule, [`DriverError::Unsupported`], or what the
-    /// driver reports.
+    /// [`DriverError::TensorMap`] naming the broken rule, or what the driver reports.
     pub fn encode_in(&self, context: &Context) -> Result<TensorMap> {
         let _current = context.enter()?;
         self.encode(context.driver())
@@ -205,13 +204,7 @@ impl TiledTensorMap {
         self.check()
             .map_err(|rule| DriverError::TensorMap { rule })?;
         let symbol = SYMBOLS.tensor_map_encode_tiled;
-        let Some(encode) = driver.api().tensor_map_encode_tiled else {
-            return Err(lacks_function(
-                "making a tensor map",
-                symbol,
-                Version(12_000),
-            ));
-        };
+        let encode = driver.api().tensor_map_encode_tiled;
         let mut map = CUtensorMap { opaque: [0; 16] };
         let element_strides = [1_u32; MAX_RANK];
         let address: *mut c_void = std::ptr::without_provenance_mut(self.address as usize);

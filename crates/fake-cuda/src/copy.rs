@@ -50,18 +50,6 @@ pub(crate) fn memcpy_dtoh(
     }
 }
 
-pub(crate) fn memcpy_dtod(
-    state: &mut State,
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    match state.on_device(to, bytes).and(state.on_device(from, bytes)) {
-        Ok(_) => copy_now(state, to, from, bytes),
-        Err(code) => code,
-    }
-}
-
 pub(crate) fn memcpy_htod_async(
     state: &mut State,
     to: CUdeviceptr,
@@ -146,11 +134,6 @@ pub(crate) fn memcpy_peer_async(
         let from = from?;
         queued(state.push(on, Op::Copy { to, from, bytes }))
     }))
-}
-
-/// The stand-in copies no rectangles.
-pub(crate) fn memcpy_2d(_state: &mut State, _copy: In<CUmemcpy2D>) -> CUresult {
-    CUresult::ERROR_NOT_SUPPORTED
 }
 
 /// Copies of a batch, in order.
@@ -252,10 +235,6 @@ pub(crate) fn memset_d8(state: &mut State, to: CUdeviceptr, value: u8, count: us
     fill_now(state, to, &[value], count)
 }
 
-pub(crate) fn memset_d32(state: &mut State, to: CUdeviceptr, value: u32, count: usize) -> CUresult {
-    fill_now(state, to, &value.to_ne_bytes(), count.saturating_mul(4))
-}
-
 pub(crate) fn memset_d8_async(
     state: &mut State,
     to: CUdeviceptr,
@@ -264,14 +243,4 @@ pub(crate) fn memset_d8_async(
     on: Key,
 ) -> CUresult {
     fill(state, to, &[value], count, on)
-}
-
-pub(crate) fn memset_d32_async(
-    state: &mut State,
-    to: CUdeviceptr,
-    value: u32,
-    count: usize,
-    on: Key,
-) -> CUresult {
-    fill(state, to, &value.to_ne_bytes(), count.saturating_mul(4), on)
 }

@@ -99,10 +99,7 @@ fn code(error: &Error) -> i32 {
         Error::Invalid(Invalid::Allocation { .. }) => WARPTILE_OUT_OF_MEMORY,
         Error::Driver(error) if error.is_out_of_memory() => WARPTILE_OUT_OF_MEMORY,
         Error::Driver(
-            DriverError::Load(_)
-            | DriverError::NoDevice
-            | DriverError::NoSuchDevice { .. }
-            | DriverError::Unsupported { .. },
+            DriverError::Load(_) | DriverError::NoDevice | DriverError::NoSuchDevice { .. },
         ) => WARPTILE_NO_DEVICE,
         Error::Driver(_) => WARPTILE_DRIVER,
         Error::Image(_) | Error::OtherAbi { .. } => WARPTILE_FAULT,

@@ -404,12 +404,10 @@ fn queue_of(context: &Context, stream: CUstream) -> Result<(Queue, Option<CUgrap
         };
         return Ok((queue, Some(graph)));
     }
-    let mut number = stream.0 as u64;
-    if let Some(stream_get_id) = api.stream_get_id {
-        // SAFETY: as above.
-        let code = unsafe { stream_get_id(stream, &mut number) };
-        expect(code, "asking for the number of the stream")?;
-    }
+    let mut number = 0;
+    // SAFETY: as above.
+    let code = unsafe { (api.stream_get_id)(stream, &mut number) };
+    expect(code, "asking for the number of the stream")?;
     let queue = Queue {
         stream: number,
         capture: None,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use warptile_cuda_sys::{
-    CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUkernelNodeParams, CUresult, DriverApi,
+    CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUkernelNodeParams, CUresult,
 };
 
 use super::{Holder, Inner, Stream};
@@ -73,9 +73,6 @@ impl Stream {
             return Ok(None);
         }
         let (context, api) = (self.context(), self.api());
-        let Some(functions) = Functions::of(api) else {
-            return Ok(None);
-        };
         let node = CUkernelNodeParams {
             function,
             grid_dim: config.grid,
@@ -97,7 +94,7 @@ impl Stream {
             None if kernel.launches <= LAUNCHES_BEFORE => return Ok(None),
             None => {
                 // SAFETY: the caller's promise.
-                match unsafe { OneKernel::new(module, context, &functions, &node) } {
+                match unsafe { OneKernel::new(module, context, &node) } {
                     Some(graph) => kernel.graph = Some(graph),
                     None => {
                         // Whatever the reason: after as many launches again it may be gone.
@@ -107,7 +104,7 @@ impl Stream {
                 }
             }
             Some(graph) => {
-                let set_params = functions.set_params;
+                let set_params = api.graph_exec_kernel_node_set_params;
                 // SAFETY: the graph is live and the node its own; the caller's promise is that of the parameters, which are copied.
                 // Launches before this one keep theirs.
                 let code = unsafe { set_params(graph.exec, graph.node, &node) };
@@ -162,30 +159,6 @@ fn known<'a>(
     &mut kernels[last]
 }
 
-/// The functions of the driver that this takes; drivers before 12.0 lack some.
-struct Functions {
-    create: unsafe extern "system" fn(*mut CUgraph, u32) -> CUresult,
-    add: unsafe extern "system" fn(
-        *mut CUgraphNode,
-        CUgraph,
-        *const CUgraphNode,
-        usize,
-        *const CUkernelNodeParams,
-    ) -> CUresult,
-    set_params:
-        unsafe extern "system" fn(CUgraphExec, CUgraphNode, *const CUkernelNodeParams) -> CUresult,
-}
-
-impl Functions {
-    fn of(api: &DriverApi) -> Option<Functions> {
-        Some(Functions {
-            create: api.graph_create?,
-            add: api.graph_add_kernel_node?,
-            set_params: api.graph_exec_kernel_node_set_params?,
-        })
-    }
-}
-
 impl OneKernel {
     /// A graph of one launch; `None` if the driver makes none.
     ///
@@ -194,7 +167,6 @@ impl OneKernel {
     unsafe fn new(
         module: &Arc<Loaded>,
         context: &Context,
-        functions: &Functions,
         launch: &CUkernelNodeParams,
     ) -> Option<OneKernel> {
         let mut made = OneKernel {
@@ -204,14 +176,20 @@ impl OneKernel {
             exec: CUgraphExec::NULL,
             _module: module.clone(),
         };
-        let instantiate = context.api().graph_instantiate_with_flags;
+        let api = context.api();
         // SAFETY: all results outlive the calls, and each handle is used once the call that made it has succeeded. The parameters are
         // copied. What was made is destroyed by `drop`.
         let done = unsafe {
-            (functions.create)(&mut made.graph, 0) == CUresult::SUCCESS
-                && (functions.add)(&mut made.node, made.graph, std::ptr::null(), 0, launch)
+            (api.graph_create)(&mut made.graph, 0) == CUresult::SUCCESS
+                && (api.graph_add_kernel_node)(
+                    &mut made.node,
+                    made.graph,
+                    std::ptr::null(),
+                    0,
+                    launch,
+                ) == CUresult::SUCCESS
+                && (api.graph_instantiate_with_flags)(&mut made.exec, made.graph, 0)
                     == CUresult::SUCCESS
-                && instantiate(&mut made.exec, made.graph, 0) == CUresult::SUCCESS
         };
         done.then_some(made)
     }

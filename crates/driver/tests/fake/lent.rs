@@ -39,9 +39,11 @@ const COPIED: [u32; 17] = [0, 0, 1, 2, 3, 4, 0, 7, 8, 9, 10, 0, 13, 14, 15, 16, 
 
 #[test]
 fn rows_are_copied_from_both_devices() {
-    // An older driver has no batches of copies.
-    rows_are_copied(&["cuMemcpyBatchAsync"]);
     rows_are_copied(&[]);
+    // Drivers before 12.8 have no batches of copies. The stand-in cannot lose a function on macOS.
+    if !cfg!(target_os = "macos") {
+        rows_are_copied(&["cuMemcpyBatchAsync"]);
+    }
 }
 
 fn rows_are_copied(lacking: &[&str]) {

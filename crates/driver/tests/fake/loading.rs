@@ -1,10 +1,10 @@
 //! Getting at the driver, and each way in which that fails.
 
 use warptile_driver::sys::{LoadError, Version};
-use warptile_driver::{Context, DeviceAttribute, Driver, DriverError};
+use warptile_driver::{DeviceAttribute, DeviceBuffer, Driver, DriverError, Stream};
 use warptile_fake_cuda::FakeDriver;
 
-use crate::driver;
+use crate::{context, driver, increment, launch};
 
 #[test]
 fn no_driver_says_what_was_tried_and_what_to_do() {
@@ -78,21 +78,25 @@ fn a_stub_that_knows_its_version_is_still_called_a_stub() {
 #[cfg(not(target_os = "macos"))]
 #[test]
 fn a_missing_required_function_is_named() {
-    let fake = FakeDriver::open_without(&["cuMemAllocFromPoolAsync"]);
-    let error = driver(&fake).unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            DriverError::Load(LoadError::MissingSymbol {
-                symbol: "cuMemAllocFromPoolAsync",
-                ..
-            })
-        ),
-        "{error}"
-    );
-    let text = error.to_string();
-    assert!(text.contains("cuMemAllocFromPoolAsync"), "{text}");
-    assert!(text.contains(&fake.path().display().to_string()), "{text}");
+    // The last two came with CUDA 11.8 and 12.0, so that every driver that is new enough has them.
+    for lacking in [
+        "cuMemAllocFromPoolAsync",
+        "cuLaunchKernelEx",
+        "cuTensorMapEncodeTiled",
+    ] {
+        let fake = FakeDriver::open_without(&[lacking]);
+        let error = driver(&fake).unwrap_err();
+        assert!(
+            matches!(
+                &error,
+                DriverError::Load(LoadError::MissingSymbol { symbol, .. }) if *symbol == lacking
+            ),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(text.contains(lacking), "{text}");
+        assert!(text.contains(&fake.path().display().to_string()), "{text}");
+    }
 }
 
 #[cfg(not(target_os = "macos"))]
@@ -115,34 +119,14 @@ fn a_library_that_is_no_driver_is_told_by_what_it_lacks() {
 #[cfg(not(target_os = "macos"))]
 #[test]
 fn missing_optional_functions_only_cost_what_needs_them() {
-    use warptile_driver::{TensorMap, TensorMapElement};
-    let optional = [
-        "cuTensorMapEncodeTiled",
-        "cuLaunchKernelEx",
-        "cuFuncGetParamInfo",
-    ];
+    let optional = ["cuFuncGetParamInfo", "cuMemcpyBatchAsync"];
     let fake = FakeDriver::open_without(&optional);
-    let driver = driver(&fake).unwrap();
-    let context = Context::new(&driver.device(0).unwrap()).unwrap();
-    let error = TensorMap::tiled(TensorMapElement::F16, 256, &[64, 8], &[128], &[64, 8])
-        .encode_in(&context)
-        .unwrap_err();
-    assert!(matches!(&error, DriverError::Unsupported { .. }), "{error}");
-    assert!(
-        error.to_string().contains("cuTensorMapEncodeTiled"),
-        "{error}"
-    );
-
-    let stream = warptile_driver::Stream::new(&context).unwrap();
-    let kernel = crate::increment(&context).unwrap();
-    let config = warptile_driver::LaunchConfig::new([2, 1, 1], [1, 1, 1]).cluster([2, 1, 1]);
-    let block = crate::Increment {
-        address: 0,
-        count: 0,
-    };
-    // SAFETY: never launched.
-    let error = unsafe { kernel.launch(&stream, &config, &block) }.unwrap_err();
-    assert!(error.to_string().contains("cuLaunchKernelEx"), "{error}");
+    let context = context(&fake).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    launch(&kernel, &stream, &buffer).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
 }
 
 #[test]

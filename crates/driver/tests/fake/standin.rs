@@ -35,7 +35,7 @@ fn info(api: &DriverApi, stream: CUstream) -> (CUresult, CUstreamCaptureStatus, 
 fn the_id_of_a_stream_must_not_be_asked_for_during_a_capture() {
     let (_fake, context, _stream) = open();
     let api = context.driver().api();
-    let get_id = api.stream_get_id.expect("a function since CUDA 12.0");
+    let get_id = api.stream_get_id;
     let foreign = Foreign::new(&context);
     let mut id = 0;
     // SAFETY: `id` outlives the calls.
@@ -56,7 +56,7 @@ fn the_id_of_a_stream_must_not_be_asked_for_during_a_capture() {
 #[test]
 fn null_and_legacy_are_one_stream_and_the_threads_default_stream_is_each_threads_own() {
     let (fake, context, _stream) = open();
-    let get_id = context.driver().api().stream_get_id.unwrap();
+    let get_id = context.driver().api().stream_get_id;
     let ids = || {
         let _current = context.enter().unwrap();
         [CUstream::NULL, CUstream::LEGACY, CUstream::PER_THREAD].map(|stream| {
