@@ -2,11 +2,13 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use crate::allocation::Allocation;
 use crate::context::{Context, lock};
+use crate::driver::Driver;
 use crate::error::Result;
 use crate::event::Event;
 use crate::graph;
@@ -51,6 +53,8 @@ pub(crate) struct Kept {
     /// True if a kept value frees its resources in a way that this crate does not know. Buffers free theirs in the
     /// order of their streams, and modules wait for their context's streams.
     pub(crate) opaque: bool,
+    /// The address of the [`Captures`] of the context in which our capture began.
+    began: usize,
 }
 
 impl Kept {
@@ -76,24 +80,32 @@ impl Kept {
     }
 }
 
-/// The resources that the captures of a context need.
-#[derive(Default)]
-pub(crate) struct Captures {
-    /// How many of our own are under way.
-    count: AtomicUsize,
-    table: Mutex<Table>,
-}
+/// Shared until the capture ends; `None` from then on.
+type Shared = Arc<Mutex<Option<Kept>>>;
 
-#[derive(Default)]
-struct Table {
-    /// Begun by [`Graph::capture`](crate::Graph::capture), here or in a context that it forked from: their graphs take over what
-    /// is kept. All contexts of a capture share it; `None` once the capture has ended.
-    ours: HashMap<CaptureId, Arc<Mutex<Option<Kept>>>>,
+/// Captures of ours under way, by their driver: their graphs take over what is kept. They are not of a context, as a capture may fork
+/// onto streams of several.
+static OURS: LazyLock<Mutex<HashMap<(usize, CaptureId), Shared>>> = LazyLock::new(Mutex::default);
+
+/// The resources that the captures of a context need.
+pub(crate) struct Captures {
+    /// The driver's identity.
+    driver: usize,
+    /// How many of our own that began here are under way.
+    count: AtomicUsize,
     /// Begun by others, whose graphs end unseen: what is kept stays for good.
-    others: HashMap<CaptureId, Kept>,
+    others: Mutex<HashMap<CaptureId, Kept>>,
 }
 
 impl Captures {
+    pub(crate) fn new(driver: &Driver) -> Captures {
+        Captures {
+            driver: driver.identity(),
+            count: AtomicUsize::new(0),
+            others: Mutex::default(),
+        }
+    }
+
     /// Returns true if a capture of ours is under way: one load in the common case that none is.
     pub(crate) fn active(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
@@ -102,13 +114,16 @@ impl Captures {
     /// Begins a capture by `begin`, which tells its id. Nobody who learns the id from the driver
     /// finds it unknown here: the table is locked until it is in there.
     pub(crate) fn begin(&self, begin: impl FnOnce() -> Result<CaptureId>) -> Result<CaptureId> {
-        let mut table = lock(&self.table);
+        let mut ours = lock(&OURS);
         self.count.fetch_add(1, Ordering::AcqRel);
         let begun = begin();
         match &begun {
             Ok(id) => {
-                let kept = Arc::new(Mutex::new(Some(Kept::default())));
-                table.ours.insert(*id, kept);
+                let kept = Kept {
+                    began: self.address(),
+                    ..Kept::default()
+                };
+                ours.insert((self.driver, *id), Arc::new(Mutex::new(Some(kept))));
             }
             Err(_) => {
                 self.count.fetch_sub(1, Ordering::AcqRel);
@@ -117,28 +132,20 @@ impl Captures {
         begun
     }
 
-    /// Ends a capture of ours in all its contexts and hands over what it kept.
+    /// Ends a capture of ours and hands over what it kept.
     pub(crate) fn end(&self, id: CaptureId) -> Kept {
-        let Some(shared) = self.forget(id) else {
-            return Kept::default();
-        };
-        let kept = lock(&shared).take().unwrap_or_default();
-        for stream in &kept.forked {
-            stream.context().captures().forget(id);
-        }
-        kept
+        let shared = lock(&OURS).remove(&(self.driver, id));
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        let kept = shared.and_then(|shared| lock(&shared).take());
+        kept.unwrap_or_default()
     }
 
-    fn forget(&self, id: CaptureId) -> Option<Arc<Mutex<Option<Kept>>>> {
-        let known = lock(&self.table).ours.remove(&id);
-        if known.is_some() {
-            self.count.fetch_sub(1, Ordering::AcqRel);
-        }
-        known
+    fn address(&self) -> usize {
+        ptr::from_ref(self).addr()
     }
 
-    fn ours(&self, id: CaptureId) -> Option<Arc<Mutex<Option<Kept>>>> {
-        lock(&self.table).ours.get(&id).cloned()
+    fn ours(&self, id: CaptureId) -> Option<Shared> {
+        lock(&OURS).get(&(self.driver, id)).cloned()
     }
 
     /// Gives access to what a capture keeps.
@@ -146,12 +153,14 @@ impl Captures {
         if let Some(shared) = self.ours(id)
             && let Some(kept) = &mut *lock(&shared)
         {
+            // A module waits for streams of its own context, and the graph is launched on those of another.
+            kept.opaque |= kept.began != self.address();
             return work(kept);
         }
-        work(lock(&self.table).others.entry(id).or_default())
+        work(lock(&self.others).entry(id).or_default())
     }
 
-    /// The contexts that a capture of ours has forked onto.
+    /// The contexts that a capture of ours has forked onto, as far as this crate has to do with it.
     pub(crate) fn contexts(&self, id: CaptureId) -> Vec<Context> {
         let shared = self.ours(id);
         let kept = shared.as_ref().map(|shared| lock(shared));
@@ -160,24 +169,12 @@ impl Captures {
         forked.map(|stream| stream.context().clone()).collect()
     }
 
-    /// Keeps a stream that a capture of ours forked onto until the capture ends. From now on the stream's context, which may be
-    /// another one, knows the capture, too.
+    /// Keeps a stream that a capture of ours forked onto until the capture ends.
     pub(crate) fn fork(&self, id: CaptureId, stream: &Stream) {
-        let Some(shared) = self.ours(id) else {
-            return;
-        };
-        // Locked across all of this, so that the end of the capture finds all contexts that know it.
-        let mut kept = lock(&shared);
-        let Some(kept) = &mut *kept else {
-            return;
-        };
-        kept.forked.push(stream.clone());
-        let captures = stream.context().captures();
-        let mut table = lock(&captures.table);
-        if table.ours.insert(id, shared.clone()).is_none() {
-            captures.count.fetch_add(1, Ordering::AcqRel);
-            // A module waits for streams of its own context, and the graph is launched on those of another.
-            kept.opaque = true;
+        if let Some(shared) = self.ours(id)
+            && let Some(kept) = &mut *lock(&shared)
+        {
+            kept.forked.push(stream.clone());
         }
     }
 

@@ -153,7 +153,7 @@ impl Context {
                 pool: OnceLock::new(),
                 launches: Mutex::default(),
                 deferred: Mutex::default(),
-                captures: Captures::default(),
+                captures: Captures::new(device.driver()),
                 gate: Gate::default(),
                 private: Mutex::default(),
                 retired: Mutex::default(),

@@ -5,10 +5,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use warptile_driver::sys::CUresult;
-use warptile_driver::{Context, DeviceBuffer, DriverError, Graph, LaunchConfig, Result, Stream};
+use warptile_driver::sys::{CUresult, CUstream};
+use warptile_driver::{
+    Context, DeviceBuffer, DriverError, Event, Graph, LaunchConfig, Result, Stream,
+};
 use warptile_fake_cuda::Kind;
 
+use crate::foreign::Foreign;
 use crate::kernel::Increment;
 use crate::{increment, launch, open, open_two};
 
@@ -231,6 +234,43 @@ fn a_capture_forks_onto_another_device() -> Result<()> {
     drop((own, graph));
     assert_eq!(fake.launches().len(), 6);
     drop((home, back, target, elsewhere, streams, contexts));
+    fake.assert_clean();
+    Ok(())
+}
+
+/// Others may take streams of theirs into a capture of ours, also those of another device.
+#[test]
+fn a_stream_that_others_took_into_a_capture_has_its_things_kept_by_the_graph() -> Result<()> {
+    let (fake, contexts, streams) = open_two();
+    let foreign = Foreign::new(&contexts[1]);
+    let borrowed = foreign.borrowed();
+    let mut target = DeviceBuffer::<u32>::zeroed(&streams[1], 8)?;
+    contexts.iter().try_for_each(Context::synchronize)?;
+    let wait_for = |stream: CUstream, other: &Stream| {
+        let (event, api) = (
+            Event::new(other.context()).unwrap(),
+            contexts[0].driver().api(),
+        );
+        let _current = other.context().enter().unwrap();
+        // SAFETY: the event and the streams are alive.
+        unsafe {
+            let recorded = (api.event_record)(event.raw(), other.raw());
+            assert_eq!(recorded, CUresult::SUCCESS);
+            let waits = (api.stream_wait_event)(stream, event.raw(), 0);
+            assert_eq!(waits, CUresult::SUCCESS);
+        }
+    };
+    let graph = Graph::capture::<DriverError>(&streams[0], |first| {
+        wait_for(foreign.raw, first);
+        borrowed.keep_for_graph(target.owner())?;
+        launch(&increment(&contexts[1])?, &borrowed, &target)?;
+        wait_for(first.raw(), &borrowed);
+        Ok(())
+    })?;
+    target.as_slice_mut().fill_bytes(7)?;
+    graph.launch(&streams[0])?;
+    assert_eq!(target.to_vec()?, [0x0707_0708; 8]);
+    drop((graph, target, borrowed, foreign, streams, contexts));
     fake.assert_clean();
     Ok(())
 }
