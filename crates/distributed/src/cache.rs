@@ -101,14 +101,6 @@ impl<T: Element> ShardedCache<'_, T> {
         let local_ranks = self.group.local_ranks();
         let mut steps = vec![Vec::with_capacity(rows.len()); local_ranks.len()];
         let mut lengths = Vec::with_capacity(rows.len());
-        let mut step = Step {
-            runs: vec![Vec::new(); local_ranks.len()],
-            rows: 0,
-            single: rows
-                .iter()
-                .all(|(_, more)| *more == 1)
-                .then_some(rows.len()),
-        };
         for &(sequence, more) in rows {
             let Some(Sequence { parts, len }) = self.sequences.get(&sequence) else {
                 // The first rank names it.
@@ -116,26 +108,15 @@ impl<T: Element> ShardedCache<'_, T> {
                 continue;
             };
             lengths.push((*len, more));
-            let (first, mut counts, mut row) = (*len, vec![0; ranks], *len);
             let end = len.saturating_add(more);
-            while row < end {
-                let (owner, to) = (row / page % ranks, end.min(row - row % page + page));
-                let at = step.rows + row - first;
-                if local_ranks.contains(&owner) {
-                    step.runs[self.group.place(owner)].push(at..at + to - row);
-                }
-                counts[owner] += to - row;
-                row = to;
-            }
-            step.rows += more;
-            let counts = &counts[local_ranks.clone()];
-            for ((steps, part), count) in steps.iter_mut().zip(parts).zip(counts) {
-                steps.push((*part, *count));
+            for ((rank, steps), part) in local_ranks.clone().zip(&mut steps).zip(parts) {
+                let [before, after] = [*len, end].map(|len| dealt_rows(len, page, rank, ranks));
+                steps.push((*part, after - before));
             }
         }
         self.step = Step::default();
         let mut stepped = Ok(());
-        for (place, rank) in local_ranks.enumerate() {
+        for (place, rank) in local_ranks.clone().enumerate() {
             stepped = self.caches[place].step(&steps[place]).of_rank(rank);
             if stepped.is_err() {
                 steps.truncate(place);
@@ -151,12 +132,29 @@ impl<T: Element> ShardedCache<'_, T> {
             self.take_back(&steps);
             return Err(error);
         }
+        // Only now, as all shares have the rows: before, there may be any number of runs.
+        let mut runs = vec![Vec::new(); local_ranks.len()];
+        let mut at = 0;
         for (sequence, more) in rows {
-            if let Some(sequence) = self.sequences.get_mut(sequence) {
-                sequence.len += more;
+            let Some(Sequence { len, .. }) = self.sequences.get_mut(sequence) else {
+                continue;
+            };
+            let end = *len + more;
+            while *len < end {
+                let (owner, to) = (*len / page % ranks, end.min(*len - *len % page + page));
+                if local_ranks.contains(&owner) {
+                    runs[self.group.place(owner)].push(at..at + to - *len);
+                }
+                at += to - *len;
+                *len = to;
             }
         }
-        self.step = step;
+        let is_single = rows.iter().all(|(_, more)| *more == 1);
+        self.step = Step {
+            runs,
+            rows: at,
+            single: is_single.then_some(rows.len()),
+        };
         Ok(())
     }
 
@@ -282,4 +280,10 @@ impl<T: Element> ShardedCache<'_, T> {
         let rank = self.group.local_ranks().start;
         Err(Error::Argument { rank, rule })
     }
+}
+
+/// How many of the first `len` rows of a sequence are with a rank.
+fn dealt_rows(len: usize, page: usize, rank: usize, ranks: usize) -> usize {
+    let turn = page * ranks;
+    len / turn * page + (len % turn).saturating_sub(rank * page).min(page)
 }

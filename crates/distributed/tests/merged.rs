@@ -47,6 +47,27 @@ fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
 }
 
 #[test]
+fn a_step_of_too_many_rows_is_refused_at_once() {
+    let group = Group::local(vec![Backend::cpu(); 2]).unwrap();
+    let mut cache = group.cache(&builder::<f32>()).unwrap();
+    let sequence = cache.allocate();
+    for rows in [3, 0, usize::MAX, usize::MAX - 4, 1 << 40, 10] {
+        let before = cache.len(sequence).unwrap();
+        let stepped = cache
+            .step(&[(sequence, rows)])
+            .map_err(|error| error.to_string());
+        if rows > 10 {
+            let error = stepped.unwrap_err();
+            assert!(error.starts_with("rank 0: "), "{error}");
+            assert_eq!(cache.len(sequence), Some(before));
+        } else {
+            stepped.unwrap();
+        }
+    }
+    assert_eq!(cache.len(sequence), Some(13));
+}
+
+#[test]
 fn wrong_parts_name_their_rank() {
     let backend = Backend::cpu();
     let group = Group::local([backend.clone(), backend.clone()]).unwrap();
