@@ -156,7 +156,8 @@
 #define WARPTILE_MERGE_PARTS 32
 
 /**
- * The GPU that has the number of this process among those of its host, where warptile_group_nccl asks for a device.
+ * The GPU that has the number of this process among those of its host, where warptile_group_nccl asks for a device and the environment
+ * says who this process is: `ranks` of the world is 0.
  */
 #define WARPTILE_LOCAL_RANK -2
 
@@ -1610,4 +1611,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: e2c9d8798fa82e6ba247e0c6c496a9c7407cda4364a8436b668c58d4c3fe6904 */
+/* Seal of header.sh: b3869f3240d52188acf1b84f80fc60d15a936cd8264a1f74e7f9dfdf54674c5c */

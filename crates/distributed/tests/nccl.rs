@@ -263,6 +263,20 @@ fn a_failure_amid_gradients_is_that_of_all_ranks() {
 }
 
 #[test]
+fn bounds_may_be_as_long_as_one_can_say() {
+    let host = Host::new(2);
+    let worlds: Vec<_> = { worlds(2).into_iter() }
+        .map(|world| world.timeout(Duration::MAX).silence(Duration::MAX))
+        .collect();
+    each(&worlds, |world| {
+        let group = host.group(world).unwrap();
+        forward(&group, 512).unwrap();
+        group.synchronize(Duration::MAX).unwrap();
+    });
+    host.assert_clean();
+}
+
+#[test]
 fn what_needs_one_process_says_so() {
     let host = Host::new(2);
     each(&worlds(2), |world| {

@@ -83,7 +83,7 @@ fn meet(world: &World, met: impl FnOnce(&FakeNccl) + Send) -> Result<Group> {
     // SAFETY: the library is the stand-in, with the driver's signatures.
     let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
     let nccl = FakeNccl::open(cuda.path());
-    let backend = Backend::cuda_with(&driver, world.local_rank() as u32).unwrap();
+    let backend = Backend::cuda_with(&driver, world.rank() as u32).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| met(&nccl));
         Group::nccl_with(&nccl.load().unwrap(), world, &backend)
@@ -136,7 +136,7 @@ fn data(len: usize, seed: f32) -> Vec<bf16> {
 }
 
 fn gpu_group(world: &World) -> Group {
-    let backend = Backend::cuda(world.local_rank() as u32).unwrap();
+    let backend = Backend::cuda(world.local_rank().unwrap() as u32).unwrap();
     Group::nccl(world, &backend).unwrap()
 }
 

@@ -17,7 +17,8 @@ use crate::structs::{
     Versioned, WARPTILE_CPU, check_pointer, count, free, give, handle, name, read,
 };
 
-/// The GPU that has the number of this process among those of its host, where warptile_group_nccl asks for a device.
+/// The GPU that has the number of this process among those of its host, where warptile_group_nccl asks for a device and the environment
+/// says who this process is: `ranks` of the world is 0.
 pub const WARPTILE_LOCAL_RANK: i32 = -2;
 
 /// Devices that compute together, in the order of their ranks. Any number of threads may use a group at the same time, except that calls of
@@ -112,7 +113,12 @@ pub unsafe extern "C" fn warptile_group_nccl(
         // SAFETY: the caller's promise.
         let job = unsafe { read("world", world).and_then(|world| job(&world)) }?;
         let device = match device {
-            WARPTILE_LOCAL_RANK => i32::try_from(job.local_rank()).unwrap_or(i32::MAX),
+            WARPTILE_LOCAL_RANK => {
+                let local_rank = job.local_rank().ok_or_else(|| {
+                    Failure::of("device", "is WARPTILE_LOCAL_RANK, but ranks is given")
+                })?;
+                i32::try_from(local_rank).unwrap_or(i32::MAX)
+            }
             WARPTILE_CPU => return Err(Failure::of("device", "is the CPU, but NCCL is for GPUs")),
             device => device,
         };

@@ -229,6 +229,7 @@ static void wrong_groups(void) {
     INVALID(warptile_group_nccl(&world, 0, NULL, &group), "address is null, but ranks is given");
     world.address = "127.0.0.1:1";
     INVALID(warptile_group_nccl(&world, WARPTILE_CPU, NULL, &group), "device is the CPU, but NCCL is for GPUs");
+    INVALID(warptile_group_nccl(&world, WARPTILE_LOCAL_RANK, NULL, &group), "device is WARPTILE_LOCAL_RANK, but ranks is given");
     world.timeout = -1;
     INVALID(warptile_group_nccl(&world, 0, NULL, &group), "timeout is -1");
     world.rank = -1;

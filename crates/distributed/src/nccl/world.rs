@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub struct World {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
-    pub(crate) local_rank: usize,
+    pub(crate) local_rank: Option<usize>,
     pub(crate) address: String,
     pub(crate) job: String,
     pub(crate) timeout: Duration,
@@ -17,7 +17,7 @@ pub struct World {
 }
 
 /// Names of variables, the innermost launcher's first: rank, number of ranks, rank within the host.
-const LAUNCHERS: [[&str; 3]; 4] = [
+const LAUNCHERS: [[&str; 3]; 5] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
     [
         "OMPI_COMM_WORLD_RANK",
@@ -25,8 +25,13 @@ const LAUNCHERS: [[&str; 3]; 4] = [
         "OMPI_COMM_WORLD_LOCAL_RANK",
     ],
     ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+    // Cray's PALS.
+    ["PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"],
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
 ];
+
+/// The longest bound. Clocks cannot add all that a [`Duration`] can say.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The variable with the address at which ranks find rank 0.
 const RENDEZVOUS: &str = "WARPTILE_RENDEZVOUS";
@@ -37,7 +42,7 @@ impl World {
         World {
             rank,
             ranks,
-            local_rank: rank,
+            local_rank: None,
             address: address.into(),
             job: String::new(),
             timeout: Duration::from_secs(60),
@@ -45,8 +50,8 @@ impl World {
         }
     }
 
-    /// The world that torchrun, an MPI, or SLURM describes by variables of the environment, looked for in this order. The address is
-    /// `WARPTILE_RENDEZVOUS`, or the host of `MASTER_ADDR` and the port behind `MASTER_PORT`.
+    /// The world that torchrun, an MPI, or SLURM describes by variables of the environment: the first of these all of whose variables are
+    /// there. The address is `WARPTILE_RENDEZVOUS`, or the host of `MASTER_ADDR` and the port behind `MASTER_PORT`.
     ///
     /// # Errors
     /// [`Error::World`] with the variables that are missing or wrong.
@@ -61,11 +66,15 @@ impl World {
             { text.trim().parse::<usize>() }
                 .map_err(|_| Error::World(format!("{name}={text} is not a number")))
         };
-        let [rank, ranks, local_rank] = LAUNCHERS
-            .into_iter()
-            .find(|[rank, ..]| variable(rank).is_some())
+        let is_set = |name: &&str| variable(name).is_some();
+        // SLURM can set two of another launcher's. Without a whole set the one that has begun says what is missing.
+        let [rank, ranks, local_rank] = { LAUNCHERS.into_iter() }
+            .find(|names| names.iter().all(is_set))
+            .or_else(|| LAUNCHERS.into_iter().find(|[rank, ..]| is_set(rank)))
             .ok_or_else(|| {
-                let names = LAUNCHERS.map(|[rank, ..]| rank).join(", ");
+                let mut names = LAUNCHERS.map(|[rank, ..]| rank).to_vec();
+                names.dedup();
+                let names = names.join(", ");
                 Error::World(format!(
                     "none of the variables {names} is set: start the program by torchrun, mpirun or srun, or use World::new"
                 ))
@@ -94,20 +103,22 @@ impl World {
         };
         let job = ["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"].map(&variable);
         Ok(World {
-            local_rank,
+            local_rank: Some(local_rank),
             job: job.into_iter().flatten().next().unwrap_or_default(),
             ..World::new(rank, ranks, address)
         })
     }
 
     /// Sets how long the ranks may take to find each other, a rank to make a call that others have made, and the messages of a call to
-    /// arrive. Default: 60 seconds.
+    /// arrive: at most a year. Default: 60 seconds.
     pub fn timeout(self, timeout: Duration) -> World {
+        let timeout = timeout.min(LONGEST);
         World { timeout, ..self }
     }
 
-    /// Sets after how long without a sign of life a rank is lost. Default: 5 seconds.
+    /// Sets after how long without a sign of life a rank is lost: at most a year. Default: 5 seconds.
     pub fn silence(self, silence: Duration) -> World {
+        let silence = silence.min(LONGEST);
         World { silence, ..self }
     }
 
@@ -121,8 +132,8 @@ impl World {
         self.ranks
     }
 
-    /// The number of this process on its host: that of its GPU.
-    pub fn local_rank(&self) -> usize {
+    /// The number of this process on its host, which is that of its GPU, as the environment has it; `None` after [`World::new`].
+    pub fn local_rank(&self) -> Option<usize> {
         self.local_rank
     }
 }
@@ -145,9 +156,26 @@ mod tests {
             let mut variables = master.to_vec();
             variables.extend(launcher.into_iter().zip(["5", "8", "1"]));
             let world = world(&variables).unwrap();
-            assert_eq!((world.rank, world.ranks, world.local_rank), (5, 8, 1));
+            assert_eq!((world.rank, world.ranks), (5, 8));
+            assert_eq!(world.local_rank(), Some(1));
             assert_eq!(world.address, "node0:29501");
         }
+        // `srun --mpi=pmi2` sets two of the variables of another launcher.
+        let slurm = world(&[
+            ("PMI_RANK", "1"),
+            ("PMI_SIZE", "2"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_LOCALID", "0"),
+            ("WARPTILE_RENDEZVOUS", "h:1"),
+        ])
+        .unwrap();
+        assert_eq!(
+            (slurm.rank, slurm.ranks, slurm.local_rank()),
+            (1, 2, Some(0))
+        );
+        // The second host's first GPU, which the rank does not say.
+        assert_eq!(World::new(8, 16, "h:1").local_rank(), None);
         // torchrun under srun: SLURM counts torchrun's processes.
         let nested = world(&[
             ("SLURM_PROCID", "0"),
@@ -172,6 +200,10 @@ mod tests {
         for (variables, expected) in [
             (&[][..], "none of the variables RANK, "),
             (&[("RANK", "1")], "the variable WORLD_SIZE is not set"),
+            (
+                &[("PMI_RANK", "1"), ("PMI_SIZE", "2")],
+                "the variable MPI_LOCALRANKID is not set",
+            ),
             (&[("RANK", "x")], "RANK=x is not a number"),
             (
                 &[("RANK", "2"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")],
