@@ -23,36 +23,40 @@ pub(crate) fn forward<T: Element>(
     kv: [&[Tensor<T>]; 2],
 ) -> Result<Output<T>> {
     let all_needs = Needs::all(shards.map(), attention)?;
-    // Lent before any kernel is submitted, and until all are: so copies wait for what computed the keys, but not for kernels of this call,
-    // and no kernel of it waits for copies of other ranks.
-    let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
-    let kv = [&k[..], &v[..]];
     let group = shards.group();
-    let shapes = [q[0].shape(), k[0].tensor.shape(), v[0].tensor.shape()];
-    let agreed = shards.agree::<T>("forward", attention, shapes)?;
-    // Work that a rank's thread submits waits for nothing that another one submits later.
-    let outputs = group.each(|rank| {
-        let local = group.place(rank);
-        let rank_of = Rank::of(shards, rank, &all_needs[rank]);
-        let own = kv.map(|from| from[local].tensor);
-        let kv_heads = k[0].tensor.shape()[2];
-        let is_alone = group.processes().is_none() && all_needs[rank].spans.is_empty();
-        let groups = match attention.has_numbers() || is_alone {
-            true => std::iter::once(0..kv_heads).collect(),
-            false => plan::groups(kv_heads),
-        };
-        let staged = groups
-            .iter()
-            .map(|heads| staged_keys(shards, rank, &all_needs, heads, kv));
-        let staged = staged.collect::<Result<Vec<_>>>()?;
-        { rank_of.forward(attention, &q[local], own, groups.into_iter().zip(staged)) }.of_rank(rank)
-    });
-    drop(agreed);
-    let outputs = outputs.into_iter().collect::<Result<Vec<_>>>();
-    Source::end_all(k)?;
-    Source::end_all(v)?;
-    let (out, lse) = outputs?.into_iter().unzip();
-    Ok(Output::new(out, attention, lse))
+    let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
+    shards.agreed::<T, _>("forward", attention, shapes, || {
+        // Lent before any kernel is submitted, and until all are: so copies wait for what computed the keys, but not for kernels of this call,
+        // and no kernel of it waits for copies of other ranks.
+        let (k, v) = (
+            Source::lend_all(group, kv[0])?,
+            Source::lend_all(group, kv[1])?,
+        );
+        let kv = [&k[..], &v[..]];
+        // Work that a rank's thread submits waits for nothing that another one submits later.
+        let outputs = group.each(|rank| {
+            let local = group.place(rank);
+            let rank_of = Rank::of(shards, rank, &all_needs[rank]);
+            let own = kv.map(|from| from[local].tensor);
+            let kv_heads = k[0].tensor.shape()[2];
+            let is_alone = group.processes().is_none() && all_needs[rank].spans.is_empty();
+            let groups = match attention.has_numbers() || is_alone {
+                true => std::iter::once(0..kv_heads).collect(),
+                false => plan::groups(kv_heads),
+            };
+            let staged = groups
+                .iter()
+                .map(|heads| staged_keys(shards, rank, &all_needs, heads, kv));
+            let staged = staged.collect::<Result<Vec<_>>>()?;
+            { rank_of.forward(attention, &q[local], own, groups.into_iter().zip(staged)) }
+                .of_rank(rank)
+        });
+        let outputs = outputs.into_iter().collect::<Result<Vec<_>>>();
+        Source::end_all(k)?;
+        Source::end_all(v)?;
+        let (out, lse) = outputs?.into_iter().unzip();
+        Ok(Output::new(out, attention, lse))
+    })
 }
 
 /// The keys and values that a rank fetches, of some heads.
@@ -88,110 +92,113 @@ pub(crate) fn backward<T: Element>(
     let all_needs = Needs::all(shards.map(), attention)?;
     let summed = all_needs.iter().map(|needs| needs.summed(attention));
     let routes = sums::Routes::new(shards, summed);
-    let (k, v) = (Source::lend_all(kv[0])?, Source::lend_all(kv[1])?);
-    let lent = [&k[..], &v[..]];
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
-    let agreed = shards.agree::<T>("backward", attention, shapes)?;
-    let begin = |rank: usize, staged: &mut [[Staged<'_, T>; 2]]| -> warptile::Result<_> {
-        let local = shards.map().local_len(rank);
-        let mut staged = staged.iter_mut().flatten();
-        staged.try_for_each(Staged::copy_own)?;
-        let zeros = |heads: usize, rows: usize, dim: usize| {
-            group.zeros::<f32>(rank, Layout::bhsd([1, heads, rows, dim]))
-        };
-        let is_one_call = all_needs[rank].one_call(attention).is_some();
-        let sums = { groups.iter() }.map(|heads| {
-            let sums = |dim| {
-                let layout = Layout::bhsd([1, heads.len(), routes.rows(rank), dim]);
-                match is_one_call {
-                    true => group.uninit(rank, layout),
-                    false => group.zeros(rank, layout),
+    shards.agreed::<T, _>("backward", attention, shapes, || {
+        let (k, v) = (
+            Source::lend_all(group, kv[0])?,
+            Source::lend_all(group, kv[1])?,
+        );
+        let lent = [&k[..], &v[..]];
+        let begin = |rank: usize, staged: &mut [[Staged<'_, T>; 2]]| -> warptile::Result<_> {
+            let local = shards.map().local_len(rank);
+            let mut staged = staged.iter_mut().flatten();
+            staged.try_for_each(Staged::copy_own)?;
+            let zeros = |heads: usize, rows: usize, dim: usize| {
+                group.zeros::<f32>(rank, Layout::bhsd([1, heads, rows, dim]))
+            };
+            let is_one_call = all_needs[rank].one_call(attention).is_some();
+            let sums = { groups.iter() }.map(|heads| {
+                let sums = |dim| {
+                    let layout = Layout::bhsd([1, heads.len(), routes.rows(rank), dim]);
+                    match is_one_call {
+                        true => group.uninit(rank, layout),
+                        false => group.zeros(rank, layout),
+                    }
+                };
+                Ok([sums(dims[0])?, sums(dims[1])?])
+            });
+            let sums = sums.collect::<warptile::Result<Vec<_>>>()?;
+            let of_keys = |dim| {
+                let layout = Layout::bhsd([1, kv_heads, local, dim]);
+                match routes.leave_gaps(rank) {
+                    true => group.zeros(rank, layout),
+                    false => group.uninit(rank, layout),
                 }
             };
-            Ok([sums(dims[0])?, sums(dims[1])?])
+            let q = &q[group.place(rank)];
+            let numbers = attention.gradients_of_numbers();
+            let numbers = numbers.map(|_| zeros(q.shape()[2], 1, 1));
+            let to = To {
+                dq: group.uninit(rank, *q.layout())?,
+                dkv: [of_keys(dims[0])?, of_keys(dims[1])?],
+                numbers: numbers.collect::<warptile::Result<_>>()?,
+            };
+            Ok((sums, to))
+        };
+        let begun = group.each(|rank| {
+            let staged = groups
+                .iter()
+                .map(|heads| staged_keys(shards, rank, &all_needs, heads, lent));
+            let mut staged = staged.collect::<Result<Vec<_>>>()?;
+            let (sums, to) = begin(rank, &mut staged).of_rank(rank)?;
+            Ok((staged, sums, to))
         });
-        let sums = sums.collect::<warptile::Result<Vec<_>>>()?;
-        let of_keys = |dim| {
-            let layout = Layout::bhsd([1, kv_heads, local, dim]);
-            match routes.leave_gaps(rank) {
-                true => group.zeros(rank, layout),
-                false => group.uninit(rank, layout),
+        let (mut to, mut staged, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+        for begun in all_or_none(group, begun)? {
+            staged.push(begun.0.into_iter());
+            sums.push(begun.1.into_iter());
+            to.push(begun.2);
+        }
+        let rank_of = |rank| Rank::of(shards, rank, &all_needs[rank]);
+        let given_to = |rank| {
+            let local = group.place(rank);
+            Given {
+                attention,
+                d_out: &d_out[local],
+                q: &q[local],
+                kv: lent.map(|from| from[local].tensor),
+                out: &output.0[local],
+                lse: output.1,
             }
         };
-        let q = &q[group.place(rank)];
-        let numbers = attention.gradients_of_numbers();
-        let numbers = numbers.map(|_| zeros(q.shape()[2], 1, 1));
-        let to = To {
-            dq: group.uninit(rank, *q.layout())?,
-            dkv: [of_keys(dims[0])?, of_keys(dims[1])?],
-            numbers: numbers.collect::<warptile::Result<_>>()?,
-        };
-        Ok((sums, to))
-    };
-    let begun = group.each(|rank| {
-        let staged = groups
-            .iter()
-            .map(|heads| staged_keys(shards, rank, &all_needs, heads, lent));
-        let mut staged = staged.collect::<Result<Vec<_>>>()?;
-        let (sums, to) = begin(rank, &mut staged).of_rank(rank)?;
-        Ok((staged, sums, to))
-    });
-    let (mut to, mut staged, mut sums) = (Vec::new(), Vec::new(), Vec::new());
-    for begun in all_or_none(group, begun)? {
-        staged.push(begun.0.into_iter());
-        sums.push(begun.1.into_iter());
-        to.push(begun.2);
-    }
-    let rank_of = |rank| Rank::of(shards, rank, &all_needs[rank]);
-    let given_to = |rank| {
-        let local = group.place(rank);
-        Given {
-            attention,
-            d_out: &d_out[local],
-            q: &q[local],
-            kv: lent.map(|from| from[local].tensor),
-            out: &output.0[local],
-            lse: output.1,
-        }
-    };
-    let documents = group.each_of(&mut to, |rank, to| {
-        rank_of(rank).documents_to(&given_to(rank), to)
-    });
-    all_or_none(group, documents)?;
-    let mut sums: Vec<Vec<[Tensor<f32>; 2]>> = { groups.iter() }
-        .map(|_| sums.iter_mut().filter_map(Iterator::next).collect())
-        .collect();
-    let mut before: Option<sums::Home<'_, 2>> = None;
-    for (heads, sums) in groups.iter().zip(&mut sums) {
-        let items = { to.iter_mut().zip(&mut staged) }.zip(sums.iter_mut());
-        let computed = group.each_of(items, |rank, ((to, staged), sums)| {
-            let staged = staged.next();
-            let (dq, numbers) = (&mut to.dq, &mut to.numbers[..]);
-            staged.map_or(Ok(()), |kv| {
-                rank_of(rank).gradients(&given_to(rank), heads, kv, (dq, numbers), sums)
-            })
+        let documents = group.each_of(&mut to, |rank, to| {
+            rank_of(rank).documents_to(&given_to(rank), to)
         });
-        all_or_none(group, computed)?;
-        // Behind the kernels of this group, so that these wait for no copy of the sums.
-        if let Some(before) = before.take() {
+        all_or_none(group, documents)?;
+        let mut sums: Vec<Vec<[Tensor<f32>; 2]>> = { groups.iter() }
+            .map(|_| sums.iter_mut().filter_map(Iterator::next).collect())
+            .collect();
+        let mut before: Option<sums::Home<'_, 2>> = None;
+        for (heads, sums) in groups.iter().zip(&mut sums) {
+            let items = { to.iter_mut().zip(&mut staged) }.zip(sums.iter_mut());
+            let computed = group.each_of(items, |rank, ((to, staged), sums)| {
+                let staged = staged.next();
+                let (dq, numbers) = (&mut to.dq, &mut to.numbers[..]);
+                staged.map_or(Ok(()), |kv| {
+                    rank_of(rank).gradients(&given_to(rank), heads, kv, (dq, numbers), sums)
+                })
+            });
+            all_or_none(group, computed)?;
+            // Behind the kernels of this group, so that these wait for no copy of the sums.
+            if let Some(before) = before.take() {
+                before.add_up(&routes, to.iter_mut().map(|to| &mut to.dkv))?;
+            }
+            before = Some(sums::Home::fetch(shards, &routes, heads.clone(), sums)?);
+        }
+        if let Some(before) = before {
             before.add_up(&routes, to.iter_mut().map(|to| &mut to.dkv))?;
         }
-        before = Some(sums::Home::fetch(shards, &routes, heads.clone(), sums)?);
-    }
-    if let Some(before) = before {
-        before.add_up(&routes, to.iter_mut().map(|to| &mut to.dkv))?;
-    }
-    Source::end_all(k)?;
-    Source::end_all(v)?;
-    let numbers = { attention.gradients_of_numbers().enumerate() }.map(|(at, gradient)| {
-        let of_ranks = to.iter().map(|to| to.numbers[at].clone());
-        Ok((gradient, sums::of_numbers(shards, of_ranks)?))
-    });
-    let numbers = numbers.collect::<Result<Vec<_>>>()?;
-    let (dq, dkv) = { to.into_iter() }.map(|to| (to.dq, to.dkv.into())).unzip();
-    let (dk, dv) = { <Vec<(_, _)>>::into_iter(dkv) }.unzip();
-    drop(agreed);
-    Ok(Gradients::new([dq, dk, dv], numbers))
+        Source::end_all(k)?;
+        Source::end_all(v)?;
+        let numbers = { attention.gradients_of_numbers().enumerate() }.map(|(at, gradient)| {
+            let of_ranks = to.iter().map(|to| to.numbers[at].clone());
+            Ok((gradient, sums::of_numbers(shards, of_ranks)?))
+        });
+        let numbers = numbers.collect::<Result<Vec<_>>>()?;
+        let (dq, dkv) = { to.into_iter() }.map(|to| (to.dq, to.dkv.into())).unzip();
+        let (dk, dv) = { <Vec<(_, _)>>::into_iter(dkv) }.unzip();
+        Ok(Gradients::new([dq, dk, dv], numbers))
+    })
 }
 
 /// The arguments of a backward pass on a rank. The keys and values are its own.

@@ -64,11 +64,12 @@ impl Share {
     }
 }
 
-/// The heads of `ranks` ranks.
+/// The heads of so many of the ranks.
 ///
 /// # Errors
 /// As [`Share::all`]; [`Error::Argument`] for options with numbers for each head.
 pub(crate) fn shares<T: Element>(
+    shards: &Shards<'_>,
     ranks: usize,
     attention: &Attention,
     q: &[Tensor<T>],
@@ -78,7 +79,7 @@ pub(crate) fn shares<T: Element>(
     let shares = Share::all(ranks, heads)?;
     if attention.has_numbers() {
         return Err(Error::Argument {
-            rank: 0,
+            rank: shards.group().local_ranks().start,
             rule: "options with numbers for each head are for the scheme gather".to_owned(),
         });
     }
@@ -91,48 +92,44 @@ pub(crate) fn forward<T: Element>(
     q: &[Tensor<T>],
     [k, v]: [&[Tensor<T>]; 2],
 ) -> Result<Output<T>> {
-    let shares = shares(shards.map().ranks(), attention, q, k)?;
+    let shares = shares(shards, shards.map().ranks(), attention, q, k)?;
     let value_dim = v[0].shape()[3];
-    let [q, k, v] = [q, k, v].map(Source::lend_all);
-    let (q, k, v) = (q?, k?, v?);
     let offsets = offsets(shards)?;
     let all_rows = 0..shards.map().len();
     let group = shards.group();
-    let shapes = [
-        q[0].tensor.shape(),
-        k[0].tensor.shape(),
-        v[0].tensor.shape(),
-    ];
-    let agreed = shards.agree::<T>("forward", attention, shapes)?;
-    let [q_heads, kv_heads] = heads_of(&shares);
-    let compute = |rank: usize, [q, k, v]: [warptile::Result<Tensor<T>>; 3]| {
-        let queries = &shares[rank].queries;
+    let shapes = [q[0].shape(), k[0].shape(), v[0].shape()];
+    shards.agreed::<T, _>("forward", attention, shapes, || {
+        let [q, k, v] = [q, k, v].map(|of| Source::lend_all(group, of));
         let (q, k, v) = (q?, k?, v?);
-        let layout = Layout::bhsd([1, queries.len(), all_rows.len(), value_dim]);
-        let mut out = group.uninit(rank, layout)?;
-        let lse = attention.wants_lse();
-        let lse = lse.then(|| group.uninit_lse(rank, layout.shape));
-        let mut lse = lse.transpose()?;
-        let (queries_of, keys) = of_call(&offsets, &q, [&k, &v]);
-        let attention = of_heads(attention, queries);
-        attention.forward_into(queries_of, keys, &mut out, lse.as_mut())?;
-        let pieces = lse.into_iter().map(|lse| Piece {
-            chunks: vec![(all_rows.clone(), 0)],
-            heads: queries.clone(),
-            lse,
+        let [q_heads, kv_heads] = heads_of(&shares);
+        let compute = |rank: usize, [q, k, v]: [warptile::Result<Tensor<T>>; 3]| {
+            let queries = &shares[rank].queries;
+            let (q, k, v) = (q?, k?, v?);
+            let layout = Layout::bhsd([1, queries.len(), all_rows.len(), value_dim]);
+            let mut out = group.uninit(rank, layout)?;
+            let lse = attention.wants_lse();
+            let lse = lse.then(|| group.uninit_lse(rank, layout.shape));
+            let mut lse = lse.transpose()?;
+            let (queries_of, keys) = of_call(&offsets, &q, [&k, &v]);
+            let attention = of_heads(attention, queries);
+            attention.forward_into(queries_of, keys, &mut out, lse.as_mut())?;
+            let pieces = lse.into_iter().map(|lse| Piece {
+                chunks: vec![(all_rows.clone(), 0)],
+                heads: queries.clone(),
+                lse,
+            });
+            warptile::Result::Ok((out, pieces.collect()))
+        };
+        let computed = group.each(|rank| {
+            let of = [(&q_heads[..], &q[..]), (&kv_heads, &k), (&kv_heads, &v)];
+            compute(rank, all_rows_of(shards, rank, of)?).of_rank(rank)
         });
-        warptile::Result::Ok((out, pieces.collect()))
-    };
-    let computed = group.each(|rank| {
-        let of = [(&q_heads[..], &q[..]), (&kv_heads, &k), (&kv_heads, &v)];
-        compute(rank, all_rows_of(shards, rank, of)?).of_rank(rank)
-    });
-    [q, k, v].into_iter().try_for_each(Source::end_all)?;
-    let computed = all_or_none(group, computed)?;
-    let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed.into_iter().unzip();
-    let out = given_back(shards, &computed, &q_heads, |_| slice::from_ref(&all_rows))?;
-    drop(agreed);
-    Ok(Output::new(out, attention, lse))
+        [q, k, v].into_iter().try_for_each(Source::end_all)?;
+        let computed = all_or_none(group, computed)?;
+        let (computed, lse): (Vec<_>, Vec<Vec<_>>) = computed.into_iter().unzip();
+        let out = given_back(shards, &computed, &q_heads, |_| slice::from_ref(&all_rows))?;
+        Ok(Output::new(out, attention, lse))
+    })
 }
 
 /// Each rank computes the gradients of its heads, and gives the rows back. Where ranks share a key/value head, its gradients are added.
@@ -144,84 +141,83 @@ pub(crate) fn backward<T: Element>(
     [k, v]: [&[Tensor<T>]; 2],
     (out, lse): (&[Tensor<T>], &ShardedLse),
 ) -> Result<Gradients<T>> {
-    let shares = shares(shards.map().ranks(), attention, q, k)?;
+    let shares = shares(shards, shards.map().ranks(), attention, q, k)?;
     let [_, _, kv_heads, dim] = k[0].shape();
     let dims = [dim, v[0].shape()[3]];
-    let [q, k, v, out, d_out] = [q, k, v, out, d_out].map(Source::lend_all);
-    let (q, k, v, out, d_out) = (q?, k?, v?, out?, d_out?);
     let offsets = offsets(shards)?;
     let all_rows = 0..shards.map().len();
     let group = shards.group();
     let is_shared = kv_heads < shares.len();
     let [q_heads, all_kv_heads] = heads_of(&shares);
-    let shapes = [
-        q[0].tensor.shape(),
-        k[0].tensor.shape(),
-        v[0].tensor.shape(),
-    ];
-    let agreed = shards.agree::<T>("backward", attention, shapes)?;
-    let computed = group.each(|rank| {
-        let Share { queries, keys } = &shares[rank];
-        let lse = lse.of_launch([rank, group.place(rank)], &[(all_rows.clone(), 0)], queries)?;
-        let of = [
-            (&all_kv_heads[..], &k[..]),
-            (&all_kv_heads, &v),
-            (&q_heads, &q),
-            (&q_heads, &out),
-            (&q_heads, &d_out),
-        ];
-        let [k, v, q, out, d_out] = all_rows_of(shards, rank, of)?;
-        let compute = || {
-            let (k, v, q, out, d_out) = (k?, v?, q?, out?, d_out?);
-            let layout =
-                |heads: &Range<usize>, dim| Layout::bhsd([1, heads.len(), all_rows.len(), dim]);
-            let mut dq = group.uninit(rank, layout(queries, dims[0]))?;
-            let (queries, given) = of_call(&offsets, &q, [&k, &v]);
-            let into = GradientsInto::new().dq(&mut dq);
-            let output = (&out, &lse);
-            let attention = of_heads(attention, &shares[rank].queries);
-            let dkv = match is_shared {
-                true => {
-                    let mut dk = group.zeros(rank, layout(keys, dims[0]))?;
-                    let mut dv = group.zeros(rank, layout(keys, dims[1]))?;
-                    let into = into.key_sums(&mut dk, &mut dv);
-                    attention.backward_into(&d_out, queries, given, output, into)?;
-                    OfKeys::Sums([dk, dv])
-                }
-                false => {
-                    let mut dk = group.uninit(rank, layout(keys, dims[0]))?;
-                    let mut dv = group.uninit(rank, layout(keys, dims[1]))?;
-                    let into = into.dk(&mut dk).dv(&mut dv);
-                    attention.backward_into(&d_out, queries, given, output, into)?;
-                    OfKeys::Rounded([dk, dv])
-                }
+    let shapes = [q[0].shape(), k[0].shape(), v[0].shape()];
+    shards.agreed::<T, _>("backward", attention, shapes, || {
+        let [q, k, v, out, d_out] = [q, k, v, out, d_out].map(|of| Source::lend_all(group, of));
+        let (q, k, v, out, d_out) = (q?, k?, v?, out?, d_out?);
+        let computed = group.each(|rank| {
+            let Share { queries, keys } = &shares[rank];
+            let lse =
+                lse.of_launch([rank, group.place(rank)], &[(all_rows.clone(), 0)], queries)?;
+            let of = [
+                (&all_kv_heads[..], &k[..]),
+                (&all_kv_heads, &v),
+                (&q_heads, &q),
+                (&q_heads, &out),
+                (&q_heads, &d_out),
+            ];
+            let [k, v, q, out, d_out] = all_rows_of(shards, rank, of)?;
+            let compute = || {
+                let (k, v, q, out, d_out) = (k?, v?, q?, out?, d_out?);
+                let layout =
+                    |heads: &Range<usize>, dim| Layout::bhsd([1, heads.len(), all_rows.len(), dim]);
+                let mut dq = group.uninit(rank, layout(queries, dims[0]))?;
+                let (queries, given) = of_call(&offsets, &q, [&k, &v]);
+                let into = GradientsInto::new().dq(&mut dq);
+                let output = (&out, &lse);
+                let attention = of_heads(attention, &shares[rank].queries);
+                let dkv = match is_shared {
+                    true => {
+                        let mut dk = group.zeros(rank, layout(keys, dims[0]))?;
+                        let mut dv = group.zeros(rank, layout(keys, dims[1]))?;
+                        let into = into.key_sums(&mut dk, &mut dv);
+                        attention.backward_into(&d_out, queries, given, output, into)?;
+                        OfKeys::Sums([dk, dv])
+                    }
+                    false => {
+                        let mut dk = group.uninit(rank, layout(keys, dims[0]))?;
+                        let mut dv = group.uninit(rank, layout(keys, dims[1]))?;
+                        let into = into.dk(&mut dk).dv(&mut dv);
+                        attention.backward_into(&d_out, queries, given, output, into)?;
+                        OfKeys::Rounded([dk, dv])
+                    }
+                };
+                warptile::Result::Ok((dq, dkv))
             };
-            warptile::Result::Ok((dq, dkv))
-        };
-        compute().of_rank(rank)
-    });
-    [q, k, v, out, d_out]
-        .into_iter()
-        .try_for_each(Source::end_all)?;
-    let (mut dq, mut sums, mut rounded) = (Vec::new(), [vec![], vec![]], [vec![], vec![]]);
-    for (of_rank, of_keys) in all_or_none(group, computed)? {
-        dq.push(of_rank);
-        match of_keys {
-            OfKeys::Sums(dkv) => { sums.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of)),
-            OfKeys::Rounded(dkv) => {
-                { rounded.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of));
+            compute().of_rank(rank)
+        });
+        [q, k, v, out, d_out]
+            .into_iter()
+            .try_for_each(Source::end_all)?;
+        let (mut dq, mut sums, mut rounded) = (Vec::new(), [vec![], vec![]], [vec![], vec![]]);
+        for (of_rank, of_keys) in all_or_none(group, computed)? {
+            dq.push(of_rank);
+            match of_keys {
+                OfKeys::Sums(dkv) => {
+                    { sums.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of))
+                }
+                OfKeys::Rounded(dkv) => {
+                    { rounded.iter_mut().zip(dkv) }.for_each(|(all, of)| all.push(of));
+                }
             }
         }
-    }
-    let of_all = |_| slice::from_ref(&all_rows);
-    let of_keys = |at: usize| match is_shared {
-        true => added(shards, &sums[at], &shares, kv_heads),
-        false => given_back(shards, &rounded[at], &all_kv_heads, of_all),
-    };
-    let dq = given_back(shards, &dq, &q_heads, of_all)?;
-    let gradients = [dq, of_keys(0)?, of_keys(1)?];
-    drop(agreed);
-    Ok(Gradients::new(gradients, Vec::new()))
+        let of_all = |_| slice::from_ref(&all_rows);
+        let of_keys = |at: usize| match is_shared {
+            true => added(shards, &sums[at], &shares, kv_heads),
+            false => given_back(shards, &rounded[at], &all_kv_heads, of_all),
+        };
+        let dq = given_back(shards, &dq, &q_heads, of_all)?;
+        let gradients = [dq, of_keys(0)?, of_keys(1)?];
+        Ok(Gradients::new(gradients, Vec::new()))
+    })
 }
 
 /// Gradients of a rank's keys and values.
@@ -280,8 +276,8 @@ pub(crate) fn given_back<'r, T: Element>(
     spans: impl Fn(usize) -> &'r [Range<usize>] + Sync,
 ) -> Result<Vec<Tensor<T>>> {
     let all_heads = heads.iter().map(|heads| heads.end).max().unwrap_or(0);
-    let parts = Source::lend_all(computed)?;
     let (group, map) = (shards.group(), shards.map());
+    let parts = Source::lend_all(group, computed)?;
     let [.., dim] = parts[0].tensor.shape();
     let of = |reader: usize| {
         let rows = heads.iter().enumerate().flat_map(|(owner, heads)| {

@@ -35,7 +35,7 @@ impl Hosts {
         k: &[Tensor<T>],
     ) -> Result<Self> {
         let (ranks, map) = shards.map().of_hosts(hosts)?;
-        let shares = shares(ranks, attention, q, k)?;
+        let shares = shares(shards, ranks, attention, q, k)?;
         let of_host = |host| {
             map.chunks(host)
                 .iter()
@@ -134,27 +134,27 @@ pub(crate) fn forward<T: Element>(
     let hosts = Hosts::of(shards, hosts, attention, q, kv[0])?;
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
     let dims = [shapes[1][3], shapes[2][3]];
-    let [q, k, v] = [q, kv[0], kv[1]].map(Source::lend_all);
-    let (q, k, v) = (q?, k?, v?);
     let group = shards.group();
-    let agreed = shards.agree::<T>("forward", attention, shapes)?;
-    let computed = group.each(|rank| {
-        let heads = &hosts.share(rank).keys;
-        let [q] = hosts.of_host(shards, rank, [&q[..]])?;
-        let staged = hosts.keys(shards, rank, [&k, &v])?;
-        let own = no_rows(shards, rank, heads.len(), dims).of_rank(rank)?;
-        let staged = std::iter::once((0..heads.len(), staged));
-        { hosts.rank(shards, rank) }
-            .forward(attention, &q, own.each_ref(), staged)
-            .of_rank(rank)
-    });
-    [q, k, v].into_iter().try_for_each(Source::end_all)?;
-    let computed = all_or_none(group, computed)?;
-    let (computed, lse): (Vec<_>, Vec<_>) = computed.into_iter().unzip();
-    let heads = hosts.heads(|share| &share.queries);
-    let out = given_back(shards, &computed, &heads, |rank| hosts.rows(rank))?;
-    drop(agreed);
-    Ok(Output::new(out, attention, lse))
+    shards.agreed::<T, _>("forward", attention, shapes, || {
+        let [q, k, v] = [q, kv[0], kv[1]].map(|of| Source::lend_all(group, of));
+        let (q, k, v) = (q?, k?, v?);
+        let computed = group.each(|rank| {
+            let heads = &hosts.share(rank).keys;
+            let [q] = hosts.of_host(shards, rank, [&q[..]])?;
+            let staged = hosts.keys(shards, rank, [&k, &v])?;
+            let own = no_rows(shards, rank, heads.len(), dims).of_rank(rank)?;
+            let staged = std::iter::once((0..heads.len(), staged));
+            { hosts.rank(shards, rank) }
+                .forward(attention, &q, own.each_ref(), staged)
+                .of_rank(rank)
+        });
+        [q, k, v].into_iter().try_for_each(Source::end_all)?;
+        let computed = all_or_none(group, computed)?;
+        let (computed, lse): (Vec<_>, Vec<_>) = computed.into_iter().unzip();
+        let heads = hosts.heads(|share| &share.queries);
+        let out = given_back(shards, &computed, &heads, |rank| hosts.rows(rank))?;
+        Ok(Output::new(out, attention, lse))
+    })
 }
 
 /// A rank gives the gradients of queries back, and in `f32` its share of those of the keys that its host's queries see, which the owners of
@@ -171,74 +171,79 @@ pub(crate) fn backward<T: Element>(
     let hosts = Hosts::of(shards, hosts, attention, q, kv[0])?;
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
     let (dims, kv_heads) = ([shapes[1][3], shapes[2][3]], shapes[1][2]);
-    let [q, k, v, out, d_out] = [q, kv[0], kv[1], out, d_out].map(Source::lend_all);
-    let (q, k, v, out, d_out) = (q?, k?, v?, out?, d_out?);
     let group = shards.group();
-    let agreed = shards.agree::<T>("backward", attention, shapes)?;
-    let zeros = |rank: usize, heads: &Range<usize>, rows: usize| -> warptile::Result<_> {
-        let of = |dim| group.zeros::<f32>(rank, Layout::bhsd([1, heads.len(), rows, dim]));
-        Ok([of(dims[0])?, of(dims[1])?])
-    };
-    let computed = group.each(|rank| {
-        let heads = &hosts.share(rank).keys;
-        let [q, out, d_out] = hosts.of_host(shards, rank, [&q, &out, &d_out])?;
-        let staged = hosts.keys(shards, rank, [&k, &v])?;
-        let begin = || {
-            let parts = hosts.needs(rank).summed(attention);
-            let rows = parts.len() * sums::rows_of_part(&parts);
-            let dq = group.uninit(rank, *q.layout())?;
-            let own = no_rows(shards, rank, heads.len(), dims)?;
-            warptile::Result::Ok((dq, zeros(rank, heads, rows)?, own))
-        };
-        let (mut dq, mut sums, own) = begin().of_rank(rank)?;
-        let given = Given {
-            attention,
-            d_out: &d_out,
-            q: &q,
-            kv: own.each_ref(),
-            out: &out,
-            lse,
-        };
-        let to = (&mut dq, &mut [][..]);
-        let all = 0..heads.len();
-        { hosts.rank(shards, rank) }.gradients(&given, &all, staged, to, &mut sums)?;
-        Ok((dq, sums))
-    });
-    [q, k, v, out, d_out]
-        .into_iter()
-        .try_for_each(Source::end_all)?;
-    let computed = all_or_none(group, computed)?;
-    let (dq, sums): (Vec<_>, Vec<_>) = computed.into_iter().unzip();
-    let heads = hosts.heads(|share| &share.queries);
-    let dq = given_back(shards, &dq, &heads, |rank| hosts.rows(rank))?;
-
-    // Each row of keys is seen by a query, or it has no gradient.
-    let of_keys = { group.local_ranks() }.map(|rank| {
-        let layout = |dim| Layout::bhsd([1, kv_heads, shards.map().local_len(rank), dim]);
-        let of = |dim| group.zeros(rank, layout(dim)).of_rank(rank);
-        Ok([of(dims[0])?, of(dims[1])?])
-    });
-    let mut of_keys = of_keys.collect::<Result<Vec<[Tensor<T>; 2]>>>()?;
     let of_ranks = hosts.heads(|share| &share.keys);
     // Ranks that share a head follow each other on each host.
     let mut distinct = of_ranks[..hosts.ranks].to_vec();
     distinct.dedup();
-    for heads in distinct {
+    let routes = distinct.into_iter().map(|heads| {
         // All ranks take part, those with other heads without rows.
         let seen = { of_ranks.iter().enumerate() }.map(|(rank, of)| match *of == heads {
             true => hosts.needs(rank).summed(attention),
             false => Vec::new(),
         });
-        let routes = Routes::new(shards, seen);
-        let sums =
-            { group.local_ranks().zip(&sums) }.map(|(rank, sums)| match of_ranks[rank] == heads {
-                true => Ok(sums.clone()),
-                false => zeros(rank, &heads, 0).of_rank(rank),
+        (heads, Routes::new(shards, seen))
+    });
+    let routes: Vec<_> = routes.collect();
+    shards.agreed::<T, _>("backward", attention, shapes, || {
+        let of_all = [q, kv[0], kv[1], out, d_out];
+        let [q, k, v, out, d_out] = of_all.map(|of| Source::lend_all(group, of));
+        let (q, k, v, out, d_out) = (q?, k?, v?, out?, d_out?);
+        let zeros = |rank: usize, heads: &Range<usize>, rows: usize| -> warptile::Result<_> {
+            let of = |dim| group.zeros::<f32>(rank, Layout::bhsd([1, heads.len(), rows, dim]));
+            Ok([of(dims[0])?, of(dims[1])?])
+        };
+        let computed = group.each(|rank| {
+            let heads = &hosts.share(rank).keys;
+            let [q, out, d_out] = hosts.of_host(shards, rank, [&q, &out, &d_out])?;
+            let staged = hosts.keys(shards, rank, [&k, &v])?;
+            let begin = || {
+                let parts = hosts.needs(rank).summed(attention);
+                let rows = parts.len() * sums::rows_of_part(&parts);
+                let dq = group.uninit(rank, *q.layout())?;
+                let own = no_rows(shards, rank, heads.len(), dims)?;
+                warptile::Result::Ok((dq, zeros(rank, heads, rows)?, own))
+            };
+            let (mut dq, mut sums, own) = begin().of_rank(rank)?;
+            let given = Given {
+                attention,
+                d_out: &d_out,
+                q: &q,
+                kv: own.each_ref(),
+                out: &out,
+                lse,
+            };
+            let to = (&mut dq, &mut [][..]);
+            let all = 0..heads.len();
+            { hosts.rank(shards, rank) }.gradients(&given, &all, staged, to, &mut sums)?;
+            Ok((dq, sums))
+        });
+        [q, k, v, out, d_out]
+            .into_iter()
+            .try_for_each(Source::end_all)?;
+        let computed = all_or_none(group, computed)?;
+        let (dq, sums): (Vec<_>, Vec<_>) = computed.into_iter().unzip();
+        let heads = hosts.heads(|share| &share.queries);
+        let dq = given_back(shards, &dq, &heads, |rank| hosts.rows(rank))?;
+
+        // Each row of keys is seen by a query, or it has no gradient.
+        let of_keys = { group.local_ranks() }.map(|rank| {
+            let layout = |dim| Layout::bhsd([1, kv_heads, shards.map().local_len(rank), dim]);
+            let of = |dim| group.zeros(rank, layout(dim)).of_rank(rank);
+            Ok([of(dims[0])?, of(dims[1])?])
+        });
+        let mut of_keys = of_keys.collect::<Result<Vec<[Tensor<T>; 2]>>>()?;
+        for (heads, routes) in routes {
+            let sums = { group.local_ranks().zip(&sums) }.map(|(rank, sums)| {
+                match of_ranks[rank] == heads {
+                    true => Ok(sums.clone()),
+                    false => zeros(rank, &heads, 0).of_rank(rank),
+                }
             });
-        let sums = sums.collect::<Result<Vec<_>>>()?;
-        Home::fetch(shards, &routes, heads, &sums)?.add_up(&routes, of_keys.iter_mut())?;
-    }
-    let (dk, dv) = { of_keys.into_iter() }.map(<(_, _)>::from).unzip();
-    drop(agreed);
-    Ok(Gradients::new([dq, dk, dv], Vec::new()))
+            let sums = sums.collect::<Result<Vec<_>>>()?;
+            Home::fetch(shards, &routes, heads, &sums)?.add_up(&routes, of_keys.iter_mut())?;
+        }
+        let (dk, dv) = { of_keys.into_iter() }.map(<(_, _)>::from).unzip();
+        Ok(Gradients::new([dq, dk, dv], Vec::new()))
+    })
 }

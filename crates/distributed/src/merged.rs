@@ -150,8 +150,7 @@ impl Group {
                 )));
             }
             if let Some(nccl) = self.processes() {
-                parts_here = self.parts_of_all(nccl, call, out, lse)?;
-                break;
+                return self.merge_of_all(nccl, call, out, lse);
             }
             let memory = (self.streams(0), out.device_slice(), lse.device_slice());
             parts_here.push(match memory {
@@ -167,17 +166,17 @@ impl Group {
             });
         }
         let parts: Vec<_> = parts_here.iter().map(|(out, lse)| (out, lse)).collect();
-        merge(&parts, LseBase::Natural).of_rank(self.local_ranks().start)
+        merge(&parts, LseBase::Natural).of_rank(0)
     }
 
-    /// The parts of all processes, on this one's device.
-    fn parts_of_all<T: Element>(
+    /// Merges the parts of all processes on this one's device.
+    fn merge_of_all<T: Element>(
         &self,
         nccl: &Nccl,
         call: &str,
         out: &Tensor<T>,
         lse: &Lse,
-    ) -> Result<Vec<(Tensor<T>, Lse)>> {
+    ) -> Result<(Tensor<T>, Lse)> {
         let (home, rank) = (&self.backends()[0], nccl.rank());
         let memory = (self.streams(rank), out.device_slice(), lse.device_slice());
         let (Some(streams), Some(out_slice), Some(lse_slice)) = memory else {
@@ -188,18 +187,21 @@ impl Group {
             format!("merge of {:?}", out.layout()),
             format!("elements of {}", std::any::type_name::<T>()),
         ];
-        let _agreed = nccl.agree(&call.join(&FIELD.to_string()), streams)?;
-        let outs = nccl.gather(streams, out_slice)?;
-        let parts = outs.into_iter().zip(nccl.gather(streams, lse_slice)?);
-        let part = |(of_out, of_lse)| match (of_out, of_lse) {
-            (Some(of_out), Some(of_lse)) => Ok((
-                Tensor::from_device(home, of_out, *out.layout())?,
-                Lse::from_device(home, of_lse, lse.shape())?,
-            )),
-            _ => Ok((out.clone(), lse.clone())),
-        };
-        let parts: warptile::Result<Vec<_>> = parts.map(part).collect();
-        parts.of_rank(rank)
+        nccl.agreed(&call.join(&FIELD.to_string()), streams, || {
+            let outs = nccl.gather(streams, out_slice)?;
+            let parts = outs.into_iter().zip(nccl.gather(streams, lse_slice)?);
+            let part = |(of_out, of_lse)| match (of_out, of_lse) {
+                (Some(of_out), Some(of_lse)) => Ok((
+                    Tensor::from_device(home, of_out, *out.layout())?,
+                    Lse::from_device(home, of_lse, lse.shape())?,
+                )),
+                _ => Ok((out.clone(), lse.clone())),
+            };
+            let parts: warptile::Result<Vec<_>> = parts.map(part).collect();
+            let parts = parts.of_rank(rank)?;
+            let parts: Vec<_> = parts.iter().map(|(out, lse)| (out, lse)).collect();
+            merge(&parts, LseBase::Natural).of_rank(rank)
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use warptile::driver::DeviceBuffer;
 use warptile::spec::Operand;
@@ -206,16 +206,17 @@ impl<'a> Shards<'a> {
         }
     }
 
-    /// Has the ranks of several processes compare a call before they exchange rows, which belong to it until the answer is dropped.
-    pub(crate) fn agree<T: Element>(
+    /// Computes a call, which the ranks of several processes compare before they exchange rows. A failure of one rank is that of all.
+    pub(crate) fn agreed<T: Element, R>(
         &self,
         call: &str,
         attention: &Attention,
         [q, k, v]: [[usize; 4]; 3],
-    ) -> Result<Option<MutexGuard<'_, ()>>> {
+        compute: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let streams = self.group.streams(self.group.local_ranks().start);
         let Some((nccl, streams)) = self.group.processes().zip(streams) else {
-            return Ok(None);
+            return compute();
         };
         let mut sharding = DefaultHasher::new();
         self.map.hash(&mut sharding);
@@ -227,8 +228,7 @@ impl<'a> Shards<'a> {
             format!("elements of {}", std::any::type_name::<T>()),
             format!("{attention:?}"),
         ];
-        nccl.agree(&call.join(&FIELD.to_string()), streams)
-            .map(Some)
+        nccl.agreed(&call.join(&FIELD.to_string()), streams, compute)
     }
 
     /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
@@ -250,7 +250,8 @@ impl<'a> Shards<'a> {
         self.check("out", &output.out)?;
         let Some(lse) = &output.lse else {
             let rule = "the output has no lse: it must not be turned off".to_owned();
-            return Err(Error::Argument { rank: 0, rule });
+            let rank = self.group.local_ranks().start;
+            return Err(Error::Argument { rank, rule });
         };
         let output = (&output.out[..], lse);
         match self.scheme {
@@ -268,7 +269,7 @@ impl<'a> Shards<'a> {
         let [_, _, v_heads, _] = self.check("v", v)?;
         if kv_heads == 0 || v_heads != kv_heads || !heads.is_multiple_of(kv_heads) {
             return Err(Error::Argument {
-                rank: 0,
+                rank: self.group.local_ranks().start,
                 rule: format!(
                     "{heads} query heads do not share {kv_heads} key and {v_heads} value heads"
                 ),

@@ -27,10 +27,10 @@ impl<'a, T: Element> Source<'a, T> {
         Ok(Source { rank, tensor, lent })
     }
 
-    /// Lends the tensors of all ranks.
-    pub(crate) fn lend_all(tensors: &'a [Tensor<T>]) -> Result<Vec<Self>> {
+    /// Lends the tensors of all ranks of this process.
+    pub(crate) fn lend_all(group: &Group, tensors: &'a [Tensor<T>]) -> Result<Vec<Self>> {
         let lend = |(rank, tensor)| Self::lend(rank, tensor);
-        tensors.iter().enumerate().map(lend).collect()
+        group.local_ranks().zip(tensors).map(lend).collect()
     }
 
     /// The memory on a GPU.

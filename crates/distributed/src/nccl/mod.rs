@@ -33,7 +33,7 @@ pub(crate) struct Nccl {
     world: World,
     control: Control,
     work: Arc<Work>,
-    /// Held from a call's agreement until its messages are under way.
+    /// Held from a call's agreement until all of its work is submitted.
     calls: Mutex<()>,
 }
 
@@ -145,16 +145,22 @@ impl Nccl {
         self.work.comm.wait(until, go_on)
     }
 
-    /// Waits until all ranks are about to make this call. Messages belong to it until the answer is dropped.
-    pub(crate) fn agree(&self, call: &str, streams: &Streams) -> Result<MutexGuard<'_, ()>> {
+    /// Computes when all ranks are about to make this call, to which messages belong meanwhile. A failure of this rank's own becomes that
+    /// of all.
+    pub(crate) fn agreed<R>(
+        &self,
+        call: &str,
+        streams: &Streams,
+        compute: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let rank = self.world.rank;
         if streams.kernels.is_capturing().of_rank(rank)? {
             let rule = "a call over several processes cannot be captured".to_owned();
             return Err(Error::Argument { rank, rule });
         }
-        let calls = lock(&self.calls);
+        let _calls = lock(&self.calls);
         self.control.agree(call, None)?;
-        Ok(calls)
+        self.or_fail(compute())
     }
 
     /// Waits until all ranks are about to make this call, without messages, which one that cannot prevents for all.
@@ -419,7 +425,7 @@ mod tests {
             });
             // There and back: all rows of some heads, then the rank's rows of all heads. Two ranks have none of the first tensor.
             for (shares, own) in [([0..0, 0..3, 3..3], &k), ([0..1, 1..1, 1..3], &v)] {
-                let lent = Source::lend_all(own).unwrap();
+                let lent = Source::lend_all(&group, own).unwrap();
                 let [all] = all_rows_of(&shards, rank, [(&shares[..], &lent[..])]).unwrap();
                 let all = [all.unwrap()];
                 for (at, found) in all[0].to_vec().unwrap().into_iter().enumerate() {
@@ -432,7 +438,10 @@ mod tests {
                 let back = given_back(&shards, &all, &shares, of_all).unwrap();
                 assert_eq!(back[0].to_vec().unwrap(), own[0].to_vec().unwrap());
             }
-            let (k, v) = (Source::lend_all(&k).unwrap(), Source::lend_all(&v).unwrap());
+            let (k, v) = (
+                Source::lend_all(&group, &k).unwrap(),
+                Source::lend_all(&group, &v).unwrap(),
+            );
             for part in [0..1, 1..heads] {
                 let of = |_, reader: usize| (spans[reader], &part);
                 let got = rows_of_heads(&shards, rank, [&k[..], &v[..]], of).unwrap();
