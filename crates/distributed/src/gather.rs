@@ -91,7 +91,10 @@ pub(crate) fn backward<T: Element>(
     };
     let all_needs = Needs::all(shards.map(), attention)?;
     let summed = all_needs.iter().map(|needs| needs.summed(attention));
-    let routes = sums::Routes::new(shards, summed);
+    let routes = sums::Routes::new(shards, summed)?;
+    if attention.gradients_of_numbers().next().is_some() {
+        sums::check_parts(0, group.ranks())?;
+    }
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
     shards.agreed::<T, _>("backward", attention, shapes, || {
         let (k, v) = (

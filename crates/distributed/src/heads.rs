@@ -16,6 +16,7 @@ use crate::lse::{Piece, ShardedLse};
 use crate::shard::{RowMap, part};
 use crate::shards::{Gradients, Output, Shards};
 use crate::stage::{Source, Staged, fetched, position, rows_of_heads, staged_rows};
+use crate::sums::check_parts;
 
 /// The query heads of a rank, and the key/value heads that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,6 +149,10 @@ pub(crate) fn backward<T: Element>(
     let all_rows = 0..shards.map().len();
     let group = shards.group();
     let is_shared = kv_heads < shares.len();
+    for head in 0..kv_heads {
+        let sharing = { shares.iter() }.filter(|share| is_shared && share.keys.start == head);
+        check_parts(0, sharing.count())?;
+    }
     let [q_heads, all_kv_heads] = heads_of(&shares);
     let shapes = [q[0].shape(), k[0].shape(), v[0].shape()];
     shards.agreed::<T, _>("backward", attention, shapes, || {

@@ -182,9 +182,10 @@ pub(crate) fn backward<T: Element>(
             true => hosts.needs(rank).summed(attention),
             false => Vec::new(),
         });
-        (heads, Routes::new(shards, seen))
+        let routes = Routes::new(shards, seen)?;
+        Ok((heads, routes))
     });
-    let routes: Vec<_> = routes.collect();
+    let routes = routes.collect::<Result<Vec<_>>>()?;
     shards.agreed::<T, _>("backward", attention, shapes, || {
         let of_all = [q, kv[0], kv[1], out, d_out];
         let [q, k, v, out, d_out] = of_all.map(|of| Source::lend_all(group, of));

@@ -3,7 +3,7 @@
 use warptile::bytemuck::Pod;
 use warptile::driver::{self, DeviceBuffer, DeviceSlice, Loan, Rows, Stream};
 use warptile::ops::merge;
-use warptile::spec::LseBase;
+use warptile::spec::{LseBase, Merge};
 use warptile::{Backend, Element, Layout, Lse, Output, Tensor};
 
 use crate::error::{Error, OfRank, Result};
@@ -117,7 +117,7 @@ impl Group {
         // The first rank's error, as many are those of all.
         computed.into_iter().rev().collect::<Result<()>>()?;
         let parts: Vec<_> = parts.iter().map(|(out, lse)| (out, lse)).collect();
-        merge(&parts, LseBase::Natural).of_rank(0)
+        merged(&parts).of_rank(0)
     }
 
     /// The merge of a call that several processes compare.
@@ -166,7 +166,7 @@ impl Group {
             });
         }
         let parts: Vec<_> = parts_here.iter().map(|(out, lse)| (out, lse)).collect();
-        merge(&parts, LseBase::Natural).of_rank(0)
+        merged(&parts).of_rank(0)
     }
 
     /// Merges the parts of all processes on this one's device.
@@ -200,9 +200,20 @@ impl Group {
             let parts: warptile::Result<Vec<_>> = parts.map(part).collect();
             let parts = parts.of_rank(rank)?;
             let parts: Vec<_> = parts.iter().map(|(out, lse)| (out, lse)).collect();
-            merge(&parts, LseBase::Natural).of_rank(rank)
+            merged(&parts).of_rank(rank)
         })
     }
+}
+
+/// Merges any number of parts, in groups as large as one merge takes.
+fn merged<T: Element>(parts: &[(&Tensor<T>, &Lse)]) -> warptile::Result<(Tensor<T>, Lse)> {
+    if parts.len() <= Merge::MAX_PARTS {
+        return merge(parts, LseBase::Natural);
+    }
+    let groups = parts.chunks(Merge::MAX_PARTS).map(merged);
+    let groups = groups.collect::<warptile::Result<Vec<_>>>()?;
+    let groups: Vec<_> = groups.iter().map(|(out, lse)| (out, lse)).collect();
+    merged(&groups)
 }
 
 /// A tensor as another backend sees it.

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use warptile::driver::Rows;
 use warptile::ops::sum_into;
+use warptile::spec::Merge;
 use warptile::{Element, Layout, Tensor};
 
-use crate::error::{OfRank, Result};
+use crate::error::{Error, OfRank, Result};
 use crate::group::all_or_none;
 use crate::shards::Shards;
 use crate::stage::{Copied, Source, Staged, fetched, position, staged_rows};
@@ -45,12 +46,29 @@ struct Segment {
     from: Vec<usize>,
 }
 
+/// Refuses more parts than a sum takes; `rank` is that of the sum.
+pub(crate) fn check_parts(rank: usize, parts: usize) -> Result<()> {
+    match parts <= Merge::MAX_PARTS {
+        true => Ok(()),
+        false => Err(Error::Argument {
+            rank,
+            rule: format!(
+                "gradients would be sums of {parts} parts, and at most {} can be added",
+                Merge::MAX_PARTS
+            ),
+        }),
+    }
+}
+
 impl Routes {
     /// The rows that the parts of each rank see.
+    ///
+    /// # Errors
+    /// As [`check_parts`], the same on all ranks.
     pub(crate) fn new(
         shards: &Shards<'_>,
         of_ranks: impl Iterator<Item = Vec<Vec<Range<usize>>>>,
-    ) -> Self {
+    ) -> Result<Self> {
         let (mut parts, mut rows) = (Vec::new(), Vec::new());
         for (rank, of_rank) in of_ranks.enumerate() {
             let of_part = rows_of_part(&of_rank);
@@ -87,12 +105,16 @@ impl Routes {
             }
             segments
         };
-        let segments = (0..rows.len()).map(of_owner).collect();
-        Routes {
+        let segments: Vec<_> = (0..rows.len()).map(of_owner).collect();
+        for (owner, segments) in segments.iter().enumerate() {
+            let most = segments.iter().map(|segment| segment.from.len()).max();
+            check_parts(owner, most.unwrap_or(0))?;
+        }
+        Ok(Routes {
             parts,
             rows,
             segments,
-        }
+        })
     }
 
     /// Numbers for each head, which all ranks add to and rank 0 gets.

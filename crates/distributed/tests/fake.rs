@@ -233,6 +233,44 @@ fn a_failure_amid_gradients_is_an_error_and_leaks_nothing() {
     }
 }
 
+/// More ranks than the sums of a row's gradients can be added of.
+#[test]
+fn more_sums_than_can_be_added_are_refused_before_any_launch() {
+    let ranks: Vec<u32> = (0..33).map(|rank| rank % 2).collect();
+    let (fake, group) = open(&ranks);
+    let documents = Sharding::Documents((0..=33).map(|at| 20 * at).collect());
+    for (scheme, sharding, sinks) in [
+        (Scheme::Gather, &Sharding::Contiguous, false),
+        (Scheme::Heads, &Sharding::Contiguous, false),
+        (Scheme::Hybrid { hosts: 33 }, &Sharding::Contiguous, false),
+        // Each rank has a document of its own, but all add to the gradients of sinks.
+        (Scheme::Gather, &documents, true),
+    ] {
+        let train = || {
+            let (len, heads) = (660, 33);
+            let shards = group.shards(sharding, len)?.scheme(scheme);
+            let split = |heads: usize| shards.split(&vec![f16::ONE; len * heads * 64], heads, 64);
+            let (q, kv) = (split(heads)?, split(1)?);
+            let mut attention = Attention::new();
+            if sinks {
+                attention = attention.sinks(&vec![0.5; heads]);
+            }
+            let output = shards.forward(&attention, &q, (&kv, &kv))?;
+            group.synchronize(Duration::from_secs(60))?;
+            let launches = fake.launches().len();
+            let gradients = shards.backward(&attention, &q, &q, (&kv, &kv), &output);
+            let error = gradients.map(drop).unwrap_err().to_string();
+            assert!(error.contains("at most 32"), "{error}");
+            group.synchronize(Duration::from_secs(60))?;
+            assert_eq!(fake.launches().len(), launches, "{scheme}");
+            Ok::<_, Error>(())
+        };
+        train().unwrap();
+    }
+    drop(group);
+    fake.assert_clean();
+}
+
 /// A step of decoding: the queries go to all ranks, and results come back.
 fn decode(group: &Group) -> warptile_distributed::Result<()> {
     let backends = group.backends();

@@ -10,7 +10,8 @@ use dealt::{builder, data};
 
 #[test]
 fn a_dealt_cache_is_one_cache() {
-    for ranks in [2, 3, 5] {
+    // No merge takes more than 32 parts.
+    for ranks in [2, 3, 5, 32, 33, 65] {
         let group = Group::local(vec![Backend::cpu(); ranks]).unwrap();
         dealt::a_dealt_cache_is_one_cache::<f32>(&group, 1e-5);
     }

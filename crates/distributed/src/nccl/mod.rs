@@ -461,7 +461,8 @@ mod tests {
             }
             // Rank 1 adds to some of its own rows and to some of all others, rank 2 to nothing.
             let seen = [vec![0..50, 100..600], vec![10..20, 150..700], vec![]];
-            let routes = Routes::new(&shards, seen.iter().map(|seen| vec![seen.clone()]));
+            let parts = seen.iter().map(|seen| vec![seen.clone()]);
+            let routes = Routes::new(&shards, parts).unwrap();
             let of = |rank: usize, row, head, at| value(row, head, at) + rank as f32 / 4.0;
             let own = dims.map(|dim| {
                 let rows: Vec<_> = seen[rank].iter().cloned().flatten().collect();
