@@ -1,5 +1,5 @@
 //! The scheme `gather`: each rank fetches the keys that its queries see, one group of heads after the other, while the group before is
-//! computed. Only bytes travel; no sum is ever made across ranks.
+//! computed. Of outputs only bytes travel; gradients of keys are sums of what several ranks computed.
 
 use std::ops::Range;
 

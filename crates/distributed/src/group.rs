@@ -17,7 +17,8 @@ use crate::nccl::world::World;
 use crate::shard::{RowMap, Sharding};
 use crate::shards::Shards;
 
-/// The ranks of one process: GPUs of one host that reach each other's memory, or the CPU several times over. A GPU may have several ranks.
+/// The ranks that compute together. Those of one process are GPUs of one host that reach each other's memory, or the CPU several times over,
+/// where a GPU may have several ranks; of several processes each has one.
 #[derive(Debug)]
 pub struct Group {
     /// Those of the ranks of this process.
