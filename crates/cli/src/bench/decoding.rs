@@ -106,7 +106,7 @@ impl OfDevices<'_> {
             let at = [sequence, head, 0];
             Ok((
                 sequence,
-                sampled.expected_of(scoring, sequence, of_sequence, at)?,
+                sampled.expected_of(scoring, sequence..sequence + 1, of_sequence, at)?,
             ))
         })?;
         let labels = Labels {

@@ -60,7 +60,7 @@ pub(crate) struct Row {
     p90_us: f64,
     /// One device's time over that of all ranks times their number.
     pub(crate) efficiency: f64,
-    /// As predicted from `one_us`; of outputs on GPUs.
+    /// As predicted from `one_us`; of outputs and gradients on GPUs.
     expected_us: Option<f64>,
     same_bits_again: bool,
     values_unlike_one_gpu: usize,
@@ -541,7 +541,7 @@ impl<'a, T: Element> Sampled<'a, T> {
         }))
     }
 
-    /// A row of a head, of a sequence of `rows` rows from row `start` on: a call of one query.
+    /// A row of a head, of a sequence of `rows` rows from row `start` on: the first query of a call.
     fn expected(
         &self,
         [start, rows, sequence]: [usize; 3],
@@ -550,25 +550,26 @@ impl<'a, T: Element> Sampled<'a, T> {
     ) -> Result<Vec<f64>, Failure> {
         let mut scoring = self.case.scoring;
         let diagonal = scoring.mask.diagonal.offset(rows, rows) + row as i128;
-        // Distances of ALiBi are from the last key: it is the query's own.
         let is_last = diagonal == row as i128 && scoring.mask.right == Some(0);
         let keys = if is_last { row + 1 } else { rows };
+        // Distances of ALiBi run by the last query and the last key.
+        let queries = if scoring.alibi.is_some() { keys - row } else { 1 };
         let diagonal = i32::try_from(diagonal)
             .map_err(|_| Failure::Input("the mask's diagonal is too far away".into()))?;
         scoring.mask = scoring.mask.diagonal(Diagonal::At(diagonal));
         self.expected_of(
             scoring,
-            start + row,
+            start + row..start + row + queries,
             start..start + keys,
             [sequence, head, row],
         )
     }
 
-    /// A row of a head: the query `at` that place among all of them, with some of all keys.
+    /// A row of a head: the first of some of all queries, with some of all keys.
     pub(super) fn expected_of(
         &self,
         scoring: Scoring,
-        at: usize,
+        queries: Range<usize>,
         keys: Range<usize>,
         [sequence, head, row]: [usize; 3],
     ) -> Result<Vec<f64>, Failure> {
@@ -583,10 +584,10 @@ impl<'a, T: Element> Sampled<'a, T> {
             rows.flat_map(row).copied().collect::<Vec<T>>()
         };
         let [q, k, v, d_out] = self.inputs;
-        let q = of(q, query, dim, at..at + 1, head);
+        let q = of(q, query, dim, queries.clone(), head);
         let k = of(k, key_value, dim, keys.clone(), kv_head);
         let v = of(v, key_value, of_values, keys.clone(), kv_head);
-        let [lq, lk, lv] = [[1, dim], [keys.len(), dim], [keys.len(), of_values]]
+        let [lq, lk, lv] = [[queries.len(), dim], [keys.len(), dim], [keys.len(), of_values]]
             .map(|[rows, dim]| Layout::bshd([1, rows, 1, dim]));
         let scoring = scoring.scale(self.case.scoring.scale_of(dim));
         let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);
@@ -613,11 +614,11 @@ impl<'a, T: Element> Sampled<'a, T> {
         let call = builder.build()?;
         let forward = reference(&call, &inputs)?;
         if d_out.is_empty() {
-            return Ok(forward.out);
+            return Ok(forward.out[..of_values].to_vec());
         }
         let out: Vec<T> = forward.out.iter().map(|&x| T::from_f64(x)).collect();
         let lse: Vec<f32> = forward.lse.iter().map(|&x| x as f32).collect();
-        let d_out = of(d_out, query, of_values, at..at + 1, head);
+        let d_out = of(d_out, query, of_values, queries, head);
         inputs.set(Operand::Out, &out);
         inputs.set(Operand::Lse, &lse);
         inputs.set(Operand::DOut, &d_out);
@@ -626,6 +627,6 @@ impl<'a, T: Element> Sampled<'a, T> {
             builder.want(gradient, gradient == Operand::DQ)
         });
         let expected = GradientExpectation::new(&builder.build()?, &inputs)?;
-        Ok(expected.gradient(Operand::DQ).to_vec())
+        Ok(expected.gradient(Operand::DQ)[..dim].to_vec())
     }
 }

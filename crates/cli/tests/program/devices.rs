@@ -74,6 +74,22 @@ fn ranks_on_the_cpu_are_measured_against_one() {
     assert_eq!(rows[0]["key_len"], 300);
 }
 
+/// Distances of ALiBi are those of whole documents, with masks that end elsewhere, too.
+#[test]
+fn errors_with_alibi_are_those_of_each_query() {
+    for mask in ["", " mask=causal", " mask=window,9,4"] {
+        for direction in ["", " backward"] {
+            let problem = format!("packed=64x64,64x64 h4 d64 f32 alibi=head{mask}{direction}");
+            let mut command = on_cpu(&["bench", "--devices", "cpu,cpu", "--samples", "1"]);
+            let (rows, _) = json_of(command.args(["--shape", &problem]));
+            for name in ["one_error", "error"] {
+                let error = rows[0][name].as_f64().unwrap();
+                assert!(error < 1e-4, "{problem}: {}", rows[0]);
+            }
+        }
+    }
+}
+
 #[test]
 fn steps_of_decoding_are_measured_over_pages_of_all_ranks() {
     let mut command = on_cpu(&["bench", "--devices", "cpu,cpu,cpu", "--samples", "1"]);
