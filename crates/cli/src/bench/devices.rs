@@ -553,7 +553,7 @@ impl<'a, T: Element> Sampled<'a, T> {
         let is_last = diagonal == row as i128 && scoring.mask.right == Some(0);
         let keys = if is_last { row + 1 } else { rows };
         // Distances of ALiBi run by the last query and the last key.
-        let queries = if scoring.alibi.is_some() { keys - row } else { 1 };
+        let queries = scoring.alibi.map_or(1, |_| keys - row);
         let diagonal = i32::try_from(diagonal)
             .map_err(|_| Failure::Input("the mask's diagonal is too far away".into()))?;
         scoring.mask = scoring.mask.diagonal(Diagonal::At(diagonal));
@@ -587,8 +587,12 @@ impl<'a, T: Element> Sampled<'a, T> {
         let q = of(q, query, dim, queries.clone(), head);
         let k = of(k, key_value, dim, keys.clone(), kv_head);
         let v = of(v, key_value, of_values, keys.clone(), kv_head);
-        let [lq, lk, lv] = [[queries.len(), dim], [keys.len(), dim], [keys.len(), of_values]]
-            .map(|[rows, dim]| Layout::bshd([1, rows, 1, dim]));
+        let shapes = [
+            (queries.len(), dim),
+            (keys.len(), dim),
+            (keys.len(), of_values),
+        ];
+        let [lq, lk, lv] = shapes.map(|(rows, dim)| Layout::bshd([1, rows, 1, dim]));
         let scoring = scoring.scale(self.case.scoring.scale_of(dim));
         let mut builder = Call::builder(&lq, &lk, &lv, Types::of(T::TYPE)).scoring(scoring);
         let words = self.numbers.lists[Operand::DropoutState].as_deref();
