@@ -5,7 +5,7 @@ use warptile::gpu::Gpu;
 use warptile::kernels::{Image, Role, images_for};
 use warptile::plan::{BackwardProblem, Choice, Planner};
 use warptile::spec::{Backward, Operand, Slots};
-use warptile::{Attention, Backend, Element, ElementType, Keys, Mask, Queries};
+use warptile::{Attention, Backend, Element, ElementType, GradientsInto, Keys, Mask, Queries};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, BackwardCase, Case, GradientBuffers};
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 
@@ -299,6 +299,82 @@ fn a_workspace_may_hold_anything() {
         })
     });
     assert!(results.iter().all(|result| *result == results[0]));
+}
+
+/// Gradients of `f32`, those that are added to what is there, and sums and parts of keys for those who add up several calls.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gradients_are_written_in_f32_and_added() {
+    fn of<T: Element>(head_dim: usize, kv_heads: usize) {
+        let backend = Backend::from_gpu(Gpu::new(&Driver::load().unwrap(), 0).unwrap().into());
+        let (rows, keys) = ([2, 200, 4, head_dim], [2, 333, kv_heads, head_dim]);
+        let tensor = |shape: [usize; 4], factor: f64| {
+            let numbers = (0..shape.iter().product::<usize>()).map(|i| (i as f64 * factor).sin());
+            let numbers: Vec<T> = numbers.map(T::from_f64).collect();
+            backend.tensor(&numbers, shape).unwrap()
+        };
+        let (q, k, v) = (tensor(rows, 0.31), tensor(keys, 0.57), tensor(keys, 0.73));
+        let d_out = tensor(rows, 0.91);
+        let attention = Attention::new().mask(Mask::causal());
+        let output = attention.forward(&q, (&k, &v)).unwrap();
+        let filled = |number: f32, shape: [usize; 4]| {
+            let numbers = vec![number; shape.iter().product()];
+            backend.tensor(&numbers, shape).unwrap()
+        };
+        let plain = attention.backward(&d_out, &q, (&k, &v), &output).unwrap();
+        let in_f32 = |adds: bool| {
+            let mut to =
+                [rows, keys, keys].map(|shape| filled(if adds { 1.0 } else { f32::NAN }, shape));
+            let [dq, dk, dv] = &mut to;
+            let into = GradientsInto::new().dq(dq).dk(dk).dv(dv);
+            let into = if adds { into.add() } else { into };
+            attention
+                .backward_into(&d_out, &q, (&k, &v), &output, into)
+                .unwrap();
+            to.map(|tensor| tensor.to_vec().unwrap())
+        };
+        let (wide, added) = (in_f32(false), in_f32(true));
+        let rounded = [&plain.dq, &plain.dk, &plain.dv].map(|tensor| tensor.to_vec().unwrap());
+        for (index, rounded) in rounded.iter().enumerate() {
+            for ((wide, added), rounded) in wide[index].iter().zip(&added[index]).zip(rounded) {
+                let words = || format!("{} {head_dim} {index}: {wide} {added}", T::TYPE);
+                assert_eq!(T::from_f32(*wide).to_f32(), rounded.to_f32(), "{}", words());
+                assert!(
+                    (1.0 + wide - added).abs() <= 2.0 * f32::EPSILON * (1.0 + wide.abs()),
+                    "{}",
+                    words()
+                );
+            }
+        }
+        for parts in [false, true] {
+            let mut dq = tensor(rows, 0.0);
+            let mut to = [1.0, 1.0].map(|one| filled(one, keys));
+            let [dk, dv] = &mut to;
+            let into = GradientsInto::new().dq(&mut dq);
+            let into = match parts {
+                true => into.key_parts(dk, dv),
+                false => into.key_sums(dk, dv),
+            };
+            attention
+                .backward_into(&d_out, &q, (&k, &v), &output, into)
+                .unwrap();
+            let expected = if parts { &wide } else { &added };
+            let found = to.map(|tensor| tensor.to_vec().unwrap());
+            assert!(found == expected[1..], "{} {head_dim} {parts}", T::TYPE);
+            let dq: Vec<f32> = dq
+                .to_vec()
+                .unwrap()
+                .iter()
+                .map(|x: &T| x.to_f32())
+                .collect();
+            assert!(dq.iter().zip(&rounded[0]).all(|(x, y)| *x == y.to_f32()));
+        }
+    }
+    for (head_dim, kv_heads) in [(40, 4), (64, 2), (96, 4), (128, 1), (192, 2), (256, 4)] {
+        of::<bf16>(head_dim, kv_heads);
+        of::<f16>(head_dim, kv_heads);
+    }
+    of::<f32>(64, 2);
 }
 
 /// The user's level on a GPU gives what the CPU gives, except for rounding.
