@@ -139,7 +139,13 @@ pub(crate) fn images_for(target: Target) -> Vec<&'static Image> {
 
 /// Families in the catalog.
 pub(crate) fn families() -> Vec<Family> {
+    families_of(ElementType::F16)
+}
+
+/// The families that have elements of this type: `wmma` has f16 alone.
+pub(crate) fn families_of(element: ElementType) -> Vec<Family> {
     let mut families: Vec<_> = warptile_kernels::images_for(Role::Forward)
+        .filter(|image| image.element == element)
         .map(|image| image.family)
         .collect();
     families.sort_unstable();

@@ -7,7 +7,9 @@ use warptile::{Attention, Backend, ElementType, Layout};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile_driver::DeviceBuffer;
 
-use crate::harness::{Images, assert_passes, case, families, gpu, passes, side_by_side};
+use crate::harness::{
+    Images, assert_passes, case, families, families_of, gpu, passes, side_by_side,
+};
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
@@ -209,7 +211,7 @@ fn infinite_logits_make_no_nan() {
     let data = vec![bf16::from_f32(1e30); 70 * 64];
     let tensor = backend.tensor(&data, [1, 70, 1, 64]).unwrap();
     let case = case("q70 k70 d64 bf16 seed=0");
-    for family in families() {
+    for family in families_of(ElementType::Bf16) {
         let plan = Images::Family(family).plan(&case).unwrap();
         let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
         let output = attention.forward(&tensor, (&tensor, &tensor)).unwrap();
@@ -287,7 +289,7 @@ fn huge_logits_make_no_nan() {
         let tensor = backend.tensor(&data, shape).unwrap();
         let case = case(&format!("q{rows} k{rows} d{head_dim} bf16 seed=0"));
         // `mma` has no tiles of 256.
-        let taking = families()
+        let taking = families_of(ElementType::Bf16)
             .into_iter()
             .filter(|&family| family != warptile::kernels::Family::Mma || head_dim <= 128);
         for family in taking {
@@ -353,7 +355,7 @@ fn extreme_scales_keep_hidden_keys_hidden() {
             .map(|i| bf16::from_f32((i as f32 * 0.61).sin()))
             .collect();
         let tensor = backend.tensor(&data, [1, 200, 2, head_dim]).unwrap();
-        for family in families() {
+        for family in families_of(ElementType::Bf16) {
             let plan = Images::Family(family).plan(&case).unwrap();
             for scale in [Scoring::MAX_SCALE, 1e37, 1e-38, 0.0] {
                 let output = Attention::new()
@@ -392,7 +394,7 @@ fn rows_whose_scores_are_all_hugely_negative_are_seen() {
     let case = case("q70 k70 d64 bf16 seed=0");
     // Dot products of -2.56e38.
     for scale in [0.125, 0.5, 0.95, 1.0, 1.3] {
-        for family in families() {
+        for family in families_of(ElementType::Bf16) {
             let plan = Images::Family(family).plan(&case).unwrap();
             let choice = Choice::Kernel(plan.kernel_name().to_owned());
             let attention = Attention::new().choice(choice).scale(scale);

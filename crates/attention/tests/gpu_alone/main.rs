@@ -6,6 +6,7 @@ mod overlap;
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use warptile::ElementType;
 use warptile::gpu::Gpu;
 use warptile::kernels::Family;
 use warptile_driver::Driver;
@@ -23,9 +24,10 @@ fn gpu() -> &'static Gpu {
     GPU.get_or_init(|| Gpu::new(&Driver::load().unwrap(), 0).unwrap())
 }
 
-/// Families in the catalog.
-fn families() -> Vec<Family> {
+/// The families that compute outputs of this type.
+fn families(element: ElementType) -> Vec<Family> {
     let mut families: Vec<_> = images_for(Role::Forward)
+        .filter(|image| image.element == element)
         .map(|image| image.family)
         .collect();
     families.sort_unstable();

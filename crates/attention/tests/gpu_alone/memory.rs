@@ -1,13 +1,11 @@
 //! Tests with full, or nearly full, device memory.
 
-use warptile::kernels::Family;
 use warptile::plan::Choice;
 use warptile::{Backend, ElementType, gpu::Gpu};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
-use warptile_kernels::{Role, images_for};
 
-use crate::alone;
+use crate::{alone, families};
 
 const LAUNCHES: usize = 1_000;
 /// Bytes left for the launches once everything else is taken.
@@ -48,12 +46,7 @@ fn a_thousand_launches_while_memory_is_full_and_busy() {
     let mut target = DeviceBuffer::<u8>::zeroed(&busy, 64 << 20).unwrap();
     let taken = take_nearly_all(&busy);
 
-    let mut families: Vec<Family> = images_for(Role::Forward)
-        .map(|image| image.family)
-        .collect();
-    families.sort_unstable();
-    families.dedup();
-    for family in families {
+    for family in families(ElementType::F16) {
         for case in &cases {
             assert_eq!(case.element, ElementType::F16);
             let plan = case.plan(&gpu, &Choice::Family(family)).unwrap();

@@ -412,7 +412,9 @@ impl Device {
 }
 
 fn choices() -> Vec<Choice> {
-    families().into_iter().map(Choice::Family).collect()
+    { families(ElementType::Bf16).into_iter() }
+        .map(Choice::Family)
+        .collect()
 }
 
 #[test]
