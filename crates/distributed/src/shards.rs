@@ -190,8 +190,8 @@ impl<'a> Shards<'a> {
     /// call returns when the work is submitted. Options with numbers for each head take one group of heads, and not [`Scheme::Heads`].
     ///
     /// # Errors
-    /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with the rank whose part failed. There is no output
-    /// unless all ranks have theirs.
+    /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with the rank whose part failed, or over several
+    /// processes [`Error::Failure`] on all of them, which ends the group. There is no output unless all ranks have theirs.
     pub fn forward<T: Element>(
         &self,
         attention: &Attention,
@@ -236,7 +236,8 @@ impl<'a> Shards<'a> {
     /// and rounded once: equal arguments give the same bits each time.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and as [`Attention::backward`]; with more than 32 ranks.
+    /// As [`forward`](Self::forward), and as [`Attention::backward`]; [`Error::Argument`] where a gradient would be a sum of more than 32
+    /// ranks' shares.
     pub fn backward<T: Element>(
         &self,
         attention: &Attention,
