@@ -237,8 +237,8 @@ impl BackwardBuilder {
     /// Checks everything and freezes the description.
     ///
     /// # Errors
-    /// An [`Invalid`] that names the argument and the rule it breaks: pages, lists of blocks, keys and values in e4m3 and head sizes above
-    /// 256 have no backward pass.
+    /// An [`Invalid`] that names the argument and the rule it breaks: pages, lists of blocks, keys and values in e4m3, a bias of another
+    /// type than the queries' and head sizes above 256 have no backward pass.
     pub fn build(self) -> Result<Backward> {
         let call = self.call;
         if call.pages().is_some() {
