@@ -259,6 +259,15 @@ mod tests {
     }
 
     #[test]
+    fn inputs_that_are_not_those_of_the_backward_pass_are_refused() {
+        let layout = Layout::bshd([1, 3, 1, 8]);
+        let call = Call::builder(&layout, &layout, &layout, f32::TYPE);
+        let backward = Backward::builder(call.build().unwrap()).build().unwrap();
+        let error = GradientExpectation::new(&backward, &HostInputs::default()).unwrap_err();
+        assert!(error.to_string().starts_with("q is missing"), "{error}");
+    }
+
+    #[test]
     fn gradients_that_f32_holds_as_subnormal_numbers_only_may_be_0() {
         let layout = Layout::bshd([1, 1, 1, 8]);
         let call = Call::builder(&layout, &layout, &layout, f32::TYPE);

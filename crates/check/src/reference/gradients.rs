@@ -45,6 +45,7 @@ pub(crate) fn gradients<T: Compiled>(
     backward: &Backward,
     inputs: &HostInputs<'_>,
 ) -> Result<GradientReferences> {
+    backward.check_inputs(inputs)?;
     let call = backward.call();
     check_size(call, MAX_GRADIENT_WORK)?;
     let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
