@@ -76,11 +76,13 @@ __device__ float to_odd(double x) {
     return __uint_as_float(__float_as_uint(toward_zero) | 1u);
 }
 
+// Single: what rounds the term of ALiBi, and what is added to it, as on the host.
 template <typename T>
 struct Element;
 
 template <>
 struct Element<__half> {
+    using Single = Element<float>;
     static constexpr int BITS = 10, SMALLEST = -14;
     static __device__ double wide(__half x) { return static_cast<double>(__half2float(x)); }
     static __device__ double round(double x) { return wide(__float2half_rn(to_odd(x))); }
@@ -88,6 +90,7 @@ struct Element<__half> {
 
 template <>
 struct Element<__nv_bfloat16> {
+    using Single = Element<float>;
     static constexpr int BITS = 7, SMALLEST = -126;
     static __device__ double wide(__nv_bfloat16 x) { return static_cast<double>(__bfloat162float(x)); }
     static __device__ double round(double x) { return wide(__float2bfloat16_rn(to_odd(x))); }
@@ -95,12 +98,14 @@ struct Element<__nv_bfloat16> {
 
 template <>
 struct Element<float> {
+    using Single = Element;
     static constexpr int BITS = 23, SMALLEST = -126;
     static __device__ double wide(float x) { return static_cast<double>(x); }
     static __device__ double round(double x) { return static_cast<double>(__double2float_rn(x)); }
 };
 
 struct Exact {
+    using Single = Exact;
     static __device__ double round(double x) { return x; }
 };
 
@@ -118,7 +123,7 @@ struct Terms {
     bool hidden;
 };
 
-// `Scoring::score`, with what Rounding leaves of each intermediate result.
+// `KeyTerms::score` of crates/check/src/reference/row.rs, with what Rounding leaves of each intermediate result.
 template <typename Rounding>
 __device__ double score(const Parameters& p, double dot, const Terms& terms) {
     if (terms.hidden) return -CUDART_INF;
@@ -127,8 +132,12 @@ __device__ double score(const Parameters& p, double dot, const Terms& terms) {
         double cap = static_cast<double>(p.softcap);
         s = Rounding::round(cap * tanh(s / cap));
     }
-    if (terms.slope != 0.0) s = Rounding::round(s - terms.slope * terms.distance);
-    if (p.bias.data) s = Rounding::round(s + terms.bias);
+    if (terms.slope != 0.0) {
+        using Single = typename Rounding::Single;
+        s = Single::round(Single::round(s - terms.slope * terms.distance) + terms.bias);
+    } else if (p.bias.data) {
+        s = Rounding::round(s + terms.bias);
+    }
     // Unlike fmin and fmax, comparisons keep a NaN.
     return s < -LARGEST ? -LARGEST : s > LARGEST ? LARGEST : s;
 }

@@ -24,7 +24,7 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 /// The values that a result is compared with, and the errors that a correct result may have.
 ///
 /// With `r` the float64 reference and `r16` the plain, unfused computation in the element type (scores, probabilities and
-/// output each rounded to it), an output passes if every element has
+/// output each rounded to it, except that ALiBi's term and what is added to it are of `f32`), an output passes if every element has
 ///
 /// ```text
 /// |out - r| <= max(factor * max|r16 - r| + atol, floor)
@@ -36,7 +36,8 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 /// 0 by luck, so there is a floor for each element, a bound of the error that arithmetic in `f32` and rounding to the
 /// element type make inevitable: `ulp(rms) + factor * eps * ((1 + reach) * deviation + rms)`, where `rms` and `deviation`
 /// are the root mean square and the standard deviation of the values under the row's probabilities, `reach` is the size of
-/// the terms its scores are made of (`|scale| |q| |k|` and the biases), and `eps` is the `f32` epsilon.
+/// the terms its scores are made of (`|scale| |q| |k|` and the biases), and `eps` is the `f32` epsilon. A row that sees no key must be 0
+/// exactly.
 ///
 /// The lse is computed in `f32` by every path, so its natural error is that of scores rounded to `f32`:
 ///
@@ -89,6 +90,8 @@ struct Tolerance {
     relative: f64,
     /// At least this, for each element.
     floors: Vec<f32>,
+    /// True if an element whose floor is 0 is a sum of nothing, and exact.
+    knows_empty: bool,
     /// The type that the expected values were stored in, if they are not exact.
     stored_as: Option<ElementType>,
 }
@@ -111,9 +114,9 @@ impl Tolerance {
         }
     }
 
-    /// The bound of an element with this floor; 0 for an infinity, which must be exact.
+    /// The bound of an element with this floor; 0 for an infinity and a sum of nothing, which must be exact.
     fn at_least(&self, floor: f64, r: f64) -> f64 {
-        match r.is_finite() {
+        match r.is_finite() && !(self.knows_empty && floor == 0.0) {
             true => (self.common + self.relative * (1.0 + r.abs())).max(floor),
             false => 0.0,
         }
@@ -226,12 +229,14 @@ impl Expectation {
                 common: factor * errors.out + 2.0 * errors.rounding,
                 relative: 0.0,
                 floors: out_floor,
+                knows_empty: true,
                 stored_as: None,
             },
             lse: Tolerance {
                 common: factor * errors.lse,
                 relative: LSE_TOLERANCE,
                 floors: lse_floor,
+                knows_empty: false,
                 stored_as: None,
             },
             exact,
@@ -470,7 +475,8 @@ mod tests {
         let references = References {
             exact: output(exact),
             rounded: output(rounded),
-            out_floor: vec![floor; exact.len()],
+            // 0 is for rows that see no key.
+            out_floor: vec![floor.max(f32::MIN_POSITIVE); exact.len()],
             lse_floor: Vec::new(),
         };
         Expectation::from_references::<T>(&call(), references)
@@ -528,7 +534,8 @@ mod tests {
                 lse: 0.1,
                 rounding: 0.001,
             };
-            let expected = Expectation::within(&call, exact, errors, vec![0.0], vec![0.0]);
+            let expected =
+                Expectation::within(&call, exact, errors, vec![f32::MIN_POSITIVE], vec![0.0]);
             let out = factor * 0.01 + 2.0 * 0.001;
             assert_eq!(expected.out_bounds().next(), Some(out), "{words}");
             let lse = factor * 0.1 + LSE_TOLERANCE;

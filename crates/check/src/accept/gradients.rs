@@ -14,8 +14,9 @@ use crate::with_element;
 
 /// The gradients that a backward pass must have, and how far from them a right result may be.
 ///
-/// With `r` the float64 reference and `r16` the plain, unfused computation in the element type (scores, weights, the gradients of both and
-/// the results each rounded to it), both from the output and the lse that the backward pass is given, a gradient passes if
+/// With `r` the float64 reference and `r16` the plain, unfused computation in the element type (scores, weights, the gradients of both
+/// and the results each rounded to it; ALiBi as in [`Expectation`](crate::Expectation)), both from the output and the lse that the
+/// backward pass is given, a gradient passes if
 ///
 /// ```text
 /// |x - r| <= max(factor * max|r16 - r| + 2e-5 * max|r|, 6 * sqrt(variance) + ulp(r))     for every element
@@ -86,6 +87,7 @@ impl ExpectedGradient {
             common: factor * sizes.natural + 2e-5 * sizes.largest,
             relative: 0.0,
             floors,
+            knows_empty: false,
             stored_as: None,
         };
         ExpectedGradient {

@@ -337,7 +337,7 @@ impl<T: Element> Pass<'_, T> {
             Some(row) if !row.keeps(visible.start + index) => 0.0,
             _ => factor,
         };
-        let scores = |s: Vec<f64>, dp: Vec<f64>, round: &dyn Fn(f64) -> f64| {
+        let scores = |s: Vec<f64>, dp: Vec<f64>, round: &dyn Fn(f64) -> f64, single| {
             let mut scores = Scores {
                 whole: Vec::with_capacity(s.len()),
                 p: Vec::with_capacity(s.len()),
@@ -345,7 +345,7 @@ impl<T: Element> Pass<'_, T> {
                 d_bias: Vec::with_capacity(s.len()),
             };
             for (index, ((dot, dp), key)) in s.into_iter().zip(dp).zip(&terms).enumerate() {
-                let (score, slant) = self.score(dot, key, round);
+                let (score, slant) = self.score(dot, key, round, single);
                 let p = round((score - lse).exp());
                 let of_score = match p == 0.0 {
                     true => 0.0,
@@ -367,6 +367,7 @@ impl<T: Element> Pass<'_, T> {
             at(keys).products(q, &keys.exact),
             at(values).products(d_out, &values.exact),
             &|x| x,
+            &|x| x,
         );
         let single = |x: &[f64]| -> Vec<f32> { x.iter().map(|x| *x as f32).collect() };
         let double = |x: Vec<f32>| -> Vec<f64> { x.into_iter().map(f64::from).collect() };
@@ -374,6 +375,7 @@ impl<T: Element> Pass<'_, T> {
             double(at(keys).products(&single(q), &keys.single)),
             double(at(values).products(&single(d_out), &values.single)),
             &round::<T>,
+            &round::<f32>,
         );
 
         // The variance of each weight and each gradient of a score, from two roundings each and arithmetic in `f32`. Each addition of a sum rounds
@@ -486,14 +488,20 @@ impl<T: Element> Pass<'_, T> {
     }
 
     /// A score, and its derivative by the scaled product; minus infinity for a hidden key.
-    fn score(&self, dot: f64, key: &KeyTerms, round: &dyn Fn(f64) -> f64) -> (f64, f64) {
+    fn score(
+        &self,
+        dot: f64,
+        key: &KeyTerms,
+        round: &dyn Fn(f64) -> f64,
+        single: &dyn Fn(f64) -> f64,
+    ) -> (f64, f64) {
         if key.hidden {
             return (f64::NEG_INFINITY, 0.0);
         }
-        let (scoring, terms) = (self.computation.call.scoring(), &key.terms);
+        let scoring = self.computation.call.scoring();
         (
-            scoring.score(dot, terms, round),
-            scoring.derivative(dot, terms, round),
+            key.score(scoring, dot, round, single),
+            scoring.derivative(dot, &key.terms, round),
         )
     }
 }

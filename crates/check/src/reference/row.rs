@@ -1,6 +1,6 @@
 //! One row of one head: scores, their softmax and the weighted sum of the values, exactly and rounded.
 
-use warptile::spec::{Call, HostInputs, Operand, ScoreTerms, Sequence};
+use warptile::spec::{Call, HostInputs, Operand, ScoreTerms, Scoring, Sequence};
 use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
@@ -73,6 +73,30 @@ pub(super) struct KeyTerms {
 }
 
 impl KeyTerms {
+    /// [`Scoring::score`] with `round` after each operation, and with `single` instead from ALiBi's term on. Slopes are of `f32`, and
+    /// FlashAttention's plain computation does not round what they are multiplied by to 16 bits either: neighbouring scores of a far key
+    /// would be 4 apart.
+    #[inline(always)]
+    pub(super) fn score(
+        &self,
+        scoring: &Scoring,
+        product: f64,
+        round: impl Fn(f64) -> f64,
+        single: impl Fn(f64) -> f64,
+    ) -> f64 {
+        let terms = self.terms;
+        if terms.slope == 0.0 {
+            return scoring.score(product, &terms, round);
+        }
+        let before = ScoreTerms {
+            slope: 0.0,
+            bias: 0.0,
+            ..terms
+        };
+        let score = scoring.score(product, &before, round);
+        single(single(score - terms.slope * terms.distance) + terms.bias)
+    }
+
     /// An upper bound on sums of a product of this size and the terms.
     #[inline(always)]
     pub(super) fn size(&self, product: f64) -> f64 {
@@ -138,7 +162,7 @@ impl<T: Element> Computation<'_, T> {
 
         let query_f64 = &self.queries.exact[query.clone()];
         let products = keys.products(query_f64, &self.keys.exact);
-        let scores = self.scores(products.iter().copied(), &terms, |x| x);
+        let scores = self.scores(products.iter().copied(), &terms, |x| x, |x| x);
         let (probabilities, lse) = softmax(&scores, sink);
         let values_f64 = &self.values.exact[values.clone()];
         let kept: Option<Vec<f64>> = call.dropout().map(|dropout| {
@@ -170,13 +194,13 @@ impl<T: Element> Computation<'_, T> {
 
         let products = keys.products(&self.queries.single[query], &self.keys.single);
         let products = || products.iter().map(|&product| f64::from(product));
-        let single = self.scores(products(), &terms, round::<f32>);
+        let single = self.scores(products(), &terms, round::<f32>, round::<f32>);
         let (max, sum) = sum_of_exponentials(&single, sink);
         row.rest.rounded_lse = max + f64::from(sum).ln();
         let (scores, (max, sum)) = match T::TYPE {
             ElementType::F32 => (single, (max, sum)),
             _ => {
-                let scores = self.scores(products(), &terms, round::<T>);
+                let scores = self.scores(products(), &terms, round::<T>, round::<f32>);
                 let sum = sum_of_exponentials(&scores, sink);
                 (scores, sum)
             }
@@ -239,21 +263,22 @@ impl<T: Element> Computation<'_, T> {
         }
     }
 
-    /// Scores with `round` after each operation; minus infinity for hidden keys.
+    /// Scores as [`KeyTerms::score`] has them; minus infinity for hidden keys.
     #[inline(always)]
     fn scores(
         &self,
         products: impl Iterator<Item = f64>,
         terms: &[KeyTerms],
         round: impl Fn(f64) -> f64,
+        single: impl Fn(f64) -> f64,
     ) -> Vec<f64> {
         let scoring = self.call.scoring();
         products
             .zip(terms)
             .map(|(product, key)| match key.hidden {
                 true => f64::NEG_INFINITY,
-                false => scoring
-                    .score(product, &key.terms, &round)
+                false => key
+                    .score(scoring, product, &round, &single)
                     .clamp(f64::from(f32::MIN), f64::from(f32::MAX)),
             })
             .collect()
