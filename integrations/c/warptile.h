@@ -1001,49 +1001,6 @@ typedef struct warptile_dealt_cache_desc {
 } warptile_dealt_cache_desc;
 
 /**
- * Attention of one new row for each sequence of a step to all its keys. Fill the struct with zeros, then set `size`, `heads`, `q` and
- * `out`.
- */
-typedef struct warptile_dealt_call {
-  /**
-   * `sizeof(warptile_dealt_call)`.
-   */
-  size_t size;
-  /**
-   * The layer.
-   */
-  int64_t layer;
-  /**
-   * Query heads, a multiple of the key/value heads.
-   */
-  int64_t heads;
-  /**
-   * Queries, [sequences, heads, head size], in the memory of this process's first rank. Each process has them.
-   */
-  const void *q;
-  /**
-   * Receives the output, [sequences, heads, head size of values], there.
-   */
-  void *out;
-  /**
-   * Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
-   */
-  float scale;
-  /**
-   * 0 or 1.
-   */
-  uint32_t scale_given;
-  /**
-   * Bounds the scores, as in warptile_attention_desc. 0: no bound.
-   */
-  float softcap;
-  /**
-   * Must be 0.
-   */
-  uint32_t reserved;
-} warptile_dealt_call;
-
-/**
  * A process among those of a job, each of which has one GPU. Fill the struct with zeros, then set `size`.
  */
 typedef struct warptile_world {
@@ -1084,8 +1041,8 @@ typedef struct warptile_sharded_desc {
    */
   size_t size;
   /**
-   * The whole computation: q, k and v are [1, all rows, heads, head size], with zeros for strides. Masks, scale, softcap, sinks,
-   * dropout, ALiBi, want_lse, split_keys and kernel are taken; `unchecked` does not count.
+   * The whole computation: q, k and v are [1, all rows, heads, head size], with zeros for strides. What is not for several
+   * devices is refused by its name; `unchecked` does not count.
    */
   const struct warptile_attention_desc *attention;
   /**
@@ -1109,69 +1066,6 @@ typedef struct warptile_sharded_desc {
    */
   size_t hosts;
 } warptile_sharded_desc;
-
-/**
- * The memory of a call over several devices. Tensors are lists of addresses, one for each rank of this process, in its device's memory:
- * its rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size].
- */
-typedef struct warptile_sharded_memory {
-  /**
-   * `sizeof(warptile_sharded_memory)`.
-   */
-  size_t size;
-  /**
-   * How many addresses each list has: the ranks of this process.
-   */
-  size_t ranks;
-  /**
-   * Queries.
-   */
-  const void *const *q;
-  /**
-   * Keys.
-   */
-  const void *const *k;
-  /**
-   * Values.
-   */
-  const void *const *v;
-  /**
-   * Receives the output, unless this is a backward pass.
-   */
-  void *const *out;
-  /**
-   * For a backward pass: the gradient of the output.
-   */
-  const void *const *d_out;
-  /**
-   * Receives the gradient of the queries, if given.
-   */
-  void *const *dq;
-  /**
-   * Receives the gradient of the keys, if given.
-   */
-  void *const *dk;
-  /**
-   * Receives the gradient of the values, if given.
-   */
-  void *const *dv;
-  /**
-   * Receives the gradients of the sinks, if given: one number for each query head, in the memory of rank 0. Only its process has them.
-   */
-  float *d_sinks;
-  /**
-   * ALiBi slopes, in host memory.
-   */
-  const float *alibi_slopes;
-  /**
-   * Sinks, in host memory.
-   */
-  const float *sinks;
-  /**
-   * The state of dropout, in host memory.
-   */
-  const int32_t *dropout_state;
-} warptile_sharded_memory;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1431,13 +1325,20 @@ int32_t warptile_dealt_cache_append(const struct warptile_dealt_cache *cache,
  * Attention of a step of one new row for each sequence to all keys of its sequence, the new one included: each rank attends to its keys,
  * and the results are merged on this process's first rank, in the order of the ranks. Streams as for warptile_sharded_forward.
  *
+ * `desc` says the element type, the queries, [sequences, 1, heads, head size] with zeros for strides, and the options; those of each head
+ * and masks are refused, and k, v, want_lse and unchecked do not count. `memory` has q and out, in the memory of this process's first
+ * rank; each process has them.
+ *
  * # Safety
- * `cache` is null, which is an error, or a handle that was not freed. `call` is null, which is an error, or valid for reading `call->size`
- * bytes. The queries and the output reach as far as the step and the heads say, until the work has ended that was then submitted to the
- * rank's stream, which is not being captured; meanwhile nothing else writes the queries, or uses the output.
+ * `cache` is null, which is an error, or a handle that was not freed. `desc` and `memory` are null, which is an error, or valid for reading
+ * as many bytes as their size says; `desc->kernel` is null or ends with a NUL. The queries and the output reach as far as `desc` says,
+ * until the work has ended that was then submitted to the rank's stream, which is not being captured; meanwhile nothing else writes the
+ * queries, or uses the output.
  */
 int32_t warptile_dealt_cache_attend(const struct warptile_dealt_cache *cache,
-                                    const struct warptile_dealt_call *call);
+                                    int64_t layer,
+                                    const struct warptile_attention_desc *desc,
+                                    const struct warptile_attention_memory *memory);
 
 /**
  * Frees a cache. Work that it has submitted goes on.
@@ -1537,35 +1438,40 @@ int32_t warptile_sharded_rows(const struct warptile_sharded *sharded,
                               size_t *needed);
 
 /**
- * Computes. On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
+ * Computes. `memory` is that of each rank of this process, on its device: `ranks` structs that lie one behind the other. Tensors are the
+ * rank's rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size]. Slopes, sinks and the state of
+ * dropout are in host memory, and only those of the first struct are read. `lse` is null; the workspace does not count.
+ *
+ * On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
  * submitted to that stream later finds the output. On the CPU it is there on return. A call is no part of a capture.
  *
  * If `output` is not null it receives a handle for warptile_sharded_backward and warptile_sharded_lse, which need the description's
  * want_lse. The handle holds copies of the output, and is freed with warptile_sharded_output_free.
  *
  * # Safety
- * - `sharded` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or valid for reading
- *   `memory->size` bytes. `output` is null or valid for writing.
- * - Each list of tensors has as many addresses as `memory->ranks` says, and each tensor as many rows as its rank has. They stay valid
- *   until the work has ended that was then submitted to the rank's stream. Meanwhile nothing else writes the inputs, or uses the outputs.
- * - Slopes and sinks are one for each query head, and a state is eight words.
+ * - `sharded` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or `ranks` structs, each
+ *   valid for reading as many bytes as its size says. `output` is null or valid for writing.
+ * - Each tensor has as many rows as its rank. It stays valid until the work has ended that was then submitted to the rank's stream.
+ *   Meanwhile nothing else writes the inputs, or uses the outputs.
  * - On GPUs no stream of the group is being destroyed or captured.
  */
 int32_t warptile_sharded_forward(const struct warptile_sharded *sharded,
-                                 const struct warptile_sharded_memory *memory,
+                                 const struct warptile_attention_memory *memory,
+                                 size_t ranks,
                                  struct warptile_sharded_output **output);
 
 /**
  * Computes the gradients of queries, keys, values and sinks from that of the output, as warptile_sharded_forward computes. `output` is
- * that of a call of `sharded` with the same inputs, whose description has want_lse. Those gradients are written that `memory` has; equal
- * arguments give the same bits each time.
+ * that of a call of `sharded` with the same inputs, whose description has want_lse; `out` does not count. Those gradients are written that
+ * `memory` has, `d_sinks` in the memory of rank 0; equal arguments give the same bits each time.
  *
  * # Safety
- * As warptile_sharded_forward; `output` is null, which is an error, or a handle that was not freed.
+ * As warptile_sharded_forward, for `attention` of each struct, too; `output` is null, which is an error, or a handle that was not freed.
  */
 int32_t warptile_sharded_backward(const struct warptile_sharded *sharded,
                                   const struct warptile_sharded_output *output,
-                                  const struct warptile_sharded_memory *memory);
+                                  const struct warptile_backward_memory *memory,
+                                  size_t ranks);
 
 /**
  * Writes the natural log-sum-exp of all rows into host memory, [all rows, heads], and waits for what computes it. Not over NCCL.
@@ -1611,4 +1517,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: b3869f3240d52188acf1b84f80fc60d15a936cd8264a1f74e7f9dfdf54674c5c */
+/* Seal of header.sh: a6a04f5bbcdc43cd0a417f380b209aa184fab4540e4612773620e5c86a1f6746 */

@@ -253,6 +253,18 @@ impl Operand {
         count
     };
 
+    /// The operand of a name, for constants.
+    ///
+    /// # Panics
+    /// If no operand has it.
+    pub const fn named(name: &str) -> Operand {
+        let mut index = 0;
+        while !same(ROWS[index].name.as_bytes(), name.as_bytes()) {
+            index += 1;
+        }
+        Self::ALL[index]
+    }
+
     #[inline]
     const fn row(self) -> &'static Row {
         &ROWS[self as usize]
@@ -342,6 +354,16 @@ impl Operand {
     pub const fn python_name(self) -> Option<&'static str> {
         self.row().python
     }
+}
+
+const fn same(mut found: &[u8], mut expected: &[u8]) -> bool {
+    while let ([first, rest @ ..], [other, others @ ..]) = (found, expected) {
+        if *first != *other {
+            return false;
+        }
+        (found, expected) = (rest, others);
+    }
+    found.is_empty() && expected.is_empty()
 }
 
 /// A value for each operand.

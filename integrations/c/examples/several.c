@@ -89,19 +89,22 @@ int main(int argc, char **argv) {
     deal(NULL, HEADS, out_of);
     deal(NULL, HEADS, dq_of);
     deal(NULL, KV_HEADS, dk_of);
-    warptile_sharded_memory memory = {0};
-    memory.size = sizeof memory;
-    memory.ranks = ranks;
-    memory.q = (const void *const *)q_of;
-    memory.k = memory.v = (const void *const *)kv_of;
-    memory.out = out_of;
+    warptile_attention_memory memory[MOST_RANKS] = {0};
+    warptile_backward_memory back[MOST_RANKS] = {0};
+    for (size_t rank = 0; rank < ranks; rank++) {
+        memory[rank].size = sizeof *memory;
+        memory[rank].q = q_of[rank];
+        memory[rank].k = memory[rank].v = kv_of[rank];
+        memory[rank].out = out_of[rank];
+        back[rank].size = sizeof *back;
+        back[rank].attention = &memory[rank];
+        back[rank].d_out = out_of[rank]; // any numbers of the output's shape
+        back[rank].dq = dq_of[rank];
+        back[rank].dk = dk_of[rank];
+    }
     warptile_sharded_output *output;
-    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
-    memory.out = NULL;
-    memory.d_out = (const void *const *)out_of; // any numbers of the output's shape
-    memory.dq = dq_of;
-    memory.dk = dk_of;
-    check(warptile_sharded_backward(sharded, output, &memory), "warptile_sharded_backward");
+    check(warptile_sharded_forward(sharded, memory, ranks, &output), "warptile_sharded_forward");
+    check(warptile_sharded_backward(sharded, output, back, ranks), "warptile_sharded_backward");
     check(warptile_group_synchronize(group, 60), "warptile_group_synchronize");
     warptile_sharded_output_free(output);
     warptile_sharded_free(sharded);

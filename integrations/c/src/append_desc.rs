@@ -7,7 +7,9 @@ use attention::{ElementType, Layout as Strided};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, elements, expect_within, memory};
-use crate::structs::{Layout, Versioned, bound, count, element_of, flag, sequences, types};
+use crate::structs::{
+    Layout, Versioned, bound, count, element_of, flag, sequences, types, unknown,
+};
 
 /// Keys are copied as they are.
 pub const WARPTILE_ROTARY_NONE: u32 = 0;
@@ -140,24 +142,8 @@ unsafe impl Versioned for AppendMemory {
     const LEAST: usize = std::mem::offset_of!(AppendMemory, q);
 }
 
-memory!(AppendMemory {
-    K: k,
-    V: v,
-    KPages: k_pages,
-    VPages: v_pages,
-    Q: q,
-    QOut: q_out,
-    NewSlots: slots,
-    BlockTable: block_table,
-    RowOffsets: row_offsets,
-    RowLengths: row_lengths,
-    KeyLengths: key_lengths,
-    Positions: positions,
-    Cos: cos,
-    Sin: sin,
-    KScale: k_scale,
-    VScale: v_scale,
-});
+memory!(AppendMemory: k, v, k_pages, v_pages, q, q_out, slots, block_table, row_offsets, row_lengths, key_lengths, positions, cos, sin,
+    k_scale, v_scale);
 
 /// The write that a description says, with the rotation that [`rotation`] has read. On the CPU its lists are those of `memory`; without
 /// `memory` they are on a device, or not known yet.
@@ -213,12 +199,7 @@ pub(crate) unsafe fn write(
         WARPTILE_POSITIONS_NONE => Some(false),
         WARPTILE_POSITIONS_I32 => Some(true),
         WARPTILE_POSITIONS_I64 => None,
-        other => {
-            return Err(Failure::of(
-                "positions",
-                format!("is {other}, which is none of WARPTILE_POSITIONS_..."),
-            ));
-        }
+        other => return unknown("positions", other, "WARPTILE_POSITIONS"),
     };
     let row_lengths = flag("row_lengths", desc.row_lengths)?;
     let wanted = [
@@ -299,12 +280,7 @@ pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
         WARPTILE_ROTARY_NONE => return Ok(None),
         WARPTILE_ROTARY_INTERLEAVED => Pairing::Interleaved,
         WARPTILE_ROTARY_HALF_SPLIT => Pairing::HalfSplit,
-        other => {
-            return Err(Failure::of(
-                "rotary",
-                format!("is {other}, which is none of WARPTILE_ROTARY_..."),
-            ));
-        }
+        other => return unknown("rotary", other, "WARPTILE_ROTARY"),
     };
     if let Some((of_table, layout)) = tables(desc)? {
         return Ok(Some(Rotary::with_tables(of_table, layout, pairing)?));

@@ -7,7 +7,9 @@ use attention::{Diagonal, ElementType, Mask, Splits};
 
 use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};
-use crate::structs::{Layout, Versioned, bound, count, element_of, flag, sequences, types};
+use crate::structs::{
+    Layout, Versioned, bound, count, element_of, flag, sequences, types, unknown,
+};
 
 /// A query sees every key.
 pub const WARPTILE_MASK_NONE: u32 = 0;
@@ -200,27 +202,8 @@ unsafe impl Versioned for AttentionMemory {
     const LEAST: usize = std::mem::offset_of!(AttentionMemory, lse);
 }
 
-memory!(AttentionMemory {
-    Q: q,
-    K: k,
-    V: v,
-    Out: out,
-    Lse: lse,
-    QueryOffsets: query_offsets,
-    KeyOffsets: key_offsets,
-    QueryLengths: query_lengths,
-    KeyLengths: key_lengths,
-    BlockTable: block_table,
-    Slopes: alibi_slopes,
-    Sinks: sinks,
-    Bias: bias,
-    KeyMask: key_mask,
-    KScale: k_scale,
-    VScale: v_scale,
-    DropoutState: dropout_state,
-    BlockOffsets: block_offsets,
-    BlockIndices: block_indices,
-});
+memory!(AttentionMemory: q, k, v, out, lse, query_offsets, key_offsets, query_lengths, key_lengths, block_table, alibi_slopes, sinks,
+    bias, key_mask, k_scale, v_scale, dropout_state, block_offsets, block_indices);
 
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
 ///
@@ -352,23 +335,13 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
             side("window_left", desc.window_left)?,
             side("window_right", desc.window_right)?,
         ),
-        other => {
-            return Err(Failure::of(
-                "mask",
-                format!("is {other}, which is none of WARPTILE_MASK_..."),
-            ));
-        }
+        other => return unknown("mask", other, "WARPTILE_MASK"),
     };
     let diagonal = match desc.diagonal {
         WARPTILE_DIAGONAL_BOTTOM_RIGHT => Diagonal::BottomRight,
         WARPTILE_DIAGONAL_TOP_LEFT => Diagonal::TopLeft,
         WARPTILE_DIAGONAL_AT => Diagonal::At(desc.diagonal_offset),
-        other => {
-            return Err(Failure::of(
-                "diagonal",
-                format!("is {other}, which is none of WARPTILE_DIAGONAL_..."),
-            ));
-        }
+        other => return unknown("diagonal", other, "WARPTILE_DIAGONAL"),
     };
     let mut scoring = Scoring::new().mask(mask.diagonal(diagonal));
     scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
@@ -378,12 +351,7 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
         WARPTILE_ALIBI_NONE => None,
         WARPTILE_ALIBI_PER_HEAD => Some(AlibiShape::PerHead),
         WARPTILE_ALIBI_PER_BATCH_HEAD => Some(AlibiShape::PerBatchHead),
-        other => {
-            return Err(Failure::of(
-                "alibi",
-                format!("is {other}, which is none of WARPTILE_ALIBI_..."),
-            ));
-        }
+        other => return unknown("alibi", other, "WARPTILE_ALIBI"),
     };
     Ok(match flag("sinks", desc.sinks)? {
         true => scoring.with(Operand::Sinks),

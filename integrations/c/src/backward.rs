@@ -93,11 +93,8 @@ pub unsafe extern "C" fn warptile_backward_run(
         // SAFETY: the caller's promise.
         let backward = unsafe { handle("backward", backward) }?;
         // SAFETY: the caller's promise.
-        let own = unsafe { read("memory", memory) }?;
-        // SAFETY: the caller's promise.
-        let attention = unsafe { read("attention", own.attention) }?;
-        let workspace = Workspace::new(own.workspace, own.workspace_bytes);
-        let memory = Together { attention, own };
+        let memory = unsafe { Together::of(read("memory", memory)?) }?;
+        let workspace = Workspace::new(memory.own.workspace, memory.own.workspace_bytes);
         let Some(on) = &backward.on else {
             no_stream(stream)?;
             workspace.expect_none()?;

@@ -8,7 +8,7 @@ use attention::spec::{Backward, Call, Operand};
 use crate::attention_desc::{AttentionDesc, AttentionMemory};
 use crate::error::{Failure, Result};
 use crate::host::{Memory, memory};
-use crate::structs::{Layout, Versioned, element_of, flag, names};
+use crate::structs::{Layout, Versioned, element_of, flag, names, read};
 
 /// Description of the gradients of a computation. Fill the struct with zeros, then set `size`, `attention` and at least one of the
 /// `want` fields: zero is the default of all other fields.
@@ -97,20 +97,22 @@ unsafe impl Versioned for BackwardMemory {
     const LEAST: usize = std::mem::offset_of!(BackwardMemory, d_lse);
 }
 
-memory!(BackwardMemory {
-    DOut: d_out,
-    DLse: d_lse,
-    DQ: dq,
-    DK: dk,
-    DV: dv,
-    DBias: d_bias,
-    DSinks: d_sinks,
-});
+memory!(BackwardMemory: d_out, d_lse, dq, dk, dv, d_bias, d_sinks);
 
 /// The memory of gradients and of their computation.
 pub(crate) struct Together {
     pub(crate) attention: AttentionMemory,
     pub(crate) own: BackwardMemory,
+}
+
+impl Together {
+    /// # Safety
+    /// As for [`read`], of the memory of the computation.
+    pub(crate) unsafe fn of(own: BackwardMemory) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let attention = unsafe { read("attention", own.attention) }?;
+        Ok(Together { attention, own })
+    }
 }
 
 impl Memory for Together {

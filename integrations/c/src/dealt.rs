@@ -6,14 +6,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use attention::cache::SequenceId;
-use attention::{Attention, Element, KvCache, Layout};
+use attention::{Element, KvCache, Layout};
 use warptile_distributed::ShardedCache;
 
+use crate::attention_desc::{AttentionDesc, AttentionMemory};
 use crate::error::{Failure, Result, guarded};
 use crate::group::Group;
-use crate::ranks::{Ranks, check, check_idle, give, list, of_element, take};
+use crate::ranks::{Described, Ranks, check, check_idle, give, list, of_element, take};
 use crate::structs::{
-    Versioned, check_pointer, count, element, flag, free, give as give_handle, handle, read,
+    Layout as StructLayout, Versioned, check_pointer, count, element, free, give as give_handle,
+    handle, read,
 };
 
 /// A cache whose pages are dealt to the ranks of a group: page p of a sequence is with rank p modulo their number, so each has its share of
@@ -51,36 +53,6 @@ pub struct DealtCacheDesc {
 // SAFETY: numbers, the size first, without padding.
 unsafe impl Versioned for DealtCacheDesc {
     const LEAST: usize = std::mem::offset_of!(DealtCacheDesc, value_size);
-}
-
-/// Attention of one new row for each sequence of a step to all its keys. Fill the struct with zeros, then set `size`, `heads`, `q` and
-/// `out`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct DealtCall {
-    /// `sizeof(warptile_dealt_call)`.
-    pub size: usize,
-    /// The layer.
-    pub layer: i64,
-    /// Query heads, a multiple of the key/value heads.
-    pub heads: i64,
-    /// Queries, [sequences, heads, head size], in the memory of this process's first rank. Each process has them.
-    pub q: *const c_void,
-    /// Receives the output, [sequences, heads, head size of values], there.
-    pub out: *mut c_void,
-    /// Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
-    pub scale: f32,
-    /// 0 or 1.
-    pub scale_given: u32,
-    /// Bounds the scores, as in warptile_attention_desc. 0: no bound.
-    pub softcap: f32,
-    /// Must be 0.
-    pub reserved: u32,
-}
-
-// SAFETY: numbers and raw pointers, the size first, without padding.
-unsafe impl Versioned for DealtCall {
-    const LEAST: usize = std::mem::offset_of!(DealtCall, scale);
 }
 
 /// Makes a cache whose pages are dealt to the ranks of a group. It keeps the group, and is freed with warptile_dealt_cache_free.
@@ -213,20 +185,27 @@ pub unsafe extern "C" fn warptile_dealt_cache_append(
 /// Attention of a step of one new row for each sequence to all keys of its sequence, the new one included: each rank attends to its keys,
 /// and the results are merged on this process's first rank, in the order of the ranks. Streams as for warptile_sharded_forward.
 ///
+/// `desc` says the element type, the queries, [sequences, 1, heads, head size] with zeros for strides, and the options; those of each head
+/// and masks are refused, and k, v, want_lse and unchecked do not count. `memory` has q and out, in the memory of this process's first
+/// rank; each process has them.
+///
 /// # Safety
-/// `cache` is null, which is an error, or a handle that was not freed. `call` is null, which is an error, or valid for reading `call->size`
-/// bytes. The queries and the output reach as far as the step and the heads say, until the work has ended that was then submitted to the
-/// rank's stream, which is not being captured; meanwhile nothing else writes the queries, or uses the output.
+/// `cache` is null, which is an error, or a handle that was not freed. `desc` and `memory` are null, which is an error, or valid for reading
+/// as many bytes as their size says; `desc->kernel` is null or ends with a NUL. The queries and the output reach as far as `desc` says,
+/// until the work has ended that was then submitted to the rank's stream, which is not being captured; meanwhile nothing else writes the
+/// queries, or uses the output.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_dealt_cache_attend(
     cache: *const DealtCache,
-    call: *const DealtCall,
+    layer: i64,
+    desc: *const AttentionDesc,
+    memory: *const AttentionMemory,
 ) -> i32 {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let call = unsafe { read("call", call) }?;
+        let (desc, memory) = unsafe { (read("desc", desc)?, read("memory", memory)?) };
         // SAFETY: the caller's promise.
-        unsafe { locked(cache)?.attend(&call) }
+        unsafe { locked(cache)?.attend(count("layer", layer)?, desc, &memory) }
     })
 }
 
@@ -260,7 +239,12 @@ trait Dealt: Send {
     unsafe fn append(&mut self, layer: usize, kv: [*const c_void; 2]) -> Result<()>;
     /// # Safety
     /// As [`warptile_dealt_cache_attend`].
-    unsafe fn attend(&self, call: &DealtCall) -> Result<()>;
+    unsafe fn attend(
+        &self,
+        layer: usize,
+        desc: AttentionDesc,
+        memory: &AttentionMemory,
+    ) -> Result<()>;
 }
 
 struct Typed<T: Element> {
@@ -374,33 +358,36 @@ impl<T: Element> Dealt for Typed<T> {
         Ok(self.cache.append(layer, &k?, &v?)?)
     }
 
-    unsafe fn attend(&self, call: &DealtCall) -> Result<()> {
-        let (layer, heads) = (count("layer", call.layer)?, count("heads", call.heads)?);
-        if call.reserved != 0 {
-            return Err(Failure::of(
-                "reserved",
-                format!("is {}, but must be 0", call.reserved),
-            ));
+    unsafe fn attend(
+        &self,
+        layer: usize,
+        mut desc: AttentionDesc,
+        memory: &AttentionMemory,
+    ) -> Result<()> {
+        let keys = |dim| StructLayout {
+            shape: [self.step[0], 1, self.kv_heads, dim].map(|extent| extent as i64),
+            strides: [0; 4],
+        };
+        [desc.k, desc.v] = self.dims.map(keys);
+        desc.want_lse = 1;
+        // SAFETY: the caller's promise.
+        let of = unsafe { Described::of(&desc) }?;
+        if of.call.element() != T::TYPE {
+            let rule = format!("is {}, but the cache has {}", of.call.element(), T::TYPE);
+            return Err(Failure::of("element", rule));
         }
-        let layouts = self
-            .dims
-            .map(|dim| Layout::bshd([self.step[0], 1, heads, dim]));
-        self.check("q", call.q, &layouts[0])?;
-        self.check("out", call.out, &layouts[1])?;
+        let (q, out) = (memory.q, memory.out);
+        self.check("q", q, of.call.q())?;
+        self.check("out", out, of.call.out())?;
         check_idle(self.ranks)?;
-        let mut attention = Attention::new();
-        if flag("scale_given", call.scale_given)? {
-            attention = attention.scale(call.scale);
-        }
-        if call.softcap != 0.0 {
-            attention = attention.softcap(call.softcap);
-        }
+        // SAFETY: the caller's promise.
+        let attention = unsafe { of.attention(memory) }?;
         let home = &self.ranks.backends()[0];
         // SAFETY: the caller's promise.
-        let q = unsafe { take::<T>(home, call.q, layouts[0]) }?;
-        let (out, _) = self.cache.attend(layer, &attention, &q)?;
+        let q = unsafe { take::<T>(home, q, *of.call.q()) }?;
+        let (found, _) = self.cache.attend(layer, &attention, &q)?;
         // SAFETY: the caller's promise.
-        unsafe { give(&out, home, call.out) }
+        unsafe { give(&found, home, out) }
     }
 }
 

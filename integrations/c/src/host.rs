@@ -24,15 +24,16 @@ pub(crate) fn named(addresses: &Slots<u64>) -> impl Iterator<Item = (&'static st
     { addresses.iter() }.map(|(operand, &address)| (operand.name(), address))
 }
 
-/// Says which field has the pointer of an operand.
+/// Says which fields have the pointers of operands, by whose names they are called.
 macro_rules! memory {
-    ($Memory:ty { $($Operand:ident: $field:ident),* $(,)? }) => {
+    ($Memory:ty: $($field:ident),*) => {
         impl $crate::host::Memory for $Memory {
             fn pointer(&self, operand: attention::spec::Operand) -> *mut u8 {
-                match operand {
-                    $(attention::spec::Operand::$Operand => self.$field as *mut u8,)*
-                    _ => std::ptr::null_mut(),
-                }
+                use attention::spec::Operand;
+                $(if operand as usize == const { Operand::named(stringify!($field)) as usize } {
+                    return self.$field as *mut u8;
+                })*
+                std::ptr::null_mut()
             }
         }
     };
@@ -48,7 +49,7 @@ pub(crate) fn elements<T>(name: &'static str, start: *const T, count: usize) -> 
 }
 
 /// Refuses what a description did not ask for.
-fn expect_absent(operand: Operand, pointer: *const u8) -> Result<()> {
+pub(crate) fn expect_absent(operand: Operand, pointer: *const u8) -> Result<()> {
     match pointer.is_null() {
         true => Ok(()),
         false => Err(Failure::of(

@@ -1,12 +1,17 @@
-//! The caller's memory on the devices of a group.
+//! Computations over the devices of a group, and the caller's memory there.
 
 use std::ffi::c_void;
 
-use attention::{Backend, Element, Layout, Tensor};
+use attention::kernels::{Count, Elements, Kind};
+use attention::plan::Choice;
+use attention::spec::{Call, DropoutState, Operand};
+use attention::{Attention, Backend, Element, Layout, Tensor};
 
+use crate::attention_desc::{AttentionDesc, call};
 use crate::error::{Failure, Result};
+use crate::host::{Memory, expect_absent};
 use crate::machine::not_of;
-use crate::structs::{address, check_pointer};
+use crate::structs::{address, check_pointer, choice};
 
 pub(crate) use warptile_distributed::Group as Ranks;
 
@@ -30,6 +35,87 @@ macro_rules! of_element {
     };
 }
 pub(crate) use of_element;
+
+/// A computation that was read.
+#[derive(Debug)]
+pub(crate) struct Described {
+    pub(crate) call: Call,
+    pub(crate) choice: Choice,
+}
+
+impl Described {
+    /// # Safety
+    /// As for warptile_attention_prepare.
+    pub(crate) unsafe fn of(desc: &AttentionDesc) -> Result<Self> {
+        // SAFETY: the caller's promise; lists are absent.
+        let (call, choice) = unsafe { (call(desc, None)?, choice(desc.kernel)?) };
+        // Rows, and what all of them have in common.
+        let is_taken = |kind| match kind {
+            Kind::Queries | Kind::Keys => true,
+            Kind::List(count) => matches!(
+                count,
+                Count::Rows | Count::QueryHeads | Count::Slopes | Count::State
+            ),
+            _ => false,
+        };
+        for (operand, bytes) in call.memory() {
+            if bytes.is_some() && !is_taken(operand.kind()) {
+                return Err(Failure::of(operand.name(), "is not for several devices"));
+            }
+        }
+        let described = Described { call, choice };
+        for operand in [Operand::Q, Operand::K, Operand::V, Operand::Out] {
+            let layout = described.layout(operand);
+            if *layout != Layout::bshd(layout.shape) {
+                let rule = "must be zeros: tensors of several devices are without gaps";
+                return Err(Failure::of(format!("{}.strides", operand.name()), rule));
+            }
+        }
+        Ok(described)
+    }
+
+    /// The layout of a tensor, or of that of which it is the gradient.
+    pub(crate) fn layout(&self, operand: Operand) -> &Layout {
+        let of = operand.gradient_of().unwrap_or(operand);
+        self.call.layout(of).unwrap_or(self.call.out())
+    }
+
+    /// The options of a run, whose numbers are in host memory.
+    ///
+    /// # Safety
+    /// Lists are null, or as many numbers as the description says, which no other code writes meanwhile.
+    pub(crate) unsafe fn attention(&self, memory: &impl Memory) -> Result<Attention> {
+        let call = &self.call;
+        let mut attention = { Attention::new().scoring(*call.scoring()) }
+            .splits(call.splits())
+            .choice(self.choice.clone());
+        if !call.wants_lse() {
+            attention = attention.without_lse();
+        }
+        for (operand, bytes) in call.memory().filter(|(operand, _)| !operand.moves_rows()) {
+            let (name, start) = (operand.name(), memory.pointer(operand).cast_const());
+            match bytes {
+                // It is in the memory of no call.
+                Some(_) if operand == Operand::Lse => expect_absent(operand, start)?,
+                None => expect_absent(operand, start)?,
+                Some(_) if operand.elements() == Elements::I32 => {
+                    // SAFETY: the caller's promise.
+                    let words = unsafe { list(name, start.cast(), DropoutState::WORDS) }?;
+                    let state = DropoutState::from_words(std::array::from_fn(|at| words[at]));
+                    let dropout = call.scoring().dropout.unwrap_or(0.0);
+                    attention = attention.dropout(dropout, state);
+                }
+                Some(bytes) => {
+                    let count = bytes as usize / size_of::<f32>();
+                    // SAFETY: the caller's promise.
+                    let numbers = unsafe { list(name, start.cast(), count) }?;
+                    attention = attention.numbers(operand, numbers);
+                }
+            }
+        }
+        Ok(attention)
+    }
+}
 
 /// `count` values that a call reads.
 ///

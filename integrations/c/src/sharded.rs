@@ -5,18 +5,20 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use attention::plan::Choice;
-use attention::spec::{DropoutState, Operand};
-use attention::{Attention, Element, Layout, Tensor};
+use attention::kernels::Operations;
+use attention::spec::Operand;
+use attention::{Element, Layout, Tensor};
 use warptile_distributed::{Expected, Output, RowMap, Scheme, Shards};
 
+use crate::attention_desc::AttentionMemory;
+use crate::backward_desc::{BackwardMemory, Together};
 use crate::error::{Failure, Result, guarded};
 use crate::explain;
 use crate::group::Group;
-use crate::host::Memory;
-use crate::ranks::{self, Ranks, check, check_idle, list, of_element, take};
-use crate::sharded_desc::{Described, ShardedDesc, ShardedMemory, described};
-use crate::structs::{check_pointer, choice, count, free, give, handle, name, read};
+use crate::host::{Memory, expect_absent};
+use crate::ranks::{self, Described, Ranks, check, check_idle, of_element, take};
+use crate::sharded_desc::{ShardedDesc, Sharding, sharding};
+use crate::structs::{check_pointer, count, free, give, handle, name, read_each};
 
 /// A description that was checked for a group, whose rows are dealt to the ranks. Any number of threads may use it at the same time.
 #[derive(Debug)]
@@ -24,9 +26,7 @@ pub struct Sharded {
     /// Borrows from the group, so it goes first.
     shards: Shards<'static>,
     group: Arc<Ranks>,
-    described: Described,
-    /// Without the numbers of options, which each call has.
-    attention: Attention,
+    of: Described,
     number: u64,
 }
 
@@ -58,25 +58,16 @@ pub unsafe extern "C" fn warptile_sharded_prepare(
         // SAFETY: the caller's promise.
         let group = unsafe { handle("group", group) }?.ranks.clone();
         // SAFETY: the caller's promise.
-        let (described, of) = unsafe { described(desc) }?;
-        // SAFETY: the caller's promise.
-        let choice = unsafe { choice(of.kernel) }?;
+        let Sharding { of, rows, scheme } = unsafe { sharding(desc) }?;
         if !group.backends()[0].is_gpu() {
-            choice.check_on_cpu()?;
+            of.choice.check_on_cpu()?;
         }
-        let call = &described.call;
-        let attention = Attention::new()
-            .scoring(*call.scoring())
-            .splits(call.splits())
-            .choice(choice);
         // SAFETY: it stays where it is until the handle is dropped, whose shards go before it.
         let ranks: &'static Ranks = unsafe { &*Arc::as_ptr(&group) };
-        let shards = ranks.shards(&described.sharding, call.q().shape[1])?;
         let made = Sharded {
-            shards: shards.scheme(described.scheme),
+            shards: { ranks.shards(&rows, of.call.q().shape[1])? }.scheme(scheme),
             group,
-            described,
-            attention,
+            of,
             number: NEXT.fetch_add(1, Ordering::Relaxed),
         };
         // SAFETY: not null, aligned, and valid by the caller's promise.
@@ -125,23 +116,27 @@ pub unsafe extern "C" fn warptile_sharded_rows(
     })
 }
 
-/// Computes. On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
+/// Computes. `memory` is that of each rank of this process, on its device: `ranks` structs that lie one behind the other. Tensors are the
+/// rank's rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size]. Slopes, sinks and the state of
+/// dropout are in host memory, and only those of the first struct are read. `lse` is null; the workspace does not count.
+///
+/// On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
 /// submitted to that stream later finds the output. On the CPU it is there on return. A call is no part of a capture.
 ///
 /// If `output` is not null it receives a handle for warptile_sharded_backward and warptile_sharded_lse, which need the description's
 /// want_lse. The handle holds copies of the output, and is freed with warptile_sharded_output_free.
 ///
 /// # Safety
-/// - `sharded` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or valid for reading
-///   `memory->size` bytes. `output` is null or valid for writing.
-/// - Each list of tensors has as many addresses as `memory->ranks` says, and each tensor as many rows as its rank has. They stay valid
-///   until the work has ended that was then submitted to the rank's stream. Meanwhile nothing else writes the inputs, or uses the outputs.
-/// - Slopes and sinks are one for each query head, and a state is eight words.
+/// - `sharded` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or `ranks` structs, each
+///   valid for reading as many bytes as its size says. `output` is null or valid for writing.
+/// - Each tensor has as many rows as its rank. It stays valid until the work has ended that was then submitted to the rank's stream.
+///   Meanwhile nothing else writes the inputs, or uses the outputs.
 /// - On GPUs no stream of the group is being destroyed or captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_sharded_forward(
     sharded: *const Sharded,
-    memory: *const ShardedMemory,
+    memory: *const AttentionMemory,
+    ranks: usize,
     output: *mut *mut ShardedOutput,
 ) -> i32 {
     guarded(|| {
@@ -150,10 +145,12 @@ pub unsafe extern "C" fn warptile_sharded_forward(
         }
         // SAFETY: the caller's promise.
         let sharded = unsafe { handle("sharded", sharded) }?;
+        sharded.expect_ranks(ranks)?;
         // SAFETY: the caller's promise.
-        let memory = unsafe { read("memory", memory) }?;
+        let memory = unsafe { read_each("memory", memory, ranks) }?;
+        let element = sharded.of.call.element();
         // SAFETY: the caller's promise.
-        let computed = of_element!(sharded.described.call.element(), T => unsafe { sharded.forward::<T>(&memory) })?;
+        let computed = of_element!(element, T => unsafe { sharded.forward::<T>(&memory) })?;
         if !output.is_null() {
             // SAFETY: not null, aligned, and valid by the caller's promise.
             unsafe { give(output, computed) };
@@ -163,24 +160,29 @@ pub unsafe extern "C" fn warptile_sharded_forward(
 }
 
 /// Computes the gradients of queries, keys, values and sinks from that of the output, as warptile_sharded_forward computes. `output` is
-/// that of a call of `sharded` with the same inputs, whose description has want_lse. Those gradients are written that `memory` has; equal
-/// arguments give the same bits each time.
+/// that of a call of `sharded` with the same inputs, whose description has want_lse; `out` does not count. Those gradients are written that
+/// `memory` has, `d_sinks` in the memory of rank 0; equal arguments give the same bits each time.
 ///
 /// # Safety
-/// As warptile_sharded_forward; `output` is null, which is an error, or a handle that was not freed.
+/// As warptile_sharded_forward, for `attention` of each struct, too; `output` is null, which is an error, or a handle that was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_sharded_backward(
     sharded: *const Sharded,
     output: *const ShardedOutput,
-    memory: *const ShardedMemory,
+    memory: *const BackwardMemory,
+    ranks: usize,
 ) -> i32 {
     guarded(|| {
         // SAFETY: the caller's promise.
         let (sharded, output) = unsafe { (handle("sharded", sharded)?, handle("output", output)?) };
+        sharded.expect_ranks(ranks)?;
         // SAFETY: the caller's promise.
-        let memory = unsafe { read("memory", memory) }?;
+        let memory = unsafe { read_each("memory", memory, ranks) }?;
         // SAFETY: the caller's promise.
-        of_element!(sharded.described.call.element(), T => unsafe { sharded.backward::<T>(output, &memory) })
+        let memory = memory.into_iter().map(|own| unsafe { Together::of(own) });
+        let memory = memory.collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller's promise.
+        of_element!(sharded.of.call.element(), T => unsafe { sharded.backward::<T>(output, &memory) })
     })
 }
 
@@ -198,7 +200,7 @@ pub unsafe extern "C" fn warptile_sharded_lse(
         check_pointer("lse", lse, align_of::<f32>())?;
         // SAFETY: the caller's promise.
         let (sharded, output) = unsafe { (handle("sharded", sharded)?, handle("output", output)?) };
-        let found = of_element!(sharded.described.call.element(), T => sharded.lse::<T>(output))?;
+        let found = of_element!(sharded.of.call.element(), T => sharded.lse::<T>(output))?;
         // SAFETY: not null, aligned, and valid by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), lse, found.len()) };
         Ok(())
@@ -222,16 +224,8 @@ pub unsafe extern "C" fn warptile_sharded_explain(
 ) -> i32 {
     let words = || {
         // SAFETY: the caller's promise.
-        let (described, of) = unsafe { described(desc) }?;
-        // SAFETY: the caller's promise.
-        let (gpu, choice) = unsafe { (name("gpu", gpu)?, choice(of.kernel)?) };
-        explained(
-            device,
-            gpu.as_deref(),
-            count("ranks", ranks)?,
-            &described,
-            &choice,
-        )
+        let (sharding, gpu) = unsafe { (sharding(desc)?, name("gpu", gpu)?) };
+        explained(device, gpu.as_deref(), count("ranks", ranks)?, &sharding)
     };
     // SAFETY: the caller's promise.
     unsafe { explain::write(text, capacity, needed, words) }
@@ -261,15 +255,14 @@ fn explained(
     device: i32,
     gpu: Option<&str>,
     ranks: usize,
-    described: &Described,
-    choice: &Choice,
+    Sharding { of, rows, scheme }: &Sharding,
 ) -> Result<String> {
-    let call = &described.call;
-    let plan = explain::plan(device, gpu, call.problem(), choice)?;
-    let map = RowMap::new(&described.sharding, call.q().shape[1], ranks)?;
+    let call = &of.call;
+    let plan = explain::plan(device, gpu, call.problem(), &of.choice)?;
+    let map = RowMap::new(rows, call.q().shape[1], ranks)?;
     let (size, one_us) = (call.element().size(), plan.estimate_us());
     let expected = |scheme| Expected::new(scheme, &map, call.mask(), call.heads(), size, one_us);
-    let (chosen, other) = match described.scheme {
+    let (chosen, other) = match *scheme {
         Scheme::Gather => (Scheme::Gather, Scheme::Heads),
         scheme => (scheme, Scheme::Gather),
     };
@@ -286,76 +279,52 @@ fn explained(
     ))
 }
 
-/// Members of the memory for a backward pass alone.
-const GRADIENTS: [Operand; 5] = [
-    Operand::DOut,
-    Operand::DQ,
-    Operand::DK,
-    Operand::DV,
-    Operand::DSinks,
-];
-
 /// A tensor of each rank of this process.
-struct Field<'m> {
-    pointers: &'m [*mut c_void],
-    layouts: Vec<Layout>,
-}
+type Field = Vec<(*mut c_void, Layout)>;
 
 impl Sharded {
-    /// The addresses of a list, which are looked at before anything is copied.
-    ///
-    /// # Safety
-    /// The list is null or has as many addresses as `memory` says.
-    unsafe fn field<'m>(&self, memory: &ShardedMemory, operand: Operand) -> Result<Field<'m>> {
-        let (name, pointers) = (operand.name(), memory.pointer(operand));
-        let [heads, dim] = self.described.sizes(operand);
-        let ranks = self.group.local_ranks();
-        if memory.ranks != ranks.len() {
-            let rule = format!(
-                "is {}, but this process has {} ranks",
-                memory.ranks,
-                ranks.len()
-            );
-            return Err(Failure::of("ranks", rule));
+    fn expect_ranks(&self, ranks: usize) -> Result<()> {
+        match self.group.local_ranks().len() {
+            local if local == ranks => Ok(()),
+            local => {
+                let rule = format!("is {ranks}, but this process has {local} ranks");
+                Err(Failure::of("ranks", rule))
+            }
         }
-        // SAFETY: the caller's promise.
-        let pointers = unsafe {
-            list(
-                name,
-                pointers.cast::<*mut c_void>().cast_const(),
-                memory.ranks,
-            )
-        }?;
-        let layout = |rank| Layout::bhsd([1, heads, self.shards.map().local_len(rank), dim]);
-        let layouts: Vec<_> = ranks.clone().map(layout).collect();
-        let each = ranks
-            .zip(self.group.backends())
-            .zip(pointers.iter().zip(&layouts));
-        for (at, ((rank, backend), (pointer, layout))) in each.enumerate() {
+    }
+
+    /// The addresses of a tensor, which are looked at before anything is copied.
+    fn field(&self, memory: &[impl Memory], operand: Operand) -> Result<Field> {
+        let [_, _, heads, dim] = self.of.layout(operand).shape;
+        let ranks = self.group.local_ranks().zip(self.group.backends());
+        let fields = ranks.zip(memory).enumerate();
+        let fields = fields.map(|(at, ((rank, backend), memory))| {
+            let layout = Layout::bhsd([1, heads, self.shards.map().local_len(rank), dim]);
+            let pointer = memory.pointer(operand).cast::<c_void>();
             if layout.reach() != 0 {
-                let argument = format!("{name}[{at}]");
+                let argument = format!("memory[{at}].{}", operand.name());
                 check(
                     &argument,
                     rank,
                     backend,
-                    *pointer,
-                    self.described.call.element().size(),
+                    pointer,
+                    self.of.call.element().size(),
                 )?;
             }
-        }
-        Ok(Field { pointers, layouts })
+            Ok((pointer, layout))
+        });
+        fields.collect()
     }
 
     /// Copies of the tensors.
     ///
     /// # Safety
     /// As warptile_sharded_forward.
-    unsafe fn take<T: Element>(&self, field: &Field<'_>) -> Result<Vec<Tensor<T>>> {
-        let ranks = self.group.backends().iter().zip(&field.layouts);
-        let copies = ranks.zip(field.pointers);
+    unsafe fn take<T: Element>(&self, field: &Field) -> Result<Vec<Tensor<T>>> {
+        let copies = self.group.backends().iter().zip(field);
         // SAFETY: the caller's promise.
         let copies =
-            copies.map(|((backend, layout), from)| unsafe { take(backend, *from, *layout) });
+            copies.map(|(backend, (from, layout))| unsafe { take(backend, *from, *layout) });
         copies.collect()
     }
 
@@ -363,62 +332,23 @@ impl Sharded {
     ///
     /// # Safety
     /// As warptile_sharded_forward.
-    unsafe fn give<T: Element>(&self, tensors: &[Tensor<T>], field: &Field<'_>) -> Result<()> {
-        for ((tensor, backend), to) in tensors
-            .iter()
-            .zip(self.group.backends())
-            .zip(field.pointers)
-        {
-            // SAFETY: the caller's promise; the tensor has the field's layout.
-            unsafe { ranks::give(tensor, backend, *to) }?;
-        }
-        Ok(())
-    }
-
-    /// The options of a call.
-    ///
-    /// # Safety
-    /// As warptile_sharded_forward.
-    unsafe fn attention(&self, memory: &ShardedMemory) -> Result<Attention> {
-        let call = &self.described.call;
-        let mut attention = self.attention.clone();
-        for operand in [Operand::Slopes, Operand::Sinks] {
-            if wanted(memory, operand, call.has(operand))? {
-                let numbers = memory.pointer(operand).cast_const().cast::<f32>();
-                // SAFETY: the caller's promise.
-                let numbers = unsafe { list(operand.name(), numbers, call.heads().query) }?;
-                attention = attention.numbers(operand, numbers);
-            }
-        }
-        let (state, dropout) = (Operand::DropoutState, call.scoring().dropout);
-        if wanted(memory, state, dropout.is_some())? {
-            // SAFETY: the caller's promise.
-            let words = unsafe { list(state.name(), memory.dropout_state, DropoutState::WORDS) }?;
-            let words = std::array::from_fn(|at| words[at]);
-            attention = attention.dropout(dropout.unwrap_or(0.0), DropoutState::from_words(words));
-        }
-        Ok(match call.wants_lse() {
-            true => attention,
-            false => attention.without_lse(),
+    unsafe fn give<T: Element>(&self, tensors: &[Tensor<T>], field: &Field) -> Result<()> {
+        let mut ranks = self.group.backends().iter().zip(tensors.iter().zip(field));
+        // SAFETY: the caller's promise; the tensor has the field's layout.
+        ranks.try_for_each(|(backend, (tensor, (to, _)))| unsafe {
+            ranks::give(tensor, backend, *to)
         })
     }
 
     /// # Safety
     /// As warptile_sharded_forward.
-    unsafe fn forward<T: Element>(&self, memory: &ShardedMemory) -> Result<ShardedOutput> {
-        for operand in GRADIENTS {
-            if !memory.pointer(operand).is_null() {
-                let rule = "is given, but is for warptile_sharded_backward";
-                return Err(Failure::of(operand.name(), rule));
-            }
-        }
+    unsafe fn forward<T: Element>(&self, memory: &[AttentionMemory]) -> Result<ShardedOutput> {
         let fields = [Operand::Q, Operand::K, Operand::V, Operand::Out];
-        // SAFETY: the caller's promise.
-        let [q, k, v, out] = fields.map(|operand| unsafe { self.field(memory, operand) });
+        let [q, k, v, out] = fields.map(|operand| self.field(memory, operand));
         let (inputs, out) = ([q?, k?, v?], out?);
         check_idle(&self.group)?;
-        // SAFETY: as above.
-        let attention = unsafe { self.attention(memory) }?;
+        // SAFETY: the caller's promise.
+        let attention = unsafe { self.of.attention(&memory[0]) }?;
         // SAFETY: as above.
         let [q, k, v] = inputs.map(|field| unsafe { self.take::<T>(&field) });
         let output = self.shards.forward(&attention, &q?, (&k?, &v?))?;
@@ -435,39 +365,39 @@ impl Sharded {
     unsafe fn backward<T: Element>(
         &self,
         output: &ShardedOutput,
-        memory: &ShardedMemory,
+        memory: &[Together],
     ) -> Result<()> {
         let output = self.output::<T>(output)?;
-        if !memory.out.is_null() {
-            let rule = "is given, but the output is that of the handle";
-            return Err(Failure::of("out", rule));
-        }
-        let fields = [Operand::Q, Operand::K, Operand::V, Operand::DOut];
-        // SAFETY: the caller's promise.
-        let [q, k, v, d_out] = fields.map(|operand| unsafe { self.field(memory, operand) });
-        let inputs = [q?, k?, v?, d_out?];
-        let to = |operand| match memory.pointer(operand).is_null() {
-            true => Ok(None),
-            // SAFETY: as above.
-            false => unsafe { self.field(memory, operand) }.map(Some),
-        };
-        let to = [to(Operand::DQ)?, to(Operand::DK)?, to(Operand::DV)?];
         let (first, home) = (self.group.local_ranks().start, &self.group.backends()[0]);
-        let d_sinks: *mut c_void = memory.d_sinks.cast();
-        if !d_sinks.is_null() {
-            let rule = match (self.described.call.has(Operand::Sinks), first) {
-                (true, 0) => None,
-                (true, _) => Some("is given, but rank 0 is in another process"),
-                (false, _) => Some("is given, but the description has no sinks"),
-            };
-            if let Some(rule) = rule {
-                return Err(Failure::of("d_sinks", rule));
+        let own = &memory[0];
+        let fields = [Operand::Q, Operand::K, Operand::V, Operand::DOut];
+        let [q, k, v, d_out] = fields.map(|operand| self.field(memory, operand));
+        let inputs = [q?, k?, v?, d_out?];
+        let given = |operand| move |memory: &Together| !memory.pointer(operand).is_null();
+        let to = [Operand::DQ, Operand::DK, Operand::DV].map(|operand| {
+            { memory.iter().any(given(operand)) }
+                .then(|| self.field(memory, operand))
+                .transpose()
+        });
+        let [dq, dk, dv] = to;
+        let to = [dq?, dk?, dv?];
+        for operand in Operand::of(Operations::BACKWARD).filter(|operand| !operand.moves_rows()) {
+            let (name, pointer) = (operand.name(), own.pointer(operand));
+            if !{ operand.gradient_of() }.is_some_and(|of| self.of.call.has(of)) {
+                expect_absent(operand, pointer)?;
+            } else if !pointer.is_null() {
+                if first != 0 {
+                    return Err(Failure::of(
+                        name,
+                        "is given, but rank 0 is in another process",
+                    ));
+                }
+                check(name, first, home, pointer.cast(), align_of::<f32>())?;
             }
-            check("d_sinks", first, home, d_sinks, align_of::<f32>())?;
         }
         check_idle(&self.group)?;
-        // SAFETY: as above.
-        let attention = unsafe { self.attention(memory) }?;
+        // SAFETY: the caller's promise.
+        let attention = unsafe { self.of.attention(&own.attention) }?;
         // SAFETY: as above.
         let [q, k, v, d_out] = inputs.map(|field| unsafe { self.take::<T>(&field) });
         let shards = &self.shards;
@@ -478,9 +408,11 @@ impl Sharded {
                 unsafe { self.give(tensors, to) }?;
             }
         }
-        if let (Some(sinks), false) = (&found.d_sinks, d_sinks.is_null()) {
-            // SAFETY: as above.
-            unsafe { ranks::give(sinks, home, d_sinks) }?;
+        for (gradient, numbers) in found.numbers() {
+            if given(gradient)(own) {
+                // SAFETY: as above.
+                unsafe { ranks::give(numbers, home, own.pointer(gradient).cast()) }?;
+            }
         }
         Ok(())
     }
@@ -497,14 +429,4 @@ impl Sharded {
             .filter(|_| output.of == self.number)
             .ok_or_else(|| Failure::of("output", "is that of another handle than sharded"))
     }
-}
-
-/// Returns true if numbers of an option are wanted, which then must be there, and else must not.
-fn wanted(memory: &ShardedMemory, operand: Operand, wanted: bool) -> Result<bool> {
-    let rule = match (wanted, memory.pointer(operand).is_null()) {
-        (true, true) => "is missing",
-        (false, false) => "is given, but the description is without it",
-        _ => return Ok(wanted),
-    };
-    Err(Failure::of(operand.name(), rule))
 }

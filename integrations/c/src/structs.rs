@@ -94,6 +94,12 @@ pub(crate) fn bound(
     }
 }
 
+/// The error of a number that is none of an option's.
+pub(crate) fn unknown<T>(argument: &str, value: u32, names: &str) -> Result<T> {
+    let rule = format!("is {value}, which is none of {names}_...");
+    Err(Failure::of(argument, rule))
+}
+
 /// 0 or 1.
 pub(crate) fn flag(argument: &str, value: u32) -> Result<bool> {
     match value {
@@ -243,6 +249,28 @@ pub(crate) unsafe fn read<T: Versioned>(argument: &str, from: *const T) -> Resul
         }
     }
     Ok(value)
+}
+
+/// Reads `count` structs of any version that lie one behind the other, each of the size that it says.
+///
+/// # Safety
+/// As for [`read`], of each of them.
+pub(crate) unsafe fn read_each<T: Versioned>(
+    argument: &str,
+    from: *const T,
+    count: usize,
+) -> Result<Vec<T>> {
+    check_pointer(argument, from, align_of::<T>())?;
+    let mut at = from;
+    { 0..count }
+        .map(|index| {
+            // SAFETY: the caller's promise.
+            let value = unsafe { read(&format!("{argument}[{index}]"), at) }?;
+            // SAFETY: as `read` has read it.
+            at = at.wrapping_byte_add(unsafe { at.cast::<usize>().read() });
+            Ok(value)
+        })
+        .collect()
 }
 
 /// Refuses null and what is not aligned.

@@ -29,18 +29,16 @@ int main() {
     dealt.document_offsets = offsets;
     const int32_t devices[] = {WARPTILE_CPU, WARPTILE_CPU};
     std::vector<float> dealt_out(16);
-    const void *in[] = {values.data(), values.data() + 8};
-    void *to[] = {dealt_out.data(), dealt_out.data() + 8};
-    warptile_sharded_memory ranks = {};
-    ranks.size = sizeof ranks;
-    ranks.ranks = 2;
-    ranks.q = ranks.k = ranks.v = in;
-    ranks.out = to;
+    warptile_attention_memory ranks[2] = {memory, memory};
+    for (int rank = 0; rank < 2; rank++) {
+        ranks[rank].q = ranks[rank].k = ranks[rank].v = values.data() + 8 * rank;
+        ranks[rank].out = dealt_out.data() + 8 * rank;
+    }
     warptile_group *group = nullptr;
     warptile_sharded *sharded = nullptr;
     if (status == WARPTILE_OK) status = warptile_group_local(devices, nullptr, 2, &group);
     if (status == WARPTILE_OK) status = warptile_sharded_prepare(group, &dealt, &sharded);
-    if (status == WARPTILE_OK) status = warptile_sharded_forward(sharded, &ranks, nullptr);
+    if (status == WARPTILE_OK) status = warptile_sharded_forward(sharded, ranks, 2, nullptr);
     warptile_sharded_free(sharded);
     warptile_group_free(group);
     if (status != WARPTILE_OK || out != values || dealt_out != values) {

@@ -127,34 +127,40 @@ static void compare(uint32_t element, uint32_t sharding, uint32_t scheme, size_t
     tensor_of_ranks *all[] = {&q, &k, &v, &d_out, &out, &dq, &dk, &dv};
     for (size_t i = 0; i < 8; i++) deal(all[i], sharded, ranks, 0);
     float d_sinks[HEADS], *lse = zeros((size_t)rows * HEADS, sizeof(float));
-    warptile_sharded_memory memory = {0};
-    memory.size = sizeof memory;
-    memory.ranks = ranks;
-    memory.q = (const void *const *)q.parts;
-    memory.k = (const void *const *)k.parts;
-    memory.v = (const void *const *)v.parts;
-    memory.sinks = desc.sinks ? sinks : NULL;
-    memory.dropout_state = dropout ? dropout_state : NULL;
-    memory.out = out.parts;
+    warptile_attention_memory memory[MOST_RANKS] = {0};
+    warptile_backward_memory back[MOST_RANKS] = {0};
+    for (size_t rank = 0; rank < ranks; rank++) {
+        memory[rank].size = sizeof *memory;
+        memory[rank].q = q.parts[rank];
+        memory[rank].k = k.parts[rank];
+        memory[rank].v = v.parts[rank];
+        memory[rank].out = out.parts[rank];
+        back[rank].size = sizeof *back;
+        back[rank].attention = &memory[rank];
+        back[rank].d_out = d_out.parts[rank];
+        back[rank].dq = dq.parts[rank];
+        back[rank].dk = dk.parts[rank];
+        back[rank].dv = dv.parts[rank];
+    }
+    // Numbers of options are those of the first.
+    memory->sinks = desc.sinks ? sinks : NULL;
+    memory->dropout_state = dropout ? dropout_state : NULL;
+    back->d_sinks = desc.sinks ? d_sinks : NULL;
     warptile_sharded_output *output, *again;
-    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
+    check(warptile_sharded_forward(sharded, memory, ranks, &output), "warptile_sharded_forward");
     check(warptile_sharded_lse(sharded, output, lse), "warptile_sharded_lse");
-    check(warptile_sharded_forward(sharded, &memory, &again), "warptile_sharded_forward");
-    memory.out = NULL;
-    memory.d_out = (const void *const *)d_out.parts;
-    memory.dq = dq.parts;
-    memory.dk = dk.parts;
-    memory.dv = dv.parts;
-    memory.d_sinks = desc.sinks ? d_sinks : NULL;
-    check(warptile_sharded_backward(sharded, output, &memory), "warptile_sharded_backward");
+    check(warptile_sharded_forward(sharded, memory, ranks, &again), "warptile_sharded_forward");
+    check(warptile_sharded_backward(sharded, output, back, ranks), "warptile_sharded_backward");
     for (size_t i = 4; i < 8; i++) deal(all[i], sharded, ranks, 1);
     // A part of the gradients has the same bits.
     tensor_of_ranks once_more = new_tensor(rows, KV_HEADS, SIZE, element, 0);
     deal(&once_more, sharded, ranks, 0);
-    memory.dk = once_more.parts;
-    memory.dq = memory.dv = NULL;
-    memory.d_sinks = NULL;
-    check(warptile_sharded_backward(sharded, again, &memory), "warptile_sharded_backward");
+    for (size_t rank = 0; rank < ranks; rank++) {
+        back[rank].dk = once_more.parts[rank];
+        back[rank].dq = back[rank].dv = NULL;
+    }
+    back->d_sinks = NULL;
+    check(warptile_sharded_backward(sharded, again, back, ranks), "warptile_sharded_backward");
     deal(&once_more, sharded, ranks, 1);
     equal_bits("dk", once_more.whole, dk.whole, (size_t)(rows * KV_HEADS * dk.row_bytes));
     drop_tensor(&once_more);
@@ -281,37 +287,45 @@ static void wrong_calls(void) {
     check(warptile_sharded_prepare(group, &desc, &sharded), "warptile_sharded_prepare");
     check(warptile_sharded_prepare(group, &desc, &other), "warptile_sharded_prepare");
     static float data[10 * HEADS * VALUE_SIZE], result[10 * HEADS * VALUE_SIZE];
-    const void *const in[2] = {data, data}, *const null_in[2] = {data, NULL};
-    void *const to[2] = {result, result + 5 * HEADS * VALUE_SIZE};
-    warptile_sharded_memory memory = {0}, good;
+    warptile_attention_memory memory[2] = {0}, good[2];
+    warptile_backward_memory back[2] = {0}, good_back[2];
     warptile_sharded_output *output;
-    memory.size = sizeof memory;
-    memory.ranks = 2;
-    memory.q = memory.k = memory.v = in;
-    memory.out = to;
-#define FORWARD(...) (good = memory, __VA_ARGS__, warptile_sharded_forward(sharded, &good, NULL))
-    INVALID(warptile_sharded_forward(NULL, &memory, NULL), "sharded is null");
-    INVALID(warptile_sharded_forward(sharded, NULL, NULL), "memory is null");
-    INVALID(FORWARD(good.size = 8), "memory has size 8");
-    INVALID(FORWARD(good.ranks = 3), "ranks is 3, but this process has 2 ranks");
-    INVALID(FORWARD(good.k = NULL), "k is null");
-    INVALID(FORWARD(good.v = null_in), "v[1] is null");
-    INVALID(FORWARD(good.q = (const void *const[]){data, (char *)data + 2}), "q[1] is 0x");
-    INVALID(FORWARD(good.out = NULL), "out is null");
-    INVALID(FORWARD(good.dq = to), "dq is given, but is for warptile_sharded_backward");
-    INVALID(FORWARD(good.sinks = data), "sinks is given, but the description is without it");
-    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
-    memory.out = NULL;
-    memory.d_out = in;
-    memory.dq = to;
-#define BACKWARD(...) (good = memory, __VA_ARGS__, warptile_sharded_backward(sharded, output, &good))
-    INVALID(warptile_sharded_backward(sharded, NULL, &memory), "output is null");
-    INVALID(warptile_sharded_backward(other, output, &memory), "output is that of another handle than sharded");
-    INVALID(BACKWARD(good.d_out = NULL), "d_out is null");
-    INVALID(BACKWARD(good.out = to), "out is given, but ");
-    INVALID(BACKWARD(good.d_sinks = result), "d_sinks is given, but the description has no sinks");
-    INVALID(BACKWARD(good.dk = (void *const[]){result, NULL}), "dk[1] is null");
-    WORKS(warptile_sharded_backward(sharded, output, &memory));
+    for (int rank = 0; rank < 2; rank++) {
+        memory[rank].size = sizeof *memory;
+        memory[rank].q = memory[rank].k = memory[rank].v = data;
+        memory[rank].out = result + rank * 5 * HEADS * VALUE_SIZE;
+        back[rank].size = sizeof *back;
+        back[rank].attention = &good[rank];
+        back[rank].d_out = data;
+        back[rank].dq = memory[rank].out;
+    }
+#define FORWARD(...) (memcpy(good, memory, sizeof good), __VA_ARGS__, warptile_sharded_forward(sharded, good, 2, NULL))
+    INVALID(warptile_sharded_forward(NULL, memory, 2, NULL), "sharded is null");
+    INVALID(warptile_sharded_forward(sharded, NULL, 2, NULL), "memory is null");
+    INVALID(warptile_sharded_forward(sharded, memory, 3, NULL), "ranks is 3, but this process has 2 ranks");
+    INVALID(FORWARD(good[1].size = 8), "memory[1] has size 8");
+    INVALID(FORWARD(good[0].size -= 8), "memory[1] ");
+    INVALID(FORWARD(good[0].k = NULL), "memory[0].k is null");
+    INVALID(FORWARD(good[1].v = NULL), "memory[1].v is null");
+    INVALID(FORWARD(good[1].q = (char *)data + 2), "memory[1].q is 0x");
+    INVALID(FORWARD(good[0].out = NULL), "memory[0].out is null");
+    INVALID(FORWARD(good[0].sinks = data), "sinks is given, but the call was built without it");
+    INVALID(FORWARD(good[0].lse = result), "lse is given, but the call was built without it");
+    INVALID(FORWARD(good[0].bias = data), "bias is given, but the call was built without it");
+    check(warptile_sharded_forward(sharded, memory, 2, &output), "warptile_sharded_forward");
+#define BACKWARD(...) \
+    (memcpy(good, memory, sizeof good), memcpy(good_back, back, sizeof back), __VA_ARGS__, \
+     warptile_sharded_backward(sharded, output, good_back, 2))
+    INVALID(warptile_sharded_backward(sharded, NULL, back, 2), "output is null");
+    INVALID(warptile_sharded_backward(sharded, output, back, 1), "ranks is 1, but");
+    INVALID(warptile_sharded_backward(other, output, back, 2), "output is that of another handle than sharded");
+    INVALID(BACKWARD(good_back[1].attention = NULL), "attention is null");
+    INVALID(BACKWARD(good_back[0].d_out = NULL), "memory[0].d_out is null");
+    INVALID(BACKWARD(good_back[0].d_sinks = result), "d_sinks is given, but the call was built without it");
+    INVALID(BACKWARD(good_back[0].d_bias = result), "d_bias is given, but the call was built without it");
+    INVALID(BACKWARD(good_back[0].d_lse = result), "d_lse is given, but the call was built without it");
+    INVALID(BACKWARD(good_back[0].dk = result), "memory[1].dk is null");
+    WORKS(BACKWARD((void)0));
     INVALID(warptile_sharded_lse(sharded, output, NULL), "lse is null");
     INVALID(warptile_sharded_lse(other, output, result), "output is that of another handle than sharded");
     INVALID(warptile_sharded_rows(sharded, 2, NULL, 0, NULL), "rank is 2, but there are 2 ranks");
@@ -321,15 +335,10 @@ static void wrong_calls(void) {
     warptile_sharded_free(sharded);
     // Without its lse an output has no gradients.
     whole.want_lse = 0;
-    memory.out = to;
-    memory.d_out = NULL;
-    memory.dq = NULL;
     check(warptile_sharded_prepare(group, &desc, &sharded), "warptile_sharded_prepare");
-    check(warptile_sharded_forward(sharded, &memory, &output), "warptile_sharded_forward");
+    check(warptile_sharded_forward(sharded, memory, 2, &output), "warptile_sharded_forward");
     INVALID(warptile_sharded_lse(sharded, output, result), "output has no log-sum-exp: set want_lse");
-    memory.out = NULL;
-    memory.d_out = in;
-    INVALID(warptile_sharded_backward(sharded, output, &memory), "rank 0: the output has no lse");
+    INVALID(BACKWARD((void)0), "rank 0: the output has no lse");
     warptile_sharded_output_free(output);
     warptile_sharded_free(sharded);
     warptile_sharded_free(other);
@@ -366,12 +375,15 @@ static void decoding(uint32_t element) {
     warptile_group_free(group);
     int64_t sequences[SEQUENCES], lengths[SEQUENCES] = {0}, found;
     for (int b = 0; b < SEQUENCES; b++) check(warptile_dealt_cache_allocate(cache, &sequences[b]), "warptile_dealt_cache_allocate");
-    warptile_dealt_call call = {0};
+    warptile_attention_desc call = {0};
     call.size = sizeof call;
-    call.heads = HEADS;
-    call.q = q;
-    call.out = out;
+    call.element = element;
+    call.q = (warptile_layout){{SEQUENCES, 1, HEADS, SIZE}, {0}};
     call.softcap = 3;
+    warptile_attention_memory of_call = {0};
+    of_call.size = sizeof of_call;
+    of_call.q = q;
+    of_call.out = out;
     for (int step = 0; step < STEPS; step++) {
         int64_t rows[SEQUENCES], at = 0;
         for (int b = 0; b < SEQUENCES; b++) {
@@ -387,10 +399,10 @@ static void decoding(uint32_t element) {
         check(warptile_dealt_cache_append(cache, 0, in[0], in[1]), "warptile_dealt_cache_append");
         for (int64_t i = 0; i < SEQUENCES * HEADS * SIZE; i++) put(q, element, i, draw_float());
         if (step == 0) {
-            INVALID(warptile_dealt_cache_attend(cache, &call), "rank 0: each sequence of the step must have one new row");
+            INVALID(warptile_dealt_cache_attend(cache, 0, &call, &of_call), "rank 0: each sequence of the step must have one new row");
             continue;
         }
-        check(warptile_dealt_cache_attend(cache, &call), "warptile_dealt_cache_attend");
+        check(warptile_dealt_cache_attend(cache, 0, &call, &of_call), "warptile_dealt_cache_attend");
         for (int b = 0; b < SEQUENCES; b++) {
             warptile_attention_desc one = whole_of(element, 1);
             one.k.shape[1] = one.v.shape[1] = lengths[b];
@@ -424,17 +436,29 @@ static void decoding(uint32_t element) {
     INVALID(warptile_dealt_cache_append(cache, -1, k[0], v[0]), "layer is -1");
     INVALID(warptile_dealt_cache_append(cache, 1, k[0], v[0]), "rank 0: ");
     check(warptile_dealt_cache_append(cache, 0, k[0], v[0]), "warptile_dealt_cache_append");
-    warptile_dealt_call bad;
-#define ATTEND(...) (bad = call, __VA_ARGS__, warptile_dealt_cache_attend(cache, &bad))
-    INVALID(ATTEND(bad.q = NULL), "q is null");
-    INVALID(ATTEND(bad.out = NULL), "out is null");
-    INVALID(ATTEND(bad.heads = 3), "rank 0: ");
-    INVALID(ATTEND(bad.layer = 4), "rank 0: ");
+    warptile_attention_desc bad;
+    warptile_attention_memory bad_memory;
+    const float numbers[HEADS] = {0};
+#define ATTEND(...) (bad = call, bad_memory = of_call, __VA_ARGS__, warptile_dealt_cache_attend(cache, 0, &bad, &bad_memory))
+    call.q.shape[0] = 1;
+    INVALID(ATTEND(bad_memory.q = NULL), "q is null");
+    INVALID(ATTEND(bad_memory.out = NULL), "out is null");
+    INVALID(ATTEND(bad.q.shape[2] = 3), "");
+    INVALID(ATTEND(bad.q.shape[0] = SEQUENCES), "");
+    INVALID(ATTEND(bad.q.shape[3] = 2 * SIZE), "");
+    INVALID(ATTEND(bad.q.strides[0] = HEADS * SIZE, bad.q.strides[1] = 16, bad.q.strides[2] = 16, bad.q.strides[3] = 1), "q.strides must be zeros");
+    INVALID(ATTEND(bad.element = element % 3 + 1), "element is ");
     INVALID(ATTEND(bad.scale_given = 2), "scale_given is 2");
-    INVALID(ATTEND(bad.reserved = 1), "reserved is 1");
-    INVALID(warptile_dealt_cache_attend(cache, NULL), "call is null");
-    INVALID(warptile_dealt_cache_attend(NULL, &call), "cache is null");
-    WORKS(warptile_dealt_cache_attend(cache, &call));
+    INVALID(ATTEND(bad.mask = WARPTILE_MASK_WINDOW), "rank 0: ");
+    INVALID(ATTEND(bad.sinks = 1), "sinks is null");
+    INVALID(ATTEND(bad.sinks = 1, bad_memory.sinks = numbers), "rank 0: ");
+    INVALID(ATTEND(bad.key_lengths = 1), "key_lengths is not for several devices");
+    INVALID(warptile_dealt_cache_attend(cache, 4, &call, &of_call), "rank 0: ");
+    INVALID(warptile_dealt_cache_attend(cache, -1, &call, &of_call), "layer is -1");
+    INVALID(warptile_dealt_cache_attend(cache, 0, NULL, &of_call), "desc is null");
+    INVALID(warptile_dealt_cache_attend(cache, 0, &call, NULL), "memory is null");
+    INVALID(warptile_dealt_cache_attend(NULL, 0, &call, &of_call), "cache is null");
+    WORKS(warptile_dealt_cache_attend(cache, 0, &call, &of_call));
     WORKS(warptile_dealt_cache_release(cache, sequences[0]));
     INVALID(warptile_dealt_cache_release(cache, sequences[0]), "sequence is 0, which is no sequence of the cache");
     INVALID(warptile_dealt_cache_rows(cache, sequences[0], &found), "sequence is 0, which is no sequence");

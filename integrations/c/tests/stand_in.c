@@ -324,7 +324,10 @@ static void on_both(int heads, void **parts) {
 typedef struct {
     warptile_attention_desc whole;
     warptile_sharded *sharded;
-    warptile_sharded_memory memory;
+    // Of this process's ranks.
+    size_t count;
+    warptile_attention_memory memory[2];
+    warptile_backward_memory back[2];
     void *q[2], *kv[2], *out[2], *dq[2], *dk[2];
 } dealt_problem;
 
@@ -347,13 +350,21 @@ static void make_dealt(dealt_problem *made, warptile_group *group) {
     on_both(8, made->out);
     on_both(8, made->dq);
     on_both(2, made->dk);
-    size_t first, count;
-    WORKS(warptile_group_ranks(group, NULL, &first, &count));
-    made->memory.size = sizeof made->memory;
-    made->memory.ranks = count;
-    made->memory.q = (const void *const *)made->q + first;
-    made->memory.k = made->memory.v = (const void *const *)made->kv + first;
-    made->memory.out = made->out + first;
+    size_t first;
+    WORKS(warptile_group_ranks(group, NULL, &first, &made->count));
+    for (size_t i = 0; i < made->count; i++) {
+        warptile_attention_memory *memory = &made->memory[i];
+        memory->size = sizeof *memory;
+        memory->q = made->q[first + i];
+        memory->k = memory->v = made->kv[first + i];
+        memory->out = made->out[first + i];
+        warptile_backward_memory *back = &made->back[i];
+        back->size = sizeof *back;
+        back->attention = memory;
+        back->d_out = memory->out;
+        back->dq = made->dq[first + i];
+        back->dk = made->dk[first + i];
+    }
 }
 
 static void drop_dealt(dealt_problem *made) {
@@ -364,15 +375,9 @@ static void drop_dealt(dealt_problem *made) {
 
 static int forward_and_backward(dealt_problem *made) {
     warptile_sharded_output *output;
-    int status = warptile_sharded_forward(made->sharded, &made->memory, &output);
+    int status = warptile_sharded_forward(made->sharded, made->memory, made->count, &output);
     if (status != WARPTILE_OK) return status;
-    warptile_sharded_memory back = made->memory;
-    size_t first = (size_t)(made->memory.out - made->out);
-    back.d_out = (const void *const *)made->memory.out;
-    back.out = NULL;
-    back.dq = made->dq + first;
-    back.dk = made->dk + first;
-    status = warptile_sharded_backward(made->sharded, output, &back);
+    status = warptile_sharded_backward(made->sharded, output, made->back, made->count);
     // Work goes on after it.
     warptile_sharded_output_free(output);
     return status;
@@ -396,12 +401,15 @@ static void decode_dealt(warptile_group *group) {
         WORKS(warptile_dealt_cache_append(cache, 0, kv, kv));
     }
     INVALID(warptile_dealt_cache_append(cache, 0, &desc, kv), "k is 0x");
-    warptile_dealt_call call = {0};
+    warptile_attention_desc call = {0};
     call.size = sizeof call;
-    call.heads = 8;
-    call.q = q;
-    call.out = out;
-    WORKS(warptile_dealt_cache_attend(cache, &call));
+    call.element = WARPTILE_F16;
+    call.q = (warptile_layout){{1, 1, 8, 64}, {0}};
+    warptile_attention_memory memory = {0};
+    memory.size = sizeof memory;
+    memory.q = q;
+    memory.out = out;
+    WORKS(warptile_dealt_cache_attend(cache, 0, &call, &memory));
     WORKS(warptile_group_synchronize(group, 60));
     warptile_dealt_cache_free(cache);
     release(kv);
@@ -411,7 +419,7 @@ static void decode_dealt(warptile_group *group) {
 
 // Two GPUs of one process, with streams of the caller's.
 static void several_devices(void) {
-    void *streams[2], *graph, *swapped[2];
+    void *streams[2], *graph;
     for (int device = 1; device >= 0; device--) {
         open_device(device);
         streams[device] = new_stream();
@@ -431,19 +439,17 @@ static void several_devices(void) {
     if (fake_launch_count() < before + 8) fail("several_devices", "kernels are missing");
     before = fake_launch_count();
     // Nothing is launched, and the tensors of another device are named.
-#define FORWARD(...) (bad = problem.memory, __VA_ARGS__, warptile_sharded_forward(problem.sharded, &bad, NULL))
-    warptile_sharded_memory bad;
-    swapped[0] = problem.q[1];
-    swapped[1] = problem.q[0];
+#define FORWARD(...) (memcpy(bad, problem.memory, sizeof bad), __VA_ARGS__, warptile_sharded_forward(problem.sharded, bad, 2, NULL))
+    warptile_attention_memory bad[2];
     uint64_t calls = fake_calls("cuMemcpyPeerAsync") + fake_calls("cuMemcpyDtoDAsync_v2");
-    INVALID(FORWARD(bad.q = (const void *const *)swapped), "q[0] is 0x");
+    INVALID(FORWARD(bad[0].q = problem.q[1]), "memory[0].q is 0x");
     if (!strstr(warptile_last_error(), "which is on device 1, but rank 0 is on device 0")) fail("text", warptile_last_error());
-    INVALID(FORWARD(bad.out = swapped), "out[0] is 0x");
-    INVALID(FORWARD(bad.k = (const void *const[]){problem.kv[0], &bad}), "k[1] is 0x");
-    INVALID(FORWARD(bad.out = (void *const[]){problem.out[0], NULL}), "out[1] is null");
-    INVALID(warptile_sharded_lse(problem.sharded, NULL, (float *)swapped), "output is null");
+    INVALID(FORWARD(bad[0].out = problem.q[1]), "memory[0].out is 0x");
+    INVALID(FORWARD(bad[1].k = bad), "memory[1].k is 0x");
+    INVALID(FORWARD(bad[1].out = NULL), "memory[1].out is null");
+    INVALID(warptile_sharded_lse(problem.sharded, NULL, (float *)bad), "output is null");
     check_cuda(cuda.cuStreamBeginCapture_v2(streams[0], RELAXED), "cuStreamBeginCapture");
-    INVALID(warptile_sharded_forward(problem.sharded, &problem.memory, NULL), "the stream of rank 0 is being captured");
+    INVALID(warptile_sharded_forward(problem.sharded, problem.memory, 2, NULL), "the stream of rank 0 is being captured");
     check_cuda(cuda.cuStreamEndCapture(streams[0], &graph), "cuStreamEndCapture");
     check_cuda(cuda.cuGraphDestroy(graph), "cuGraphDestroy");
     EQUAL(fake_calls("cuMemcpyPeerAsync") + fake_calls("cuMemcpyDtoDAsync_v2"), calls, "copies after errors");
@@ -451,7 +457,7 @@ static void several_devices(void) {
     EQUAL(fake_launch_count(), before, "kernels after errors");
     // A failing launch names the rank, and the next call works.
     fake_fail("cuLaunchKernelEx", 1, ERROR_LAUNCH_FAILED);
-    EXPECT(warptile_sharded_forward(problem.sharded, &problem.memory, NULL), WARPTILE_DRIVER, "rank ");
+    EXPECT(warptile_sharded_forward(problem.sharded, problem.memory, 2, NULL), WARPTILE_DRIVER, "rank ");
     fake_fail(NULL, 0, 0);
     WORKS(forward_and_backward(&problem));
     decode_dealt(group);
