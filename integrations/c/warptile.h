@@ -243,7 +243,7 @@ typedef struct warptile_sharded_output warptile_sharded_output;
  * Where the elements of a tensor lie.
  *
  * The dimensions are always in the order batch, length, heads, head size, however the tensor is stored. Strides are distances
- * in elements between neighbours along each dimension; the last one is 1, except for bias and key_mask. A stride of 0 repeats an input.
+ * in elements between neighbours along each dimension; the last one is 1, except where there is an element for each score. A stride of 0 repeats an input.
  * Four zeros for strides mean a tensor that is stored in the order of its dimensions without gaps.
  */
 typedef struct warptile_layout {
@@ -1517,4 +1517,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: a6a04f5bbcdc43cd0a417f380b209aa184fab4540e4612773620e5c86a1f6746 */
+/* Seal of header.sh: 85e569e42a38349727ee77611df221c9af15cf72d6bf2b16ad8bcf71af3930d4 */

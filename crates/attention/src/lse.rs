@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::spec::Invalid;
 use crate::tensor::{Storage, elsewhere, expect_context, uninit, zeros};
 
-/// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key and have no sink.
+/// Natural logarithm of the softmax denominator of each query row; `-inf` for rows whose denominator is 0.
 #[derive(Clone)]
 pub struct Lse {
     backend: Backend,

@@ -237,7 +237,7 @@ impl<T: Element> ShardedCache<'_, T> {
         attention: &Attention,
         q: &Tensor<T>,
     ) -> Result<(Tensor<T>, Lse)> {
-        let [batch, rows, _, _] = q.shape();
+        let [batch, rows, heads, _] = q.shape();
         if self.step.single != Some(batch) || rows != 1 {
             return self.refused(
                 "each sequence of the step must have one new row, and q that one".to_owned(),
@@ -263,8 +263,8 @@ impl<T: Element> ShardedCache<'_, T> {
         let attention = attention.clone().mask(Mask::none());
         let group = self.group;
         if group.processes().is_none() {
-            let value_dim = self.caches[0].value_dim();
-            return group.merge_of_each(q, value_dim, |rank, q, out, lse| {
+            let layout = Layout::bshd([batch, rows, heads, self.caches[0].value_dim()]);
+            return group.merge_of_each(q, layout, |rank, q, out, lse| {
                 let keys = self.caches[rank].keys(layer)?;
                 attention.forward_into(q, keys, out, Some(lse)).map(drop)
             });

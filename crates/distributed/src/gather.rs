@@ -414,10 +414,10 @@ impl<'a> Rank<'a> {
     ) -> warptile::Result<(Tensor<T>, Vec<Piece>)> {
         let mut staged: Vec<_> = staged.collect();
         let Needs { fetched, spans, .. } = self.needs;
-        let [_, rows, heads, _] = q.shape();
-        let [_, _, kv_heads, value_dim] = own[1].shape();
+        let heads = q.shape()[2];
+        let kv_heads = own[1].shape()[2];
         let group = self.shards.group();
-        let mut out = group.uninit(self.rank, Layout::bhsd([1, heads, rows, value_dim]))?;
+        let mut out = group.output(self.rank, q, own[1])?;
         let mut launched = Vec::new();
         let wants_lse = attention.wants_lse();
         let lse_of = |q: &Tensor<T>| wants_lse.then(|| group.uninit_lse(self.rank, q.shape()));

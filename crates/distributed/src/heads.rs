@@ -94,7 +94,6 @@ pub(crate) fn forward<T: Element>(
     [k, v]: [&[Tensor<T>]; 2],
 ) -> Result<Output<T>> {
     let shares = shares(shards, shards.map().ranks(), attention, q, k)?;
-    let value_dim = v[0].shape()[3];
     let offsets = offsets(shards)?;
     let all_rows = 0..shards.map().len();
     let group = shards.group();
@@ -106,10 +105,9 @@ pub(crate) fn forward<T: Element>(
         let compute = |rank: usize, [q, k, v]: [warptile::Result<Tensor<T>>; 3]| {
             let queries = &shares[rank].queries;
             let (q, k, v) = (q?, k?, v?);
-            let layout = Layout::bhsd([1, queries.len(), all_rows.len(), value_dim]);
-            let mut out = group.uninit(rank, layout)?;
+            let mut out = group.output(rank, &q, &v)?;
             let lse = attention.wants_lse();
-            let lse = lse.then(|| group.uninit_lse(rank, layout.shape));
+            let lse = lse.then(|| group.uninit_lse(rank, out.shape()));
             let mut lse = lse.transpose()?;
             let (queries_of, keys) = of_call(&offsets, &q, [&k, &v]);
             let attention = of_heads(attention, queries);

@@ -41,8 +41,7 @@ impl Group {
     }
 
     /// Merges what the ranks got for the same queries, each from keys of its own, on rank 0 and in the order of the ranks: the same parts
-    /// give the same bits. Over several processes each of them gives its own part, and gets the result. Sinks must be part of one of them
-    /// only. Of keys that are dealt out by pages, row `i` of a sequence is with rank `i / page_rows % ranks`; a rank without keys gives an
+    /// give the same bits. Over several processes each of them gives its own part, and gets the result. Of keys that are dealt out by pages, row `i` of a sequence is with rank `i / page_rows % ranks`; a rank without keys gives an
     /// output whose lse is `-inf`.
     ///
     /// # Errors
@@ -51,12 +50,12 @@ impl Group {
         self.merge_of("merge", parts)
     }
 
-    /// Merges on rank 0 what each rank of this one process computes of the same queries. A rank on another device reads them from rank 0's
+    /// Merges on rank 0 what each rank of this one process computes of the same queries, with the output in a layout. A rank on another device reads them from rank 0's
     /// memory and writes its part there, so that each of both streams waits for the other once.
     pub(crate) fn merge_of_each<T: Element>(
         &self,
         q: &Tensor<T>,
-        value_dim: usize,
+        layout: Layout,
         compute: impl Fn(usize, &Tensor<T>, &mut Tensor<T>, &mut Lse) -> warptile::Result<()>,
     ) -> Result<(Tensor<T>, Lse)> {
         let home = &self.backends()[0];
@@ -71,8 +70,6 @@ impl Group {
             }
             _ => q.clone(),
         };
-        let [batch, rows, heads, _] = q.shape();
-        let layout = Layout::bshd([batch, rows, heads, value_dim]);
         let part = |_| Ok((self.uninit(0, layout)?, self.uninit_lse(0, layout.shape)?));
         let parts = (0..self.ranks()).map(part);
         let mut parts = parts.collect::<warptile::Result<Vec<_>>>().of_rank(0)?;

@@ -188,7 +188,7 @@ impl Expected {
         Self::by_heads(map, heads, one_us, |share| {
             let row =
                 share.queries.len() * heads.dim + share.keys.len() * heads.key_value_elements();
-            let back = (heads.query - share.queries.len()) * heads.value_dim;
+            let back = (heads.query - share.queries.len()) * heads.dims()[1];
             [row * size, back * size]
         })
     }
@@ -196,11 +196,11 @@ impl Expected {
     /// The output and its gradient travel as well, and the gradients of queries, keys and values come back: where ranks share a key/value
     /// head, from each in `f32`.
     fn gradients_by_heads(map: &RowMap, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
-        let of_key = heads.key_value_elements();
+        let (of_key, [dim, of_value]) = (heads.key_value_elements(), heads.dims());
         Self::by_heads(map, heads, one_us, |share| {
             let (queries, keys) = (share.queries.len(), share.keys.len());
-            let row = queries * (heads.dim + 2 * heads.value_dim) + keys * of_key;
-            let back = (heads.query - queries) * heads.dim * size;
+            let row = queries * (dim + 2 * of_value) + keys * of_key;
+            let back = (heads.query - queries) * dim * size;
             let back_of_keys = match heads.key_value < map.ranks() {
                 true => (map.ranks() - 1) * of_key * size_of::<f32>(),
                 false => (heads.key_value - keys) * of_key * size,
@@ -229,9 +229,10 @@ impl Expected {
         let pairs: Vec<_> = pairs.collect();
         let all = pairs.iter().sum::<u128>().max(1) as f64;
         // Queries, and of a backward pass the output and its gradient; what comes back are the output, or the gradients of queries.
+        let [dim, of_value] = heads.dims();
         let (given, back) = match of_shares {
-            0 => (heads.dim, heads.value_dim),
-            _ => (heads.dim + 2 * heads.value_dim, heads.dim),
+            0 => (dim, of_value),
+            _ => (dim + 2 * of_value, dim),
         };
         // Into each rank, from its host and from others.
         let mut bytes = vec![[0; 2]; map.ranks()];

@@ -241,6 +241,17 @@ pub(crate) fn put_together<'s, T: Element>(
 }
 
 impl Group {
+    /// Room for the output of queries and values in BHSD layout.
+    pub(crate) fn output<T: Element>(
+        &self,
+        rank: usize,
+        q: &Tensor<T>,
+        v: &Tensor<T>,
+    ) -> warptile::Result<Tensor<T>> {
+        let [batch, rows, heads, _] = q.shape();
+        self.uninit(rank, Layout::bhsd([batch, heads, rows, v.shape()[3]]))
+    }
+
     /// Uninitialized memory of a rank; every row is about to be written.
     pub(crate) fn uninit<T: Element>(
         &self,

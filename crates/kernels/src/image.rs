@@ -147,6 +147,11 @@ impl Image {
         })
     }
 
+    /// Returns true if the image hides all keys of a problem, since it always reads a mask and there is none.
+    pub fn lacks_mask(&self, problem: &Problem) -> bool {
+        self.boxed() == Some(Operand::KeyMask) && !problem.needs().contains(Features::KEY_MASK)
+    }
+
     /// Returns true for an image that hides the same keys from all queries: it takes no other mask, and no bias.
     pub fn hides_keys_alone(&self) -> bool {
         self.features.contains(Features::KEY_MASK)

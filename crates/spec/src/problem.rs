@@ -38,7 +38,7 @@ pub struct Problem {
     scoring: Scoring,
     mask_is_same: [bool; 2],
     /// The bias and the key mask.
-    fit_boxes: [bool; 2],
+    fit_boxes: Features,
     splits: Splits,
     want_lse: bool,
     aligned: bool,
@@ -83,7 +83,9 @@ impl Problem {
                 ..*call.scoring()
             },
             mask_is_same: call.mask_is_same(),
-            fit_boxes: [Operand::Bias, Operand::KeyMask].map(|operand| call.fits_boxes(operand)),
+            fit_boxes: Operand::of_scores()
+                .filter(|operand| call.fits_boxes(*operand))
+                .fold(Features::empty(), |all, operand| all | operand.feature()),
             splits: call.splits(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
@@ -176,8 +178,7 @@ impl Problem {
 
     /// Returns true if the bias or the key mask is given and the copy engine can bring its rows.
     pub fn fits_boxes(&self, operand: Operand) -> bool {
-        let [bias, mask] = self.fit_boxes;
-        (operand == Operand::Bias && bias) || (operand == Operand::KeyMask && mask)
+        self.fit_boxes.contains(operand.feature())
     }
 
     /// The problem of the sequences whose mask shows their first keys and no others, without the mask: `None` if the problem has no
@@ -188,7 +189,7 @@ impl Problem {
         (self.masks_keys_alone() && is_dense && self.splits == Splits::Even).then_some(Problem {
             scoring,
             mask_is_same: [false; 2],
-            fit_boxes: [false; 2],
+            fit_boxes: Features::empty(),
             device_lengths: true,
             ..*self
         })

@@ -23,7 +23,7 @@ pub const WARPTILE_CPU: i32 = -1;
 /// Where the elements of a tensor lie.
 ///
 /// The dimensions are always in the order batch, length, heads, head size, however the tensor is stored. Strides are distances
-/// in elements between neighbours along each dimension; the last one is 1, except for bias and key_mask. A stride of 0 repeats an input.
+/// in elements between neighbours along each dimension; the last one is 1, except where there is an element for each score. A stride of 0 repeats an input.
 /// Four zeros for strides mean a tensor that is stored in the order of its dimensions without gaps.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -147,10 +147,7 @@ pub(super) fn boxes_map(
         let map = tensor_map(driver, call.element(), at[Operand::Q], call.q(), boxes)?;
         return Ok((map, OUTSIDE));
     };
-    let elements = Elements::of(match operand {
-        Operand::KeyMask => None,
-        _ => Some(call.element()),
-    });
+    let elements = Elements::of(call.type_of(operand));
     let (address, alignment) = (at[operand], CHUNK_BYTES as u64);
     if !address.is_multiple_of(alignment) {
         return Err(Invalid::Misaligned {

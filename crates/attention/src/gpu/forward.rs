@@ -79,7 +79,9 @@ impl Operation for Call {
             }
             Share::Runs => {
                 let call = self.of_runs();
-                at[Operand::KeyMask] = 0;
+                for (_, address) in at.iter_mut().filter(|(operand, _)| !call.has(*operand)) {
+                    *address = 0;
+                }
                 at[Operand::KeyLengths] = in_workspace(lists.key_lengths);
                 fill(
                     &call,

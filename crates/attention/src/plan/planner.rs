@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use warptile_kernels::abi::{MIN_BOX_ROWS, QUERY_BOX_ROWS};
-use warptile_kernels::{Family, Features, Image, Operand, Role, Schedule, Target, images_for};
+use warptile_kernels::{Family, Features, Image, Role, Schedule, Target, images_for};
 
 use crate::considered::{Considered, Reason};
 use crate::error::{Error, Result};
@@ -329,11 +329,7 @@ impl<'a> Planner<'a> {
                     },
                 })
             }
-            _ if image.boxed() == Some(Operand::KeyMask)
-                && !problem.needs().contains(Features::KEY_MASK) =>
-            {
-                Some(Reason::OnlyMasks)
-            }
+            _ if image.lacks_mask(problem) => Some(Reason::OnlyMasks),
             Schedule::Pairs if !pairs_share_keys(problem.heads().group_size(), problem.mask()) => {
                 Some(Reason::Pairs)
             }

@@ -517,7 +517,7 @@ fn sum_us(image: &Image, parts: f64, ctas_per_multiprocessor: u32) -> f64 {
     // Other CTAs of a multiprocessor slow one down.
     let round_us = 0.2 + 0.4 * f64::from(ctas_per_multiprocessor);
     let tiling = image.tiling;
-    let columns = f64::from(tiling.block_m) * f64::from(tiling.value_dim);
+    let columns = (tiling.part_bytes(0) / size_of::<f32>()) as f64;
     let turns = (columns / f64::from(4 * 32 * tiling.warps)).ceil();
     let rounds = |parts: f64| (parts / PARTS_AT_ONCE).ceil();
     let rounds = match tiling.head_dim > 256 && parts >= 2.0 * GROUP {

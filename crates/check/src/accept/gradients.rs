@@ -24,7 +24,7 @@ use crate::with_element;
 /// n = 1 / (1 / elements + 1 / roundings)
 /// ```
 ///
-/// where `factor` is 2, and 3 with softcap. The variance is that of the error which a fused computation cannot avoid: weights and the gradients
+/// where `factor` is that of [`Expectation`](crate::Expectation). The variance is that of the error which a fused computation cannot avoid: weights and the gradients
 /// of scores rounded to the element type before they are multiplied, and arithmetic in `f32`, that of long sums included. It matters in
 /// small problems, where the plain computation may be right by luck. A NaN never passes.
 ///

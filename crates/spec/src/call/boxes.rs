@@ -1,16 +1,13 @@
 //! Tensors over scores whose rows the copy engine can bring.
 
-use crate::{Call, Operand};
+use crate::{Call, ElementType, Operand};
 
 impl Call {
     /// Returns true if the bias or the key mask is given, its keys are contiguous, and its rows, heads and batch entries lie multiples of
     /// 16 bytes apart, as tensor maps ask for. Heads and batch entries may share theirs, rows may not. The first element is at a multiple
     /// of 16 bytes, too: a copy that begins elsewhere is an illegal instruction.
     pub(crate) fn fits_boxes(&self, operand: Operand) -> bool {
-        let size = match operand {
-            Operand::KeyMask => 1,
-            _ => self.element().size(),
-        };
+        let size = self.type_of(operand).map_or(1, ElementType::size);
         self.layout(operand).is_some_and(|scores| {
             let [_, rows, _, keys] = scores.shape;
             let [_, row, _, key] = scores.strides;

@@ -145,8 +145,7 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// A list by its operand: [`numbers`](Self::numbers), or [`count`](Self::count) where only the count matters, as of slopes, sinks and
-    /// scales.
+    /// A list by its operand: [`numbers`](Self::numbers), or [`count`](Self::count) where only the count matters.
     pub fn given(self, operand: Operand, request: Request<'a>) -> Self {
         match operand.elements() {
             Elements::I32 => self.numbers(operand, request),
