@@ -133,12 +133,12 @@ impl Attention {
             Described::Cpu(call) => {
                 let mut outputs = HostOutputs::new(out.host_mut("out")?);
                 if let Some(lse) = lse {
-                    outputs = outputs.lse(lse.host_mut("lse")?);
+                    outputs = outputs.lse(lse.0.host_mut("lse")?);
                 }
                 attention.run_on_cpu(call, &given, outputs)
             }
             Described::Gpu(gpu, ready) => {
-                let lse = lse.map(|lse| lse.device_mut("lse")).transpose()?;
+                let lse = lse.map(|lse| lse.0.device_mut("lse")).transpose()?;
                 let lse = lse.map(|lse| lse.into_bytes());
                 let out = out.device_mut("out")?.into_bytes();
                 attention.run_on_gpu(gpu, ready, &given, out, lse)

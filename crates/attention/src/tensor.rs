@@ -66,7 +66,23 @@ impl<T: Pod> Tensor<T> {
         argument: &'static str,
         layout: Layout,
     ) -> Result<Self> {
-        let storage = uninit(backend, argument, layout.reach())?;
+        let Place::Gpu(gpu) = backend.place() else {
+            return Self::zeros(backend, argument, layout);
+        };
+        let buffer = DeviceBuffer::uninit(gpu.stream(), layout.reach())?;
+        let storage = Storage::Device(Arc::new(buffer));
+        Ok(Self::from_storage(backend.clone(), layout, storage))
+    }
+
+    /// A tensor of zeros.
+    pub(crate) fn zeros(backend: &Backend, argument: &'static str, layout: Layout) -> Result<Self> {
+        let storage = match backend.place() {
+            Place::Cpu => Storage::Host(Arc::new(zeros(argument, layout.reach())?)),
+            Place::Gpu(gpu) => {
+                let zeroed = DeviceBuffer::zeroed(gpu.stream(), layout.reach())?;
+                Storage::Device(Arc::new(zeroed))
+            }
+        };
         Ok(Self::from_storage(backend.clone(), layout, storage))
     }
 
@@ -423,21 +439,6 @@ impl<T: Pod + Send + Sync> Bytes for Tensor<T> {
 
     fn device_mut(&mut self, argument: &'static str) -> Result<DeviceSlice<'_, u8>> {
         self.device_mut(argument).map(DeviceSliceMut::into_bytes)
-    }
-}
-
-/// Memory for a result, with anything in it.
-pub(crate) fn uninit<T: Pod>(
-    backend: &Backend,
-    argument: &'static str,
-    len: usize,
-) -> Result<Storage<T>> {
-    match backend.place() {
-        Place::Cpu => Ok(Storage::Host(Arc::new(zeros(argument, len)?))),
-        Place::Gpu(gpu) => {
-            let buffer = DeviceBuffer::uninit(gpu.stream(), len)?;
-            Ok(Storage::Device(Arc::new(buffer)))
-        }
     }
 }
 

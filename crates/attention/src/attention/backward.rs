@@ -1,14 +1,12 @@
 //! The other verb: gradients of an output in, gradients of queries, keys and values out.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 
-use warptile_driver::DeviceBuffer;
 use warptile_kernels::{Operand, Slots};
 
 use super::{Attention, Output};
 use crate::attention::given::Arguments;
-use crate::backend::{Backend, Place, same_device};
+use crate::backend::{Place, same_device};
 use crate::cpu::backward_cpu;
 use crate::error::Result;
 use crate::gpu::{Gpu, Prepared};
@@ -18,7 +16,7 @@ use crate::plan::{BackwardProblem, Choice, Plan};
 use crate::spec::{
     Access, Backward, Element, ElementType, HostOutputs, Invalid, KeyGradients, Layout, expect_same,
 };
-use crate::tensor::{Bytes, Storage, Tensor};
+use crate::tensor::{Bytes, Tensor};
 
 /// The gradient of an output, and of its lse if that was used. A `&Tensor` is the gradient of the output alone, and a
 /// pair of a `&Tensor` and a `&Lse` that of both.
@@ -201,12 +199,7 @@ impl<'a, T: Element> GradientsInto<'a, T> {
 }
 
 /// The memory that a backward pass reads besides what the forward pass reads.
-struct Outputs<'a> {
-    out: &'a dyn Bytes,
-    d_out: &'a dyn Bytes,
-    lse: &'a Lse,
-    d_lse: Option<&'a Lse>,
-}
+type Outputs<'a> = Slots<Option<&'a dyn Bytes>>;
 
 /// The gradients that are wanted.
 struct Wanted<'a, 'b> {
@@ -258,7 +251,7 @@ impl Attention {
     ) -> Result<Gradients<T>> {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
-        let also = Outputs::of(&gradient, output.into())?;
+        let also = outputs(&gradient, output.into());
         let wanted = Wanted {
             tensors: None,
             gradient_type: T::TYPE,
@@ -269,13 +262,9 @@ impl Attention {
         let backend = given.backend();
         let made = |operand: Operand| -> Result<Tensor<T>> {
             let layout = *backward.gradient(operand).unwrap_or(&Layout::EMPTY);
-            match (backend.place(), backward.leaves_gaps(operand)) {
-                (Place::Gpu(gpu), true) => {
-                    let zeroed = DeviceBuffer::zeroed(gpu.stream(), layout.reach())?;
-                    let storage = Storage::Device(Arc::new(zeroed));
-                    Ok(Tensor::from_storage(backend.clone(), layout, storage))
-                }
-                _ => Tensor::uninit(backend, operand.name(), layout),
+            match backward.leaves_gaps(operand) {
+                true => Tensor::zeros(backend, operand.name(), layout),
+                false => Tensor::uninit(backend, operand.name(), layout),
             }
         };
         let [mut dq, mut dk, mut dv] = [made(Operand::DQ)?, made(Operand::DK)?, made(Operand::DV)?];
@@ -317,7 +306,7 @@ impl Attention {
     ) -> Result<Plan<BackwardProblem>> {
         let given = Arguments::new(self, queries.into(), keys.into());
         let gradient = gradient.into();
-        let also = Outputs::of(&gradient, output.into())?;
+        let also = outputs(&gradient, output.into());
         let wanted = Wanted {
             tensors: Some(&into.to),
             gradient_type: G::TYPE,
@@ -338,23 +327,38 @@ impl Attention {
         also: &Outputs<'_>,
         wanted: &Wanted<'_, '_>,
     ) -> Result<Backward> {
-        for (argument, backend) in also.backends() {
-            same_device(argument, Some(backend), given.backend())?;
+        let missing = || {
+            Invalid::presence(
+                "lse",
+                "is missing in the output, but gradients need it: compute it with the output",
+            )
+        };
+        also[Operand::Lse].ok_or_else(missing)?;
+        for (operand, tensor) in also.given() {
+            same_device(operand.name(), Some(tensor.backend()), given.backend())?;
         }
         let tensors = || wanted.tensors.into_iter().flat_map(Slots::given);
         let mut moved = tensors().filter(|(operand, _)| operand.moves_rows());
-        let aligned = also.d_out.starts_aligned() && moved.all(|(_, to)| to.starts_aligned());
-        let mut request = self.request(given, Some(also.out))?.want_lse(true);
+        let d_out = also[Operand::DOut];
+        let aligned = d_out.is_none_or(|d_out| d_out.starts_aligned())
+            && moved.all(|(_, to)| to.starts_aligned());
+        let mut request = self.request(given, also[Operand::Out])?.want_lse(true);
         if !aligned {
             request = request.unaligned_addresses();
         }
         let call = request.build()?;
         Self::check(&call, given)?;
         let shape = call.lse_shape();
-        for (argument, lse) in [("lse", Some(also.lse)), ("d_lse", also.d_lse)] {
-            if let Some(lse) = lse {
+        for operand in [Operand::Lse, Operand::DLse] {
+            if let Some(lse) = also[operand] {
+                let [batch, length, heads, _] = lse.layout().shape;
                 let dimensions = ["batch", "heads", "length"];
-                expect_same(argument, lse.shape(), ("q", shape), dimensions)?;
+                expect_same(
+                    operand.name(),
+                    [batch, heads, length],
+                    ("q", shape),
+                    dimensions,
+                )?;
             }
         }
         let wants = Operand::GRADIENTS.map(|operand| {
@@ -365,16 +369,17 @@ impl Attention {
             wanted.tensors.is_none() && wants
         });
         let mut builder = Backward::builder(call)
-            .layout(Operand::DOut, *also.d_out.layout())
-            .d_lse(also.d_lse.is_some())
+            .d_lse(also[Operand::DLse].is_some())
             .gradient_type(wanted.gradient_type)
             .adds(wanted.adds)
             .of_keys(wanted.of_keys);
         for (operand, wants) in Operand::GRADIENTS.into_iter().zip(wants) {
             builder = builder.want(operand, wants);
         }
-        for (operand, to) in tensors() {
-            builder = builder.layout(operand, *to.layout());
+        let d_out = d_out.map(|d_out| (Operand::DOut, *d_out.layout()));
+        let to = tensors().map(|(operand, to)| (operand, *to.layout()));
+        for (operand, layout) in to.chain(d_out) {
+            builder = builder.layout(operand, layout);
         }
         let backward = builder.build()?;
         for (operand, to) in tensors() {
@@ -394,11 +399,8 @@ impl Attention {
             Place::Cpu => {
                 self.choice.check_on_cpu()?;
                 let mut inputs = given.inputs(backward.call())?;
-                inputs.set(Operand::Out, also.out.on_host("out")?);
-                inputs.set(Operand::DOut, also.d_out.on_host("d_out")?);
-                inputs.set(Operand::Lse, also.lse.on_host("lse")?);
-                if let Some(d_lse) = also.d_lse {
-                    inputs.set(Operand::DLse, d_lse.on_host("d_lse")?);
+                for (operand, tensor) in also.given() {
+                    inputs.set(operand, tensor.on_host(operand.name())?);
                 }
                 let mut outputs = HostOutputs::default();
                 for (operand, to) in written.into_given() {
@@ -430,11 +432,8 @@ fn backward_on_gpu(
 ) -> Result<Plan<BackwardProblem>> {
     let constants = given.constants(backward.call(), gpu)?;
     let mut bindings = given.bindings(&constants)?;
-    bindings.set_bytes(Operand::Out, also.out.on_device("out")?);
-    bindings.set_bytes(Operand::DOut, also.d_out.on_device("d_out")?);
-    bindings.set_bytes(Operand::Lse, also.lse.on_device("lse")?.into_bytes());
-    if let Some(d_lse) = also.d_lse {
-        bindings.set_bytes(Operand::DLse, d_lse.on_device("d_lse")?.into_bytes());
+    for (operand, tensor) in also.given() {
+        bindings.set_bytes(operand, tensor.on_device(operand.name())?);
     }
     for (operand, to) in written.into_given() {
         bindings.set_bytes(operand, to.device_mut(operand.name())?);
@@ -443,33 +442,14 @@ fn backward_on_gpu(
     Ok(prepared.plan().clone())
 }
 
-impl<'a> Outputs<'a> {
-    fn of<T: Element>(
-        gradient: &OutputGradient<'a, T>,
-        output: OutputGiven<'a, T>,
-    ) -> Result<Self> {
-        let missing = || {
-            Invalid::presence(
-                "lse",
-                "is missing in the output, but gradients need it: compute it with the output",
-            )
-        };
-        Ok(Outputs {
-            out: output.out,
-            d_out: gradient.d_out,
-            lse: output.lse.ok_or_else(missing)?,
-            d_lse: gradient.d_lse,
-        })
-    }
-
-    fn backends(&self) -> impl Iterator<Item = (&'static str, &Backend)> {
-        let d_lse = self.d_lse.map(|d_lse| ("d_lse", d_lse.backend()));
-        [
-            ("out", self.out.backend()),
-            ("d_out", self.d_out.backend()),
-            ("lse", self.lse.backend()),
-        ]
-        .into_iter()
-        .chain(d_lse)
-    }
+fn outputs<'a, T: Element>(
+    gradient: &OutputGradient<'a, T>,
+    output: OutputGiven<'a, T>,
+) -> Outputs<'a> {
+    let mut outputs = Outputs::none();
+    outputs[Operand::Out] = Some(output.out);
+    outputs[Operand::DOut] = Some(gradient.d_out);
+    outputs[Operand::Lse] = output.lse.map(|lse| &lse.0 as _);
+    outputs[Operand::DLse] = gradient.d_lse.map(|d_lse| &d_lse.0 as _);
+    outputs
 }

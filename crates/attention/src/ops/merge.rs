@@ -94,11 +94,11 @@ pub fn merge_into<T: Element>(
         Place::Cpu => {
             let mut on_host = Vec::with_capacity(parts.len());
             for (index, (part, part_lse)) in parts.iter().enumerate() {
-                let lse = part_lse.on_host(PART_LSE[index])?;
+                let lse = part_lse.0.on_host(PART_LSE[index])?;
                 on_host.push((part.on_host(PART_OUT[index])?, lse));
             }
             let lse = match &mut lse {
-                Some(lse) => Some(lse.host_mut("lse")?),
+                Some(lse) => Some(lse.0.host_mut("lse")?),
                 None => None,
             };
             merge_cpu(&merge, &on_host, out.host_mut("out")?, lse)
@@ -107,11 +107,11 @@ pub fn merge_into<T: Element>(
             let prepared = gpu.prepare_merge(T::TYPE)?;
             let mut bindings = Bindings::merge(out.device_mut("out")?);
             for (index, (part, part_lse)) in parts.iter().enumerate() {
-                let lse = part_lse.on_device(PART_LSE[index])?;
+                let lse = part_lse.0.on_device(PART_LSE[index])?;
                 bindings = bindings.part(part.on_device(PART_OUT[index])?, lse);
             }
             if let Some(lse) = &mut lse {
-                bindings = bindings.output(Operand::Lse, lse.device_mut("lse")?);
+                bindings = bindings.output(Operand::Lse, lse.0.device_mut("lse")?);
             }
             prepared.launch(gpu.stream(), &merge, &bindings)
         }
