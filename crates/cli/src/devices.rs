@@ -464,12 +464,9 @@ pub(crate) fn expected(
     map: &RowMap,
     one_us: f64,
 ) -> Result<Expected, Failure> {
-    let (mask, size) = (case.scoring.mask, case.element.size());
-    let predict = match case.backward {
-        true => Expected::gradients,
-        false => Expected::new,
-    };
-    Ok(predict(by.scheme(), map, mask, case.heads, size, one_us)?)
+    let (mask, of) = (case.scoring.mask, (case.element.size(), case.backward));
+    let expected = Expected::new(by.scheme(), map, mask, case.heads, of, one_us);
+    Ok(expected?)
 }
 
 /// The word of a problem that several devices do not take, if there is one.

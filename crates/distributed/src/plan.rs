@@ -85,7 +85,8 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Predicts a call by the scheme from one device's time for the whole of it. An element has `size` bytes.
+    /// Predicts a call by the scheme from one device's time for the whole of it, or its gradients from one device's time for all of them. An
+    /// element has `size` bytes.
     ///
     /// # Errors
     /// As [`parts`]; [`Error::Argument`](crate::Error::Argument) if [`Scheme::Heads`] has more ranks than query heads.
@@ -94,34 +95,14 @@ impl Expected {
         map: &RowMap,
         mask: Mask,
         heads: Heads,
-        size: usize,
+        (size, are_gradients): (usize, bool),
         one_us: f64,
     ) -> Result<Self> {
+        let sizes = [size, usize::from(are_gradients) * size_of::<f32>()];
         match scheme {
-            Scheme::Gather => Self::gather(map, mask, heads, [size, 0], one_us),
-            Scheme::Heads => Self::heads(map, heads, size, one_us),
-            Scheme::Hybrid { hosts } => Self::hybrid(map, mask, heads, [hosts, size, 0], one_us),
-        }
-    }
-
-    /// Predicts the gradients of a call, as [`new`](Self::new) the call, from one device's time for all of them.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn gradients(
-        scheme: Scheme,
-        map: &RowMap,
-        mask: Mask,
-        heads: Heads,
-        size: usize,
-        one_us: f64,
-    ) -> Result<Self> {
-        match scheme {
-            Scheme::Gather => Self::gather(map, mask, heads, [size, size_of::<f32>()], one_us),
-            Scheme::Heads => Self::gradients_by_heads(map, heads, size, one_us),
-            Scheme::Hybrid { hosts } => {
-                Self::hybrid(map, mask, heads, [hosts, size, size_of::<f32>()], one_us)
-            }
+            Scheme::Gather => Self::gather(map, mask, heads, sizes, one_us),
+            Scheme::Heads => Self::heads(map, heads, sizes, one_us),
+            Scheme::Hybrid { hosts } => Self::hybrid(map, mask, heads, hosts, sizes, one_us),
         }
     }
 
@@ -183,38 +164,48 @@ impl Expected {
         })
     }
 
-    /// The output's rows come back.
-    fn heads(map: &RowMap, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
-        Self::by_heads(map, heads, one_us, |share| {
-            let row =
-                share.queries.len() * heads.dim + share.keys.len() * heads.key_value_elements();
-            let back = (heads.query - share.queries.len()) * heads.dims()[1];
-            [row * size, back * size]
-        })
-    }
-
-    /// The output and its gradient travel as well, and the gradients of queries, keys and values come back: where ranks share a key/value
-    /// head, from each in `f32`.
-    fn gradients_by_heads(map: &RowMap, heads: Heads, size: usize, one_us: f64) -> Result<Self> {
-        let (of_key, [dim, of_value]) = (heads.key_value_elements(), heads.dims());
-        Self::by_heads(map, heads, one_us, |share| {
-            let (queries, keys) = (share.queries.len(), share.keys.len());
-            let row = queries * (dim + 2 * of_value) + keys * of_key;
-            let back = (heads.query - queries) * dim * size;
-            let back_of_keys = match heads.key_value < map.ranks() {
-                true => (map.ranks() - 1) * of_key * size_of::<f32>(),
-                false => (heads.key_value - keys) * of_key * size,
+    /// All copies are waited for. Sizes are those of [`gather`](Self::gather). The output's rows come back; of a backward pass the output and
+    /// its gradient travel as well, and the gradients of queries, keys and values come back: where ranks share a key/value head, as shares.
+    fn heads(
+        map: &RowMap,
+        heads: Heads,
+        [size, of_shares]: [usize; 2],
+        one_us: f64,
+    ) -> Result<Self> {
+        let (of_key, [given, back]) = (heads.key_value_elements(), travel(heads, of_shares));
+        let mut expected = Expected {
+            scheme: Scheme::Heads,
+            groups: 1,
+            one_us,
+            us: 0.0,
+            fetched_bytes: 0,
+        };
+        for (rank, share) in { Share::all(map.ranks(), heads)?.into_iter() }.enumerate() {
+            let (own, queries, keys) = (map.local_len(rank), share.queries.len(), share.keys.len());
+            // Of each row of others before the computation, and of each of the rank's own after it.
+            let before = (queries * given + keys * of_key) * size;
+            let back_of_keys = match (of_shares, heads.key_value < map.ranks()) {
+                (0, _) => 0,
+                (_, true) => (map.ranks() - 1) * of_key * of_shares,
+                (_, false) => (heads.key_value - keys) * of_key * size,
             };
-            [row * size, back + back_of_keys]
-        })
+            let after = (heads.query - queries) * back * size + back_of_keys;
+            let bytes = (map.len() - own) * before + own * after;
+            let compute = one_us * queries as f64 / heads.query as f64;
+            let us = 2.0 * ORDERING_US + bytes as f64 / LINK * 1e6 + compute;
+            expected.us = expected.us.max(us);
+            expected.fetched_bytes = expected.fetched_bytes.max(bytes as u64);
+        }
+        Ok(expected)
     }
 
-    /// All copies are waited for. An element has the second size, and one of the shares of keys' gradients the third: 0 if there are none.
+    /// All copies are waited for. Sizes are those of [`gather`](Self::gather).
     fn hybrid(
         map: &RowMap,
         mask: Mask,
         heads: Heads,
-        [hosts, size, of_shares]: [usize; 3],
+        hosts: usize,
+        [size, of_shares]: [usize; 2],
         one_us: f64,
     ) -> Result<Self> {
         let (ranks, of_hosts) = map.of_hosts(hosts)?;
@@ -228,12 +219,7 @@ impl Expected {
         });
         let pairs: Vec<_> = pairs.collect();
         let all = pairs.iter().sum::<u128>().max(1) as f64;
-        // Queries, and of a backward pass the output and its gradient; what comes back are the output, or the gradients of queries.
-        let [dim, of_value] = heads.dims();
-        let (given, back) = match of_shares {
-            0 => (dim, of_value),
-            _ => (dim + 2 * of_value, dim),
-        };
+        let [given, back] = travel(heads, of_shares);
         // Into each rank, from its host and from others.
         let mut bytes = vec![[0; 2]; map.ranks()];
         for rank in 0..map.ranks() {
@@ -266,32 +252,6 @@ impl Expected {
         })
     }
 
-    /// All copies are waited for: `row_bytes` are those of each row of others before the computation, and of each of the rank's own after it.
-    fn by_heads(
-        map: &RowMap,
-        heads: Heads,
-        one_us: f64,
-        row_bytes: impl Fn(&Share) -> [usize; 2],
-    ) -> Result<Self> {
-        let mut expected = Expected {
-            scheme: Scheme::Heads,
-            groups: 1,
-            one_us,
-            us: 0.0,
-            fetched_bytes: 0,
-        };
-        for (rank, share) in { Share::all(map.ranks(), heads)?.into_iter() }.enumerate() {
-            let (own, queries) = (map.local_len(rank), share.queries.len());
-            let [before, after] = row_bytes(&share);
-            let bytes = (map.len() - own) * before + own * after;
-            let compute = one_us * queries as f64 / heads.query as f64;
-            let us = 2.0 * ORDERING_US + bytes as f64 / LINK * 1e6 + compute;
-            expected.us = expected.us.max(us);
-            expected.fetched_bytes = expected.fetched_bytes.max(bytes as u64);
-        }
-        Ok(expected)
-    }
-
     /// One device's time over that of all ranks.
     pub fn gain(&self) -> f64 {
         self.one_us / self.us
@@ -305,6 +265,16 @@ impl Expected {
                 self.gain()
             )
         })
+    }
+}
+
+/// The elements of a query head's row that travel: queries, and of a backward pass the output and its gradient; and what comes back, the
+/// output, or the gradients of queries.
+fn travel(heads: Heads, of_shares: usize) -> [usize; 2] {
+    let [dim, of_value] = heads.dims();
+    match of_shares {
+        0 => [dim, of_value],
+        _ => [dim + 2 * of_value, dim],
     }
 }
 

@@ -58,8 +58,7 @@ pub struct Gradients<T: Element> {
     pub dk: Vec<Tensor<T>>,
     /// Gradients of the values.
     pub dv: Vec<Tensor<T>>,
-    /// Gradients of the sinks, `[1, 1, heads, 1]` on rank 0, if there are sinks.
-    pub d_sinks: Option<Tensor<f32>>,
+    numbers: Vec<(Operand, Tensor<f32>)>,
 }
 
 impl<T: Element> Gradients<T> {
@@ -68,23 +67,20 @@ impl<T: Element> Gradients<T> {
         [dq, dk, dv]: [Vec<Tensor<T>>; 3],
         numbers: Vec<(Operand, Option<Tensor<f32>>)>,
     ) -> Self {
-        let d_sinks = { numbers.into_iter() }
-            .find(|(gradient, _)| *gradient == Operand::DSinks)
-            .and_then(|(_, numbers)| numbers);
+        let numbers = numbers.into_iter();
         Gradients {
             dq,
             dk,
             dv,
-            d_sinks,
+            numbers: numbers
+                .filter_map(|(of, numbers)| Some((of, numbers?)))
+                .collect(),
         }
     }
 
-    /// The gradients of an option's numbers that this process has, by their operands.
+    /// The gradients of [`Attention::gradients_of_numbers`], each `[1, 1, heads, 1]` on rank 0. Other processes have none.
     pub fn numbers(&self) -> impl Iterator<Item = (Operand, &Tensor<f32>)> {
-        let d_sinks = self.d_sinks.as_ref();
-        d_sinks
-            .map(|numbers| (Operand::DSinks, numbers))
-            .into_iter()
+        { self.numbers.iter() }.map(|(gradient, numbers)| (*gradient, numbers))
     }
 }
 
@@ -231,7 +227,7 @@ impl<'a> Shards<'a> {
         nccl.agreed(&call.join(&FIELD.to_string()), streams, compute)
     }
 
-    /// The gradients of queries, keys and values, and of sinks if there are any, from that of the output. The arguments are those of
+    /// The gradients of queries, keys and values, and of options' numbers, from that of the output. The arguments are those of
     /// [`forward`](Self::forward), which gave `output` with its lse. Shares of several ranks are added in `f32`, in the order of the ranks,
     /// and rounded once: equal arguments give the same bits each time.
     ///

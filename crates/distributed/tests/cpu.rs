@@ -279,6 +279,10 @@ fn alibi_needs_a_mask_that_ends_at_the_own_key() {
     }
 }
 
+/// Elements of 2 bytes, and gradients of them.
+const F16: (usize, bool) = (2, false);
+const BACK: (usize, bool) = (2, true);
+
 #[test]
 fn small_problems_are_warned_of() {
     let cpu = Backend::cpu();
@@ -287,7 +291,7 @@ fn small_problems_are_warned_of() {
         let shards = group.shards(&Sharding::Zigzag, len).unwrap();
         let heads = Heads::new(32, 128).key_value(8);
         [Scheme::Gather, Scheme::Heads].map(|scheme| {
-            Expected::new(scheme, shards.map(), Mask::causal(), heads, 2, one_us).unwrap()
+            Expected::new(scheme, shards.map(), Mask::causal(), heads, F16, one_us).unwrap()
         })
     };
     let [gather, heads] = expect(1 << 16, 44_000.0);
@@ -295,7 +299,7 @@ fn small_problems_are_warned_of() {
     assert!(expect(512, 10.0).iter().all(|all| all.warning().is_some()));
     let shards = group.shards(&Sharding::Zigzag, 1 << 16).unwrap();
     let of = |scheme, heads| {
-        Expected::gradients(scheme, shards.map(), Mask::causal(), heads, 2, 160e3).unwrap()
+        Expected::new(scheme, shards.map(), Mask::causal(), heads, BACK, 160e3).unwrap()
     };
     let [gather, heads] =
         [Scheme::Gather, Scheme::Heads].map(|scheme| of(scheme, Heads::new(32, 128).key_value(8)));
@@ -310,7 +314,14 @@ fn small_problems_are_warned_of() {
     );
     let shards = group.shards(&Sharding::Zigzag, 512).unwrap();
     let one_head = Heads::new(1, 128);
-    let expected = Expected::new(Scheme::Heads, shards.map(), Mask::none(), one_head, 2, 9.0);
+    let expected = Expected::new(
+        Scheme::Heads,
+        shards.map(),
+        Mask::none(),
+        one_head,
+        F16,
+        9.0,
+    );
     assert!(expected.unwrap_err().to_string().contains("query heads"));
 }
 
@@ -320,7 +331,7 @@ fn hosts_get_each_row_of_keys_once_for_each_head() {
     let shards = group.shards(&Sharding::Zigzag, 1 << 16).unwrap();
     let heads = Heads::new(32, 128).key_value(8);
     let of =
-        |scheme| Expected::new(scheme, shards.map(), Mask::causal(), heads, 2, 44_000.0).unwrap();
+        |scheme| Expected::new(scheme, shards.map(), Mask::causal(), heads, F16, 44_000.0).unwrap();
     let hybrid = of(Scheme::Hybrid { hosts: 2 });
     // Half of the heads, 256 bytes a row: of queries and the output 16,384 rows of the other rank of the host; of keys and values those, and
     // the 32,768 of the other host.
@@ -338,9 +349,8 @@ fn hosts_get_each_row_of_keys_once_for_each_head() {
         of_one_host.us < hybrid.us && hybrid.gain() > 3.0,
         "{hybrid}"
     );
-    let gradients = |scheme| {
-        Expected::gradients(scheme, shards.map(), Mask::causal(), heads, 2, 110e3).unwrap()
-    };
+    let gradients =
+        |scheme| Expected::new(scheme, shards.map(), Mask::causal(), heads, BACK, 110e3).unwrap();
     assert!(gradients(Scheme::Hybrid { hosts: 2 }).gain() > 3.0);
     let shards = shards.scheme(Scheme::Hybrid { hosts: 3 });
     let q = shards.split(&data((1 << 16) * 8, 0.0), 1, 8).unwrap();

@@ -151,7 +151,9 @@ impl Problem {
                 dq,
                 dk,
                 dv,
-                found.d_sinks.map(|d_sinks| d_sinks.to_vec().unwrap()),
+                { found.numbers() }
+                    .find(|(gradient, _)| *gradient == Operand::DSinks)
+                    .map(|(_, d_sinks)| d_sinks.to_vec().unwrap()),
             )
         };
         let found = run();
