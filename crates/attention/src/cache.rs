@@ -268,9 +268,14 @@ impl<T: Element> KvCache<T> {
     /// A cache of `kv_heads` heads of keys and values of `head_dim` elements; see [`KvCacheBuilder::value_dim`] for values of
     /// another head size.
     pub fn builder(kv_heads: usize, head_dim: usize) -> KvCacheBuilder<T> {
+        Self::of_heads(Heads::new(kv_heads, head_dim))
+    }
+
+    /// As [`builder`](Self::builder), of these key/value heads and head sizes. Query heads do not count.
+    pub fn of_heads(heads: Heads) -> KvCacheBuilder<T> {
         KvCacheBuilder {
             element: PhantomData,
-            heads: Heads::new(kv_heads, head_dim),
+            heads: Heads::new(heads.key_value, heads.dim).with_dims(heads.dims()),
             layers: 1,
             pages: 256,
             page_rows: 16,
@@ -559,9 +564,9 @@ impl<T: Element> KvCache<T> {
         self.page_layout.page_rows()
     }
 
-    /// Elements of a row of values in a head.
-    pub fn value_dim(&self) -> usize {
-        self.page_layout.layouts()[1].shape[3]
+    /// Head sizes of keys and of values.
+    pub fn dims(&self) -> [usize; 2] {
+        self.page_layout.layouts().map(|layout| layout.head_dim())
     }
 
     /// The most keys that a sequence can have.

@@ -195,9 +195,6 @@ impl Case {
         self.lengths.each().into_iter().map(part).collect()
     }
 
-    /// The operand of a padding mask.
-    pub(crate) const PADDING: Operand = Operand::KeyMask;
-
     /// Returns true if an operand is a padding mask.
     pub(crate) fn is_padding(&self, operand: Operand) -> bool {
         self.padding && operand == Self::PADDING

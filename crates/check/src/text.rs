@@ -280,6 +280,9 @@ fn printable(word: &str) -> String {
 }
 
 impl Case {
+    /// The operand of a padding mask.
+    pub(crate) const PADDING: Operand = Operand::KeyMask;
+
     fn uses_all_queries(&self, used: &[(usize, usize)]) -> bool {
         self.batch() == used.len() && {
             let all = self.lengths.each();

@@ -263,7 +263,8 @@ impl<T: Element> ShardedCache<'_, T> {
         let attention = attention.clone().mask(Mask::none());
         let group = self.group;
         if group.processes().is_none() {
-            let layout = Layout::bshd([batch, rows, heads, self.caches[0].value_dim()]);
+            let [_, of_values] = self.caches[0].dims();
+            let layout = Layout::bshd([batch, rows, heads, of_values]);
             return group.merge_of_each(q, layout, |rank, q, out, lse| {
                 let keys = self.caches[rank].keys(layer)?;
                 attention.forward_into(q, keys, out, Some(lse)).map(drop)

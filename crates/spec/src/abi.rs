@@ -946,56 +946,26 @@ impl Scoring {
 }
 
 macro_rules! blocks {
-    ($($name:ident),*) => {
-        $(impl Block for $name {})*
+    ($($(#[$doc:meta])* $LIST:ident: $($name:ident),*;)*) => {
+        $($(impl Block for $name {})*
+
+        $(#[$doc])*
+        pub const $LIST: &[u64] = &[$($name::HASH),*];)*
 
         /// The hash and the size of every [`Block`].
-        pub const BLOCKS: &[(u64, usize)] = &[$(($name::HASH, size_of::<$name>())),*];
+        pub const BLOCKS: &[(u64, usize)] = &[$($(($name::HASH, size_of::<$name>())),*),*];
     };
 }
-blocks!(
-    Forward,
-    ForwardE4m3,
-    ForwardTma,
-    Merge,
-    Append,
-    AppendE4m3,
-    Prepass,
-    Backward,
-    BackwardTma,
-    SinkGradient,
-    BiasGradient,
-    ForwardDropout,
-    ForwardTmaDropout,
-    BackwardDropout,
-    BackwardTmaDropout,
-    ForwardTmaBlocks,
-    KeyRuns,
-    ForwardTmaBoxes
-);
-
-/// The hashes of the blocks of the backward pass's kernels.
-pub const BACKWARD_BLOCKS: &[u64] = &[
-    Prepass::HASH,
-    Backward::HASH,
-    BackwardTma::HASH,
-    SinkGradient::HASH,
-    BiasGradient::HASH,
-    BackwardDropout::HASH,
-    BackwardTmaDropout::HASH,
-];
-
-/// The hashes of the blocks of attention's kernels.
-pub const FORWARD_BLOCKS: &[u64] = &[
-    Forward::HASH,
-    ForwardE4m3::HASH,
-    ForwardTma::HASH,
-    ForwardDropout::HASH,
-    ForwardTmaDropout::HASH,
-    ForwardTmaBlocks::HASH,
-    ForwardTmaBoxes::HASH,
-    KeyRuns::HASH,
-];
+blocks! {
+    /// The hashes of the blocks of attention's kernels.
+    FORWARD_BLOCKS: Forward, ForwardE4m3, ForwardTma, ForwardDropout, ForwardTmaDropout, ForwardTmaBlocks, ForwardTmaBoxes, KeyRuns;
+    /// The hashes of the blocks of the backward pass's kernels.
+    BACKWARD_BLOCKS: Prepass, Backward, BackwardTma, SinkGradient, BiasGradient, BackwardDropout, BackwardTmaDropout;
+    /// The hashes of the blocks of the kernels that write into caches.
+    APPEND_BLOCKS: Append, AppendE4m3;
+    /// The hash of the block of the kernels that merge.
+    MERGE_BLOCKS: Merge;
+}
 
 #[cfg(test)]
 mod tests {

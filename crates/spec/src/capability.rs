@@ -4,7 +4,6 @@ use std::fmt;
 use std::ops::{BitOr, BitOrAssign, Sub};
 
 use crate::abi::{CLUSTER_CTAS, PAIR_CTAS};
-use crate::table::SETS;
 
 /// Declares the features: the name in C++, the bit and the words of each.
 macro_rules! features {
@@ -348,10 +347,7 @@ pub(crate) fn cpp_constants() -> String {
         );
     }
     // No variables: these would be data in each image.
-    let sets = SETS.map(|(name, features)| {
-        let all = { features.iter() }.fold(Features::empty(), |all, one| all | *one);
-        format!("{name} = {}", all.0)
-    });
+    let sets = Features::SETS.map(|(name, features)| format!("{name} = {}", features.0));
     text += &format!("enum : unsigned {{ {} }};\n", sets.join(", "));
     let others = NUMBERED.iter().filter(|row| !is_apart(row));
     text.extend(others.map(cpp_number));

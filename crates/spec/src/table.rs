@@ -42,23 +42,24 @@ features! {
     BIAS_F32 = 15, "a bias of f32";
 }
 
-/// Sets of features by their names in C++: what most kernels can do with scores, what some can, and what Hopper's kernels of gradients can.
-pub(crate) const SETS: [(&str, &[Features]); 3] = [
-    (
-        "SCORE_OPTIONS",
-        &[Features::SOFTCAP, Features::ALIBI, Features::SINKS],
-    ),
-    ("SCORE_TENSORS", &[Features::BIAS, Features::KEY_MASK]),
-    (
-        "GRADIENT_FEATURES",
-        &[
-            Features::SINKS,
-            Features::VALUE_DIM,
-            Features::PACKED,
-            Features::DEVICE_LENGTHS,
-        ],
-    ),
-];
+impl Features {
+    /// What most kernels can do with scores.
+    pub const SCORE_OPTIONS: Features = { Features::SOFTCAP }
+        .union(Features::ALIBI)
+        .union(Features::SINKS);
+
+    /// Sets of features by their names in C++. Some kernels take the second, and Hopper's kernels of gradients the third.
+    pub(crate) const SETS: [(&str, Features); 3] = [
+        ("SCORE_OPTIONS", Features::SCORE_OPTIONS),
+        ("SCORE_TENSORS", Features::BIAS.union(Features::KEY_MASK)),
+        (
+            "GRADIENT_FEATURES",
+            { Features::SINKS.union(Features::VALUE_DIM) }
+                .union(Features::PACKED)
+                .union(Features::DEVICE_LENGTHS),
+        ),
+    ];
+}
 
 operands! {
     /// Queries. A cache write rotates them in place unless it is given `q_out`.

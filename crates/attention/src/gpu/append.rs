@@ -1,7 +1,7 @@
 //! Cache writes on a GPU.
 
 use bytemuck::Pod;
-use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
+use warptile_kernels::abi::{self, CHUNK_BYTES};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::error::Result;
@@ -61,7 +61,7 @@ fn lanes(append: &Append) -> usize {
 impl Operation for Append {
     type Problem = RowProblem;
 
-    const BLOCKS: &'static [u64] = &[abi::Append::HASH, abi::AppendE4m3::HASH];
+    const BLOCKS: &'static [u64] = abi::APPEND_BLOCKS;
 
     fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
         Plan::of_rows(problem, planner.device())

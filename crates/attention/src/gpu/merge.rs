@@ -1,6 +1,6 @@
 //! Merging results on a GPU.
 
-use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
+use warptile_kernels::abi::{self, CHUNK_BYTES};
 use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
 
 use crate::error::Result;
@@ -27,7 +27,7 @@ impl Gpu {
 impl Operation for Merge {
     type Problem = RowProblem;
 
-    const BLOCKS: &'static [u64] = &[abi::Merge::HASH];
+    const BLOCKS: &'static [u64] = abi::MERGE_BLOCKS;
 
     fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
         Plan::of_rows(problem, planner.device())

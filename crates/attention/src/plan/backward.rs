@@ -263,7 +263,7 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
     };
     // Sums are of gradients of scores, which know of these already.
     let needs = match image.role {
-        Role::QuerySums => needs - (Features::DROPOUT | Features::SOFTCAP | Features::ALIBI),
+        Role::QuerySums => needs - (Features::DROPOUT | Features::SCORE_OPTIONS),
         _ => needs,
     };
     let lacks = needs - image.features;

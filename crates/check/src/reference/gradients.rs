@@ -281,7 +281,7 @@ impl<T: Element> Pass<'_, T> {
         let computation = &self.computation;
         let call = computation.call;
         let heads = call.heads();
-        let (dim, value_dim) = (heads.dim, heads.value_dim);
+        let [dim, of_values] = heads.dims();
         let at = call.lse_offset(sequence, head) + position;
         let lse = f64::from(self.lse[at]);
         if lse == f64::NEG_INFINITY {
@@ -293,7 +293,7 @@ impl<T: Element> Pass<'_, T> {
         };
         let (query, values_row) = (
             row_of(&computation.queries, dim),
-            row_of(&self.out, value_dim),
+            row_of(&self.out, of_values),
         );
         let (q, d_out) = (
             &computation.queries.exact[query],
@@ -477,7 +477,7 @@ impl<T: Element> Pass<'_, T> {
                 {
                     *to += ds * power(*x);
                 }
-                for (to, x) in to[Operand::DV][key * value_dim..(key + 1) * value_dim]
+                for (to, x) in to[Operand::DV][key * of_values..(key + 1) * of_values]
                     .iter_mut()
                     .zip(d_out)
                 {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use warptile::spec::{Heads, Operand};
+use warptile::spec::Operand;
 use warptile::{Element, KvCache, Layout, Mask, Tensor};
 use warptile_check::{Case, Lengths, with_element};
 use warptile_distributed::ShardedCache;
@@ -63,14 +63,8 @@ impl OfDevices<'_> {
         }
         let attention = settings.attention(&data.numbers);
         let (batch, keys) = (call.q().shape[0], call.k().shape[1]);
-        let Heads {
-            key_value,
-            dim,
-            value_dim,
-            ..
-        } = call.heads();
         let pages = batch * keys.div_ceil(PAGE_ROWS).div_ceil(self.backends.len());
-        let builder = KvCache::<T>::builder(key_value, dim).value_dim(value_dim);
+        let builder = KvCache::<T>::of_heads(call.heads());
         let builder = builder.page_rows(PAGE_ROWS).pages(pages).sequences(batch);
         // One cache for each group.
         let caches = self.team.caches(&builder)?;

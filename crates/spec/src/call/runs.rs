@@ -20,6 +20,7 @@ impl Call {
     pub fn of_runs(&self) -> Call {
         let mut call = self.clone();
         call.terms.layouts[Operand::KeyMask as usize] = None;
+        call.given &= !(1 << Operand::KeyMask as u64);
         let scoring = &mut call.terms.scoring;
         scoring.operands = scoring.operands - Features::KEY_MASK;
         let mask = &mut scoring.mask;

@@ -82,7 +82,8 @@ pub(super) fn estimate_us(
         Role::Prepass => return reads(2 * of_values * size),
         // Sums are read in f32, and gradients are written.
         Role::QuerySums => return reads(of_keys * (size_of::<f32>() + size)),
-        Role::SinkGradients => return reads(2 * size_of::<f32>()),
+        // Numbers of rows are read.
+        _ if !image.tiling.has_tiles() => return reads(2 * size_of::<f32>()),
         Role::AllGradients => 5.0,
         Role::BiasGradients => 2.0,
         Role::KeyGradients => 4.0,
