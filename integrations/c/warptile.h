@@ -1517,4 +1517,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 85e569e42a38349727ee77611df221c9af15cf72d6bf2b16ad8bcf71af3930d4 */
+/* Seal of header.sh: 7e2123ce59d4d9b71fc80a4b2feccfc468c1ed51b78b0d608c972a9be2bf2767 */

@@ -8,7 +8,7 @@ use attention::spec::Append as Checked;
 
 use crate::append_desc::{AppendDesc, AppendMemory, rotation, write};
 use crate::error::{Result, guarded};
-use crate::host::{Memory, named, parts};
+use crate::host::parts;
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{check_pointer, flag, free, give, handle, read};
 
@@ -77,14 +77,8 @@ pub unsafe extern "C" fn warptile_append_run(
             // SAFETY: the caller's promise.
             return unsafe { run_on_cpu(append, &memory) };
         };
-        let addresses = memory.addresses();
-        on.launch(stream, named(&addresses), |stream| {
-            // SAFETY: as in `warptile_attention_run`.
-            unsafe {
-                on.prepared
-                    .launch_raw(stream, &append.append, &addresses, 0)
-            }
-        })
+        // SAFETY: the caller's promise.
+        unsafe { on.run(stream, &append.append, &memory, 0) }
     })
 }
 

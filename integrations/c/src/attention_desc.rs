@@ -8,7 +8,7 @@ use attention::{Diagonal, ElementType, Mask, Splits};
 use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};
 use crate::structs::{
-    Layout, Versioned, bound, count, element_of, flag, sequences, types, unknown,
+    Layout, Versioned, bound, count, flag, other_element, reserved, sequences, types, unknown,
 };
 
 /// A query sees every key.
@@ -255,18 +255,10 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
             builder = builder.layout(operand, layout);
         }
     }
-    if desc.reserved != 0 {
-        return Err(Failure::of("reserved", "must be 0"));
-    }
-    if desc.bias_element != 0 {
-        let f32 = element_of(desc.bias_element, [ElementType::F32].into_iter());
-        let element = f32.ok_or_else(|| {
-            let rule = "must be 0, for that of the other tensors, or WARPTILE_F32";
-            Failure::of("bias_element", rule)
-        })?;
-        if desc.bias.given("bias")?.is_some() {
-            builder = builder.bias_type(element);
-        }
+    reserved(desc.reserved)?;
+    let of_bias = other_element("bias_element", desc.bias_element, &[ElementType::F32])?;
+    if let (Some(element), Some(_)) = (of_bias, desc.bias.given("bias")?) {
+        builder = builder.bias_type(element);
     }
     builder = builder.aligned_addresses(!flag("unaligned_addresses", desc.unaligned_addresses)?);
     if let Some(table) = table {

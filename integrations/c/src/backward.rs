@@ -10,7 +10,7 @@ use attention::spec::Backward as Description;
 use crate::attention_desc::{AttentionDesc, call};
 use crate::backward_desc::{BackwardDesc, BackwardMemory, Together, backward};
 use crate::error::{Result, guarded};
-use crate::host::{Memory, named, parts};
+use crate::host::parts;
 use crate::machine::{OnGpu, Workspace, no_stream};
 use crate::structs::{check_pointer, choice, flag, free, give, handle, read};
 
@@ -103,15 +103,8 @@ pub unsafe extern "C" fn warptile_backward_run(
         };
         let workspace =
             workspace.of_at_least(on.prepared.scratch().bytes, "warptile_backward_workspace")?;
-        let addresses = memory.addresses();
-        let all = named(&addresses).chain([("workspace", workspace)]);
-        on.launch(stream, all, |stream| {
-            // SAFETY: as in `warptile_attention_run`.
-            unsafe {
-                on.prepared
-                    .launch_raw(stream, &backward.description, &addresses, workspace)
-            }
-        })
+        // SAFETY: the caller's promise; the workspace is large enough.
+        unsafe { on.run(stream, &backward.description, &memory, workspace) }
     })
 }
 

@@ -8,7 +8,7 @@ use attention::spec::{Backward, Call, Operand};
 use crate::attention_desc::{AttentionDesc, AttentionMemory};
 use crate::error::{Failure, Result};
 use crate::host::{Memory, memory};
-use crate::structs::{Layout, Versioned, element_of, flag, names, read};
+use crate::structs::{Layout, Versioned, flag, other_element, read, reserved};
 
 /// Description of the gradients of a computation. Fill the struct with zeros, then set `size`, `attention` and at least one of the
 /// `want` fields: zero is the default of all other fields.
@@ -133,9 +133,7 @@ pub(crate) fn backward(desc: &BackwardDesc, call: Call) -> Result<Backward> {
     if let Some(layout) = desc.d_out.given("d_out")? {
         builder = builder.layout(Operand::DOut, layout);
     }
-    if desc.reserved != 0 {
-        return Err(Failure::of("reserved", "must be 0"));
-    }
+    reserved(desc.reserved)?;
     let mut any = false;
     for operand in Operand::GRADIENTS {
         let (wanted, layout) = desc.of(operand);
@@ -160,18 +158,9 @@ pub(crate) fn backward(desc: &BackwardDesc, call: Call) -> Result<Backward> {
             "asks for no gradient: one of its want fields must be 1",
         ));
     }
-    match desc.gradient_element {
-        0 => {}
-        value => match element_of(value, ElementType::ALL.into_iter()) {
-            Some(ElementType::F32) => builder = builder.gradient_type(ElementType::F32),
-            _ => {
-                let rule = format!(
-                    "is {value}, but must be 0, for that of the tensors, or {}",
-                    names([ElementType::F32].into_iter())
-                );
-                return Err(Failure::of("gradient_element", rule));
-            }
-        },
+    let element = desc.gradient_element;
+    if let Some(element) = other_element("gradient_element", element, &[ElementType::F32])? {
+        builder = builder.gradient_type(element);
     }
     Ok(builder.build()?)
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use attention::cache::SequenceId;
+use attention::spec::Heads;
 use attention::{Element, KvCache, Layout};
 use warptile_distributed::ShardedCache;
 
@@ -271,9 +272,8 @@ impl<T: Element> Typed<T> {
             count("kv_heads", desc.kv_heads)?,
             count("head_size", desc.head_size)?,
         );
-        let value_dim = number("value_size", desc.value_size, dim)?;
-        let builder = KvCache::<T>::builder(kv_heads, dim)
-            .value_dim(value_dim)
+        let dims = [dim, number("value_size", desc.value_size, dim)?];
+        let builder = KvCache::<T>::of_heads(Heads::new(kv_heads, dim).with_dims(dims))
             .pages(number("pages", desc.pages, 256)?)
             .page_rows(number("page_rows", desc.page_rows.into(), 16)?)
             .layers(number("layers", desc.layers, 1)?)
@@ -283,7 +283,7 @@ impl<T: Element> Typed<T> {
             ranks,
             cache: ranks.cache(&builder)?,
             kv_heads,
-            dims: [dim, value_dim],
+            dims,
             sequences: BTreeMap::new(),
             next: 0,
             step: [0; 2],

@@ -8,7 +8,7 @@ use attention::spec::Call;
 
 use crate::attention_desc::{AttentionDesc, AttentionMemory, call};
 use crate::error::{Result, guarded};
-use crate::host::{Memory, named, parts};
+use crate::host::parts;
 use crate::machine::{OnGpu, Workspace, no_stream};
 use crate::structs::{check_pointer, choice, flag, free, give, handle, read};
 
@@ -112,16 +112,8 @@ pub unsafe extern "C" fn warptile_attention_run(
         };
         let needed = on.prepared.plan().scratch().bytes;
         let workspace = workspace.of_at_least(needed, "warptile_attention_workspace")?;
-        let addresses = memory.addresses();
-        let all = named(&addresses).chain([("workspace", workspace)]);
-        on.launch(stream, all, |stream| {
-            // SAFETY: the context is current and the stream is of it: `launch` has seen to it, or the caller has. The rest is the caller's
-            // promise; the workspace is large enough for the plan. Kernels and GPU stay for ever.
-            unsafe {
-                on.prepared
-                    .launch_raw(stream, &attention.call, &addresses, workspace)
-            }
-        })
+        // SAFETY: the caller's promise; the workspace is large enough.
+        unsafe { on.run(stream, &attention.call, &memory, workspace) }
     })
 }
 

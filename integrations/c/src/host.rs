@@ -19,11 +19,6 @@ pub(crate) trait Memory {
     }
 }
 
-/// The addresses with their names.
-pub(crate) fn named(addresses: &Slots<u64>) -> impl Iterator<Item = (&'static str, u64)> {
-    { addresses.iter() }.map(|(operand, &address)| (operand.name(), address))
-}
-
 /// Says which fields have the pointers of operands, by whose names they are called.
 macro_rules! memory {
     ($Memory:ty: $($field:ident),*) => {

@@ -8,9 +8,10 @@ use attention::driver::sys::{
     CUcontext, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureStatus,
 };
 use attention::driver::{Context, Driver};
-use attention::gpu::Gpu;
+use attention::gpu::{Gpu, Operation, Prepared};
 
 use crate::error::{Failure, Result, guarded};
+use crate::host::Memory;
 use crate::structs::{WARPTILE_CPU, address, check_pointer};
 
 /// The version of this library, such as "0.1.0".
@@ -130,6 +131,28 @@ impl<P> OnGpu<P> {
                 check_address(self.gpu, argument, address)?;
             }
             Ok(launch(stream)?)
+        })
+    }
+}
+
+impl<O: Operation> OnGpu<Prepared<O>> {
+    /// Launches the operation that `of` describes, as [`launch`](Self::launch) does.
+    ///
+    /// # Safety
+    /// As warptile_attention_run. The workspace is as large as the plan says.
+    pub(crate) unsafe fn run(
+        &self,
+        stream: *mut c_void,
+        of: &O,
+        memory: &impl Memory,
+        workspace: u64,
+    ) -> Result<()> {
+        let addresses = memory.addresses();
+        let all = { addresses.iter() }.map(|(operand, &address)| (operand.name(), address));
+        self.launch(stream, all.chain([("workspace", workspace)]), |stream| {
+            // SAFETY: the context is current and the stream is of it: `launch` has seen to it, or the caller has. The rest is the caller's
+            // promise. Kernels and GPU stay for ever.
+            unsafe { { &self.prepared }.launch_raw(stream, of, &addresses, workspace) }
         })
     }
 }

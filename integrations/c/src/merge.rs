@@ -11,7 +11,7 @@ use crate::error::{Failure, Result, guarded};
 use crate::host::elements;
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{
-    Layout, Versioned, address, check_pointer, element, flag, free, give, handle, read,
+    Layout, Versioned, address, check_pointer, element, flag, free, give, handle, read, reserved,
 };
 
 /// The most parts of a merge. For more, merge the results of merges.
@@ -101,9 +101,7 @@ pub unsafe extern "C" fn warptile_merge_prepare(
         check_pointer("merge", merge, align_of::<*mut Merge>())?;
         // SAFETY: the caller's promise.
         let desc = unsafe { read("desc", desc) }?;
-        if desc.reserved != 0 {
-            return Err(Failure::of("reserved", "must be 0"));
-        }
+        reserved(desc.reserved)?;
         let unchecked = flag("unchecked", desc.unchecked)?;
         // SAFETY: the caller's promise.
         let description = unsafe { describe(&desc) }?;

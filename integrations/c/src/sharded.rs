@@ -260,8 +260,8 @@ fn explained(
     let call = &of.call;
     let plan = explain::plan(device, gpu, call.problem(), &of.choice)?;
     let map = RowMap::new(rows, call.q().shape[1], ranks)?;
-    let (size, one_us) = (call.element().size(), plan.estimate_us());
-    let expected = |scheme| Expected::new(scheme, &map, call.mask(), call.heads(), size, one_us);
+    let (of, one_us) = ((call.element().size(), false), plan.estimate_us());
+    let expected = |scheme| Expected::new(scheme, &map, call.mask(), call.heads(), of, one_us);
     let (chosen, other) = match *scheme {
         Scheme::Gather => (Scheme::Gather, Scheme::Heads),
         scheme => (scheme, Scheme::Gather),

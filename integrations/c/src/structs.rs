@@ -100,6 +100,14 @@ pub(crate) fn unknown<T>(argument: &str, value: u32, names: &str) -> Result<T> {
     Err(Failure::of(argument, rule))
 }
 
+/// 0, in a field that nothing is read from yet.
+pub(crate) fn reserved(value: u32) -> Result<()> {
+    match value {
+        0 => Ok(()),
+        _ => Err(Failure::of("reserved", "must be 0")),
+    }
+}
+
 /// 0 or 1.
 pub(crate) fn flag(argument: &str, value: u32) -> Result<bool> {
     match value {
@@ -144,26 +152,33 @@ pub(crate) fn types(
     let types = Types::of(element(element_value)?);
     let counts = scales.map(|count| count.max(1) as usize);
     let given = ["k_scales", "v_scales"].into_iter().zip(scales);
-    match (
-        cache_element,
-        given.into_iter().find(|(_, count)| *count != 0),
-    ) {
-        (0, None) => Ok((types, counts)),
-        (0, Some((argument, _))) => {
+    let scaled: Vec<_> = ElementType::scaled().collect();
+    let element = other_element("cache_element", cache_element, &scaled)?;
+    match (element, { given }.find(|(_, count)| *count != 0)) {
+        (None, Some((argument, _))) => {
             let needed = names(ElementType::scaled());
             let rule = format!("is given, but cache_element is not {needed}");
             Err(Failure::of(argument, rule))
         }
-        (value, _) => match element_of(value, ElementType::scaled()) {
-            Some(element) => Ok((types.keys(element), counts)),
-            None => Err(Failure::of(
-                "cache_element",
-                format!(
-                    "is {value}, but must be 0, for that of the other tensors, or {}",
-                    names(ElementType::scaled())
-                ),
-            )),
-        },
+        _ => Ok((element.map_or(types, |element| types.keys(element)), counts)),
+    }
+}
+
+/// An element type that a tensor may have in place of that of the others, for which 0 stands.
+pub(crate) fn other_element(
+    argument: &str,
+    value: u32,
+    allowed: &[ElementType],
+) -> Result<Option<ElementType>> {
+    match (value, element_of(value, allowed.iter().copied())) {
+        (0, _) => Ok(None),
+        (_, None) => {
+            let names = names(allowed.iter().copied());
+            let rule =
+                format!("is {value}, but must be 0, for that of the other tensors, or {names}");
+            Err(Failure::of(argument, rule))
+        }
+        (_, element) => Ok(element),
     }
 }
 

@@ -86,7 +86,7 @@ static void descriptions(void) {
     INVALID(LISTED(m.block_offsets = list + 1; m.block_indices = list), "block_offsets[1] is 2 after 1");
     WORKS(LISTED(m.block_offsets = list; m.block_indices = list));
     INVALID(RUN(m.block_offsets = list), "block_offsets is given, but");
-    INVALID(DESC(d.bias_element = WARPTILE_F16), "bias_element must be 0");
+    INVALID(DESC(d.bias_element = WARPTILE_F16), "bias_element is 1, but must be 0, for that of the other tensors, or WARPTILE_F32");
     INVALID(DESC(d.reserved = 1), "reserved must be 0");
     INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");
     INVALID(DESC(d.v_scales = 1), "v_scales is given, but cache_element is not WARPTILE_E4M3");
