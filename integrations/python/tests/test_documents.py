@@ -120,7 +120,7 @@ class Documents(unittest.TestCase):
         for name in warptile.flash_attn.__all__:
             function = getattr(warptile.flash_attn, name)
             for parameter in inspect.signature(function).parameters:
-                self.assertRegex(function.__doc__, rf"(?m)^ +{parameter}: ", name)
+                self.assertRegex(function.__doc__, rf"(?m)^ +([a-z_]+, )*{parameter}(, [a-z_]+)*: ", name)
             self.assertIn("Returns:", function.__doc__)
 
 

@@ -53,7 +53,7 @@ class FlashAttn(unittest.TestCase):
             if "packed" in function.__name__:
                 continue
             for name in parameters:
-                self.assertRegex(function.__doc__, rf"(?m)^ +{name}: ", function.__name__)
+                self.assertRegex(function.__doc__, rf"(?m)^ +([a-z_]+, )*{name}(, [a-z_]+)*: ", function.__name__)
 
     def test_a_right_side_of_all_keys_is_no_limit(self):
         """As in flash_attn 2, also for queries before the first key."""

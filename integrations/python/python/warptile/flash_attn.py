@@ -82,14 +82,7 @@ def flash_attn_qkvpacked_func(
 
     Args:
         qkv: Queries, keys and values, one after the other in the third dimension.
-        dropout_p: As in `flash_attn_func`.
-        softmax_scale: As in `flash_attn_func`.
-        causal: As in `flash_attn_func`.
-        window_size: As in `flash_attn_func`.
-        softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`.
-        deterministic: As in `flash_attn_func`.
-        return_attn_probs: As in `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs: As in `flash_attn_func`.
 
     Returns:
         As `flash_attn_func`.
@@ -115,14 +108,7 @@ def flash_attn_kvpacked_func(
     Args:
         q: Queries, `[batch, length, heads, head size]`.
         kv: Keys and values, one after the other in the third dimension.
-        dropout_p: As in `flash_attn_func`.
-        softmax_scale: As in `flash_attn_func`.
-        causal: As in `flash_attn_func`.
-        window_size: As in `flash_attn_func`.
-        softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`.
-        deterministic: As in `flash_attn_func`.
-        return_attn_probs: As in `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs: As in `flash_attn_func`.
 
     Returns:
         As `flash_attn_func`.
@@ -159,13 +145,7 @@ def flash_attn_varlen_func(
         cu_seqlens_k: `int32`, `[sequences + 1]`: where each sequence's keys begin. With a `block_table` only its differences count: how many keys each sequence has.
         max_seqlen_q: The longest sequence of queries.
         max_seqlen_k: The longest sequence of keys.
-        dropout_p: As in `flash_attn_func`.
-        softmax_scale: As in `flash_attn_func`.
-        causal: As in `flash_attn_func`.
-        window_size: As in `flash_attn_func`.
-        softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`.
-        deterministic: As in `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic: As in `flash_attn_func`.
         return_attn_probs: As in `flash_attn_func`; the log-sum-exp is `[heads, rows]`.
         block_table: `int32`, `[sequences, pages]`: the numbers of each sequence's pages.
 
@@ -196,14 +176,7 @@ def flash_attn_varlen_qkvpacked_func(
         qkv: Queries, keys and values, one after the other in the second dimension.
         cu_seqlens: `int32`, `[sequences + 1]`: where each sequence begins.
         max_seqlen: The longest sequence.
-        dropout_p: As in `flash_attn_func`.
-        softmax_scale: As in `flash_attn_func`.
-        causal: As in `flash_attn_func`.
-        window_size: As in `flash_attn_func`.
-        softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`.
-        deterministic: As in `flash_attn_func`.
-        return_attn_probs: As in `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs: As in `flash_attn_func`.
 
     Returns:
         As `flash_attn_func`.
@@ -238,14 +211,7 @@ def flash_attn_varlen_kvpacked_func(
         cu_seqlens_k: `int32`, `[sequences + 1]`: where each sequence's keys begin.
         max_seqlen_q: The longest sequence of queries.
         max_seqlen_k: The longest sequence of keys.
-        dropout_p: As in `flash_attn_func`.
-        softmax_scale: As in `flash_attn_func`.
-        causal: As in `flash_attn_func`.
-        window_size: As in `flash_attn_func`.
-        softcap: As in `flash_attn_func`.
-        alibi_slopes: As in `flash_attn_func`.
-        deterministic: As in `flash_attn_func`.
-        return_attn_probs: As in `flash_attn_func`.
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs: As in `flash_attn_func`.
 
     Returns:
         As `flash_attn_func`.
@@ -332,12 +298,9 @@ def flash_attn_with_kvcache(
         cache_batch_idx: `int32`, `[batch]`: which sequence of the cache, or row of the block table, belongs to each of q.
         cache_leftpad: `int32`, `[batch]`: how many rows at the beginning of each sequence are no keys.
         block_table: `int32`, `[batch, pages]`: the numbers of each sequence's pages.
-        softmax_scale: As in `flash_attn_func`.
+        softmax_scale, window_size, softcap, alibi_slopes: As in `flash_attn_func`.
         causal: As in `flash_attn_func`; the last query is aligned with the last key of its sequence.
-        window_size: As in `flash_attn_func`.
-        softcap: As in `flash_attn_func`.
         rotary_interleaved: Whether elements 2i and 2i + 1 are rotated together, or i and i + half of the rotary size.
-        alibi_slopes: As in `flash_attn_func`.
         num_splits: Ignored: the planner decides.
         return_softmax_lse: Whether to return `(out, lse)`.
         k_descale: Of a cache in 8 bits (`float8_e4m3fn`, or its bits as `uint8`), as flash_attn_3 calls it: each key counts times
