@@ -182,7 +182,7 @@ pub fn flash_attn_alibi_windowed_softcap(
         window_size_right,
         softcap: Some(softcap),
     };
-    q.apply_op3(k, v, operation)
+    operation.attention().forward(q, k, v)
 }
 
 /// With a window of keys before and after the diagonal.

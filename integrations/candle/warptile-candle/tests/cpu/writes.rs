@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::{Attention, write_to_pages, write_to_pages_quantized};
+use warptile_candle::{Attention, flash_attn, write_to_pages, write_to_pages_quantized};
 
 use crate::common::e4m3;
 use crate::common::writes::{CACHES, check, check_e4m3};
@@ -215,6 +215,7 @@ fn orders_of_tensors_do_not_block_each_other() -> Result<()> {
                 let new = rows.squeeze(1)?.narrow(0, 0, 2)?;
                 write_to_pages(&new, &new, &keys, &values, &slots)?;
                 Attention::new(1.0).forward_with_lse(&keys, &values, &values)?;
+                flash_attn(&rows, &keys, &values, 1.0, false)?;
                 Attention::new(1.0).forward(&rows, &keys, &values).map(drop)
             };
             let result: Result<()> = { 0..5000 }.try_for_each(|_| write());
