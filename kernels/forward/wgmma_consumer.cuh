@@ -477,7 +477,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     // Before the product of the waiting weights with the values of `values_block`.
     template <bool PLAIN> __device__ void prepare_output(int values_block)
     {
-        if constexpr (Traits::drops_under_scores()) drop(values_block);
+        drop(values_block);
         if (state.must_rescale())
             rescale();
         if (!values_ready)
@@ -716,14 +716,13 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
 #pragma unroll
         for (int i = 0; i < Traits::BLOCK_N / 4; i++)
             weights[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
-        if constexpr (!Traits::drops_under_scores()) drop(block);
     }
 
-    // Some of the waiting weights, which are those of `of_block`.
+    // Some of the waiting weights, which are those of `of_block`: under the product of the next scores.
     __device__ void drop(int of_block)
     {
         if constexpr (drops<Traits>())
-            this->drop_of(weights, tile(), tile().first_query + warpgroup * queries(), of_block * Traits::BLOCK_N);
+            this->drop_of(weights, of_block * Traits::BLOCK_N);
     }
 
     __device__ void clear_output()

@@ -25,23 +25,35 @@ template <class Traits> class DroppedWeights<Traits, true> {
     {
         for (unsigned* const word : {&mask.first, &mask.second, &mask.sequence, &mask.head, &mask.query, &mask.key})
             *word = (unsigned)uniform((int)*word);
+        if constexpr (Traits::HOLDS_CELLS) {
+            if (thread_index() % 32 == 0) held<DropoutMask>(Traits::MASKS_AT, warp()) = mask;
+            __syncwarp();
+        }
     }
 
     // Before the weights of a tile. `first_row` is the warpgroup's.
     __device__ void begin(const Tile& tile, int first_row)
     {
-        if constexpr (Traits::drops_under_scores()) cells = cells_of(tile, first_row);
+        DropoutMask of_sequence = kept_mask();
+        of_sequence.sequence += uniform(tile.batch);
+        const DropoutCells own(of_sequence, uniform(tile.head), first_row + lane_row());
+        if constexpr (Traits::HOLDS_CELLS) {
+            __syncwarp(); // those of the tile before have been read
+            if (thread_index() % 4 == 0) held_row() = {own, of_sequence.key};
+            __syncwarp();
+        } else
+            cells = own;
     }
 
     // Replaces the weights of a block that are dropped by 0.
-    __device__ void drop_of(unsigned (&weights)[COUNT], const Tile& tile, int first_row, int first_key) const
+    __device__ void drop_of(unsigned (&weights)[COUNT], int first_key) const
     {
-        const DropoutCells cells = Traits::drops_under_scores() ? this->cells : cells_of(tile, first_row);
-        const unsigned first_cell = (mask.key + first_key) / 8 + thread_index() % 4, threshold = mask.dropped >> 8;
+        const Row row = Traits::HOLDS_CELLS ? held_row() : Row{cells, mask.key};
+        const unsigned first_cell = (row.key + first_key) / 8 + thread_index() % 4, threshold = dropout.dropped >> 8;
         const unsigned least = uniform(Kept::least(threshold) * 0x10001u), raised = uniform(Kept::least(threshold + 1) * 0x10001u);
 #pragma unroll
         for (int number = 0; number < COUNT / CELL; number++) {
-            const DropoutCell cell = {cells.words(first_cell + number * (DropoutCell::STRIDE / 8)), mask.dropped};
+            const DropoutCell cell = {row.cells.words(first_cell + number * (DropoutCell::STRIDE / 8)), dropout.dropped};
             const unsigned of_cell = cell.is_raised() ? raised : least;
 #pragma unroll
             for (int i = 0; i < CELL; i++) {
@@ -59,17 +71,27 @@ template <class Traits> class DroppedWeights<Traits, true> {
     }
 
   private:
-    // Those of the thread's rows.
-    __device__ DropoutCells cells_of(const Tile& tile, int first_row) const
+    struct alignas(16) Row {
+        DropoutCells cells;
+        unsigned key; // of the sequence's first
+    };
+
+    // In shared memory, where registers have no room: a warp's mask, and its 8 rows. Those 8 further have the same cells.
+    template <class T> __device__ static T& held(int at, int number)
     {
-        DropoutMask of_sequence = mask;
-        of_sequence.sequence += uniform(tile.batch);
-        return DropoutCells(of_sequence, uniform(tile.head), first_row + lane_row());
+        return *reinterpret_cast<T*>(dynamic_shared<SWIZZLE_GROUP_BYTES>() + at + number * Traits::HELD_BYTES);
+    }
+    __device__ static int warp() { return thread_index() / 32 - WARPGROUP_WARPS; }
+    __device__ static Row& held_row() { return held<Row>(Traits::CELLS_AT, thread_index() / 4 - WARPGROUP_THREADS / 4); }
+    __device__ const DropoutMask& kept_mask() const
+    {
+        if constexpr (Traits::HOLDS_CELLS) return held<DropoutMask>(Traits::MASKS_AT, warp());
+        return mask;
     }
 
     const Dropout& dropout;
-    DropoutMask mask; // of sequence 0
-    DropoutCells cells;
+    DropoutMask mask;   // of sequence 0
+    DropoutCells cells; // those of the thread's rows
 };
 
 } // namespace warptile

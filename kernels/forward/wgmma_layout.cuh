@@ -123,9 +123,6 @@ struct WgmmaTraits {
         (VARIANT_ == Variant::BLOCKS ? FEATURE_BLOCKS : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
-    // Weights are dropped under the product of the next scores, and what their cells have in common stays in registers, unless there are too few.
-    __device__ static constexpr bool drops_under_scores() { return VALUE_DIM <= 192; }
-
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
     static_assert(HEAD_DIM % MMA_K == 0, "products take 16 columns at a time");
@@ -170,8 +167,12 @@ struct WgmmaTraits {
         constexpr int WORDS = STAGES * (BLOCK_N / 8 + 4), SECOND_HALF = BLOCK_N * 16 - BOOKKEEPING_BYTES;
         return !hides_keys() ? 0 : WORDS > SECOND_HALF ? WORDS : SECOND_HALF;
     }
+    // What random numbers of dropout follow from, where there are too few registers for it (forward/wgmma_dropout.cuh).
+    enum : bool { HOLDS_CELLS = VARIANT_ == Variant::DROPOUT && VALUE_DIM_ > 192 };
+    enum : int { HELD_BYTES = 32, CELLS_AT = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES, CELLS_BYTES = HOLDS_CELLS ? CONSUMERS * MMA_ROWS / 2 * HELD_BYTES : 0 };
+    enum : int { MASKS_AT = CELLS_AT - (HOLDS_CELLS ? CONSUMERS * WARPGROUP_WARPS * HELD_BYTES : 0) }; // at the end of the bookkeeping
     static constexpr int SHARED_BYTES =
-        FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES + (hiding_bytes() + hidden_words_bytes() + 127) / 128 * 128;
+        FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES + CELLS_BYTES + (hiding_bytes() + hidden_words_bytes() + 127) / 128 * 128;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
@@ -268,6 +269,7 @@ template <class Traits> struct SharedLayout {
     static constexpr int MAIL_BARRIERS_AT = (MAIL_AT + (Traits::PAIRS ? (int)sizeof(Tile) : 0) + 7) / 8 * 8;
     static constexpr int END = MAIL_BARRIERS_AT + (Traits::PAIRS ? 16 : 0);
     static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
+    static_assert(!Traits::HOLDS_CELLS || END <= Traits::MASKS_AT, "and masks of dropout");
     // With a key mask: the range of a sequence's keys that the mask shows, and two barriers.
     __device__ static constexpr int shown_at() { return END; }
     __device__ static constexpr int shown_barriers_at() { return shown_at() + 16; }
