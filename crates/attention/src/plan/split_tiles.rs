@@ -301,6 +301,8 @@ pub(crate) fn splits_of(
         true => 128,
         false => 64,
     };
+    // Kernels multiply a tile's blocks, of which there may be one more where a window begins within a block, by the number of a range.
+    let most_parts = most_parts.min(i32::MAX as u64 / (blocks + 1)).max(1);
     let most = (PARTS_A_CTA as u64 * resident / rest)
         .min(blocks / 2)
         .clamp(1, most_parts);
@@ -364,6 +366,21 @@ mod tests {
         ] {
             let found = rounds_of_sum(parts, rows, columns);
             assert_eq!(found, rounds, "{parts} parts of {rows} x {columns}");
+        }
+    }
+
+    /// `blocks * (split + 1)` in kernels/forward/wgmma_scheduler.cuh.
+    #[test]
+    fn ranges_of_the_longest_keys_are_counted_in_31_bits() {
+        let packing = || catalog().iter().filter(|image| packs_rows(image));
+        let image = packing().min_by_key(|image| image.tiling.block_n).unwrap();
+        let longest = crate::spec::MAX_LEN;
+        let keys = TileKeys::of(Mask::none(), [1, longest], 8, image);
+        let blocks = longest.div_ceil(image.tiling.block_n as usize) as u64;
+        for wanted in [None, Some(128), Some(u32::MAX)] {
+            let splits = splits_of(1, 132, &keys, image, wanted);
+            assert!(splits > 64, "{splits}");
+            assert!(blocks * splits < 1 << 31, "{blocks} blocks, {splits}");
         }
     }
 

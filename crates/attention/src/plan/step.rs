@@ -11,7 +11,9 @@ use crate::plan::pairs::Numbered;
 use crate::plan::settings::Settings;
 use crate::plan::share::{RunScratch, Share};
 use crate::plan::shared_keys::{Sides, if_countable};
-use crate::plan::split_tiles::{PARTS_A_CTA, SEMAPHORES, TileKeys, splits_of, splits_tiles};
+use crate::plan::split_tiles::{
+    PARTS_A_CTA, SEMAPHORES, TileKeys, packs_rows, splits_of, splits_tiles,
+};
 use crate::spec::{Call, Problem, Splits};
 
 /// One kernel of a plan.
@@ -405,7 +407,12 @@ fn tiles_of_queries(
     let tiles = of_a_head.saturating_mul(heads).saturating_mul(batch);
     match image.schedule {
         schedule if schedule.has_group_tiles() => {
-            (of_a_head, if_countable(rows, rows_of_query, tiles))
+            // Kernels that pack rows divide the number of all heads, and rows from any head of a group on.
+            let divided = match packs_rows(image) {
+                true => heads.saturating_mul(rows_of_query).saturating_add(block_m),
+                false => rows_of_query,
+            };
+            (of_a_head, if_countable(rows, divided, tiles))
         }
         _ => (of_a_head, tiles),
     }

@@ -95,6 +95,29 @@ fn rows_that_kernels_of_groups_cannot_count_are_too_many() {
     }
 }
 
+/// `quotient` in kernels/work/quotient.cuh, by which kernels that pack rows divide numbers of heads and of rows.
+#[test]
+fn heads_that_kernels_of_packed_rows_cannot_divide_are_too_many() {
+    let image = { warptile_kernels::catalog().iter() }
+        .find(|image| packs_rows(image) && image.tiling.head_dim == 64)
+        .unwrap();
+    let step = Step::of(image, 132);
+    for (heads, kv_heads, fits) in [
+        (1 << 19, 1 << 16, true),
+        ((1 << 20) - 256, 1, true),
+        (1 << 21, 1 << 18, false),
+        (1 << 20, 1, false),
+    ] {
+        let q = Layout::bshd([1, 1, heads, 8]);
+        let k = Layout::bshd([1, 16, kv_heads, 8]);
+        let call = { Call::builder(&q, &k, &k, ElementType::F16).build() }.unwrap();
+        let shape = step.shape(&call);
+        assert_eq!(shape.is_ok(), fits, "{call}: {shape:?}");
+        let planned = tiles_of(&call.problem(), image) <= MAX_TILES;
+        assert_eq!(planned, fits, "{call}");
+    }
+}
+
 /// The shape of a launch of this many CTAs, which read keys of this many heads side by side.
 fn shape_with(step: &Step, call: &Call, grid_and_heads: (u32, u32)) -> LaunchShape {
     let shape = step.shape(call).unwrap();
