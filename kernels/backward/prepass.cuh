@@ -2,8 +2,9 @@
 // row's lse, and the lse to base 2.
 //
 // A CTA has 64 rows of a head. Some lanes share a row, 16 bytes at a time, and add up their sums in fp32 in a fixed order, so the bits do
-// not depend on the launch. A row that saw no key has a lse of -inf: its probabilities are to become 0, so it gets +inf. So do rows past a
-// sequence's end, which are not read, whatever they hold.
+// not depend on the launch. A row that saw no key has a lse of -inf: its probabilities are to become 0, so it gets +inf. So does a row whose
+// lse has no digits behind the point, as those of rows of the lowest bias have, and so do rows past a sequence's end, which are not read,
+// whatever they hold.
 #pragma once
 
 #include "backward/row_tile.cuh"
@@ -12,6 +13,8 @@
 #include "ops/traits.cuh"
 
 namespace warptile {
+
+constexpr float LEAST_LSE = -8388608; // `Prepass::LEAST_LSE`
 
 template <class Traits> __device__ inline void prepare_rows(const Prepass& params)
 {
@@ -45,7 +48,7 @@ template <class Traits> __device__ inline void prepare_rows(const Prepass& param
         if (exists) {
             const long long of_row = place.entry * params.lse_batch + place.head * params.lse_head + place.q.first + row;
             const float lse = params.lse[of_row];
-            if (lse != negative_infinity()) {
+            if (!(lse < LEAST_LSE)) { // also NaN
                 scaled = lse * LOG2_E;
                 if (params.d_lse) sum -= params.d_lse[of_row];
             }

@@ -17,12 +17,13 @@ template <class Traits> __device__ inline void sum_sinks(const SinkGradient& par
     extern __shared__ __align__(128) unsigned char shared[];
     float* const sums = reinterpret_cast<float*>(shared); // of warps
     begin_in_order();
-    const int head = blockIdx.x, numbers = params.rows.query_tiles * PREPASS_ROWS;
+    const int head = blockIdx.x;
+    const long long numbers = (long long)params.rows.query_tiles * PREPASS_ROWS;
     const float sink = params.sinks[head] * LOG2_E;
     float sum = 0;
     for (int entry = 0; entry < params.entries; ++entry) {
         const long long first = ((long long)entry * params.heads + head) * numbers;
-        for (int i = threadIdx.x; i < numbers; i += Traits::THREADS)
+        for (long long i = threadIdx.x; i < numbers; i += Traits::THREADS)
             sum -= exp2_approximate(sink - params.rows.scaled_lse[first + i]) * params.rows.delta[first + i];
     }
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);

@@ -3,7 +3,9 @@
 // of a block by ascending tiles of keys, in turn, so that the bits are the same on every run; the first one stores. Another kernel makes dQ of the sums.
 //
 // Nobody waits for ever: a tile waits only for tiles of keys before it, of the same head, which have smaller numbers, and numbers are drawn in ascending
-// order, so the smallest unfinished one waits for nobody, however many CTAs there are at once.
+// order, so the smallest unfinished one waits for nobody, however many CTAs there are at once. Only where offsets on the device do not ascend,
+// or lengths change during the launch, a tile may be missing: a thread that has waited for many times as long as any tile takes adds without
+// waiting from then on. Its sums are wrong, and the launch ends.
 #pragma once
 
 #include "backward/wgmma_gradients.cuh"
@@ -59,11 +61,17 @@ template <class Traits> __device__ inline void load_blocks(const BackwardTma& bl
     }
 }
 
+// Polls of a turn before a thread gives up: about two seconds, and about 2 ms for each block of a key/value head's queries. A turn comes within
+// the time of a tile, which takes about 2 us for each of its blocks.
+constexpr unsigned TURN_POLLS = 1 << 22, BLOCK_POLLS = 1 << 12;
+
 // A thread that adds the shares of blocks: of every block whose share warpgroup `mine` computes.
 template <class Traits> __device__ inline void add_sums(const Backward& params, const OnePassShared<Traits> shared, int mine)
 {
     int owner = -1; // of the block
     unsigned taken = 0;
+    const unsigned long long blocks = (unsigned long long)params.rows.query_tiles * (params.heads / params.kv_heads);
+    unsigned polls = min(TURN_POLLS + BLOCK_POLLS * blocks, 0xffffffffull);
     for (unsigned turn = 0;; turn++) {
         const KeyTile& tile = shared.wait_for_tile(turn);
         if (!tile.exists) return;
@@ -77,7 +85,7 @@ template <class Traits> __device__ inline void add_sums(const Backward& params, 
                 unsigned* const turns = params.rows.turns + row_tile;
                 const Visits<Traits::BLOCK_M, Traits::BLOCK_N> visits = {tile.mask(params)};
                 const unsigned before = tile.first_key / Traits::BLOCK_N - visits.first_tile(of);
-                wait_for_turn(turns, before);
+                wait_for_turn(turns, before, polls);
                 fence_global_for_async();
                 barrier_wait(shared.sums_full(mine), taken++ & 1);
                 float* const sum = params.rows.dq_sum + (long long)row_tile * (PREPASS_ROWS * Traits::HEAD_DIM);

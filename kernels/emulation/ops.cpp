@@ -19,6 +19,7 @@ void named_barrier_wait(int id, int threads);
 #include "ops/runs.cuh"
 
 #include <string>
+#include <utility>
 
 using namespace warptile;
 
@@ -138,6 +139,9 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     } else return false;
     return true;
 }
+
+// How often a thread has stopped waiting for a turn since the last time this was asked.
+extern "C" __attribute__((visibility("default"))) unsigned take_turns_given_up() { return std::exchange(turns_given_up, 0); }
 
 // Runs the kernel with this entry; false if there is none.
 extern "C" __attribute__((visibility("default"))) bool run_kernel(const char* entry, const void* params, unsigned grid, unsigned threads)

@@ -31,13 +31,18 @@ __device__ inline void wait_for_stores() { asm volatile("cp.async.bulk.wait_grou
 // "fence.proxy.async": orders what the copy engine does to global memory, and what this thread does to it otherwise.
 __device__ inline void fence_global_for_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Until it is a turn: then what was written before it was passed on can be seen.
-__device__ inline void wait_for_turn(const unsigned* turns, unsigned turn)
+// Until it is a turn: then what was written before it was passed on can be seen. Or until `polls` have been in vain: then 0 are left, and
+// no turn is waited for any more.
+__device__ inline void wait_for_turn(const unsigned* turns, unsigned turn, unsigned& polls)
 {
-    unsigned now;
-    do
+#pragma unroll 1
+    for (unsigned left = polls;; left--) {
+        unsigned now;
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-    while (now != turn);
+        if (now == turn) return;
+        if (left == 0) break;
+    }
+    polls = 0;
 }
 __device__ inline void pass_turn(unsigned* turns) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turns) : "memory"); }
 

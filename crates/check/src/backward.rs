@@ -5,7 +5,7 @@ use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::Kind;
 use warptile::plan::{BackwardProblem, Choice};
 use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand, Slots};
-use warptile::{Element, Layout};
+use warptile::{Element, ElementType, Layout};
 use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::accept::{GradientExpectation, Verdict};
@@ -101,6 +101,36 @@ impl Case {
         Ok(builder.build().map_err(warptile::Error::from)?)
     }
 
+    /// Gives some rows of the bias a number for all keys by which masks hide keys: the lowest one, or -1e9, which f16 does not have.
+    fn hide_rows_by_bias<T: Element>(&self, inputs: &mut Inputs<T>) {
+        let lowest = match T::TYPE {
+            ElementType::Bf16 => f64::from(half::bf16::MIN),
+            ElementType::F32 => f64::from(f32::MIN),
+            _ => return,
+        };
+        let Some(Data::Elements(bias)) = &mut inputs.others[Operand::Bias] else {
+            return;
+        };
+        let mut random = Random::new(self.seed ^ 0x10e5);
+        let layout = bias.layout;
+        let [entries, rows, heads, keys] = layout.shape;
+        for entry in 0..entries {
+            for row in 0..rows {
+                for head in 0..heads {
+                    let hidden = match random.below(32) {
+                        0 => lowest,
+                        1 => -1e9,
+                        _ => continue,
+                    };
+                    let start = bias.offset + layout.offset(entry, row, head);
+                    for key in 0..keys {
+                        bias.data[start + key * layout.strides[3]] = T::from_f64(hidden);
+                    }
+                }
+            }
+        }
+    }
+
     /// The backward pass of the case.
     ///
     /// # Errors
@@ -108,6 +138,7 @@ impl Case {
     pub fn backward<T: Element>(&self) -> Result<BackwardCase<T>> {
         let call = self.try_call()?;
         let mut inputs = self.inputs::<T>();
+        self.hide_rows_by_bias(&mut inputs);
         let mut result = self.result::<T>();
         forward_cpu(&call, &inputs.host(), result.host())?;
         let mut random = Random::new(self.seed ^ 0xd0d0);

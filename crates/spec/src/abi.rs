@@ -551,7 +551,8 @@ declare! {
         d_lse: u64 = "const float*",
         /// The sum over each row of the output times its gradient, less the gradient of its lse; 0 for rows past a sequence's end.
         delta: u64 = "float*",
-        /// The lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
+        /// The lse to base 2; plus infinity for rows that see no key or whose lse is below `Prepass::LEAST_LSE`, and for rows past a
+        /// sequence's end.
         scaled_lse: u64 = "float*",
         /// `[CTAs]` set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
         turns: u64 = "unsigned*",
@@ -579,7 +580,7 @@ declare! {
     /// How the tiles of a launch are shared out: those of keys of a key/value head, or of queries of a head. A head's tiles are numbered as
     /// forward numbers those of queries (work/order.cuh): of packed rows, sequence b has those from its first row / BLOCK + b on.
     struct BackwardWork {
-        /// Counter from which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+        /// Counter from which CTAs draw tiles; 0 before and after each launch. Null where each CTA has one tile.
         counter: u64 = "unsigned*",
         /// Tiles in all: head_tiles * heads, and * batch unless the rows are packed.
         tiles: i32,

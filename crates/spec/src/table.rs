@@ -97,7 +97,8 @@ operands! {
     DLse = "d_lse", Kind::List(Count::Rows), F32 {operations: Operations::BACKWARD, values: Values::Any};
     /// Receives the sum over each row of the output times its gradient, less the gradient of its lse.
     Delta = "delta", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
-    /// Receives the lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
+    /// Receives the lse to base 2; plus infinity for rows that see no key or whose lse is below `Prepass::LEAST_LSE`, and for rows past a
+    /// sequence's end.
     ScaledLse = "scaled_lse", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
     /// Row offsets of packed queries.
     QueryOffsets = "query_offsets", Kind::List(Count::Offsets), I32 {file: Some("cu_seqlens_q"), python: Some("cu_seqlens_q")};

@@ -25,9 +25,14 @@ inline void commit_stores() {}
 template <int PENDING> void wait_for_store_reads() {}
 inline void wait_for_stores() {}
 inline void fence_global_for_async() {}
-inline void wait_for_turn(const unsigned* turns, unsigned turn)
+inline unsigned turns_given_up = 0;
+inline void wait_for_turn(const unsigned* turns, unsigned turn, unsigned& polls)
 {
-    Threads::wait_until([=] { return *turns == turn; });
+    unsigned left = polls / 64; // rounds are slow
+    Threads::wait_until([&] { return *turns == turn || left-- == 0; });
+    if (*turns == turn) return;
+    polls = 0;
+    turns_given_up++;
 }
 inline void pass_turn(unsigned* turns) { ++*turns; }
 }

@@ -85,10 +85,11 @@ pub(super) fn rows_into<T: Element>(
             delta[row] =
                 { x.iter().zip(y) }.fold(0.0, |sum, (x, y)| x.to_f32().mul_add(y.to_f32(), sum));
             let at = (entry * heads + head) * row_count + first + row;
-            if lse[at] != f32::NEG_INFINITY {
-                scaled_lse[row] = lse[at] * LOG2_E;
-                delta[row] -= d_lse.map_or(0.0, |d_lse| d_lse[at]);
+            if lse[at] < Prepass::LEAST_LSE {
+                continue;
             }
+            scaled_lse[row] = lse[at] * LOG2_E;
+            delta[row] -= d_lse.map_or(0.0, |d_lse| d_lse[at]);
         }
     })
 }

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
+use warptile::backward::Prepass;
 use warptile::cpu::backward_cpu;
 use warptile::spec::{Backward, Call, CallBuilder, Invalid, Operand, Types};
 use warptile::{
@@ -46,6 +47,47 @@ fn random_gradients_match_the_reference() {
         .quickcheck(right as fn(Any) -> TestResult);
 }
 
+/// A row whose keys are all hidden by the lowest number, as padded queries of masks that are added are, passes no gradient, and the others
+/// pass theirs.
+#[test]
+fn rows_hidden_by_the_lowest_bias_pass_nothing() {
+    fn hidden_by<T: Element>(lowest: f32) {
+        let backend = Backend::cpu();
+        let tensor = |numbers: Vec<f32>, shape| {
+            let numbers: Vec<T> = numbers.into_iter().map(T::from_f32).collect();
+            backend.tensor(&numbers, shape).unwrap()
+        };
+        let numbers = |factor| tensor(numbers(3 * 8, factor), [1, 3, 1, 8]);
+        let (q, k, v, d_out) = (numbers(1.0), numbers(0.7), numbers(0.4), numbers(0.9));
+        // Of the second query.
+        let bias = vec![0.0, 0.0, 0.0, lowest, lowest, lowest, 0.0, 0.0, 0.0];
+        let bias = tensor(bias, [1, 3, 1, 3]);
+        let attention = Attention::new().d_bias(true);
+        let keys = || Keys::from((&k, &v)).bias(&bias);
+        let output = attention.forward(&q, keys()).unwrap();
+        let gradients = attention.backward(&d_out, &q, keys(), &output).unwrap();
+        let of = |tensor: &Tensor<T>| -> Vec<f32> {
+            { tensor.as_slice().unwrap().iter() }
+                .map(|x| x.to_f32())
+                .collect()
+        };
+        let (dq, d_bias) = (of(&gradients.dq), of(&gradients.d_bias.unwrap()));
+        assert_eq!(dq[8..16], [0.0; 8], "{lowest:e}");
+        assert_eq!(d_bias[3..6], [0.0; 3], "{lowest:e}");
+        // The sum of all weights of the two others, times their gradients.
+        let (dv, d_out) = (of(&gradients.dv), of(&d_out));
+        for column in 0..8 {
+            let sum: f32 = (0..3).map(|key| dv[8 * key + column]).sum();
+            let expected = d_out[column] + d_out[16 + column];
+            assert!((sum - expected).abs() < 0.02, "{lowest:e}: {dv:?}");
+        }
+    }
+    hidden_by::<f32>(f32::MIN);
+    hidden_by::<f32>(-1e9);
+    hidden_by::<bf16>(bf16::MIN.to_f32());
+    hidden_by::<bf16>(-1e9);
+}
+
 /// A sum of 274 numbers next to 160 rows that are 0: the rule once took it for wrong.
 #[test]
 fn a_long_sum_among_zeros_passes() {
@@ -54,6 +96,8 @@ fn a_long_sum_among_zeros_passes() {
         verify(&case.parse().unwrap()).unwrap();
     }
 }
+
+const LEAST_LSE: f64 = Prepass::LEAST_LSE as f64;
 
 /// The sum of `out * d_out + lse * d_lse` in float64, of what a backward pass of the case is the gradient.
 fn loss(backward: &BackwardCase<f32>, inputs: &Inputs<f32>) -> f64 {
@@ -73,7 +117,18 @@ fn loss(backward: &BackwardCase<f32>, inputs: &Inputs<f32>) -> f64 {
     let (d_out, d_lse) = (take(Operand::DOut), take(Operand::DLse));
     take(Operand::Out);
     take(Operand::Lse);
-    let forward = reference(call, &of_call.host()).unwrap();
+    let mut forward = reference(call, &of_call.host()).unwrap();
+    // Rows that pass no gradient.
+    let [_, rows, heads, size] = call.out().shape;
+    for (index, x) in forward.out.iter_mut().enumerate() {
+        let (row, head) = (index / size / heads, index / size % heads);
+        if forward.lse[(row / rows * heads + head) * rows + row % rows] < LEAST_LSE {
+            *x = 0.0;
+        }
+    }
+    { forward.lse.iter_mut() }
+        .filter(|lse| **lse < LEAST_LSE)
+        .for_each(|lse| *lse = 0.0);
     let sum = |values: &[f64], gradient: &[f32]| -> f64 {
         let terms = values.iter().zip(gradient);
         // Rows that see no key have a constant lse, and rows of no sequence have NaN gradients.

@@ -256,6 +256,57 @@ fn gradients_of_biases_equal_float64() {
     }
 }
 
+/// Offsets on the device that do not ascend, so that the first tiles of keys of a sequence are nobody's, end a launch in one pass all the
+/// same, and the next one is right.
+#[test]
+#[ignore = "needs g++"]
+fn offsets_that_do_not_ascend_end_a_launch_in_one_pass() {
+    let case: Case = "packed=64x256,64x100,64x156 h1 d128 bf16 device-lengths"
+        .parse()
+        .unwrap();
+    with_emulated(|place| {
+        let (gpu, stream) = (&place.gpu, place.gpu.stream());
+        let data = case.backward::<bf16>().unwrap();
+        let backward = case.backward_of(case.call_on_gpu().unwrap()).unwrap();
+        let choice = Choice::Family(Family::Dqkv);
+        let prepared = gpu
+            .prepare_backward(BackwardProblem::of(&backward), &choice)
+            .unwrap();
+        let inputs = DeviceInputs::upload(stream, &Ferry::default(), &data.inputs).unwrap();
+        // Number of waits for a turn that did not come.
+        let run = |query_offsets: &[i32], key_offsets: &[i32]| {
+            let lists = [query_offsets, key_offsets]
+                .map(|list| DeviceBuffer::<i32>::from_slice(stream, list).unwrap());
+            let mut bindings = Bindings::default();
+            inputs.add_to(&mut bindings).unwrap();
+            bindings.set(Operand::QueryOffsets, lists[0].as_slice());
+            bindings.set(Operand::KeyOffsets, lists[1].as_slice());
+            let mut outputs: Vec<(Operand, DeviceBuffer<u8>)> = Operand::GRADIENTS
+                .into_iter()
+                .filter(|operand| backward.wants(*operand))
+                .map(|operand| {
+                    let bytes = backward.expected()[operand].bytes.reach() as usize;
+                    (operand, DeviceBuffer::filled(stream, bytes, 0xFF).unwrap())
+                })
+                .collect();
+            for (operand, memory) in &mut outputs {
+                bindings.set_output(*operand, memory.as_slice_mut());
+            }
+            prepared.launch(stream, &backward, &bindings).unwrap();
+            place.run_hostile_launches()
+        };
+        let (queries, keys) = ([0, 64, 128, 192], [0, 256, 356, 512]);
+        assert_eq!(run(&queries, &keys), 0);
+        assert!(run(&queries, &[0, 256, 0, 256]) > 0);
+        run(&queries, &[512, 0, 512, 0]);
+        run(&[192, 0, 192, 0], &keys);
+        run(&[0, i32::MAX, i32::MIN, 100], &[7, -1, 300, 2]);
+        assert_eq!(run(&queries, &keys), 0);
+    });
+    let failed = verdict(&case, &Choice::Family(Family::Dqkv));
+    assert!(!failed.is_failure(), "{failed:?}");
+}
+
 /// Gradients in f32, added to what is there, are those in 16 bits before rounding; also if only those of keys are.
 #[test]
 #[ignore = "needs g++"]

@@ -10,6 +10,7 @@ use warptile::gpu::Gpu;
 use warptile_driver::Driver;
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 
+type TakeTurnsGivenUp = unsafe extern "C" fn() -> c_uint;
 type RunKernel = unsafe extern "C" fn(*const c_char, *const c_void, c_uint, c_uint) -> bool;
 
 /// A GPU made of host memory, whose launches are emulated.
@@ -39,11 +40,18 @@ impl Emulated {
         }
     }
 
-    /// Runs what was launched since the last time. Whatever was queued before has happened then; nothing else may be queued.
+    /// Runs what was launched since the last time. Whatever was queued before has happened then; nothing else may be queued. Every turn
+    /// comes.
     pub(crate) fn run_launches(&self) {
+        assert_eq!(self.run_hostile_launches(), 0, "turns did not come");
+    }
+
+    /// As [`run_launches`](Self::run_launches), but some turns may never come. Returns how many were given up.
+    pub(crate) fn run_hostile_launches(&self) -> u32 {
         self.gpu.stream().synchronize().unwrap();
-        self.run(&self.fake.launches());
+        let given_up = self.run(&self.fake.launches());
         self.fake.forget_launches();
+        given_up
     }
 
     /// As [`run_launches`](Self::run_launches), of the first one alone. Returns its block.
@@ -55,7 +63,8 @@ impl Emulated {
         bytemuck::pod_read_unaligned(launches[0].params())
     }
 
-    fn run(&self, launches: &[FakeLaunch]) {
+    /// Returns how many waits for a turn were given up.
+    fn run(&self, launches: &[FakeLaunch]) -> u32 {
         /// The emulation has one index of a CTA for all threads of this program.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,14 +78,16 @@ impl Emulated {
             // SAFETY: the function has this signature. The block was made for this kernel, and the addresses in it are those of
             // the stand-in's device memory, which is host memory that the caller still holds.
             let found =
-                unsafe { kernels()(name.as_ptr(), params, launch.grid[0], launch.block[0]) };
+                unsafe { kernels().0(name.as_ptr(), params, launch.grid[0], launch.block[0]) };
             assert!(found, "{} is not emulated", launch.name());
         }
+        // SAFETY: the function has this signature, and no launch runs.
+        unsafe { kernels().1() }
     }
 }
 
 /// The emulated kernels, compiled once.
-fn kernels() -> RunKernel {
+fn kernels() -> (RunKernel, TakeTurnsGivenUp) {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -103,6 +114,11 @@ fn kernels() -> RunKernel {
         // SAFETY: it was just built from our sources, and initializes nothing.
         unsafe { Library::new(&output) }.unwrap()
     });
-    // SAFETY: `run_kernel` has this type.
-    unsafe { *library.get::<RunKernel>(b"run_kernel").unwrap() }
+    // SAFETY: `run_kernel` and `take_turns_given_up` have these types.
+    unsafe {
+        (
+            *library.get::<RunKernel>(b"run_kernel").unwrap(),
+            *{ library.get::<TakeTurnsGivenUp>(b"take_turns_given_up") }.unwrap(),
+        )
+    }
 }

@@ -8,8 +8,9 @@ use warptile::driver::sys::{
     CU_STREAM_NON_BLOCKING, CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
 };
 use warptile::gpu::{Bindings, Prepared, Session};
-use warptile::plan::Choice;
-use warptile::spec::{Call, Operand, Scoring, Slots};
+use warptile::kernels::Family;
+use warptile::plan::{BackwardProblem, Choice};
+use warptile::spec::{Backward, Call, Operand, Scoring, Slots};
 use warptile::{ElementType, Error, Layout, Mask};
 use warptile_driver::{Context, DeviceBuffer, Graph, PinnedBuffer, Stream};
 
@@ -488,6 +489,181 @@ fn lengths_that_change_during_a_launch_harm_nobody() {
                 let what = format!("{choice}, round {round}");
                 device.check_next(&session, &mut results, &expected, &what);
             }
+        }
+    }
+}
+
+/// A backward pass of packed queries and keys whose offsets are on the device, launched through the raw layer.
+struct Gradients {
+    backward: Backward,
+    prepared: Prepared<Backward>,
+    inputs: Slots<Option<DeviceBuffer<bf16>>>,
+    lse: DeviceBuffer<f32>,
+    query_offsets: DeviceBuffer<i32>,
+    key_offsets: DeviceBuffer<i32>,
+}
+
+impl Gradients {
+    const INPUTS: [Operand; 5] = [
+        Operand::Q,
+        Operand::K,
+        Operand::V,
+        Operand::Out,
+        Operand::DOut,
+    ];
+    const RESULTS: [Operand; 3] = [Operand::DQ, Operand::DK, Operand::DV];
+
+    fn new(stream: &Stream, choice: &Choice) -> Self {
+        let tensor = Layout::packed(QUERIES, 4, 128);
+        let call = Call::builder(&tensor, &tensor, &tensor, ElementType::Bf16)
+            .scoring(Scoring::new().mask(Mask::causal()))
+            .device_query_offsets(BATCH, QUERIES)
+            .device_key_offsets(BATCH, QUERIES)
+            .build()
+            .unwrap();
+        let backward = Backward::builder(call).build().unwrap();
+        let mut inputs = Slots::none();
+        for (index, operand) in Self::INPUTS.into_iter().enumerate() {
+            let values: Vec<bf16> = (0..tensor.required_len().unwrap())
+                .map(|i| bf16::from_f32((i as f32 * 0.61 + index as f32).sin()))
+                .collect();
+            inputs[operand] = Some(DeviceBuffer::from_slice(stream, &values).unwrap());
+        }
+        let problem = BackwardProblem::of(&backward);
+        let lse = vec![6.0_f32; backward.call().lse_len()];
+        Gradients {
+            prepared: gpu().prepare_backward(problem, choice).unwrap(),
+            inputs,
+            lse: DeviceBuffer::from_slice(stream, &lse).unwrap(),
+            query_offsets: DeviceBuffer::from_slice(stream, &Device::even()).unwrap(),
+            key_offsets: DeviceBuffer::from_slice(stream, &Device::even()).unwrap(),
+            backward,
+        }
+    }
+
+    /// Poisoned, with canaries on both sides.
+    fn results(&self, stream: &Stream) -> [DeviceBuffer<bf16>; 3] {
+        let elements = self.backward.call().q().required_len().unwrap() + 2 * Device::MARGIN;
+        Self::RESULTS.map(|_| DeviceBuffer::filled(stream, elements, 0xFF).unwrap())
+    }
+
+    fn launch(&self, session: &Session, results: &[DeviceBuffer<bf16>; 3]) {
+        let mut at = Slots::from_fn(|operand| match operand {
+            Operand::Lse => self.lse.pointer(),
+            Operand::QueryOffsets => self.query_offsets.pointer(),
+            Operand::KeyOffsets => self.key_offsets.pointer(),
+            _ => self.inputs[operand]
+                .as_ref()
+                .map_or(0, DeviceBuffer::pointer),
+        });
+        for (operand, result) in Self::RESULTS.into_iter().zip(results) {
+            at[operand] = result.pointer() + 2 * Device::MARGIN as u64;
+        }
+        let _current = gpu().context().enter().unwrap();
+        // SAFETY: all memory is alive and as large as the description says; the session is used on one stream.
+        unsafe { session.launch(&self.prepared, &self.backward, &at) }.unwrap();
+    }
+
+    /// The bits between the canaries, which are whole.
+    fn read(results: &[DeviceBuffer<bf16>; 3]) -> [Vec<u16>; 3] {
+        [0, 1, 2].map(|index| {
+            let bits: Vec<u16> = { results[index].to_vec().unwrap().iter() }
+                .map(|x| x.to_bits())
+                .collect();
+            let (before, rest) = bits.split_at(Device::MARGIN);
+            let (bits, behind) = rest.split_at(rest.len() - Device::MARGIN);
+            let is_clean = |x: &[u16]| x.iter().all(|x| *x == 0xFFFF);
+            assert!(is_clean(before) && is_clean(behind), "a gradient was left");
+            bits.to_vec()
+        })
+    }
+
+    /// With offsets that are right again, the next launch is right.
+    #[track_caller]
+    fn check_next(
+        &mut self,
+        session: &Session,
+        stream: &Stream,
+        expected: &[Vec<u16>; 3],
+        what: &str,
+    ) {
+        self.query_offsets.copy_from_slice(&Device::even()).unwrap();
+        self.key_offsets.copy_from_slice(&Device::even()).unwrap();
+        let results = self.results(stream);
+        self.launch(session, &results);
+        assert!(Self::read(&results) == *expected, "{what}");
+    }
+}
+
+/// In one pass, and by the pair.
+fn backward_choices() -> [Choice; 2] {
+    [Family::Dqkv, Family::Dkv].map(Choice::Family)
+}
+
+/// Tiles of keys that are nobody's, for which others would wait in vain: each such launch in one pass takes about two seconds.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn offsets_out_of_order_end_a_backward_pass() {
+    let _alone = alone();
+    let hostile: [[i32; BATCH + 1]; 4] = [
+        [0, 2000, -5, 1 << 30, 7, 7, 900, 100, i32::MAX],
+        [1024, 0, 1024, 0, 1024, 0, 1024, 0, 1024],
+        [0, 1024, 0, 1024, 0, 1024, 0, 1024, 0],
+        [5, 5, 5, 5, 5, 5, 5, 5, 5],
+    ];
+    for choice in backward_choices() {
+        let [stream] = streams();
+        let mut gradients = Gradients::new(&stream, &choice);
+        let session = Session::new(gpu(), stream.raw()).unwrap();
+        let results = gradients.results(&stream);
+        gradients.launch(&session, &results);
+        let expected = Gradients::read(&results);
+        for queries in [Device::even()].iter().chain(&hostile) {
+            for keys in &hostile {
+                gradients.query_offsets.copy_from_slice(queries).unwrap();
+                gradients.key_offsets.copy_from_slice(keys).unwrap();
+                gradients.launch(&session, &results);
+                Gradients::read(&results);
+                let what = format!("{choice} {queries:?} {keys:?}");
+                gradients.check_next(&session, &stream, &expected, &what);
+            }
+        }
+    }
+}
+
+/// Another stream writes the offsets while launches read them: gradients may be wrong, the next launch is right.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn offsets_that_change_during_a_backward_pass_harm_nobody() {
+    let _alone = alone();
+    for choice in backward_choices() {
+        let [stream, writer] = streams();
+        let mut gradients = Gradients::new(&stream, &choice);
+        let session = Session::new(gpu(), stream.raw()).unwrap();
+        let results = gradients.results(&stream);
+        gradients.launch(&session, &results);
+        let expected = Gradients::read(&results);
+        let lists = [
+            gradients.query_offsets.pointer(),
+            gradients.key_offsets.pointer(),
+        ];
+        for round in 0..5 {
+            // A fill sets every byte: offsets of 0, of -1, and of 0x40404040.
+            for byte in [0, 0xFF, 0x40] {
+                gradients.launch(&session, &results);
+                let fill = gpu().context().driver().api().memset_d8_async;
+                let _current = gpu().context().enter().unwrap();
+                for list in lists {
+                    // SAFETY: the list is live and as long; that a launch reads it meanwhile is the point of the test.
+                    let code = unsafe { fill(list, byte, 4 * BATCH, writer.raw()) };
+                    assert_eq!(code, CUresult::SUCCESS);
+                }
+            }
+            writer.synchronize().unwrap();
+            stream.synchronize().unwrap();
+            Gradients::read(&results);
+            let what = format!("{choice}, round {round}");
+            gradients.check_next(&session, &stream, &expected, &what);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use warptile::backward::Prepass;
 use warptile::cpu::Stop;
 use warptile::kernels::{Elements, Kind};
 use warptile::spec::{Backward, Call, HostInputs, Operand, Sequence, Slots, View};
@@ -283,10 +284,10 @@ impl<T: Element> Pass<'_, T> {
         let heads = call.heads();
         let [dim, of_values] = heads.dims();
         let at = call.lse_offset(sequence, head) + position;
-        let lse = f64::from(self.lse[at]);
-        if lse == f64::NEG_INFINITY {
+        if self.lse[at] < Prepass::LEAST_LSE {
             return;
         }
+        let lse = f64::from(self.lse[at]);
         let row_of = |dense: &Dense, size: usize| {
             let start = dense.start(sequence.q_entry, head) + (sequence.q_start + position) * size;
             start..start + size

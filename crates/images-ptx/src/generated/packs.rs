@@ -100,7 +100,7 @@ pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29691] = *include_bytes!("../../images/d
 pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18397] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dsinks_w8_ptx.zst`.
-pub static DSINKS_W8_PTX: [u8; 2459] = *include_bytes!("../../images/dsinks_w8_ptx.zst");
+pub static DSINKS_W8_PTX: [u8; 2491] = *include_bytes!("../../images/dsinks_w8_ptx.zst");
 
 /// The images of a kernel: `merge_w4_ptx.zst`.
 pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../../images/merge_w4_ptx.zst");
@@ -136,7 +136,7 @@ pub static MMA_D64_64X64_W4_S2_PTX: [u8; 147227] = *include_bytes!("../../images
 pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107265] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
 
 /// The images of a kernel: `prepass_w4_ptx.zst`.
-pub static PREPASS_W4_PTX: [u8; 5128] = *include_bytes!("../../images/prepass_w4_ptx.zst");
+pub static PREPASS_W4_PTX: [u8; 5141] = *include_bytes!("../../images/prepass_w4_ptx.zst");
 
 /// The images of a kernel: `runs_w16_ptx.zst`.
 pub static RUNS_W16_PTX: [u8; 4176] = *include_bytes!("../../images/runs_w16_ptx.zst");

@@ -109,7 +109,7 @@ pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 32338] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20278] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_100.zst`.
-pub static DSINKS_W8_SM_100: [u8; 4703] = *include_bytes!("../../images/dsinks_w8_sm_100.zst");
+pub static DSINKS_W8_SM_100: [u8; 4878] = *include_bytes!("../../images/dsinks_w8_sm_100.zst");
 
 /// The images of a kernel: `merge_w4_sm_100.zst`.
 pub static MERGE_W4_SM_100: [u8; 12284] = *include_bytes!("../../images/merge_w4_sm_100.zst");
@@ -151,7 +151,7 @@ pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 142916] = *include_bytes!("../../ima
 pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 128881] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
-pub static PREPASS_W4_SM_100: [u8; 9513] = *include_bytes!("../../images/prepass_w4_sm_100.zst");
+pub static PREPASS_W4_SM_100: [u8; 9589] = *include_bytes!("../../images/prepass_w4_sm_100.zst");
 
 /// The images of a kernel: `runs_w16_sm_100.zst`.
 pub static RUNS_W16_SM_100: [u8; 6612] = *include_bytes!("../../images/runs_w16_sm_100.zst");

@@ -88,7 +88,7 @@ pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 29608] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19392] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_120.zst`.
-pub static DSINKS_W8_SM_120: [u8; 4688] = *include_bytes!("../../images/dsinks_w8_sm_120.zst");
+pub static DSINKS_W8_SM_120: [u8; 4805] = *include_bytes!("../../images/dsinks_w8_sm_120.zst");
 
 /// The images of a kernel: `merge_w4_sm_120.zst`.
 pub static MERGE_W4_SM_120: [u8; 12003] = *include_bytes!("../../images/merge_w4_sm_120.zst");
@@ -124,7 +124,7 @@ pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 130299] = *include_bytes!("../../ima
 pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124572] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
-pub static PREPASS_W4_SM_120: [u8; 9517] = *include_bytes!("../../images/prepass_w4_sm_120.zst");
+pub static PREPASS_W4_SM_120: [u8; 9586] = *include_bytes!("../../images/prepass_w4_sm_120.zst");
 
 /// The images of a kernel: `runs_w16_sm_120.zst`.
 pub static RUNS_W16_SM_120: [u8; 7098] = *include_bytes!("../../images/runs_w16_sm_120.zst");

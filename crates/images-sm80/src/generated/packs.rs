@@ -106,7 +106,7 @@ pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 31008] = *include_bytes!("../../images
 pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18271] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_80.zst`.
-pub static DSINKS_W8_SM_80: [u8; 3541] = *include_bytes!("../../images/dsinks_w8_sm_80.zst");
+pub static DSINKS_W8_SM_80: [u8; 3636] = *include_bytes!("../../images/dsinks_w8_sm_80.zst");
 
 /// The images of a kernel: `merge_w4_sm_80.zst`.
 pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_sm_80.zst");
@@ -145,7 +145,7 @@ pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124906] = *include_bytes!("../../imag
 pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111926] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
-pub static PREPASS_W4_SM_80: [u8; 6670] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
+pub static PREPASS_W4_SM_80: [u8; 6687] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
 
 /// The images of a kernel: `runs_w16_sm_80.zst`.
 pub static RUNS_W16_SM_80: [u8; 5135] = *include_bytes!("../../images/runs_w16_sm_80.zst");

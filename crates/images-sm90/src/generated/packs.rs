@@ -139,13 +139,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22983] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18194] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61708] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62128] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52263] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52529] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50596] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50857] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
@@ -157,7 +157,7 @@ pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5939] = *include_bytes!("../../ima
 pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6474] = *include_bytes!("../../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_90.zst`.
-pub static DSINKS_W8_SM_90: [u8; 3738] = *include_bytes!("../../images/dsinks_w8_sm_90.zst");
+pub static DSINKS_W8_SM_90: [u8; 3858] = *include_bytes!("../../images/dsinks_w8_sm_90.zst");
 
 /// The images of a kernel: `merge_w4_sm_90.zst`.
 pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../../images/merge_w4_sm_90.zst");
@@ -199,7 +199,7 @@ pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 135115] = *include_bytes!("../../imag
 pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 122695] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
-pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
+pub static PREPASS_W4_SM_90: [u8; 6925] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
 
 /// The images of a kernel: `runs_w16_sm_90.zst`.
 pub static RUNS_W16_SM_90: [u8; 5426] = *include_bytes!("../../images/runs_w16_sm_90.zst");
