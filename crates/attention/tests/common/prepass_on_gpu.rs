@@ -1,6 +1,7 @@
 //! Pre-passes through [`Prepared`](warptile::gpu::Prepared) on any device.
 
 use warptile::Element;
+use warptile::backward::Prepass;
 use warptile::gpu::{Bindings, Gpu};
 use warptile::spec::Operand;
 use warptile_driver::DeviceBuffer;
@@ -25,8 +26,15 @@ pub(crate) fn prepass_on<T: Element>(
         .map(|(operand, list)| (operand, DeviceBuffer::from_slice(stream, list).unwrap()))
         .collect();
     let prepared = gpu.prepare_prepass(T::TYPE).unwrap();
+    let of_host = case.described(false);
     let [on_host, on_device] = [false, true].map(|on_device| {
-        let [mut delta, mut scaled] = results.each_ref().map(|list| floats(list));
+        let prepass = case.described(on_device);
+        // A head of a batch entry has as many tiles as a sequence can have, if its length is not known.
+        let is_longer = prepass.len() > of_host.len();
+        let [mut delta, mut scaled] = results.each_ref().map(|list| match is_longer {
+            true => floats(&vec![f32::NAN; prepass.len()]),
+            false => floats(list),
+        });
         let mut bindings = Bindings::default()
             .with(Operand::Out, out.slice(case.out.offset..).unwrap())
             .with(Operand::DOut, d_out.slice(case.d_out.offset..).unwrap())
@@ -39,10 +47,23 @@ pub(crate) fn prepass_on<T: Element>(
         for (operand, list) in lists.iter().filter(|_| on_device) {
             bindings = bindings.with(*operand, list.as_slice());
         }
-        let prepass = case.described(on_device);
         prepared.launch(stream, &prepass, &bindings).unwrap();
         run();
-        [delta.to_vec().unwrap(), scaled.to_vec().unwrap()]
+        let [mut delta, mut scaled] = [delta.to_vec().unwrap(), scaled.to_vec().unwrap()];
+        if is_longer {
+            let count = of_host.tiles() * Prepass::TILE;
+            for (found, like_host) in [&mut delta, &mut scaled].into_iter().zip(results.iter()) {
+                let mut kept = like_host.clone();
+                for batch in 0..of_host.batch() {
+                    for head in 0..of_host.out().heads() {
+                        let [from, to] = [&prepass, &of_host].map(|of| of.start(batch, head));
+                        kept[to..to + count].copy_from_slice(&found[from..from + count]);
+                    }
+                }
+                *found = kept;
+            }
+        }
+        [delta, scaled]
     });
     let bits =
         |results: &[Vec<f32>; 2]| bytemuck::cast_slice::<f32, u32>(&results.concat()).to_vec();
