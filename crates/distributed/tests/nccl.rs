@@ -232,14 +232,15 @@ fn a_failure_amid_a_call_is_that_of_all_ranks() {
         (Scheme::Heads, causal.clone(), 1),
         (Scheme::Hybrid { hosts: 2 }, causal, 4),
     ] {
-        for (symbol, code, backward) in [
-            ("cuLaunchKernelEx", 701, true),
-            ("cuMemAllocFromPoolAsync", 2, true),
-            ("cuMemAllocFromPoolAsync", 2, false),
-            ("cuEventRecord", 7, false),
+        for (symbol, code, backward, most) in [
+            ("cuLaunchKernelEx", 701, true, u64::MAX),
+            ("cuMemAllocFromPoolAsync", 2, true, u64::MAX),
+            ("cuMemAllocFromPoolAsync", 2, false, u64::MAX),
+            // Loans, with which each rank begins.
+            ("cuEventRecord", 7, false, 2),
         ] {
             let mut failed = 0;
-            for nth in 1.. {
+            for nth in 1..=most {
                 let met = Barrier::new(2);
                 let results = each(&worlds(2), |world| {
                     let group = Group::nccl_with(&host.api, world, &backends[world.rank()]);
@@ -289,12 +290,10 @@ fn a_failure_amid_a_call_is_that_of_all_ranks() {
                 };
                 assert!(failures.iter().all(|failure| failure == first), "{about}");
                 assert!(results[*rank].is_err(), "{about}");
-                let is_own = why.starts_with(&format!("rank {rank}: "));
-                // The stand-in for NCCL records events, too.
-                assert!(is_own || why.starts_with("nccl"), "{about}");
+                assert!(why.starts_with(&format!("rank {rank}: ")), "{about}");
                 failed += 1;
             }
-            assert!(failed > 2, "{scheme}, {symbol}: {failed} calls failed");
+            assert!(failed > 1, "{scheme}, {symbol}: {failed} calls failed");
         }
     }
 }
