@@ -49,11 +49,11 @@ template <class Traits> class DroppedWeights<Traits, true> {
     __device__ void drop_of(unsigned (&weights)[COUNT], int first_key) const
     {
         const Row row = Traits::HOLDS_CELLS ? held_row() : Row{cells, mask.key};
-        const unsigned first_cell = (row.key + first_key) / 8 + thread_index() % 4, threshold = dropout.dropped >> 8;
+        const unsigned first_cell = (row.key + first_key) / 8 + thread_index() % 4, dropped = Traits::HOLDS_CELLS ? dropout.dropped : mask.dropped, threshold = dropped >> 8;
         const unsigned least = uniform(Kept::least(threshold) * 0x10001u), raised = uniform(Kept::least(threshold + 1) * 0x10001u);
 #pragma unroll
         for (int number = 0; number < COUNT / CELL; number++) {
-            const DropoutCell cell = {row.cells.words(first_cell + number * (DropoutCell::STRIDE / 8)), dropout.dropped};
+            const DropoutCell cell = {row.cells.words(first_cell + number * (DropoutCell::STRIDE / 8)), dropped};
             const unsigned of_cell = cell.is_raised() ? raised : least;
 #pragma unroll
             for (int i = 0; i < CELL; i++) {

@@ -298,7 +298,7 @@ pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!(".
 pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 302970] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 302935] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
 pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 218562] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
