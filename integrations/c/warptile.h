@@ -1517,4 +1517,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 7e2123ce59d4d9b71fc80a4b2feccfc468c1ed51b78b0d608c972a9be2bf2767 */
+/* Seal of header.sh: 67e0458e6037c15cd6b8e2921b8c8b8b8b7eb35cffe3a1eb8dffaebc71932e19 */

@@ -39,7 +39,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`DriverError::Load`] if there is no usable driver (this is the answer on a machine without a GPU),
-    /// [`DriverError::NoDevice`] if there is a driver but no device, or the error of `cuInit`.
+    /// [`DriverError::NoDevice`] if there is a driver but no device, [`DriverError::Initialise`] if `cuInit` fails otherwise.
     pub fn load() -> Result<Driver> {
         Driver::initialise(warptile_cuda_sys::load()?)
     }
@@ -62,15 +62,16 @@ impl Driver {
         // SAFETY: cuInit takes no pointers and may be called any number of times.
         match unsafe { call!(&driver, "initialising the CUDA driver", init(0)) } {
             Ok(()) => Ok(driver),
-            Err(error) => Err(match error.code() {
-                Some(CUresult::ERROR_NO_DEVICE) => DriverError::NoDevice,
-                Some(CUresult::ERROR_STUB_LIBRARY) => {
+            Err(DriverError::Cuda(error)) => Err(match error.code {
+                CUresult::ERROR_NO_DEVICE => DriverError::NoDevice,
+                CUresult::ERROR_STUB_LIBRARY => {
                     DriverError::Load(warptile_cuda_sys::LoadError::Stub {
                         library: driver.library().to_owned(),
                     })
                 }
-                _ => error,
+                _ => DriverError::Initialise(error),
             }),
+            Err(error) => Err(error),
         }
     }
 

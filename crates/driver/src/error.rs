@@ -20,6 +20,10 @@ pub enum DriverError {
     #[error(transparent)]
     Load(#[from] LoadError),
 
+    /// The driver was loaded but cannot be initialised: its kernel module has another version, or the system is not ready.
+    #[error(transparent)]
+    Initialise(Box<CudaError>),
+
     /// The driver works but found no GPU.
     #[error(
         "the CUDA driver found no device: check that `nvidia-smi` lists one, that \
@@ -192,9 +196,9 @@ impl DriverError {
     /// The driver's code, if the error comes from a call to it.
     pub fn code(&self) -> Option<CUresult> {
         match self {
-            DriverError::Cuda(error) | DriverError::Module { source: error, .. } => {
-                Some(error.code)
-            }
+            DriverError::Cuda(error)
+            | DriverError::Initialise(error)
+            | DriverError::Module { source: error, .. } => Some(error.code),
             _ => None,
         }
     }

@@ -95,11 +95,14 @@ impl Failure {
 
 fn code(error: &Error) -> i32 {
     match error {
-        Error::NoKernel { .. } => WARPTILE_NO_KERNEL,
+        Error::NoKernel { .. } | Error::NoImages { .. } => WARPTILE_NO_KERNEL,
         Error::Invalid(Invalid::Allocation { .. }) => WARPTILE_OUT_OF_MEMORY,
         Error::Driver(error) if error.is_out_of_memory() => WARPTILE_OUT_OF_MEMORY,
         Error::Driver(
-            DriverError::Load(_) | DriverError::NoDevice | DriverError::NoSuchDevice { .. },
+            DriverError::Load(_)
+            | DriverError::Initialise(_)
+            | DriverError::NoDevice
+            | DriverError::NoSuchDevice { .. },
         ) => WARPTILE_NO_DEVICE,
         Error::Driver(_) => WARPTILE_DRIVER,
         Error::Image(_) | Error::OtherAbi { .. } => WARPTILE_FAULT,
@@ -219,10 +222,16 @@ mod tests {
             considered: Vec::new(),
         };
         let invalid = Invalid::RotarySize { size: 3 };
+        let no_images = Error::NoImages {
+            device: String::new(),
+            major: 7,
+            minor: 5,
+        };
         let no_device = Error::from(DriverError::NoDevice);
         for (error, code) in [
             (Error::from(out_of_memory), WARPTILE_OUT_OF_MEMORY),
             (no_kernel, WARPTILE_NO_KERNEL),
+            (no_images, WARPTILE_NO_KERNEL),
             (invalid.into(), WARPTILE_INVALID),
             (no_device, WARPTILE_NO_DEVICE),
         ] {

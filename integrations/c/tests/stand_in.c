@@ -7,7 +7,7 @@
 
 #include "../examples/memory.h"
 
-enum { ERROR_OUT_OF_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700, ERROR_LAUNCH_FAILED = 719, RELAXED = 2 };
+enum { ERROR_OUT_OF_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700, ERROR_LAUNCH_FAILED = 719, ERROR_SYSTEM_DRIVER_MISMATCH = 803, RELAXED = 2 };
 
 // Exports of the stand-in.
 static void (*fake_set_device_count)(int count);
@@ -626,7 +626,8 @@ static void faults(void) {
             continue;
         }
         hits++;
-        EXPECT(status, WARPTILE_DRIVER, "");
+        // The first call is that of cuInit.
+        EXPECT(status, nth == 1 ? WARPTILE_NO_DEVICE : WARPTILE_DRIVER, "");
         if (!strstr(warptile_last_error(), "CUDA_ERROR_LAUNCH_FAILED")) fail("text", warptile_last_error());
         WORKS(warptile_attention_prepare(0, &good.desc, &attention));
         warptile_attention_free(attention);
@@ -669,6 +670,9 @@ int main(void) {
     FAKE(fake_violation);
     fake_set_device_count(2);
     int32_t count = 0;
+    fake_fail_always("cuInit", ERROR_SYSTEM_DRIVER_MISMATCH);
+    EXPECT(warptile_device_count(&count), WARPTILE_NO_DEVICE, "initialising the CUDA driver: cuInit failed");
+    fake_fail_always("", 0);
     WORKS(warptile_device_count(&count));
     EQUAL((uint64_t)count, 2, "devices");
     open_device(0);

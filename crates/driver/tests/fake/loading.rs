@@ -142,6 +142,17 @@ fn no_device_is_an_error_of_its_own() {
 }
 
 #[test]
+fn a_driver_that_cannot_be_initialised_is_an_error_of_its_own() {
+    let fake = FakeDriver::open();
+    fake.fail(Some("cuInit"), 1, 803);
+    let error = driver(&fake).unwrap_err();
+    assert!(matches!(error, DriverError::Initialise(_)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "{text}");
+    assert!(text.contains("reboot"), "{text}");
+}
+
+#[test]
 fn a_device_that_disappears_after_initialisation_is_no_device() {
     let fake = FakeDriver::open();
     let driver = driver(&fake).unwrap();
