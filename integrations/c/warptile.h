@@ -1517,4 +1517,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 67e0458e6037c15cd6b8e2921b8c8b8b8b7eb35cffe3a1eb8dffaebc71932e19 */
+/* Seal of header.sh: 7e9fb9174b33e02a3c3a4b22de9c748536e4e82d52b54f842b008ee8a78a9e26 */

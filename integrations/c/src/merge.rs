@@ -176,10 +176,10 @@ pub unsafe extern "C" fn warptile_merge_run(
         }
         let (out, lse) = (address(memory.out), address(memory.lse));
         let addresses = Addresses::merge(out, lse, &of_parts[..parts.len()]);
-        let of_parts = addresses.parts.as_flattened().iter();
-        let all = { [("out", out), ("lse", lse)].into_iter() }
-            .chain(of_parts.map(|&address| ("parts", address)));
-        on.launch(stream, all, |stream| {
+        let of_parts = addresses.parts.as_flattened().iter().copied();
+        let all = [out, lse].into_iter().chain(of_parts);
+        let names = description.memory().map(|(name, _)| name);
+        on.launch(stream, names.zip(all), |stream| {
             // SAFETY: as in `warptile_attention_run`.
             unsafe { on.prepared.launch_raw(stream, description, addresses, 0) }
         })
@@ -215,14 +215,14 @@ unsafe fn run_on_cpu(merge: &Description, memory: &MergeMemory, parts: &[MergePa
     let lse = { merge.lse() }
         .map(|layout| tensor("lse", memory.lse.cast(), layout, ElementType::F32))
         .transpose()?;
-    let parts: Vec<[HostMemory; 2]> = { parts.iter().enumerate() }
-        .filter_map(|(index, part)| Some((part, merge.part(index)?)))
-        .map(|(part, (out, lse))| {
-            let out = tensor("parts.out", part.out, out, element)?;
-            Ok([
-                out,
-                tensor("parts.lse", part.lse.cast(), lse, ElementType::F32)?,
-            ])
+    let named = parts.iter().zip(merge.expected_parts()).enumerate();
+    let parts: Vec<[HostMemory; 2]> = named
+        .filter_map(|(index, (part, expected))| Some((part, expected, merge.part(index)?)))
+        .map(|(part, expected, (out, lse))| {
+            let [of_out, of_lse] = expected.each_ref().map(|expected| expected.name);
+            let out = tensor(of_out, part.out, out, element)?;
+            let lse = tensor(of_lse, part.lse.cast(), lse, ElementType::F32)?;
+            Ok([out, lse])
         })
         .collect::<Result<_>>()?;
     // SAFETY: the caller's promise.

@@ -249,7 +249,7 @@ static void operations_beside(void) {
     parts[2].lse = lse;
     INVALID(warptile_merge_run(merge, &memory, stream), "out overlaps parts[2].out");
     parts[2].out = &memory;
-    INVALID(warptile_merge_run(merge, &memory, stream), "parts is 0x");
+    INVALID(warptile_merge_run(merge, &memory, stream), "parts[2].out is 0x");
     warptile_merge_free(merge);
     void *all[] = {(void *)(uintptr_t)rows.k, (void *)(uintptr_t)rows.v, rows.q,    cache, (void *)(uintptr_t)rows.block_table,
                    (void *)(uintptr_t)rows.key_lengths, lse, memory.out};

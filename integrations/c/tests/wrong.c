@@ -364,8 +364,8 @@ static void merges(void) {
     INVALID(MERGE(d.part_layouts = (warptile_layout[]){{{2, 3, 2, 8}, {0}}, {{2, 3, 1, 8}, {0}}}), "parts[1].out has heads 1");
     INVALID(MERGE(d.part_layouts = (warptile_layout[]){{{2, 3, 2, 8}, {0}}, {{2, 3, 2, -8}, {0}}}), "part_layouts[1].shape[3] is -8");
     INVALID(MERGE(m.parts = NULL), "parts is null");
-    INVALID(MERGE(m.parts = (warptile_merge_part[]){{a, lse_a}, {NULL, lse_b}}), "parts.out is null");
-    INVALID(MERGE(m.parts = (warptile_merge_part[]){{a, lse_a}, {out, lse_b}}), "out shares memory with parts.out");
+    INVALID(MERGE(m.parts = (warptile_merge_part[]){{a, lse_a}, {NULL, lse_b}}), "parts[1].out is null");
+    INVALID(MERGE(m.parts = (warptile_merge_part[]){{a, lse_a}, {out, lse_b}}), "out shares memory with parts[1].out");
     INVALID(MERGE(m.lse = NULL), "lse is null");
     INVALID(MERGE(d.want_lse = 0), "lse is given, but want_lse is 0");
     INVALID(warptile_merge_run(NULL, &memory, NULL), "merge is null");
