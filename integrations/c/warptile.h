@@ -394,8 +394,8 @@ typedef struct warptile_attention_desc {
    */
   const char *kernel;
   /**
-   * 1: warptile_attention_run makes the launch and nothing else: one call of the driver, and one more for each tensor that the kernel
-   * reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
+   * 1: warptile_attention_run makes the launch and nothing else: one call of the driver for each step of the plan, and one more for each
+   * tensor that a step reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
    * it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
    */
   uint32_t unchecked;
@@ -691,7 +691,8 @@ typedef struct warptile_backward_memory {
  * A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
  * interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
  * row b of the block table names (without a table: page b), or with `slots` row i goes to row slots[i] of all pages. What has no place goes
- * nowhere: slots such as -1, numbers of pages that do not exist, and rows beyond the last column.
+ * nowhere: slots such as -1, numbers of pages that do not exist, and rows beyond the last column. On the CPU the values of a cache in one
+ * tensor come after its keys.
  */
 typedef struct warptile_append_desc {
   /**
@@ -1517,4 +1518,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 7e9fb9174b33e02a3c3a4b22de9c748536e4e82d52b54f842b008ee8a78a9e26 */
+/* Seal of header.sh: a3cac0532af424f58e3fefa75fcf8e517fc6eb2fcc8f5ed536cb6bc5bb69f997 */

@@ -31,7 +31,8 @@ pub const WARPTILE_POSITIONS_I64: u32 = 2;
 /// A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
 /// interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
 /// row b of the block table names (without a table: page b), or with `slots` row i goes to row slots[i] of all pages. What has no place goes
-/// nowhere: slots such as -1, numbers of pages that do not exist, and rows beyond the last column.
+/// nowhere: slots such as -1, numbers of pages that do not exist, and rows beyond the last column. On the CPU the values of a cache in one
+/// tensor come after its keys.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct AppendDesc {

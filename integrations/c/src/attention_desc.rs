@@ -106,8 +106,8 @@ pub struct AttentionDesc {
     pub unaligned_addresses: u32,
     /// Name of the kernel or kernel family to be used on a GPU. Null: the fastest.
     pub kernel: *const c_char,
-    /// 1: warptile_attention_run makes the launch and nothing else: one call of the driver, and one more for each tensor that the kernel
-    /// reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
+    /// 1: warptile_attention_run makes the launch and nothing else: one call of the driver for each step of the plan, and one more for each
+    /// tensor that a step reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
     /// it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
     pub unchecked: u32,
     /// Element type of k and v: 0, for that of `element`, or WARPTILE_E4M3, with any `element`.
