@@ -1,13 +1,13 @@
 //! The gradients of one case, computed twice or hundreds of times and compared with the reference.
 
-use warptile::cpu::backward_cpu;
+use warptile::cpu::{Stop, backward_cpu};
 use warptile::gpu::{Operation, Prepared};
 use warptile::spec::Backward;
 use warptile::{Element, Error};
 use warptile_check::{BackwardCase, Case, GradientBuffers, GradientFailure};
 use warptile_driver::Stream;
 
-use super::check::{Checked, Error64, Errors, Place, Ran, Runs};
+use super::check::{Checked, Error64, Errors, Place, Ran, Runs, steps_of};
 use super::phases::{Phases, timed};
 
 /// Computes the gradients of `case` and judges them. What each phase took is added to `seconds`.
@@ -39,24 +39,26 @@ pub(super) fn check<T: Element>(
         Place::Gpu { image, .. } => image,
         Place::Cpu => None,
     };
+    let image = forced.or(plan.image());
     let mut drew_tiles = false;
-    for step in plan.steps() {
+    for step in steps_of(&plan, image) {
         let shape = backward.shape(step)?;
         drew_tiles |= shape.draws_tiles && shape.tiles > shape.grid;
     }
     let data = timed(&mut seconds.generating, || case.backward::<T>())?;
     let mut compute = || timed(&mut seconds.computing, || compute(&data, prepared.as_ref()));
     let first = compute()?;
-    let again = match (runs.once, runs.repeat) {
-        (true, _) => 0,
-        (_, None) => 1,
-        (_, Some(repeat)) => 1 + repeat.launches,
-    };
     let mut differs = None;
-    for launch in 1..=again {
-        if first.bits() != compute()?.bits() {
-            differs = Some(launch);
-            break;
+    if !runs.once && first.bits() != compute()?.bits() {
+        differs = Some("two runs differ".to_owned());
+    }
+    if let (None, Some(repeat)) = (&differs, runs.repeat) {
+        for launch in 1..=repeat.launches {
+            Stop::current().check()?;
+            if first.bits() != compute()?.bits() {
+                differs = Some(repeat.differs(launch));
+                break;
+            }
         }
     }
     let gpu_reference = place.has_gpu_reference(case);
@@ -67,20 +69,22 @@ pub(super) fn check<T: Element>(
     let outcome = match timed(&mut seconds.comparing, || data.check(&expected, &first)) {
         Err(GradientFailure::Invalid(error)) => return Err(error),
         Err(failure) => Err(failure.to_string()),
-        Ok(_) if differs.is_some() => Err("two runs differ".to_owned()),
-        Ok(ratio) => Ok(Errors {
-            out: Error64 {
-                error: ratio,
-                bound: 1.0,
-            },
-            lse: Error64 {
-                error: 0.0,
-                bound: 0.0,
-            },
-        }),
+        Ok(ratio) => differs.map_or(
+            Ok(Errors {
+                out: Error64 {
+                    error: ratio,
+                    bound: 1.0,
+                },
+                lse: Error64 {
+                    error: 0.0,
+                    bound: 0.0,
+                },
+            }),
+            Err,
+        ),
     };
     Ok(Checked::Ran(Ran {
-        image: forced.or(plan.image()),
+        image,
         way: None,
         drew_tiles,
         gpu_reference,

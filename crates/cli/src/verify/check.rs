@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use warptile::cpu::{Stop, forward_cpu};
 use warptile::gpu::Gpu;
-use warptile::plan::{Choice, Plan, Planner, Settings};
+use warptile::plan::{Choice, Plan, Planner, Settings, Step};
 use warptile::spec::Call;
 use warptile::{Element, Error};
 use warptile_check::{
@@ -122,6 +122,16 @@ impl fmt::Display for Sync {
 pub(crate) struct Repeat {
     pub(crate) launches: u32,
     pub(crate) sync: Sync,
+}
+
+impl Repeat {
+    /// What is wrong if this launch gave other bits than the first.
+    pub(super) fn differs(self, launch: u32) -> String {
+        format!(
+            "launch {launch} of {} (waiting: {}) differs from the first",
+            self.launches, self.sync
+        )
+    }
 }
 
 /// How often a problem is launched.
@@ -441,11 +451,20 @@ impl<T: Element> Known<T> {
     }
 }
 
-/// Checks that the CTAs of a plan's launches draw tiles from a counter: more of them than there are CTAs have rows to
-/// compute.
+/// The steps of a plan that launch this image.
+pub(super) fn steps_of<'a, P>(
+    plan: &'a Plan<P>,
+    image: Option<&'static Image>,
+) -> impl Iterator<Item = &'a Step> {
+    let is_it = move |step: &&Step| image.is_some_and(|image| image.name == step.image.name);
+    plan.steps().iter().filter(is_it)
+}
+
+/// Checks that the CTAs of the launches of a plan's [`image`](Plan::image) draw tiles from a counter: more of them than there are CTAs
+/// have rows to compute.
 fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
     let (call, on_gpu) = (case.try_call()?, case.call_on_gpu()?);
-    for step in plan.steps() {
+    for step in steps_of(plan, plan.image()) {
         let shape = step.shape(&on_gpu)?;
         let rows = step.image.tiling.block_m as usize;
         let tiles = call
@@ -509,10 +528,7 @@ fn judge<'a, 'e, T: Element>(
             Ok::<_, warptile_check::Error>(first_difference(&first, prepare()?.as_mut(), repeat)?)
         })?
     {
-        return Ok(Err(format!(
-            "launch {launch} of {} (waiting: {}) differs from the first",
-            repeat.launches, repeat.sync
-        )));
+        return Ok(Err(repeat.differs(launch)));
     }
     Ok(Ok(report.into()))
 }
@@ -524,6 +540,7 @@ fn first_difference<T: Element>(
     Repeat { launches, sync }: Repeat,
 ) -> warptile::Result<Option<u32>> {
     for launch in 1..=launches {
+        Stop::current().check()?;
         runner.launch()?;
         let look = match sync {
             Sync::Each => true,

@@ -88,7 +88,10 @@ impl Verify<'_> {
         option("settings", settings);
         if let Some(repeat) = self.runs.repeat {
             option("repeat", number(Some(repeat.launches)));
-            option("sync", Some(repeat.sync.to_string()));
+            option(
+                "sync",
+                (!trial.case.backward).then(|| repeat.sync.to_string()),
+            );
         }
         if trial.image.is_none() && self.args.best {
             command.push_str(" --best");

@@ -126,12 +126,14 @@ pub(crate) struct VerifyArgs {
     once: bool,
 
     /// Then launch each problem N times in the same buffers; every result that is read must equal the first
+    ///
+    /// Gradients have new buffers at each launch, and each is waited for and read.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "devices")]
     repeat: Option<u32>,
 
-    /// When to wait for repeated launches and read a result
-    #[arg(long, value_enum, default_value_t = Sync::End, requires = "repeat")]
-    sync: Sync,
+    /// When to wait for repeated launches of outputs and read a result [default: end]
+    #[arg(long, value_enum, requires = "repeat")]
+    sync: Option<Sync>,
 
     /// Threads that compute problems in parallel, each on its own stream [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with = "devices")]
@@ -166,6 +168,16 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
     if args.several.devices.is_some() {
         { args.case.iter() }.try_for_each(|case| args.several.deal(case).map(drop))?;
     }
+    let gradients = args.backward || args.case.iter().any(|case| case.backward);
+    let sync = match (args.sync, gradients) {
+        (Some(_), true) => {
+            return Err(Failure::Input(
+                "--sync is for outputs: each launch of gradients is waited for and read".into(),
+            ));
+        }
+        (None, true) => Sync::Each,
+        (given, false) => given.unwrap_or(Sync::End),
+    };
     let team = args.several.open()?;
     let backend = match &team {
         Some(team) => team.backends().remove(0),
@@ -176,10 +188,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         args,
         runs: Runs {
             once: args.once,
-            repeat: args.repeat.map(|launches| Repeat {
-                launches,
-                sync: args.sync,
-            }),
+            repeat: { args.repeat }.map(|launches| Repeat { launches, sync }),
         },
         runnable: match team {
             Some(_) => Vec::new(),
@@ -346,7 +355,10 @@ impl Verify<'_> {
         let mut failing = None;
         if self.args.case.is_empty() {
             if self.args.each_kernel {
-                self.each(lanes, self.two_for_each_image(), totals, &mut failing)?;
+                let reasons = self.each(lanes, self.two_for_each_image(), totals, &mut failing)?;
+                if self.args.count.is_none() {
+                    something(totals, reasons)?;
+                }
             }
             if interrupt::requested() {
                 return Ok(failing);
@@ -355,9 +367,7 @@ impl Verify<'_> {
             return Ok(failing);
         }
         let reasons = self.each(lanes, self.given(), totals, &mut failing)?;
-        if totals.count == 0 && !interrupt::requested() {
-            return Err(Failure::Input(reasons));
-        }
+        something(totals, reasons)?;
         Ok(failing)
     }
 
@@ -444,6 +454,14 @@ impl Verify<'_> {
         interrupt::tolerate(ended)?;
         bar.finish_and_clear();
         Ok(())
+    }
+}
+
+/// Nothing verified is no success, and `reasons` say why: no kernel took the last problem.
+fn something(totals: &Totals, reasons: String) -> Result<(), Failure> {
+    match totals.count == 0 && !interrupt::requested() {
+        true => Err(Failure::Input(reasons)),
+        false => Ok(()),
     }
 }
 

@@ -102,6 +102,27 @@ fn commands_take_gradients_or_say_that_they_do_not() {
         warptile().args(["verify", "--device", "cpu", "--case", problem]),
     );
     assert!(stdout.contains("verified 1 problem"), "{stdout}");
+    // Each launch of gradients is waited for and read.
+    let repeated = ["verify", "--device", "cpu", "--repeat", "3"];
+    for gradients in [&["--case", problem][..], &["--backward", "--count", "1"]] {
+        let mut command = warptile();
+        let (json, _) = expect_code(
+            0,
+            command.args(repeated).args(gradients).args(["--json", "-"]),
+        );
+        let totals: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let each = serde_json::json!({ "launches": 3, "sync": "each" });
+        assert_eq!(totals["launches"], each);
+        let mut command = warptile();
+        let (_, stderr) = expect_code(
+            2,
+            command
+                .args(repeated)
+                .args(gradients)
+                .args(["--sync", "end"]),
+        );
+        assert!(stderr.contains("--sync"), "{stderr}");
+    }
     let (_, stderr) = expect_code(2, warptile().args(["gen", problem, "-o", "no/such/file"]));
     assert!(stderr.contains("computes no gradients"), "{stderr}");
     let (_, stderr) = expect_code(2, warptile().args(["tune", "--shape", problem]));

@@ -235,6 +235,18 @@ fn every_command_on_the_cpu_ends_soon() {
     }
 }
 
+/// The stand-in computes nothing: of no rows all is right, and gradients are compared with float64 after the last launch.
+#[test]
+fn repeated_launches_end_soon() {
+    let fake = FakeDriver::open();
+    for problem in ["b1 q0 k64 h2 d64 f16", "b1 q64 k64 h2 d64 f16 backward"] {
+        let mut command = warptile();
+        command.args(["verify", "--case", problem, "--repeat", "4294967295"]);
+        command.env("WARPTILE_LIBCUDA", fake.path());
+        ends_soon(&mut command, "Ctrl-C again ends at once");
+    }
+}
+
 /// Sends SIGINT after a second, and expects the end soon and `says` on standard error.
 pub(crate) fn ends_soon(command: &mut Command, says: &str) {
     let mut child = { command.stdout(Stdio::null()) }

@@ -135,9 +135,45 @@ fn gradients_are_verified_by_family() {
     }
     let mut command = on(&fake);
     command.args(["verify", "--kernel", "dkv_d64_64x64_w4_s2_f16_sm_90"]);
-    command.args(["--case", "q100 k100 d64 f16 backward"]);
-    let (stdout, _) = expect_code(1, &mut command);
+    command.args(["--case", "q100 k100 d64 f16 backward", "--repeat", "2"]);
+    let (stdout, stderr) = expect_code(1, &mut command);
     assert!(stdout.contains("dkv 1"), "{stdout}");
+    // A command that is taken.
+    assert!(stderr.contains(" --repeat 2 --case "), "{stderr}");
+}
+
+/// A kernel is proven to draw tiles by those that it drew itself: here only `wdq` has more of them than CTAs.
+#[test]
+fn tiles_that_another_kernel_draws_prove_nothing() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    for (kernel, drew) in [
+        ("wdkv_d192_64x64_w12_s3_f16_sm_90a", false),
+        ("wdq_d192_128x64_w12_s3_f16_sm_90a", true),
+    ] {
+        let mut command = on(&fake);
+        command.args(["verify", "--kernel", kernel, "--multiprocessors", "1"]);
+        command.args(["--case", "b1 q2000 k64 h1 d192 f16 backward", "--json"]);
+        expect_code(1, command.arg(&file));
+        let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let row = &totals["problems"][0];
+        assert_eq!(
+            (&row["image"], &row["drew_tiles"]),
+            (&kernel.into(), &drew.into())
+        );
+    }
+}
+
+/// No mma kernel fits in 1 KiB: nothing was verified, which is no success.
+#[test]
+fn an_image_without_a_problem_is_told() {
+    let fake = FakeDriver::open();
+    let mut command = on(&fake);
+    command.args(["verify", "--device", "cuda:0", "--each-kernel"]);
+    command.args(["--kernel", "mma", "--shared-kib", "1"]);
+    let (_, stderr) = expect_code(2, &mut command);
+    assert!(stderr.contains("shared memory"), "{stderr}");
 }
 
 #[test]
