@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use super::{TuneArgs, problems_of};
+use super::{Asked, TuneArgs, problems_of};
 use crate::bench::Effort;
 use crate::bench::devices::{OfDevices, Row};
 use crate::failure::Failure;
@@ -19,8 +19,8 @@ const EFFORT: Effort = Effort {
 
 /// Runs the command.
 pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let problems = problems_of(args)?;
-    let ways = problems.iter().map(|(case, _)| args.several.ways(case));
+    let problems = problems_of(args, console)?;
+    let ways = problems.iter().map(|one| args.several.ways(&one.case));
     let ways: Vec<_> = ways.collect::<Result<_, _>>()?;
     let Some(team) = args.several.open()? else {
         return Ok(());
@@ -29,7 +29,7 @@ pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let of_devices = OfDevices::new(&args.several, &team, EFFORT);
     let bar = progress::problems(problems.len() as u64);
     let mut rows: Vec<Row> = Vec::new();
-    for ((case, _), ways) in problems.iter().zip(&ways) {
+    for (Asked { case, .. }, ways) in problems.iter().zip(&ways) {
         bar.suspend(|| say!(console, "problem  {}", cases::without_seed(case)))?;
         let before = rows.len();
         for way in ways {

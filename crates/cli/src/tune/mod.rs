@@ -7,7 +7,8 @@ mod report;
 mod state;
 mod watchdog;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Known;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -140,7 +141,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     if args.several.devices.is_some() {
         return devices::run(args, console);
     }
-    let problems = problems_of(args)?;
+    let problems = problems_of(args, console)?;
     if let Some(svg) = &args.svg {
         Replacement::begin(svg).map(drop)?;
     }
@@ -174,7 +175,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let mut search = Search {
         gpu,
         problems: &problems,
-        state: State::new(&machine, entries),
+        state: State::new(&machine, gpu.profile().multiprocessors, entries),
         file: file(State::path(&machine.device)),
         lost,
         patience: args.patience,
@@ -195,7 +196,20 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     search.repeat()?;
     search.verify()?;
     search.keep()?;
-    if interrupt::requested() {
+    let cut_short = interrupt::requested();
+    let rules = search.rules();
+    let outcomes: Vec<Outcome<'_>> = { search.state.entries.iter() }
+        .map(|entry| {
+            let lost = search.is_lost(&entry.problem, &entry.old);
+            Outcome::of(entry, rules, search.verify, lost)
+        })
+        .collect();
+    report::print(&outcomes, rules, console)?;
+    json::write(&args.json, &report::json(&machine, &outcomes, cut_short)?)?;
+    if let Some(svg) = &args.svg {
+        Replacement::begin(svg)?.finish(report::svg(&outcomes, &machine).as_bytes())?;
+    }
+    if cut_short {
         let screened = search
             .state
             .entries
@@ -211,15 +225,6 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
                 ""
             }
         )));
-    }
-    let rules = search.rules();
-    let outcomes: Vec<Outcome<'_>> = { search.state.entries.iter() }
-        .map(|entry| Outcome::of(entry, rules, search.verify))
-        .collect();
-    report::print(&outcomes, rules, console)?;
-    json::write(&args.json, &report::json(&machine, &outcomes)?)?;
-    if let Some(svg) = &args.svg {
-        Replacement::begin(svg)?.finish(report::svg(&outcomes, &machine).as_bytes())?;
     }
     let missing = outcomes.iter().filter(|one| one.is_open()).count();
     if args.dry_run {
@@ -240,15 +245,32 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     Ok(())
 }
 
-/// Leaves out the problems whose sequences several kernels share: each of these is tuned by a problem of its own.
+/// Leaves out the problems whose sequences several kernels share: each of these is tuned by a problem of its own. Those that were logged
+/// on another GPU, and that this one has no kernel for, are left out, too.
 fn of_one_kernel(
-    problems: Vec<(Case, Problem)>,
+    problems: Vec<Asked>,
     gpu: &Gpu,
     console: &mut dyn Write,
 ) -> Result<Vec<(Case, Problem)>, Failure> {
     let mut kept = Vec::new();
-    for (case, problem) in problems {
-        match gpu.plan(problem, &Choice::Best)?.steps() {
+    for Asked {
+        case,
+        problem,
+        logged,
+    } in problems
+    {
+        let plan = match gpu.plan(problem, &Choice::Best) {
+            Err(Error::NoKernel { .. }) if logged => {
+                say!(
+                    console,
+                    "skipped  {}: no kernel takes it on this GPU",
+                    problem.line()
+                )?;
+                continue;
+            }
+            plan => plan?,
+        };
+        match plan.steps() {
             [_, _, ..] => say!(
                 console,
                 "skipped  {}: two kernels share its sequences; tune the problem with lengths=ragged device-lengths in place of the mask",
@@ -665,39 +687,54 @@ fn remove(path: &Path) -> Result<bool, Failure> {
     }
 }
 
-/// The problems that were asked for, each once: as they are measured, and as programs have them.
-fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
+/// A problem to tune for.
+struct Asked {
+    /// As it is measured.
+    case: Case,
+    /// As programs have it.
+    problem: Problem,
+    /// True if a program logged it, which may have problems of all kinds.
+    logged: bool,
+}
+
+/// The problems that were asked for, each once.
+fn problems_of(args: &TuneArgs, console: &mut dyn Write) -> Result<Vec<Asked>, Failure> {
     let mut cases = args.shape.clone();
     for path in &args.file {
         cases.extend(bench::cases_of_file(path)?);
     }
+    let given = cases.len();
     if let Some(path) = &args.from_log {
         let text = fs::read_to_string(path).map_err(|source| Failure::read(path, source))?;
         // Another version's words, or a line that a full disk cut off, are no reason to do nothing.
         cases.extend(text.lines().filter_map(|line| cases::parse(line).ok()));
     }
     let mut problems = Vec::new();
-    let mut seen = HashSet::new();
-    for case in cases {
-        if case.multiprocessors.is_some() {
-            return Err(Failure::Input(
-                "sms=N is for `warptile verify`: tune measures the whole GPU".into(),
-            ));
-        }
-        if let Some(keys) = case.splits.keys() {
-            return Err(Failure::Input(format!(
-                "splits={keys} asks for the same bits in every batch: its kernel is not chosen by lengths, and can't be tuned for them"
-            )));
-        }
-        if case.backward {
-            return Err(Failure::Input(
-                "`backward`: gradients are planned by fixed rates, so there is nothing to tune"
-                    .into(),
-            ));
-        }
-        let problem = case.problem_of_programs()?;
-        if seen.insert(problem.line()) {
-            problems.push((case, problem));
+    let mut seen = HashMap::new();
+    for (index, case) in cases.into_iter().enumerate() {
+        let logged = index >= given;
+        let problem = match tunable(&case) {
+            Err(why) if logged => {
+                say!(console, "skipped  {}: {why}", cases::without_seed(&case))?;
+                continue;
+            }
+            problem => problem?,
+        };
+        match seen.entry(problem.line()) {
+            Known::Vacant(line) => {
+                line.insert(problem);
+                problems.push(Asked {
+                    case,
+                    problem,
+                    logged,
+                });
+            }
+            Known::Occupied(known) if *known.get() != problem => say!(
+                console,
+                "skipped  {}: rates know it by the same line as a problem before",
+                cases::without_seed(&case)
+            )?,
+            Known::Occupied(_) => {}
         }
     }
     match problems.is_empty() {
@@ -706,6 +743,26 @@ fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
         )),
         false => Ok(problems),
     }
+}
+
+/// The problem of a case as programs have it, if tuning means anything for it.
+fn tunable(case: &Case) -> Result<Problem, Failure> {
+    if case.multiprocessors.is_some() {
+        return Err(Failure::Input(
+            "sms=N is for `warptile verify`: tune measures the whole GPU".into(),
+        ));
+    }
+    if let Some(keys) = case.splits.keys() {
+        return Err(Failure::Input(format!(
+            "splits={keys} asks for the same bits in every batch: its kernel is not chosen by lengths, and can't be tuned for them"
+        )));
+    }
+    if case.backward {
+        return Err(Failure::Input(
+            "`backward`: gradients are planned by fixed rates, so there is nothing to tune".into(),
+        ));
+    }
+    Ok(case.problem_of_programs()?)
 }
 
 /// Returns true if a reference of a problem is computed within seconds.

@@ -24,8 +24,10 @@ pub(super) struct Outcome<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
-    /// The budget ended before it was measured, or before a trial was made.
+    /// The budget or the search ended before it was measured, or before a trial was made.
     NotReached,
+    /// The planner's choice gave no answer in an earlier search: nothing can be compared with it.
+    Lost,
     /// Nothing looked faster.
     Kept,
     /// Something looked faster, but did not win both trials.
@@ -37,8 +39,8 @@ enum Verdict {
 }
 
 impl<'a> Outcome<'a> {
-    /// `verified`: winners have to be.
-    pub(super) fn of(entry: &'a Entry, rules: Rules, verified: bool) -> Self {
+    /// `verified`: winners have to be. `lost`: the planner's choice gave no answer.
+    pub(super) fn of(entry: &'a Entry, rules: Rules, verified: bool, lost: bool) -> Self {
         let judge = |ratios: &Option<Vec<f64>>| ratios.as_ref().map(|ratios| rules.judge(ratios));
         let (first, repeat) = (judge(&entry.first), judge(&entry.repeat));
         let looks_faster = match (entry.old_us(), entry.fastest()) {
@@ -48,6 +50,7 @@ impl<'a> Outcome<'a> {
             _ => false,
         };
         let verdict = match (first, repeat) {
+            _ if lost => Verdict::Lost,
             _ if entry.screened.is_empty() => Verdict::NotReached,
             _ if !looks_faster => Verdict::Kept,
             (Some(first), _) if !first.wins() => Verdict::NotProven,
@@ -103,7 +106,8 @@ impl<'a> Outcome<'a> {
         };
         let (first, repeat) = (trial(self.first), trial(self.repeat));
         match self.verdict {
-            Verdict::NotReached => "not done within the budget".to_owned(),
+            Verdict::NotReached => "not done yet".to_owned(),
+            Verdict::Lost => format!("kept: {} gave no answer", self.entry.old),
             Verdict::Kept => format!("kept: the fastest of {}", self.entry.screened.len()),
             Verdict::NotProven => {
                 format!("kept: {fastest} is not proven faster: trial {first}; repeat {repeat}")
@@ -195,7 +199,13 @@ pub(super) fn print(
 }
 
 /// The JSON that `--json` writes.
-pub(super) fn json(machine: &Machine, outcomes: &[Outcome<'_>]) -> Result<Value, Failure> {
+///
+/// After Ctrl-C "cut_short" is true.
+pub(super) fn json(
+    machine: &Machine,
+    outcomes: &[Outcome<'_>],
+    cut_short: bool,
+) -> Result<Value, Failure> {
     let row = |outcome: &Outcome<'_>| {
         let mut row = json::value(outcome.entry)?;
         row["verdict"] = json::value(outcome.verdict)?;
@@ -207,6 +217,7 @@ pub(super) fn json(machine: &Machine, outcomes: &[Outcome<'_>]) -> Result<Value,
         Ok(row)
     };
     let mut json = json::value(machine)?;
+    json["cut_short"] = cut_short.into();
     json["problems"] = outcomes
         .iter()
         .map(row)

@@ -98,15 +98,17 @@ pub(crate) struct State {
     device: String,
     driver: String,
     program: String,
+    multiprocessors: u32,
     pub(crate) entries: Vec<Entry>,
 }
 
 impl State {
-    pub(crate) fn new(machine: &Machine, entries: Vec<Entry>) -> Self {
+    pub(crate) fn new(machine: &Machine, multiprocessors: u32, entries: Vec<Entry>) -> Self {
         State {
             device: machine.device.clone(),
             driver: machine.driver.clone(),
             program: machine.program.to_owned(),
+            multiprocessors,
             entries,
         }
     }
@@ -116,8 +118,8 @@ impl State {
         Rates::user_file(device).map(|rates| rates.with_extension("state.json"))
     }
 
-    /// Takes over what an earlier search measured of the same problems, if it was on the same device with the same driver and program, and
-    /// started from the same choices. Anything else in the file counts as nothing.
+    /// Takes over what an earlier search measured of the same problems, if it was on the same device with as many multiprocessors, with the same
+    /// driver and program, and started from the same choices. Anything else in the file counts as nothing.
     pub(crate) fn resume(&mut self, path: &Path) -> usize {
         let earlier = self.entries_at(path);
         let mut found = 0;
@@ -131,13 +133,15 @@ impl State {
         found
     }
 
-    /// The problems in a file that were measured on the same device with the same driver and program; none if it is no such file.
+    /// The problems in a file that were measured on the same device, all or the same part of it, with the same driver and program; none if
+    /// it is no such file.
     fn entries_at(&self, path: &Path) -> Vec<Entry> {
         let origin = |state: &State| {
             (
                 state.device.clone(),
                 state.driver.clone(),
                 state.program.clone(),
+                state.multiprocessors,
             )
         };
         let found = fs::read(path)

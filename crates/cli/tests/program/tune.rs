@@ -222,6 +222,23 @@ fn a_kernel_that_never_ends_is_left_out_the_next_time() {
     assert_eq!(machine.files(), [""; 0]);
 }
 
+/// Nothing can be compared with it, however often the command is repeated.
+#[test]
+fn a_choice_that_never_ends_is_done_with() {
+    let machine = Machine::new();
+    let times = format!("warptile_{}_=inf", machine.chosen(PROBLEM));
+    let arguments = ["tune", "--no-verify", "--shape", PROBLEM, "--patience", "1"];
+    expect_code(3, &mut machine.command(&times, &arguments));
+    let json = machine.home.path().join("tuned.json");
+    let stdout = machine.run(
+        &times,
+        &[&arguments[..], &["--json", json.to_str().unwrap()]].concat(),
+    );
+    assert!(stdout.contains(" gave no answer"), "{stdout}");
+    assert!(!stdout.contains("goes on from there"), "{stdout}");
+    assert_eq!(read(&json)["problems"][0]["verdict"], "lost");
+}
+
 #[test]
 fn equal_speeds_change_no_choice() {
     let machine = Machine::new();
@@ -303,6 +320,50 @@ fn settings_that_won_are_verified_with_their_kernel() {
     assert!(rates().contains(&choice), "{}", rates());
 }
 
+/// As a part of a GPU has the name of the whole.
+#[test]
+fn measurements_with_other_multiprocessors_are_not_taken_over() {
+    let machine = Machine::new();
+    let arguments = ["tune", "--budget", "0", "--shape", PROBLEM];
+    machine.run("", &arguments);
+    let file = machine.rates_file().with_extension("state.json");
+    let mut state = read(&file);
+    let entry = &mut state["entries"][0];
+    let old = entry["old"].clone();
+    entry["screened"] = serde_json::json!([
+        { "kernel": old["kernel"], "settings": old["settings"], "microseconds": 100.0 },
+    ]);
+    fs::write(&file, state.to_string()).unwrap();
+    let stdout = machine.run("", &[&arguments[..], &["--dry-run"]].concat());
+    assert!(
+        !stdout.contains("resumed"),
+        "a dry run reads none: {stdout}"
+    );
+    state["multiprocessors"] = 66.into();
+    fs::write(&file, state.to_string()).unwrap();
+    let stdout = machine.run("", &arguments);
+    assert!(!stdout.contains("resumed"), "{stdout}");
+    state["multiprocessors"] = 132.into();
+    fs::write(&file, state.to_string()).unwrap();
+    let stdout = machine.run("", &arguments);
+    assert!(stdout.contains("resumed  1"), "{stdout}");
+}
+
+/// Two shapes that rates know by one line: only one of them can be tuned.
+#[test]
+fn a_problem_that_shares_its_line_with_another_is_named() {
+    let machine = Machine::new();
+    let aligned = "b32 q512 k512 h12 d64 f16 bias broadcast=none";
+    let other = "b32 q512 k512 h12 d64 f16 bias broadcast=keys";
+    let arguments = ["tune", "--dry-run", "--budget", "0", "--shape", aligned];
+    let stdout = machine.run("", &[&arguments[..], &["--shape", other]].concat());
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(&format!("skipped {other}: ")), "{stdout}");
+    // The same shape twice is one problem, and nothing is missing.
+    let stdout = machine.run("", &[&arguments[..], &["--shape", aligned]].concat());
+    assert!(!stdout.contains("skipped"), "{stdout}");
+}
+
 #[test]
 fn what_is_verified_is_launched_with_the_settings_that_were_asked_for() {
     let machine = Machine::new();
@@ -348,11 +409,21 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
         .collect();
     fs::write(&file, problems.concat()).unwrap();
     let file = file.to_str().unwrap();
+    let json = machine.home.path().join("tuned.json");
     let arguments = ["tune", "--no-verify", "--file", file];
+    let arguments = [&arguments[..], &["--json", json.to_str().unwrap()]].concat();
     let mut command = machine.command("", &arguments);
     let (code, stderr, stdout) = crate::interrupt::interrupted(&mut command, "b1 q64 k64 h1 ");
     assert_eq!(code, Some(130), "{stdout}{stderr}");
     assert!(stderr.contains("cut short: "), "{stderr}");
+    // What was measured until then is written.
+    assert!(stdout.contains("before and after"), "{stdout}");
+    let tuned = read(&json);
+    assert_eq!(tuned["cut_short"], true);
+    let rows = tuned["problems"].as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    assert!(!rows[0]["screened"].as_array().unwrap().is_empty());
+    assert_eq!(rows[7]["verdict"], "not-reached");
     assert_eq!(fs::read(machine.rates_file()).unwrap(), planted);
     let files = machine.files();
     assert_eq!(files.len(), 2, "{files:?}");
@@ -367,6 +438,7 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     assert_eq!(state["entries"].as_array().unwrap().len(), 8);
     let stdout = machine.run("", &arguments);
     assert!(stdout.contains("\nresumed  "), "{stdout}");
+    assert_eq!(read(&json)["cut_short"], false);
     assert_eq!(machine.files().len(), 1);
     // A budget of nothing measures nothing, and says so.
     let stdout = machine.run(
@@ -489,12 +561,22 @@ fn problems_that_a_program_logged_are_tuned_for() {
         lines,
         format!("b2 q60 k128 h4/2 d64 f16 mask=causal\n{PROBLEM}\n")
     );
-    fs::write(&log, lines + "b2 q60 h4/").unwrap();
-    let stdout = machine.run(
-        "",
-        &["tune", "--dry-run", "--from-log", log.to_str().unwrap()],
-    );
+    // A line that a full disk cut off, one of `Splits::EveryKeys`, and one of another GPU, for which this one has no kernel.
+    let others = "b1 q1 k512 h8 d64 f16 splits=512\nb1 q64 k64 h2 d512 f32\nb2 q60 h4/".to_owned();
+    fs::write(&log, lines + &others).unwrap();
+    let arguments = ["tune", "--dry-run", "--from-log", log.to_str().unwrap()];
+    let stdout = machine.run("", &arguments);
     assert!(stdout.contains("0 of 2 problems"), "{stdout}");
+    for skipped in [
+        "skipped  b1 q1 k512 h8 d64 f16 splits=512: ",
+        "skipped  b1 q64 k64 h2 d512 f32: ",
+    ] {
+        assert!(stdout.contains(skipped), "{stdout}");
+    }
+    // Asked for, it is refused.
+    let asked = ["tune", "--shape", "b1 q64 k64 h2 d512 f32"];
+    let (_, stderr) = expect_code(2, &mut machine.command("", &asked));
+    assert!(stderr.contains("no kernel for f32"), "{stderr}");
     // A log that can't be written fails no call.
     let mut command = machine.command("", &["bench", "--samples", "1", "--shape", PROBLEM]);
     expect_code(0, command.env("WARPTILE_LOG", "/nowhere/at/all"));
