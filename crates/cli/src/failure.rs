@@ -16,6 +16,9 @@ Exit codes:
   4  a file can't be read or written, or has the wrong contents
   130  interrupted by Ctrl-C; the results until then are printed and written";
 
+/// The code of a wrong result.
+pub(crate) const WRONG: u8 = 1;
+
 /// The code of a device that let us down.
 pub(crate) const DEVICE: u8 = 3;
 
@@ -130,7 +133,7 @@ impl Failure {
     /// The code in [`EXIT_CODES`].
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Failure::Wrong(_) => 1,
+            Failure::Wrong(_) => WRONG,
             Failure::Input(_) => 2,
             Failure::Device(_) => DEVICE,
             Failure::File { .. }

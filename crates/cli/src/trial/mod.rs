@@ -18,7 +18,7 @@ use crate::again::this_program;
 use crate::bench::blocks::{self, LAUNCHES, Pair};
 use crate::bench::gpu::with_bench;
 use crate::cases;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::images;
 use crate::json;
 use crate::machine;
@@ -50,6 +50,10 @@ pub(crate) struct TrialArgs {
 
 /// Launches of each candidate whose results must equal the first.
 const REPEATED: &str = "25";
+
+/// Codes of a verification that its candidate failed: by wrong results, or by what it did to the device.
+const WRONG: i32 = failure::WRONG as i32;
+const DEVICE: i32 = failure::DEVICE as i32;
 
 /// Candidates whose counters are taken: as many as a generation is bred from.
 const COUNTED: usize = 3;
@@ -175,16 +179,25 @@ impl<'a> Trial<'a> {
         command.args(["--seed", &task.seed.to_string()]);
         command.args(["--repeat", REPEATED, "--sync", "end"]);
         let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = match said.trim() {
+            "" => format!("ended with {}", output.status),
+            said => said.to_owned(),
+        };
+        // Anything else, such as a full disk or the end of the host, says nothing of the results.
+        let wrong = match output.status.code() {
+            Some(0) => None,
+            Some(WRONG | DEVICE) => Some(said),
+            _ => {
+                return Err(Failure::Device(format!(
+                    "the verification of {image} ended with {}; run the command again to go on: {said}",
+                    output.status
+                )));
+            }
+        };
         Ok(Check {
             problems: task.checks,
-            wrong: (!output.status.success()).then(|| {
-                let said = String::from_utf8_lossy(&output.stderr);
-                let said = said.trim();
-                match said.is_empty() {
-                    true => format!("ended with {}", output.status),
-                    false => said.to_owned(),
-                }
-            }),
+            wrong,
         })
     }
 

@@ -163,6 +163,28 @@ fn what_computes_wrong_is_never_timed_and_a_control_is() {
     trial(4);
 }
 
+/// The verification of a candidate that no GPU has the shared memory for ends with code 2, which says nothing of its results.
+#[test]
+fn a_verification_that_cannot_run_calls_no_candidate_wrong() {
+    let fake = FakeDriver::open();
+    let folder = tempfile::tempdir().unwrap();
+    pack(folder.path());
+    let bytes = original().bytes().unwrap();
+    let mut entry = entry(&bytes);
+    entry["static_shared_bytes"] = json!(1_000_000);
+    write(folder.path(), &bytes, &[entry]);
+    let out = folder.path().join("results.json");
+    let mut command = warptile();
+    command.env("WARPTILE_LIBCUDA", fake.path());
+    command.arg("trial").arg(folder.path()).arg("--out");
+    let (_, stderr) = expect_code(3, command.arg(&out));
+    assert!(
+        stderr.contains("run the command again to go on"),
+        "{stderr}"
+    );
+    assert_eq!(read(&out)["checks"], json!({}));
+}
+
 #[test]
 fn a_trial_that_is_killed_at_any_moment_goes_on() {
     let fake = FakeDriver::open();
