@@ -47,6 +47,7 @@ struct Verification {
     #[serde(default)]
     program: String,
     date: String,
+    devices: Option<String>,
     #[serde(default)]
     cut_short: bool,
     count: u64,
@@ -299,12 +300,14 @@ fn verified(path: &Path, of: &Verification) -> String {
         "<p>{} random problems against float64 in {:.1} s: {} passed, {failed}.</p>",
         of.count, of.seconds, of.passed
     );
+    // Of results without an image.
+    let place = of.devices.as_deref().unwrap_or("cpu");
     let worst = [("out", &of.worst_out), ("lse", &of.worst_lse)];
     let worst = worst.into_iter().filter_map(|(what, worst)| {
         let worst = worst.as_ref()?;
         Some(vec![
             escaped(&worst.problem),
-            escaped(worst.image.as_deref().unwrap_or("cpu")),
+            escaped(worst.image.as_deref().unwrap_or(place)),
             what.to_owned(),
             format!("{:.1e}", worst.error.error),
             format!("{:.1e}", worst.error.bound),

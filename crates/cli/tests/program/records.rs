@@ -283,6 +283,20 @@ fn verify_says_what_was_drawn() {
 
 /// 40,000 rows took minutes when each row was held against every other.
 #[test]
+fn a_report_names_the_devices_that_computed_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let (verify, page) = (dir.path().join("verify.json"), dir.path().join("page.html"));
+    let mut command = warptile();
+    command.args(["verify", "--devices", "cpu,cpu", "--count", "3"]);
+    expect_code(0, command.args(["--max-len", "40", "--json"]).arg(&verify));
+    let mut command = warptile();
+    command.arg("report").arg(&verify).arg("-o").arg(&page);
+    expect_code(0, &mut command);
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("cpu,cpu"), "{html}");
+}
+
+#[test]
 fn a_report_of_many_rows_takes_seconds() {
     let dir = tempfile::tempdir().unwrap();
     let one = record(&dir, "one.json", [10.0, 100.0], "warptile 0.1.0");
