@@ -215,6 +215,12 @@ fn has_gpu_tests(executable: &Path) -> Result<bool> {
         .args(["--list", "--ignored", "--format=terse"])
         .output()
         .with_context(|| format!("cannot list the tests of {}", executable.display()))?;
+    ensure!(
+        listed.status.success(),
+        "{} ended with {} when it was to list its tests",
+        executable.display(),
+        listed.status
+    );
     Ok(String::from_utf8_lossy(&listed.stdout)
         .lines()
         .any(|line| line.ends_with(": test")))
@@ -351,6 +357,14 @@ fn contents(out: &Path) -> Result<Vec<Packed>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Without its tests a bundle would be taken for whole.
+    #[test]
+    #[cfg(unix)]
+    fn tests_that_cannot_be_listed_are_an_error() {
+        assert!(has_gpu_tests(Path::new("false")).is_err());
+        assert!(!has_gpu_tests(Path::new("true")).unwrap());
+    }
 
     fn place(kind: &str, test: bool, name: &str, manifest: &str) -> Option<String> {
         let message = serde_json::json!({
