@@ -17,6 +17,9 @@ pub(crate) struct Row {
     pub(crate) kernel: String,
     /// SHA-256 of the image; `null` for the CPU path.
     pub(crate) sha256: Option<String>,
+    /// Those of the other steps' images, in their order. Records of before have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) other_images: Vec<String>,
     /// The whole problem in the grammar of command lines, without its seed.
     #[serde(default)]
     pub(crate) problem: String,

@@ -120,6 +120,10 @@ impl Row {
             family: image.map_or("cpu".to_owned(), |image| image.family.to_string()),
             kernel: plan.kernel_name().to_owned(),
             sha256: image.map(|image| image.sha256.to_owned()),
+            other_images: { plan.steps().iter() }
+                .filter(|step| image.is_some_and(|image| image.name != step.image.name))
+                .map(|step| step.image.sha256.to_owned())
+                .collect(),
             problem: text.to_owned(),
             batch: call.batch(),
             heads: call.heads(),

@@ -292,6 +292,9 @@ fn gradients_are_timed_by_kernel_and_by_target() {
         let of_graph = rows.iter().find(|row| row["method"] == "graph").unwrap();
         let median = of_graph["median_us"].as_f64().unwrap();
         assert!((3000.0..3100.0).contains(&median), "{median}");
+        // The images of all three are on record.
+        let others = of_graph["other_images"].as_array().unwrap();
+        assert_eq!(others.len(), 2, "{of_graph}");
     }
     let mut other = on(&fake);
     other.args(["bench", "--shape", problem, "--kernel", "wgmma"]);
