@@ -55,7 +55,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data, &Record) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 26] = [
+const BLOCKS: [(&str, Maker); 27] = [
     ("support", |data, _| {
         support::table(&data.images, &data.checks())
     }),
@@ -64,6 +64,9 @@ const BLOCKS: [(&str, Maker); 26] = [
     }),
     ("parts", |_, gpu| parts::table(&gpu.summary, &gpu.others)),
     ("checks", |_, gpu| checks::summary(&gpu.checks)),
+    ("changed", |data, gpu| {
+        checks::changed(&data.images, &gpu.checks)
+    }),
     ("acceptance", |_, gpu| gpu.checks.acceptance.text()),
     ("counters", |_, gpu| checks::counters(&gpu.checks)),
     ("bench", |_, gpu| bench::tables(&gpu.rows)),
@@ -98,8 +101,14 @@ const BLOCKS: [(&str, Maker); 26] = [
     }),
     ("start", |_, gpu| start::text(&gpu.starts)),
     ("distributed", |_, gpu| distributed::table(&gpu.distributed)),
-    ("backward", |_, gpu| gradients::table(&gpu.backward)),
-    ("options", |_, gpu| options::table(&gpu.options)),
+    ("backward", |data, gpu| {
+        let rows = gpu.backward.iter().map(|one| &one.row);
+        since::noted(gradients::table(&gpu.backward), rows, &data.images)
+    }),
+    ("options", |data, gpu| {
+        let rows = gpu.options.iter().map(|one| &one.row);
+        since::noted(options::table(&gpu.options), rows, &data.images)
+    }),
     ("uneven", |_, gpu| speed::uneven(&gpu.uneven)),
     ("behind", |_, gpu| {
         let rows = [gpu.rows.as_slice(), &gpu.other].concat();
@@ -404,8 +413,12 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String> {
         let Some((_, record)) = data.records.iter().find(|record| record.0 == folder) else {
             bail!("{place}: evidence/{folder} has no summary.json");
         };
+        // Another block's end would take what stands between the two along.
+        let mut ends = lines
+            .by_ref()
+            .filter(|(_, line)| *line == END || line.starts_with(BEGIN));
         ensure!(
-            lines.any(|(_, line)| line == END),
+            ends.next().is_some_and(|(_, line)| line == END),
             "{place}: the block that begins here has no `{END}`"
         );
         filled.push_str(make(data, record).trim_end());
@@ -483,8 +496,40 @@ mod tests {
             elsewhere.unwrap_err().to_string(),
             "README.md:1: evidence/mars has no summary.json"
         );
-        let open = filled("<!-- generated: bench -->\n").unwrap_err();
-        assert!(open.to_string().contains("README.md:1"), "{open}");
+        let block = "<!-- generated: bench -->\n";
+        let whole = format!("{block}<!-- end generated -->\n");
+        for text in [block.to_owned(), format!("{block}Prose.\n{whole}")] {
+            let open = filled(&text).unwrap_err();
+            assert!(open.to_string().contains("README.md:1"), "{open}");
+        }
+    }
+
+    #[test]
+    fn tables_of_rows_in_turn_say_that_kernels_have_changed() {
+        let row = |of: &str| in_turn::Row {
+            row: BenchRow {
+                sha256: Some("old".to_owned()),
+                problem: of.to_owned(),
+                ..bench::tests::row("warptile", 64, 512, 1.0)
+            },
+            error_rms: None,
+        };
+        let record = Record {
+            backward: vec![row("q512 backward")],
+            options: vec![row("q512 bias")],
+            ..Record::default()
+        };
+        let data = Data {
+            images: Vec::new(),
+            records: vec![(String::new(), record)],
+            cpu: Vec::new(),
+            searches: Vec::new(),
+        };
+        for name in ["backward", "options"] {
+            let text = format!("{BEGIN}{name}{BEGIN_END}\n{END}\n");
+            let text = fill(Path::new("README.md"), &text, &data).unwrap();
+            assert!(text.contains("of 1 of our 1 rows"), "{text}");
+        }
     }
 
     #[test]

@@ -110,20 +110,26 @@ fn to_the_best(ratios: &BTreeMap<String, f64>, others: &BTreeMap<String, f64>) -
     common.map(|(_, &ratio)| ratio).min_by(f64::total_cmp)
 }
 
-/// Every ratio that is more than 3% below the baseline of its GPU. A GPU without a baseline has nothing to lose.
+/// Every ratio that is more than 3% below the baseline of its GPU, of which there may be no rows any more. A GPU without a baseline has
+/// nothing to lose.
 pub(super) fn losses(root: &Path, rows: &[BenchRow]) -> Result<Vec<Loss>> {
     let mut losses = Vec::new();
-    for (device, ratios) in measured(rows) {
-        let Some(Stored(before)) = Stored::read(root, device)? else {
+    let measured = measured(rows);
+    for path in files::list(&root.join("evidence"))? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with("baseline-") || !name.ends_with(".json") {
             continue;
-        };
-        losses.extend(before.into_iter().filter_map(|(problem, before)| {
+        }
+        let before: Baseline = files::read_json(&path)?;
+        let ratios = measured.get(&before.device[..]);
+        losses.extend(before.ratios.into_iter().filter_map(|(problem, before)| {
             let none = BTreeMap::new();
-            let present = ratios.get(&problem).unwrap_or(&none);
+            let present = ratios.and_then(|ratios| ratios.get(&problem));
+            let present = present.unwrap_or(&none);
             let now = to_the_best(present, &before);
             let before = to_the_best(&before, if now.is_some() { present } else { &before })?;
             now.is_none_or(|now| is_loss(before, now)).then(|| Loss {
-                baseline: path(root, device),
+                baseline: path.clone(),
                 problem,
                 before,
                 now,
@@ -193,5 +199,7 @@ mod tests {
         // A problem that is left out has not become faster by it.
         let other = [row("warptile", 128, 512, 1.0), row("fa3", 128, 512, 1.0)];
         assert!(lost(&other)[0].ends_with("now not measured"));
+        // Nor has a GPU whose rows are all gone.
+        assert!(lost(&[])[0].ends_with("now not measured"));
     }
 }

@@ -230,6 +230,31 @@ pub(super) fn unproven(images: &[ManifestEntry], checks: &[&Checks]) -> String {
     }
 }
 
+/// The images that a GPU has proven and that are other machine code now, and how many are the same.
+pub(super) fn changed(images: &[ManifestEntry], gpu: &Checks) -> String {
+    let now: BTreeMap<&str, &str> = { images.iter() }
+        .map(|image| (image.name.as_str(), image.sha256.as_str()))
+        .collect();
+    let (mut same, mut gone, mut changed) = (0, 0, Vec::new());
+    for (name, ran) in &gpu.images.images {
+        match now.get(name.as_str()) {
+            Some(sha256) if *sha256 == ran.sha256 => same += 1,
+            Some(_) => changed.push(format!("`{name}`")),
+            None => gone += 1,
+        }
+    }
+    let names = match changed.is_empty() {
+        true => String::new(),
+        false => format!(": {}", changed.join(", ")),
+    };
+    format!(
+        "Of the {} images that ran on {}, {same} are the same machine code now, {gone} have gone, and {} are other machine code{names}.\n",
+        gpu.images.images.len(),
+        gpu.gpu(),
+        changed.len()
+    )
+}
+
 /// `39 of 39 on NVIDIA H200`, of the given images, for each GPU.
 pub(super) fn proven_share(images: &[&ManifestEntry], checks: &[&Checks]) -> String {
     let on_gpu = |gpu: &&Checks| {
@@ -313,6 +338,24 @@ pub(super) mod tests {
         assert_eq!(
             unproven(&images[..1], &[&checks]),
             "Every image has run on a GPU and passed.\n"
+        );
+    }
+
+    #[test]
+    fn images_that_have_changed_since_they_ran_are_named() {
+        let images = [
+            image("scalar", "sm_90", "f16", 32),
+            image("scalar", "sm_90", "f16", 64),
+        ];
+        let gpu = ran(&[
+            ("scalar_d32_f16_sm_90", "ab", 10, 0),
+            ("scalar_d64_f16_sm_90", "cd", 10, 0),
+            ("scalar_d96_f16_sm_90", "ab", 10, 0),
+        ]);
+        assert_eq!(
+            changed(&images, &gpu),
+            "Of the 3 images that ran on a GPU, 1 are the same machine code now, 1 have gone, and 1 are other machine code: \
+             `scalar_d64_f16_sm_90`.\n"
         );
     }
 

@@ -6,19 +6,29 @@ use super::bench::BenchRow;
 use crate::manifest::ManifestEntry;
 
 /// A text about rows, and behind it how many of their images have changed since, if any has. `images`: those of now.
-pub(super) fn noted(text: String, rows: &[BenchRow], images: &[ManifestEntry]) -> String {
+pub(super) fn noted<'a>(
+    text: String,
+    rows: impl IntoIterator<Item = &'a BenchRow>,
+    images: &[ManifestEntry],
+) -> String {
     note(text, rows, images.iter().map(|image| image.sha256.as_str()))
 }
 
-fn note<'a>(text: String, rows: &[BenchRow], now: impl Iterator<Item = &'a str>) -> String {
+fn note<'a, 'b>(
+    text: String,
+    rows: impl IntoIterator<Item = &'a BenchRow>,
+    now: impl Iterator<Item = &'b str>,
+) -> String {
     let now: HashSet<&str> = now.collect();
-    let of_images: Vec<&str> = rows
-        .iter()
-        .filter_map(|row| row.sha256.as_deref())
+    let of_images: Vec<&BenchRow> = rows
+        .into_iter()
+        .filter(|row| row.sha256.is_some())
         .collect();
-    let changed = { of_images.iter() }
-        .filter(|image| !now.contains(**image))
-        .count();
+    let has_changed = |row: &&&BenchRow| {
+        let mut images = row.sha256.iter().chain(&row.other_images);
+        images.any(|image| !now.contains(&image[..]))
+    };
+    let changed = of_images.iter().filter(has_changed).count();
     match changed {
         0 => text,
         _ => format!(
@@ -53,5 +63,10 @@ mod tests {
             note("A table.\n".to_owned(), &rows[..1], now()),
             "A table.\n"
         );
+        // The second of two kernels.
+        let mut gradients = measured(Some("same"));
+        gradients.other_images = vec!["new".to_owned(), "old".to_owned()];
+        let text = note("A table.\n".to_owned(), [&gradients], now());
+        assert!(text.contains("of 1 of our 1 rows"), "{text}");
     }
 }
