@@ -58,7 +58,7 @@ mod tensors;
 
 pub use bindings::{Bindings, MergeBindings};
 pub use error::{Error, Result};
-pub use session::Session;
+pub use session::{Aligned, Session};
 pub use tensors::Tensors;
 
 pub use cudarc;

@@ -10,14 +10,16 @@ use warptile::driver::sys::CUstream;
 use warptile::gpu::{Addresses, Gpu};
 use warptile::kernels::Kind;
 use warptile::plan::{BackwardProblem, Choice};
-use warptile::spec::{Append, Backward, Call, Merge, Operand, Scoring, Slots};
+use warptile::spec::{Append, Backward, Call, CallBuilder, Merge, Operand, Scoring, Slots};
 use warptile::{Element, Layout};
 
 use crate::bindings::{Bindings, Locked, MergeBindings, lock};
 use crate::error::{Error, Result};
 
-/// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels
-/// need in addition to their tensors, up to 53 MB on an H200, instead of allocating it for each launch.
+/// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels need in addition
+/// to their tensors, instead of allocating it for each launch: up to 53 MB on an H200. Gradients and
+/// [`Splits::EveryKeys`](warptile::Splits::EveryKeys) need more for more queries and keys; of such a workspace the session keeps the
+/// largest there was, rounded up by less than 64 MiB.
 pub struct Session {
     stream: Arc<CudaStream>,
     gpu: &'static Gpu,
@@ -96,7 +98,7 @@ impl Session {
             bindings = bindings.output(Operand::Lse, lse);
         }
         self.launch_with(bindings, &Choice::Best, |aligned| {
-            Ok(builder.aligned_addresses(aligned).build()?)
+            Ok(aligned.described(builder).build()?)
         })
     }
 
@@ -109,8 +111,8 @@ impl Session {
         self.launch_with(bindings, &Choice::Best, |_| Ok(call.clone()))
     }
 
-    /// As [`Session::launch`], of a call that is described when it is known whether q, k, v and the output start at multiples of 16 bytes
-    /// ([`CallBuilder::unaligned_addresses`](warptile::spec::CallBuilder::unaligned_addresses)), and by a chosen kernel.
+    /// As [`Session::launch`], of a call that is described when it is known which tensors start at multiples of 16 bytes, and by a chosen
+    /// kernel.
     ///
     /// # Errors
     /// As [`Session::launch`], and those of `describe`.
@@ -118,16 +120,12 @@ impl Session {
         &self,
         mut bindings: Bindings<'_>,
         choice: &Choice,
-        describe: impl FnOnce(bool) -> warptile::Result<Call>,
+        describe: impl FnOnce(Aligned) -> warptile::Result<Call>,
     ) -> Result<()> {
         let types = bindings.types();
         let locked = bindings.lock(&self.stream)?;
         let addresses = of_operands(&locked);
-        // Some kernels read a bias or a key mask as they read rows.
-        let reads_rows = |operand: Operand| operand.moves_rows() || operand.kind() == Kind::Scores;
-        let aligned =
-            { addresses.iter() }.all(|(operand, at)| !reads_rows(operand) || at.is_multiple_of(16));
-        let call = describe(aligned)?;
+        let call = describe(Aligned::of(&addresses))?;
         call.check_types(&types)?;
         locked.check(call.memory().map(of_operand))?;
         let prepared = self.gpu.prepare(call.problem(), choice)?;
@@ -155,14 +153,12 @@ impl Session {
     pub fn backward_with(
         &self,
         mut bindings: Bindings<'_>,
-        describe: impl FnOnce(bool) -> warptile::Result<Backward>,
+        describe: impl FnOnce(Aligned) -> warptile::Result<Backward>,
     ) -> Result<()> {
         let types = bindings.types();
         let locked = bindings.lock(&self.stream)?;
         let addresses = of_operands(&locked);
-        let aligned = { addresses.iter() }
-            .all(|(operand, at)| !operand.moves_rows() || at.is_multiple_of(16));
-        let backward = describe(aligned)?;
+        let backward = describe(Aligned::of(&addresses))?;
         backward.check_types(&types)?;
         locked.check(backward.memory().map(of_operand))?;
         let problem = BackwardProblem::of(&backward);
@@ -265,14 +261,45 @@ impl Session {
         }
         let mut kept = locked(&self.workspace);
         if kept.as_ref().is_none_or(|kept| kept.len() < bytes) {
-            // The smaller one is freed in the order of the stream.
-            let grown = bytes.checked_next_power_of_two().unwrap_or(bytes);
+            // The smaller one is freed in the order of the stream. As a power of two, a large one could be twice as large as needed.
+            const STEP: usize = 64 << 20;
+            let grown = match bytes <= STEP {
+                true => bytes.next_power_of_two(),
+                false => bytes.checked_next_multiple_of(STEP).unwrap_or(bytes),
+            };
             *kept = Some(self.stream.alloc_zeros::<u8>(grown)?);
         }
         match &mut *kept {
             Some(kept) => launch(kept.device_ptr_mut(&self.stream).0),
             None => launch(0),
         }
+    }
+}
+
+/// Which tensors of a launch start at multiples of 16 bytes, as more kernels take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Aligned {
+    /// True if q, k, v, the output and their gradients do, as far as they are given.
+    pub rows: bool,
+    /// True if the bias, its gradient and the key mask do. Few kernels need it.
+    pub scores: bool,
+}
+
+impl Aligned {
+    fn of(addresses: &Slots<u64>) -> Self {
+        let all = |chosen: fn(Operand) -> bool| {
+            { addresses.iter() }.all(|(operand, at)| !chosen(operand) || at.is_multiple_of(16))
+        };
+        Aligned {
+            rows: all(Operand::moves_rows),
+            scores: all(|operand| operand.kind() == Kind::Scores),
+        }
+    }
+
+    /// Sets both in the builder of a call.
+    pub fn described(self, builder: CallBuilder<'_>) -> CallBuilder<'_> {
+        { builder.aligned_addresses(self.rows) }.aligned_scores(self.scores)
     }
 }
 

@@ -13,7 +13,7 @@ use warptile_cudarc::warptile::plan::Choice;
 use warptile_cudarc::warptile::spec::{
     Append, Call, Merge, Operand, Pairing, Rotary, Scoring, TableLayout, Types,
 };
-use warptile_cudarc::warptile::{Attention, Backend, ElementType, Layout, Mask};
+use warptile_cudarc::warptile::{Attention, Backend, ElementType, Layout, Mask, Splits};
 use warptile_cudarc::{Bindings, MergeBindings, Session, Tensors};
 use warptile_distributed::{Group, Sharding};
 
@@ -227,6 +227,15 @@ fn launches_are_in_order_and_within_their_memory() -> Result {
     context.synchronize()?;
     stand_in.check("e4m3", launches);
 
+    key_masks(session)?;
+    launches += 2;
+    context.synchronize()?;
+    stand_in.check("key masks", launches);
+
+    large_workspaces(&context)?;
+    launches += 1;
+    stand_in.check("a large workspace", launches);
+
     errors(session)?;
     launches += 1;
     context.synchronize()?;
@@ -351,6 +360,74 @@ fn e4m3(session: &Session) -> Result {
     let error = read(k_scale.as_view()).expect_err("a scale is missing");
     let expected = "v_scale needs a buffer of 2 elements";
     assert!(error.to_string().starts_with(expected), "{error}");
+    Ok(())
+}
+
+/// Keys that are cut at fixed places have a workspace of any size: the session keeps little more than it.
+fn large_workspaces(context: &Arc<CudaContext>) -> Result {
+    let stream = context.new_stream()?;
+    let session = Session::new(&stream)?;
+    let (q_layout, kv_layout) = (
+        Layout::bshd([65, 1, 1, 128]),
+        // The sequences share their keys.
+        Layout::new([65, 65_536, 1, 128], [0, 128, 128, 1]),
+    );
+    let call = Call::builder(&q_layout, &kv_layout, &kv_layout, ElementType::F16)
+        .want_lse(false)
+        .splits(Splits::EveryKeys(256))
+        .build()?;
+    let q = stream.alloc_zeros::<f16>(65 * 128)?;
+    let kv = stream.alloc_zeros::<f16>(65_536 * 128)?;
+    let mut out = stream.alloc_zeros::<f16>(65 * 128)?;
+    stream.synchronize()?;
+    let (before, _) = context.mem_get_info()?;
+    let bindings = Bindings::new(q.as_view(), kv.as_view(), kv.as_view(), out.as_view_mut());
+    session.launch(&call, bindings)?;
+    stream.synchronize()?;
+    let kept = before - context.mem_get_info()?.0;
+    let prepared = session.gpu().prepare(call.problem(), &Choice::Best)?;
+    let needed = prepared.plan().scratch().bytes;
+    assert!(needed > 128 << 20, "{needed}");
+    assert!(
+        (needed..needed + (64 << 20)).contains(&kept),
+        "{needed} {kept}"
+    );
+    Ok(())
+}
+
+/// A key mask at an odd address leaves the kernels to the rows that need theirs at a multiple of 16 bytes.
+fn key_masks(session: &Session) -> Result {
+    let stream = session.stream();
+    let q = stream.alloc_zeros::<f16>(len(Q))?;
+    let kv = stream.alloc_zeros::<f16>(len(KV))?;
+    let mask = stream.alloc_zeros::<u8>(2 * 512 + 1)?;
+    let mut out = stream.alloc_zeros::<f16>(len(Q))?;
+    let (q_layout, kv_layout) = (Layout::bshd(Q), Layout::bshd(KV));
+    let mut kernel = |start: usize| -> Result<&'static str> {
+        let bindings = Bindings::new(q.as_view(), kv.as_view(), kv.as_view(), out.as_view_mut())
+            .with(Operand::KeyMask, mask.slice(start..));
+        let mut kernel = "";
+        session.launch_with(bindings, &Choice::Best, |aligned| {
+            let builder = Call::builder(&q_layout, &kv_layout, &kv_layout, ElementType::F16)
+                .want_lse(false)
+                .layout(
+                    Operand::KeyMask,
+                    Layout::new([2, 1, 1, 512], [512, 0, 0, 1]),
+                );
+            let call = aligned.described(builder).build()?;
+            kernel = session
+                .gpu()
+                .plan(call.problem(), &Choice::Best)?
+                .kernel_name();
+            Ok(call)
+        })?;
+        Ok(kernel)
+    };
+    let kernels = [kernel(0)?, kernel(1)?];
+    assert!(
+        kernels.iter().all(|name| name.starts_with("wgmma")),
+        "{kernels:?}"
+    );
     Ok(())
 }
 

@@ -69,10 +69,8 @@ pub(crate) fn forward(
     let numbers = numbers(attention)?;
     let launched = session.launch_with(bindings, &Choice::Best, |aligned| {
         let builder = attention.call(described, numbers.into_iter(), want_lse);
-        Ok(builder
-            .longest(attention.longest)
-            .aligned_addresses(aligned)
-            .build()?)
+        let builder = builder.longest(attention.longest);
+        Ok(aligned.described(builder).build()?)
     });
     launched.map_err(|error| failed(caller, error))?;
     Ok((out, lse))
@@ -111,12 +109,8 @@ pub(crate) fn backward(
     let numbers = numbers(attention)?;
     let launched = session.backward_with(bindings, |aligned| {
         let builder = attention.call(described, numbers.into_iter(), true);
-        attention.backward(
-            described,
-            builder
-                .longest(attention.longest)
-                .aligned_addresses(aligned),
-        )
+        let builder = builder.longest(attention.longest);
+        attention.backward(described, aligned.described(builder))
     });
     launched.map_err(|error| failed(caller, error))?;
     Ok(gradients)
