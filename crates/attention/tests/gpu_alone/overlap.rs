@@ -567,9 +567,8 @@ impl Gradients {
     /// The bits between the canaries, which are whole.
     fn read(results: &[DeviceBuffer<bf16>; 3]) -> [Vec<u16>; 3] {
         [0, 1, 2].map(|index| {
-            let bits: Vec<u16> = { results[index].to_vec().unwrap().iter() }
-                .map(|x| x.to_bits())
-                .collect();
+            let found = results[index].to_vec().unwrap();
+            let bits: Vec<u16> = found.iter().map(|x| x.to_bits()).collect();
             let (before, rest) = bits.split_at(Device::MARGIN);
             let (bits, behind) = rest.split_at(rest.len() - Device::MARGIN);
             let is_clean = |x: &[u16]| x.iter().all(|x| *x == 0xFFFF);
