@@ -89,7 +89,7 @@ fn tables_of_different_lengths_are_refused() {
     let error = CacheWrite::new(&new, &new, (keys, values))
         .rotary_f32(&table, &short, Pairing::HalfSplit)
         .unwrap_err();
-    assert_eq!(error.to_string(), "sin has length 8 where cos has 10");
+    assert_eq!(error.to_string(), "sin has length 8, but cos has 10");
 }
 
 #[test]
