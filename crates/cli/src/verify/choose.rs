@@ -42,6 +42,8 @@ const HOST_LEN: usize = 1024;
 /// Multiply-adds of each product of a longer random problem, whose reference is computed on the GPU: 4096 x 4096 scores of
 /// 64 heads of size 128.
 const GPU_WORK: usize = 1 << 37;
+/// Of gradients, whose reference may have a quarter of the work.
+const GRADIENT_WORK: usize = GPU_WORK / 4;
 
 impl Verify<'_> {
     /// The problems of the command line, each on every image if there are some.
@@ -86,8 +88,12 @@ impl Verify<'_> {
         // Far apart, so that two runs with neighbouring seeds share no problem.
         let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
         let max_len = usize::from(self.args.max_len);
+        let work = match self.args.backward {
+            true => GRADIENT_WORK,
+            false => GPU_WORK,
+        };
         let mut case = match self.backend.gpu() {
-            Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, GPU_WORK),
+            Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, work),
             _ => Case::random(seed, max_len),
         };
         if self.args.paged && case.pages.is_none() {
@@ -261,4 +267,24 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         case((tiles - 1) * rows + 5, 2 * keys + 9, narrow, Mask::causal()),
     ]
     .map(|case| case.for_image(image))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_problems_of_any_length_have_references() {
+        let drawn = |seed, work| Case::random_with_work(seed, 4096, work).differentiable();
+        let has_reference = |case: Case| {
+            let case = Case {
+                backward: true,
+                ..case
+            };
+            case.check_reference().is_ok()
+        };
+        assert!((0..5000).all(|seed| has_reference(drawn(seed, GRADIENT_WORK))));
+        assert!(!(0..5000).all(|seed| has_reference(drawn(seed, GPU_WORK))));
+        assert!((0..5000).all(|seed| drawn(seed, GPU_WORK).check_reference().is_ok()));
+    }
 }
