@@ -29,7 +29,7 @@ struct Prepass {
     long long lse_head; // Elements of the lse between heads; its rows are contiguous.
     const float* d_lse; // The gradient of the lse, where the lse has its rows; null: none.
     float* delta; // The sum over each row of the output times its gradient, less the gradient of its lse; 0 for rows past a sequence's end.
-    float* scaled_lse; // The lse to base 2; plus infinity for rows that see no key, and for rows past a sequence's end.
+    float* scaled_lse; // The lse to base 2; plus infinity for rows that see no key or whose lse is below `Prepass::LEAST_LSE`, and for rows past a sequence's end.
     unsigned* turns; // [CTAs] set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
 };
 static_assert(sizeof(Prepass) == 192);
@@ -49,7 +49,7 @@ static_assert(sizeof(QueryRows) == 40);
 // How the tiles of a launch are shared out: those of keys of a key/value head, or of queries of a head. A head's tiles are numbered as
 // forward numbers those of queries (work/order.cuh): of packed rows, sequence b has those from its first row / BLOCK + b on.
 struct BackwardWork {
-    unsigned* counter; // Counter from which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+    unsigned* counter; // Counter from which CTAs draw tiles; 0 before and after each launch. Null where each CTA has one tile.
     int tiles; // Tiles in all: head_tiles * heads, and * batch unless the rows are packed.
     int head_tiles; // Tiles of a head: of one batch entry, or of all packed rows.
     int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed rows. At least 1.
