@@ -292,6 +292,18 @@ class Autograd(unittest.TestCase):
                 self.assertTrue(torch.equal(found, expected))
                 found.sum().backward()
 
+    def test_arrays_may_change_before_gradients(self):
+        q, k, v = self.draw(2, 9, 4, 16), self.draw(2, 17, 4, 16), self.draw(2, 17, 4, 16)
+        gradients = []
+        for change in (0, 4):
+            learned = q.clone().requires_grad_()
+            state = np.array([1, 2, 0, 0], np.uint64).view(np.int32)
+            out = warptile.attention(learned, k, v, dropout_p=0.5, dropout_state=state)
+            state[4] += change
+            out.sum().backward()
+            gradients.append(learned.grad)
+        self.assertTrue(torch.equal(*gradients))
+
     def test_scaled_dot_product_attention(self):
 
         own, torchs = warptile.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention

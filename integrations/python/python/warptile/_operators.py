@@ -224,12 +224,12 @@ def _why_not(q, k, v, options):
 
 
 def _tensor(given, dtype, device):
-    """A number or a list as a tensor of this type; an array of another library in its own."""
+    """A number or a list as a tensor of this type; an array of another library in its own, copied: gradients read it later."""
     if isinstance(given, numbers.Number):
         given = [given]
     if isinstance(given, (list, tuple)):
         return torch.tensor(given, dtype=dtype, device=device)
-    return torch.as_tensor(given, device=device)
+    return torch.as_tensor(given, device=device).clone()
 
 
 def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, **options):
