@@ -50,8 +50,8 @@ impl World {
         }
     }
 
-    /// The world that torchrun, an MPI, or SLURM describes by variables of the environment: the first of these all of whose variables are
-    /// there. The address is `WARPTILE_RENDEZVOUS`, or the host of `MASTER_ADDR` and the port behind `MASTER_PORT`.
+    /// The world that torchrun, an MPI, or SLURM describes by variables of the environment: the first of these whose rank is
+    /// there, of an MPI by PMI if all of its variables are. The address is `WARPTILE_RENDEZVOUS`, or the host of `MASTER_ADDR` and the port behind `MASTER_PORT`.
     ///
     /// # Errors
     /// [`Error::World`] with the variables that are missing or wrong.
@@ -67,9 +67,13 @@ impl World {
                 .map_err(|_| Error::World(format!("{name}={text} is not a number")))
         };
         let is_set = |name: &&str| variable(name).is_some();
-        // SLURM can set two of another launcher's. Without a whole set the one that has begun says what is missing.
+        // SLURM's plugins set two of PMI's. Of the others the one that has begun says what is missing.
+        let has_begun = |names: &[&str; 3]| match names[0] {
+            "PMI_RANK" => names.iter().all(is_set),
+            rank => is_set(&rank),
+        };
         let [rank, ranks, local_rank] = { LAUNCHERS.into_iter() }
-            .find(|names| names.iter().all(is_set))
+            .find(has_begun)
             .or_else(|| LAUNCHERS.into_iter().find(|[rank, ..]| is_set(rank)))
             .ok_or_else(|| {
                 let mut names = LAUNCHERS.map(|[rank, ..]| rank).to_vec();
@@ -200,6 +204,16 @@ mod tests {
         for (variables, expected) in [
             (&[][..], "none of the variables RANK, "),
             (&[("RANK", "1")], "the variable WORLD_SIZE is not set"),
+            (
+                &[
+                    ("RANK", "1"),
+                    ("WORLD_SIZE", "2"),
+                    ("SLURM_PROCID", "0"),
+                    ("SLURM_NTASKS", "1"),
+                    ("SLURM_LOCALID", "0"),
+                ],
+                "the variable LOCAL_RANK is not set",
+            ),
             (
                 &[("PMI_RANK", "1"), ("PMI_SIZE", "2")],
                 "the variable MPI_LOCALRANKID is not set",
