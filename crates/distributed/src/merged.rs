@@ -41,7 +41,8 @@ impl Group {
     }
 
     /// Merges what the ranks got for the same queries, each from keys of its own, on rank 0 and in the order of the ranks: the same parts
-    /// give the same bits. Over several processes each of them gives its own part, and gets the result. Of keys that are dealt out by pages, row `i` of a sequence is with rank `i / page_rows % ranks`; a rank without keys gives an
+    /// give the same bits. Over several processes each of them gives its own part, and gets the result. Sinks must be part of one of them
+    /// only. Of keys that are dealt out by pages, row `i` of a sequence is with rank `i / page_rows % ranks`; a rank without keys gives an
     /// output whose lse is `-inf`.
     ///
     /// # Errors
@@ -50,8 +51,8 @@ impl Group {
         self.merge_of("merge", parts)
     }
 
-    /// Merges on rank 0 what each rank of this one process computes of the same queries, with the output in a layout. A rank on another device reads them from rank 0's
-    /// memory and writes its part there, so that each of both streams waits for the other once.
+    /// Merges on rank 0 what each rank of this one process computes of the same queries, with the output in a layout. A rank on another
+    /// device reads them from rank 0's memory and writes its part there, so that each of both streams waits for the other once.
     pub(crate) fn merge_of_each<T: Element>(
         &self,
         q: &Tensor<T>,
