@@ -130,15 +130,25 @@ impl<'a> Trial<'a> {
 
     fn all(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
         self.write()?;
+        let mut unchecked = None;
         for asked in self.results.task.candidates.clone() {
             if self.results.checks.contains_key(&asked.kernel) {
                 continue;
             }
-            let check = self.check(&asked.image)?;
+            let check = match self.check(&asked.image) {
+                Ok(check) => check,
+                Err(failure) => {
+                    unchecked = unchecked.or(Some(failure));
+                    continue;
+                }
+            };
             let said = check.wrong.as_deref().unwrap_or("right");
             writeln!(console, "{}: {said}", asked.kernel)?;
             self.results.checks.insert(asked.kernel, check);
             self.write()?;
+        }
+        if let Some(failure) = unchecked {
+            return Err(failure);
         }
         for pass in [1, 2] {
             let mut command = self.subcommand("trial")?;

@@ -173,6 +173,13 @@ fn a_verification_that_cannot_run_calls_no_candidate_wrong() {
     let mut entry = entry(&bytes);
     entry["static_shared_bytes"] = json!(1_000_000);
     write(folder.path(), &bytes, &[entry]);
+    // The next one is verified all the same, and is wrong, as the stand-in computes nothing.
+    let task = folder.path().join("trial.json");
+    let mut changed = read(&task);
+    let (kernel, image) = (original().kernel, original().name);
+    let next = json!({ "kernel": kernel, "image": image, "sha256": original().sha256 });
+    changed["candidates"].as_array_mut().unwrap().push(next);
+    fs::write(&task, changed.to_string()).unwrap();
     let out = folder.path().join("results.json");
     let mut command = warptile();
     command.env("WARPTILE_LIBCUDA", fake.path());
@@ -182,7 +189,11 @@ fn a_verification_that_cannot_run_calls_no_candidate_wrong() {
         stderr.contains("run the command again to go on"),
         "{stderr}"
     );
-    assert_eq!(read(&out)["checks"], json!({}));
+    let checks = &read(&out)["checks"];
+    assert!(
+        checks[KERNEL].is_null() && checks[kernel]["wrong"].is_string(),
+        "{checks}"
+    );
 }
 
 #[test]
