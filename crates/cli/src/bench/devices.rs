@@ -460,6 +460,10 @@ pub(super) struct Sampled<'a, T> {
     inputs: [&'a [T]; 4],
 }
 
+/// With slopes the reference of a row has the queries behind it as well, where the mask does not end at its own key: then only the last
+/// rows of a sequence are compared.
+const MOST_BEHIND: usize = 256;
+
 impl<'a, T: Element> Sampled<'a, T> {
     pub(super) fn new(case: &'a Case, numbers: &'a tensors::Numbers, inputs: [&'a [T]; 4]) -> Self {
         Sampled {
@@ -485,6 +489,9 @@ impl<'a, T: Element> Sampled<'a, T> {
                     }
                 }
                 let mut query = row - start;
+                if self.case.scoring.alibi.is_some() && self.case.scoring.mask.right != Some(0) {
+                    query = query.max(rows.saturating_sub(MOST_BEHIND));
+                }
                 if self.case.scoring.dropout.is_some() {
                     query -= query % DropoutState::ALIGNMENT as usize;
                 }
