@@ -133,7 +133,6 @@ impl<'a> Arguments<'a> {
                 (Kind::Scores, Elements::Bias) if self.has_bias_f32 => Some(ElementType::F32),
                 (Kind::Scores, Elements::Bias) => Some(self.types.q),
                 (Kind::Scores, _) => None,
-                (Kind::List(_), _) => continue,
                 _ => {
                     let rule = "is given as a tensor that has an element for each score";
                     return Err(Invalid::presence(operand.name(), rule).into());

@@ -89,6 +89,11 @@ fn tensors_of_scores_have_the_type_that_is_read() {
     );
     assert!(error(keys().scores(Operand::KeyMask, &mask)).starts_with("key_mask has numbers"));
     assert!(error(keys().scores(Operand::Q, &x)).starts_with("q is given as a tensor"));
+    let lengths = error(keys().lengths(&[1]).scores(Operand::KeyLengths, &x));
+    assert!(
+        lengths.starts_with("key_lengths is given as a tensor"),
+        "{lengths}"
+    );
 }
 
 #[test]
