@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    BlockLists, Call, ElementType, Features, Heads, Mask, Operand, Scoring, Splits, Types,
+    BlockLists, Call, ElementType, Features, Heads, Kind, Mask, Operand, Scoring, Splits, Types,
 };
 
 /// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
@@ -178,7 +178,7 @@ impl Problem {
 
     /// Returns true if the bias or the key mask is given and the copy engine can bring its rows.
     pub fn fits_boxes(&self, operand: Operand) -> bool {
-        self.fit_boxes.contains(operand.feature())
+        operand.kind() == Kind::Scores && self.fit_boxes.contains(operand.feature())
     }
 
     /// The problem of the sequences whose mask shows their first keys and no others, without the mask: `None` if the problem has no
