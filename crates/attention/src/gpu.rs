@@ -58,10 +58,11 @@ pub use warptile_spec::{Access, MemoryType, ViewTypes};
 /// A kernel once it is loaded; until then locked by the thread that loads it.
 type Loading = Mutex<Option<Arc<Loaded>>>;
 
-/// Prepared problems of all operations: `(Problem, Choice)` and [`Inner`] of an operation.
-/// Lists of numbers that are kept: each layer of a model may have its own sinks, slopes and two lists of scales.
-const MOST_CONSTANTS: usize = 4096;
+/// Lists of numbers that are kept: each layer of a model may have its own sinks, slopes and two lists of scales. Few enough to look
+/// through.
+const MOST_CONSTANTS: usize = 1024;
 
+/// Prepared problems of all operations: `(Problem, Choice)` and [`Inner`] of an operation.
 type AllPrepared = Recent<Box<dyn Any + Send>, Arc<dyn Any + Send + Sync>>;
 
 /// A GPU with the kernels that were loaded on it so far, and what was prepared last.
