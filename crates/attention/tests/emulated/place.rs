@@ -58,7 +58,7 @@ impl Emulated {
     pub(crate) fn run_first<B: bytemuck::AnyBitPattern>(&self) -> B {
         self.gpu.stream().synchronize().unwrap();
         let launches = self.fake.launches();
-        self.run(&launches[..1]);
+        assert_eq!(self.run(&launches[..1]), 0, "turns did not come");
         self.fake.forget_launches();
         bytemuck::pod_read_unaligned(launches[0].params())
     }
