@@ -134,7 +134,8 @@ impl<'a> Arguments<'a> {
                 (Kind::Scores, Elements::Bias) => Some(self.types.q),
                 (Kind::Scores, _) => None,
                 _ => {
-                    let rule = "is given as a tensor of scores, which only a bias and a key mask can be";
+                    let rule =
+                        "is given as a tensor of scores, which only a bias and a key mask can be";
                     return Err(Invalid::presence(operand.name(), rule).into());
                 }
             };
