@@ -202,18 +202,18 @@ pub(crate) struct Comparison<'a> {
 type Key<'a> = (&'a str, &'a str, &'a str, Option<&'a str>);
 
 impl<'a> Comparison<'a> {
-    /// Kernels are told apart only where one of the records has several for a problem: else a kernel's successor is compared
+    /// Kernels of a problem are told apart only if one of the records has several for it: else a kernel's successor is compared
     /// with it.
     pub(crate) fn new(before: &[&'a Row], now: &[&'a Row], tolerance: f64) -> Self {
-        let has_repeats = |rows: &[&Row]| {
-            let keys: BTreeSet<_> = rows.iter().map(|row| key(row, false)).collect();
-            keys.len() < rows.len()
-        };
-        let by_kernel = has_repeats(before) || has_repeats(now);
-        let mut earlier: BTreeMap<Key<'_>, &Row> = before
-            .iter()
-            .map(|row| (key(row, by_kernel), *row))
-            .collect();
+        let mut repeats: BTreeSet<Key<'_>> = BTreeSet::new();
+        for rows in [before, now] {
+            let mut seen = BTreeSet::new();
+            let keys = rows.iter().map(|row| key(row, false));
+            repeats.extend(keys.filter(|key| !seen.insert(*key)));
+        }
+        let key = |row: &'a Row| key(row, repeats.contains(&key(row, false)));
+        let mut earlier: BTreeMap<Key<'_>, &Row> =
+            before.iter().map(|row| (key(row), *row)).collect();
         let mut comparison = Comparison {
             rows: Vec::new(),
             only_before: 0,
@@ -221,7 +221,7 @@ impl<'a> Comparison<'a> {
             tolerance,
         };
         for &now in now {
-            match earlier.remove(&key(now, by_kernel)) {
+            match earlier.remove(&key(now)) {
                 Some(before) => comparison.rows.push(Compared { before, now }),
                 None => comparison.only_now += 1,
             }
@@ -329,6 +329,18 @@ mod tests {
         let comparison = Comparison::new(&before.each_ref(), &now.each_ref(), 3.0);
         assert_eq!((comparison.rows.len(), comparison.only_now), (1, 1));
         assert!(comparison.verdict(Path::new("old")).is_ok());
+    }
+
+    #[test]
+    fn kernels_are_told_apart_only_for_problems_that_have_several() {
+        let same = [timing("p", "a", 1.0), timing("p", "b", 1.0)];
+        let [of_a, of_b] = &same;
+        let (before, now) = (timing("q", "a", 10.0), timing("q", "c", 20.0));
+        let (before, now) = ([of_a, of_b, &before], [of_a, of_b, &now]);
+        let comparison = Comparison::new(&before, &now, 3.0);
+        assert_eq!(comparison.rows.len(), 3);
+        assert_eq!((comparison.only_before, comparison.only_now), (0, 0));
+        assert!(comparison.verdict(Path::new("old")).is_err());
     }
 
     #[test]
