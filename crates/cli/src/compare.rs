@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::files::Tensors;
 use crate::records::{self, Compared, Comparison, Record};
 use crate::text::say;
-use crate::{cases, files, json, text};
+use crate::{cases, files, json, output, text};
 
 /// Compare the tensors of two files (safetensors, .npz or .npy), or two records of `warptile bench --json`.
 ///
@@ -84,6 +84,9 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
                 "--{option} {value} is not a tolerance"
             )));
         }
+    }
+    if let Some(json) = args.json.as_ref().and_then(json::Target::file) {
+        output::refuse_replacing([&args.a, &args.b], json)?;
     }
     match (is_record(&args.a), is_record(&args.b)) {
         (true, true) => records(args, console),

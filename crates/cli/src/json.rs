@@ -95,6 +95,14 @@ impl Formatter for Rounded {
 }
 
 impl Target {
+    /// Where the JSON goes, if to a file.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Target::Stdout => None,
+            Target::File(path) => Some(path),
+        }
+    }
+
     /// Makes sure that the file can be written, before the work that fills it.
     ///
     /// # Errors

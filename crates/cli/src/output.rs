@@ -137,6 +137,24 @@ fn temporary(target: &Path, present: Option<&fs::Metadata>) -> io::Result<NamedT
     Ok(file)
 }
 
+/// Checks that a command writes to none of the files that it reads.
+///
+/// # Errors
+/// [`Failure::Input`].
+pub(crate) fn refuse_replacing<'a>(
+    read: impl IntoIterator<Item = &'a PathBuf>,
+    written: &Path,
+) -> Result<(), Failure> {
+    match { read.into_iter() }.find(|read| is_same_file(read, written)) {
+        None => Ok(()),
+        Some(read) => Err(Failure::Input(format!(
+            "{}: the output would replace a file that is read: {}",
+            written.display(),
+            read.display()
+        ))),
+    }
+}
+
 /// Returns true if both paths lead to the same file, or will once it is written.
 pub(crate) fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b)

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use self::speeds::Speeds;
 use crate::failure::Failure;
 use crate::machine::{self, PROGRAM};
-use crate::output::Replacement;
+use crate::output::{self, Replacement};
 use crate::records::Record;
 use crate::verify::totals::{FailedProblem, ImageTotals, Worst};
 use crate::{cases, json, text};
@@ -70,6 +70,7 @@ enum Content {
 
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    output::refuse_replacing(&args.records, &args.output)?;
     let file = Replacement::begin(&args.output)?;
     let contents = read_all(&args.records)?;
     let measured = contents.iter().filter_map(|(_, content)| match content {

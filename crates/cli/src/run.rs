@@ -93,7 +93,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", default_value_t = Choice::Best)]
     kernel: Choice,
 
-    /// Compare with out and lse of this file (with --causal: out_causal and lse_causal), and fail if they differ by too much
+    /// Compare with out and lse of this file (out_causal and lse_causal if the mask is causal and has no window), and fail if they
+    /// differ by too much
     ///
     /// The tolerance is twice the error of the plain, unfused computation in the element type on the same inputs (three times where
     /// an option bounds the scores), plus a rounding error, and for lse plus 1e-5 * (1 + |lse|). Errors are measured against float64.
@@ -136,15 +137,7 @@ pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure
 /// # Errors
 /// [`Failure::File`] if it can't be written, [`Failure::Input`] if it is one of the files that are read.
 fn output_file(args: &RunArgs, path: &Path) -> Result<Replacement, Failure> {
-    for read in args.inputs.iter().chain(&args.expect) {
-        if output::is_same_file(read, path) {
-            return Err(Failure::Input(format!(
-                "{}: the output would replace a file that is read: {}",
-                path.display(),
-                read.display()
-            )));
-        }
-    }
+    output::refuse_replacing(args.inputs.iter().chain(&args.expect), path)?;
     Replacement::begin(path)
 }
 

@@ -40,6 +40,7 @@ use crate::json;
 use crate::machine::{self, Machine};
 use crate::operation::{self, Operation};
 use crate::options::Device;
+use crate::output;
 use crate::progress;
 use crate::records::{self, Comparison, Origin, Record};
 use crate::tensors::Settings;
@@ -230,6 +231,9 @@ fn wait_for_line(end: &str) -> bool {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    if let Some(json) = args.json.as_ref().and_then(json::Target::file) {
+        output::refuse_replacing(args.file.iter().chain(&args.compare), json)?;
+    }
     let cases = cases_of(args)?;
     let effort = Effort {
         samples: args.samples as usize,

@@ -38,7 +38,7 @@ use crate::machine::{self, Machine};
 use crate::options::Device;
 use crate::output::Replacement;
 use crate::text::say;
-use crate::{bench, cases, interrupt, json, progress};
+use crate::{bench, cases, interrupt, json, output, progress};
 
 /// Find the fastest kernels for your problems on this GPU, and let the planner choose them from now on.
 ///
@@ -137,6 +137,10 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let start = Instant::now();
     if args.reset {
         return reset(args, console);
+    }
+    let json = args.json.as_ref().and_then(json::Target::file);
+    for written in json.into_iter().chain(args.svg.as_deref()) {
+        output::refuse_replacing(args.file.iter().chain(&args.from_log), written)?;
     }
     if args.several.devices.is_some() {
         return devices::run(args, console);

@@ -281,7 +281,34 @@ fn verify_says_what_was_drawn() {
     assert_eq!(sizes.len(), 64);
 }
 
-/// 40,000 rows took minutes when each row was held against every other.
+#[test]
+fn a_record_that_is_read_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = record(&dir, "a.json", [10.0, 100.0], "warptile 0.1.0");
+    let b = record(&dir, "b.json", [10.0, 100.0], "warptile 0.1.0");
+    let problems = dir.path().join("problems.txt");
+    fs::write(&problems, "q8 k8 d8 f32\n").unwrap();
+    let (records, lines) = (fs::read(&b).unwrap(), fs::read(&problems).unwrap());
+    let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
+    let problems = problems.to_str().unwrap();
+    let bench = ["bench", "--device", "cpu", "--samples", "1"];
+    for arguments in [
+        &["report", a, b, "-o", b][..],
+        &["compare", a, b, "--json", b],
+        &[&bench[..], &["--compare", b, "--json", b]].concat(),
+        &[&bench[..], &["--file", problems, "--json", problems]].concat(),
+        &["tune", "--file", problems, "--json", problems],
+        &["tune", "--file", problems, "--svg", problems],
+        &["tune", "--from-log", problems, "--json", problems],
+    ] {
+        let (_, stderr) = expect_code(2, warptile().args(arguments));
+        let words = "would replace a file that is read";
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
+        assert_eq!(fs::read(b).unwrap(), records, "{arguments:?}");
+        assert_eq!(fs::read(problems).unwrap(), lines, "{arguments:?}");
+    }
+}
+
 #[test]
 fn a_report_names_the_devices_that_computed_together() {
     let dir = tempfile::tempdir().unwrap();
@@ -296,6 +323,7 @@ fn a_report_names_the_devices_that_computed_together() {
     assert!(html.contains("cpu,cpu"), "{html}");
 }
 
+/// 40,000 rows took minutes when each row was held against every other.
 #[test]
 fn a_report_of_many_rows_takes_seconds() {
     let dir = tempfile::tempdir().unwrap();
