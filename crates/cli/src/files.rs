@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
 use warptile::kernels::Operations;
-use warptile::spec::{Operand, Slots, Types};
+use warptile::spec::{E4m3, Operand, Slots, Types};
 use warptile::{Element, ElementType, Layout};
 
 use crate::failure::Failure;
@@ -529,6 +529,29 @@ fn elements<T: bytemuck::Pod, N>(view: &TensorView<'_>, number: fn(T) -> N) -> V
     elements.into_iter().map(number).collect()
 }
 
+/// The types that [`numbers`] reads, those of [`floats`] first.
+const NUMBERS: [Dtype; 10] = [
+    Dtype::F16,
+    Dtype::BF16,
+    Dtype::F32,
+    Dtype::F64,
+    Dtype::F8_E4M3,
+    Dtype::I32,
+    Dtype::U32,
+    Dtype::I64,
+    Dtype::BOOL,
+    Dtype::U8,
+];
+
+/// A tensor whose elements are of none of these types.
+fn of_another_type(file: &Tensors, name: &str, view: &TensorView<'_>, needed: &[Dtype]) -> Failure {
+    file.wrong(&format!(
+        "{name} has elements of type {}; {} is needed",
+        view.dtype(),
+        options::alternatives(needed)
+    ))
+}
+
 /// The values of a tensor of any floating-point type, as f64.
 ///
 /// # Errors
@@ -543,13 +566,11 @@ pub(crate) fn floats(
         Dtype::BF16 => Ok(elements(view, bf16::to_f64)),
         Dtype::F32 => Ok(elements(view, |value: f32| value.into())),
         Dtype::F64 => Ok(elements(view, |value: f64| value)),
-        other => Err(file.wrong(&format!(
-            "{name} has elements of type {other}; F16, BF16, F32 or F64 is needed"
-        ))),
+        _ => Err(of_another_type(file, name, view, &NUMBERS[..4])),
     }
 }
 
-/// [`floats`], and integers too.
+/// [`floats`], and quantized values, integers and masks too.
 ///
 /// # Errors
 /// [`Failure::Input`] if the tensor is of another type.
@@ -563,6 +584,11 @@ pub(crate) fn numbers(
         Dtype::U32 => Ok(elements(view, |value: u32| value.into())),
         // Beyond 2^53 neighbours become one: no offset is that large.
         Dtype::I64 => Ok(elements(view, |value: i64| value as f64)),
+        Dtype::BOOL | Dtype::U8 => Ok(elements(view, |value: u8| value.into())),
+        Dtype::F8_E4M3 => Ok(elements(view, |bits: u8| {
+            E4m3::from_bits(bits).to_f32().into()
+        })),
+        other if !NUMBERS.contains(&other) => Err(of_another_type(file, name, view, &NUMBERS)),
         _ => floats(file, name, view),
     }
 }

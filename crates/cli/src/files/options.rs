@@ -43,7 +43,7 @@ fn dtypes(operand: Operand) -> &'static [Dtype] {
 }
 
 /// Such as `I32, U32 or I64`.
-fn alternatives(dtypes: &[Dtype]) -> String {
+pub(super) fn alternatives(dtypes: &[Dtype]) -> String {
     let names: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
     match names.split_last() {
         Some((last, [])) => last.clone(),

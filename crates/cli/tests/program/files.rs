@@ -161,6 +161,50 @@ fn differences_are_found_and_told() {
     compare(4, &a, Path::new("no/such/file"), &[]);
 }
 
+#[test]
+fn tensors_of_every_type_that_is_written_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for (problem, tensor) in [
+        ("q3 k4 d8 f16 keymask", "mask"),
+        ("b2 q1 k4 h2 d16 bf16 pages=16 cache=e4m3", "k_pages"),
+        ("q3 k4 d8 f32 dropout=0.5", "dropout_state"),
+    ] {
+        for name in ["a.npz", "b.safetensors"] {
+            expect_code(0, warptile().args(["gen", problem, "-o"]).arg(path(name)));
+        }
+        let (stdout, _) = compare(0, &path("a.npz"), &path("b.safetensors"), &[]);
+        assert!(stdout.contains(&format!("  {tensor}: 0 of ")), "{stdout}");
+    }
+    let write = |name: &str, dtype: &'static str, data: &[u8]| {
+        let tensor = Tensor("x", dtype, vec![data.len()], data.to_vec());
+        fs::write(path(name), file(&[tensor])).unwrap();
+        path(name)
+    };
+    let (shown, hidden) = (write("a", "BOOL", &[1, 1]), write("b", "U8", &[1, 0]));
+    let (stdout, _) = compare(1, &shown, &hidden, &[]);
+    assert!(
+        stdout.contains("x: 1 of 2 values differ, 1 by more than is allowed; largest"),
+        "{stdout}"
+    );
+    // 1 and 1.125, 0.3125 and -0.3125.
+    let e4m3 = |name: &str, bits: [u8; 2]| write(name, "F8_E4M3", &bits);
+    let (one, other) = (e4m3("c", [0x38, 0x2a]), e4m3("d", [0x39, 0xaa]));
+    let (stdout, _) = compare(1, &one, &other, &["--atol", "0.2"]);
+    assert!(
+        stdout.contains("2 of 2 values differ, 1 by") && stdout.contains("6.25e-1 at 1"),
+        "{stdout}"
+    );
+    let odd = write("e", "I8", &[1, 2]);
+    let (_, stderr) = compare(2, &odd, &odd, &[]);
+    assert!(
+        stderr.contains(
+            "x has elements of type I8; F16, BF16, F32, F64, F8_E4M3, I32, U32, I64, BOOL or U8 is needed"
+        ),
+        "{stderr}"
+    );
+}
+
 /// Standard output of `run` on these files.
 fn run_on(inputs: &[&Path], flags: &[&str], out: &Path) -> String {
     let mut command = warptile();
