@@ -161,15 +161,19 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
     Ok(builder.aligned_addresses(!case.unaligned).build()?)
 }
 
+/// Bytes of keys and values that a launch reads, at least 1: there may be none that a query sees.
+fn read(case: &Case, call: &Call) -> usize {
+    (kv_bytes(case, call) as usize).max(1)
+}
+
 /// Sets of inputs and outputs that launches rotate through: `bytes` is what one has in memory, `memory` what all may have.
 fn sets(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
     let bytes = bytes.max(1);
     let clamp =
         |wanted: usize, limits: RangeInclusive<usize>| wanted.clamp(*limits.start(), *limits.end());
-    let read = kv_bytes(case, call);
     match is_reading(case, call) {
         true => {
-            let wanted = READ_BYTES.div_ceil(read as usize).min(memory / bytes);
+            let wanted = READ_BYTES.div_ceil(read(case, call)).min(memory / bytes);
             clamp(wanted, READING_SETS)
         }
         false => clamp(ROTATED_BYTES.div_ceil(bytes), SETS),
@@ -178,10 +182,9 @@ fn sets(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
 
 /// Launches of a graph that uses each of this many sets.
 fn launches(case: &Case, call: &Call, sets: usize) -> usize {
-    let read = kv_bytes(case, call);
     match is_reading(case, call) {
         true => REPLAYED_BYTES
-            .div_ceil(read as usize)
+            .div_ceil(read(case, call))
             .clamp(sets, MOST_LAUNCHES.max(sets)),
         false => sets,
     }
@@ -406,6 +409,9 @@ mod tests {
         assert_eq!(of("q1 k8192 h32/8 d128 bf16", 32 << 20, many), (16, 256));
         assert_eq!(of("b16 q1 k8192 h32/8 d128 bf16", 512 << 20, 0), (2, 16));
         assert_eq!(of("b16 q1 k131072 h32/8 d128 bf16", 8 << 30, 0), (2, 2));
+        // No query sees a key, so nothing is read.
+        let hidden = "q1 k100 d64 f16 mask=causal diagonal=-5";
+        assert_eq!(of(hidden, 13_056, many), (256, 256));
         // Where computing takes the time, each launch has a set.
         assert_eq!(of("q512 k512 h8 d64 bf16", 2 << 20, 0), (64, 64));
         assert_eq!(of("q4096 k4096 h8 d64 bf16", 16 << 20, 0), (16, 16));
