@@ -160,7 +160,7 @@ enum EvolveTask {
         /// The family
         family: String,
     },
-    /// Add a winner to instances.toml, and print the line for the rates file
+    /// Add a winner to instances.toml, and its rate to the rates file of its GPU
     Promote {
         /// The family
         family: String,
