@@ -21,7 +21,7 @@ import time
 
 from checks import acceptance, alone, controls, examples, launches, sanitizer, tests, tile, verify
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
-from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
+from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, NoSuchGpu, device, now, stop
 from summary import table
 from times import PEERS_BY_PLACE, Prepared, backward, bench, decode, errors, missing_peers, ncu, options, peers, tune
 
@@ -71,10 +71,10 @@ BUSY = "verify"
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers", "other", "default"),
     "errors": ("errors",),
-    "decode": ("decode",),
+    "decode": ("decode", "few"),
     "backward": ("backward",),
     "options": ("options",),
-    "bench": ("start", "noise", "kernels", "families", "small-gpu", "uneven"),
+    "bench": ("start", "noise", "kernels", "families", "small-gpu", "uneven", "sparse"),
     "ncu": ("ncu",),
     "tune": ("tune",),
     "verify": ("verify", "verify-*", "images"),
@@ -113,7 +113,7 @@ class OtherGpu:
         for name in PEERS_BY_PLACE:
             command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
         command += ["--without-peers"] if options.without_peers else []
-        variables = {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
+        variables = {"CUDA_VISIBLE_DEVICES": evidence.second_gpu}
         before = os.sched_getaffinity(0)
         self.output = (self.folder / "output").open("w+")
         self.process = None
@@ -214,7 +214,7 @@ def main():
     default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
     arguments.add_argument("--only", metavar="PART,...", help=f"run these parts only: {', '.join(PARTS)}")
-    arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as the driver counts (default 0)")
+    arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as nvidia-smi counts, or of those in CUDA_VISIBLE_DEVICES (default 0)")
     arguments.add_argument("--second-gpu", type=int, metavar="N", help=f"run all parts but {', '.join(ON_FIRST_GPU)} on this GPU, meanwhile")
     arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family, and as many in pages (default 20000)")
     arguments.add_argument("--long-count", type=int, default=200, help="random problems up to length 4,096 for each family (default 200)")
@@ -245,7 +245,11 @@ def main():
 
 def collect(options, names, start):
     """Runs the parts. The script's exit code."""
-    evidence = Evidence(pathlib.Path(options.out).resolve(), options)
+    try:
+        evidence = Evidence(pathlib.Path(options.out).resolve(), options)
+    except NoSuchGpu as missing:
+        print(missing, file=sys.stderr)
+        return 2
     evidence.needs("nvidia-smi")
     # Nothing else runs yet, and nothing has been deleted.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:

@@ -13,13 +13,14 @@ from host import (
     KEEPS_MEMORY,
     LIMITS,
     OF_GROUPS,
+    ON,
     OPERATION_TESTS,
+    ORDINAL,
     SIDE_BY_SIDE,
     cubins,
     families,
     gradient_families,
     last_lines,
-    on,
     operation,
     operations,
     paged_families,
@@ -159,7 +160,7 @@ def verify(evidence):
         name = "-".join([family, *(option.lstrip("-") for option in kind), str(max_len)])
         what = f"verify {name}".replace("-", " ")
         kinds = {"paged": "--paged" in kind, "gradients": "--backward" in kind}
-        arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len, *kind]
+        arguments = ["verify", *ON, "--kernel", family, "--max-len", max_len, *kind]
         arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
         _, output, result = warptile(evidence, what, arguments, LIMITS["verify"], variables=KEEPS_MEMORY)
         print(last_lines(output, 1), flush=True)
@@ -199,7 +200,7 @@ def launches(evidence):
     """Every kernel launched hundreds of times in the same buffers, waited for in four ways."""
 
     def one(evidence, sync):
-        arguments = ["verify", *on(evidence), "--each-kernel", "--repeat", LAUNCHES, "--sync", sync]
+        arguments = ["verify", *ON, "--each-kernel", "--repeat", LAUNCHES, "--sync", sync]
         _, output, result = warptile(evidence, f"launches {sync}", arguments, LIMITS["launches"])
         print(last_lines(output, 1), flush=True)
         return result
@@ -223,7 +224,7 @@ def launches(evidence):
 
 def tile(evidence):
     """Each score and weight of one tile of every image that takes one."""
-    _, output, result = warptile(evidence, "tile", ["verify", *on(evidence), "--tile"], LIMITS["tile"])
+    _, output, result = warptile(evidence, "tile", ["verify", *ON, "--tile"], LIMITS["tile"])
     print(last_lines(output, 1), flush=True)
     rows = result["tiles"] if result else []
     computed = {row["image"] for row in rows if row["passed"] or row["fault"]}
@@ -252,7 +253,7 @@ def acceptance(evidence):
 
     def one(evidence, job):
         family, target, within, element = job
-        arguments = ["verify", *on(evidence), "--kernel", family, "--target", target, *within]
+        arguments = ["verify", *ON, "--kernel", family, "--target", target, *within]
         for problem in ACCEPTANCE:
             arguments += ["--case", f"{problem} {element} seed=7"]
         what = f"acceptance {family} {target} {element}"
@@ -270,11 +271,10 @@ def acceptance(evidence):
 def examples(evidence):
     """The examples, which compare a GPU's results themselves: tokens of a small decoder with those of the CPU and of a plain float64
     loop, and a captured step with ordinary calls."""
-    gpu = evidence.options.gpu
     jobs = (
         # The GPU is asked for by number: without it the decoder would be content with the CPU.
-        ("decoder", ["--tokens", EXAMPLE_TOKENS, "--device", f"cuda:{gpu}"], r"^(\S.*?) +\d+ +\d+  the same$", 2),
-        ("captured_step", ["--replays", EXAMPLE_REPLAYS, "--device", gpu], rf"^({EXAMPLE_REPLAYS} replays with \d+ sequences, 0 of them differ)$", 1),
+        ("decoder", ["--tokens", EXAMPLE_TOKENS, *ON], r"^(\S.*?) +\d+ +\d+  the same$", 2),
+        ("captured_step", ["--replays", EXAMPLE_REPLAYS, "--device", ORDINAL], rf"^({EXAMPLE_REPLAYS} replays with \d+ sequences, 0 of them differ)$", 1),
     )
     rows = []
     for name, arguments, pattern, wanted in jobs:
@@ -326,7 +326,7 @@ def sanitizer(evidence):
     def one(evidence, job):
         tool, family, target = job
         threads = RACECHECK_THREADS if tool == "racecheck" else 1
-        arguments = ["verify", *on(evidence), "--each-kernel", "--once", "--kernel", family, "--target", target, "--threads", threads]
+        arguments = ["verify", *ON, "--each-kernel", "--once", "--kernel", family, "--target", target, "--threads", threads]
         what = f"{tool} {family} {target}"
         code, output, result = warptile(evidence, what, arguments, LIMITS["sanitizer"], before=tool_command(tool))
         row = {"tool": tool, "family": family, "target": target, "errors": errors_of(output), "exit_code": code}

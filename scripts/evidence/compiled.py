@@ -3,7 +3,7 @@
 import concurrent.futures
 import os
 
-from host import LIMITS, last_lines, on, ptx, run, warptile
+from host import LIMITS, ON, last_lines, ptx, run, warptile
 from problems import DECODE, PROGRAM, files, of_sequences, shapes
 
 # Peers that compile, and which of them each part uses that measures peers.
@@ -20,7 +20,7 @@ class Ptx:
 
     def __init__(self, evidence):
         def compile_all(family, target):
-            arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 2]
+            arguments = ["verify", *ON, "--each-kernel", "--kernel", family, "--target", target, "--threads", 2]
             return warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
 
         of_ptx = ptx(evidence)
@@ -45,7 +45,7 @@ class Compiled:
         # FlashInfer compiles for what it finds beside itself: it needs to know where FlashAttention-4 is.
         places = [word for peer in COMPILED if getattr(options, peer) for word in (f"--{peer}", getattr(options, peer))]
         # A second GPU, if there is one: nothing runs beside what is timed.
-        variables = {} if options.second_gpu is None else {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
+        variables = {} if evidence.second_gpu is None else {"CUDA_VISIBLE_DEVICES": evidence.second_gpu}
 
         def compile_all(peer):
             # Of this thread, and so of the processes that it starts.

@@ -20,6 +20,11 @@ BUNDLE = pathlib.Path(__file__).resolve().parent.parent.parent
 
 WARPTILE = BUNDLE / "bin" / "warptile"
 
+# The GPU that is measured, to every command: `choose_gpus` leaves no other visible. And the option of the program that names it.
+ORDINAL = 0
+DEVICE = f"cuda:{ORDINAL}"
+ON = ("--device", DEVICE)
+
 # Tests of the operations other than forward: random cases of an operation are in the module of its family's name.
 OPERATION_TESTS = BUNDLE / "tests/attention-gpu"
 
@@ -56,6 +61,7 @@ class Evidence:
     def __init__(self, folder, options):
         self.folder = folder
         self.options = options
+        self.gpu, self.second_gpu = choose_gpus(options)
         self.failures = []
         self.stamp = {"commit": commit(), "date": now()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,6 +99,33 @@ class Evidence:
             return True
         self.fail(f"{tool} is not on the PATH")
         return False
+
+
+class NoSuchGpu(Exception):
+    """A GPU was asked for by a number that none has."""
+
+
+def choose_gpus(options):
+    """Makes `--gpu` the only GPU that the commands to come see: programs, tests and peers take the first one each, and counting by the driver
+    and by nvidia-smi may differ. Returns what names it to nvidia-smi, and what names `--second-gpu` to nvidia-smi and to
+    CUDA_VISIBLE_DEVICES, if there is one. On a host with one GPU, and where nvidia-smi lists none, the first GPU is left as it is."""
+    code, output = run(["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"], 60)
+    uuids = dict(re.findall(r"^(\d+), *(GPU-\S+)$", output, re.MULTILINE)) if code == 0 else {}
+    if len(uuids) < 2 and options.gpu == 0 and options.second_gpu is None:
+        return "0", None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    known = [word.strip() for word in visible.split(",")] if visible else list(uuids)
+
+    def named(gpu):
+        if known and not 0 <= gpu < len(known):
+            raise NoSuchGpu(f"there is no GPU {gpu}; those that can be seen: {', '.join(known)}")
+        word = known[gpu] if known else str(gpu)
+        # A UUID may be cut short in the variable.
+        return uuids.get(word) or next((uuid for uuid in uuids.values() if uuid.startswith(word)), word)
+
+    first, second = (None if gpu is None else named(gpu) for gpu in (options.gpu, options.second_gpu))
+    os.environ["CUDA_VISIBLE_DEVICES"] = first
+    return first, second
 
 
 def commit():
@@ -229,7 +262,7 @@ def device(evidence):
         "name,driver_version,compute_cap,vbios_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,"
         "power.limit,power.draw,temperature.gpu,ecc.mode.current,memory.total"
     )
-    code, output = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", evidence.options.gpu], 60)
+    code, output = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", evidence.gpu], 60)
     values = dict(zip(fields.split(","), [value.strip() for value in output.strip().split(",")]))
     if code != 0:
         evidence.fail(f"nvidia-smi: {last_lines(output)}")
@@ -242,14 +275,14 @@ def device(evidence):
     evidence.write("device.json", gpu=values, tools=tools)
     info = info or {"images": []}
     evidence.write("info.json", **{key: info[key] for key in info if key not in ("date", "driver")}, cuda=info.get("driver"))
-    here = [image for image in info["images"] if fits(image, info, evidence.options.gpu)]
+    here = [image for image in info["images"] if fits(image, info)]
     evidence.images = {image["image"]: image for image in here if image["role"] == "forward"}
     evidence.operations = {image["image"]: image for image in here if image["role"] != "forward"}
 
 
-def fits(image, info, gpu):
-    """Whether a GPU runs an image: it was compiled for it, and a CTA can have the shared memory that it needs."""
-    found = [device for device in info.get("devices", []) if device["ordinal"] == gpu]
+def fits(image, info):
+    """Whether the GPU runs an image: it was compiled for it, and a CTA can have the shared memory that it needs."""
+    found = [device for device in info.get("devices", []) if device["ordinal"] == ORDINAL]
     return any(
         runs(image["target"], device["compute_capability"]) and image["shared_bytes"] <= device["shared_bytes_per_cta"]
         for device in found
@@ -312,7 +345,3 @@ def ptx(evidence):
     """(family, target) of the images that the driver compiles."""
     images = evidence.images.values()
     return sorted({(image["family"], image["target"]) for image in images if image["target"].startswith("compute_")})
-
-
-def on(evidence):
-    return ["--device", f"cuda:{evidence.options.gpu}"]

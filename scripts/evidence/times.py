@@ -12,7 +12,7 @@ import threading
 import time
 
 from compiled import USES
-from host import BUNDLE, LAST_SECONDS, LIMITS, WARPTILE, Command, environment, last_lines, on, run, warptile
+from host import BUNDLE, DEVICE, LAST_SECONDS, LIMITS, ON, WARPTILE, Command, environment, last_lines, run, warptile
 from problems import BACKWARD, DECODE, FEW, ODD, OPTIONS, OTHER, PROGRAM, SHAPES, SPARSE, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
@@ -100,7 +100,7 @@ def peers(evidence):
     if options.without_peers:
         rows = []
         for name, problems in (("shapes", sweep()), ("other", problems_of(OTHER))):
-            arguments = ["bench", *on(evidence), *shapes(problems), "--samples", 30, "--seconds", 0.3]
+            arguments = ["bench", *ON, *shapes(problems), "--samples", 30, "--seconds", 0.3]
             rows += warptile(evidence, f"bench {name}", arguments, LIMITS["bench"])[2] or []
         absent = []
     else:
@@ -132,7 +132,7 @@ def errors(evidence):
 def backward(evidence):
     """Gradients: PyTorch's kernels and the planner's choice in turn, and how far the gradients of each are from float64."""
     if evidence.options.without_peers:
-        arguments = ["bench", *on(evidence), "--file", BACKWARD, "--samples", 30, "--seconds", 0.3]
+        arguments = ["bench", *ON, "--file", BACKWARD, "--samples", 30, "--seconds", 0.3]
         rows, absent = warptile(evidence, "backward", arguments, LIMITS["backward"])[2] or [], []
     else:
         rows, absent = with_errors(evidence, "backward")
@@ -142,7 +142,7 @@ def backward(evidence):
 def options(evidence):
     """Options of scores: PyTorch's kernels and the planner's choice in turn with the program's own calls without them, and errors."""
     if evidence.options.without_peers:
-        arguments = ["bench", *on(evidence), "--file", OPTIONS, "--samples", 30, "--seconds", 0.3]
+        arguments = ["bench", *ON, "--file", OPTIONS, "--samples", 30, "--seconds", 0.3]
         rows, absent = warptile(evidence, "options", arguments, LIMITS["options"])[2] or [], []
     else:
         rows, absent = with_errors(evidence, "options")
@@ -182,7 +182,7 @@ def decode(evidence):
     for name, problems in (("decode", DECODE), ("few", FEW)):
         absent = []
         if evidence.options.without_peers:
-            arguments = ["bench", *on(evidence), "--file", problems, "--samples", 30, "--seconds", 0.3]
+            arguments = ["bench", *ON, "--file", problems, "--samples", 30, "--seconds", 0.3]
             _, _, rows = warptile(evidence, name, arguments, LIMITS[name])
         else:
             rows, absent = of_peers(evidence, name)
@@ -299,7 +299,7 @@ def bench(evidence):
     for name, arguments in measured:
         if name == "small-gpu" and not any(image["target"] == SMALL_GPU for image in evidence.images.values()):
             continue
-        _, _, rows = warptile(evidence, f"bench {name}", ["bench", *on(evidence), *arguments], LIMITS["bench"])
+        _, _, rows = warptile(evidence, f"bench {name}", ["bench", *ON, *arguments], LIMITS["bench"])
         evidence.write(f"{name}.json", rows=rows or [])
 
 
@@ -307,7 +307,7 @@ def starts(evidence):
     """Milliseconds from a process's start until it prints that a result is there, and what it says of them, one process after the other."""
     rows = []
     for attempt in range(STARTS):
-        command = [BUNDLE / "bin/examples/08_first_result", f"cuda:{evidence.options.gpu}"]
+        command = [BUNDLE / "bin/examples/08_first_result", DEVICE]
         lines, begin, took = [], time.perf_counter(), None
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()) as process:
             limit = threading.Timer(LIMITS["start"], process.kill)
@@ -347,7 +347,7 @@ def ncu(evidence):
             asked = [metric for metric in metrics if counts(metric, family)]
             command = ["ncu", "--clock-control", "none", "--csv", "--metrics", ",".join(asked), "--kernel-name", "regex:warptile_"]
             command += ["--launch-skip", "2", "--launch-count", "1", "--target-processes", "all"]
-            command += [WARPTILE, "bench", *on(evidence), "--samples", "1", "--shape", shape, "--kernel", fastest["kernel"]]
+            command += [WARPTILE, "bench", *ON, "--samples", "1", "--shape", shape, "--kernel", fastest["kernel"]]
             code, output = run(command, LIMITS["ncu"])
             values = ncu_values(output)
             if code != 0 or not values:
@@ -389,7 +389,7 @@ def tune(evidence):
         for attempt in range(TUNING_ATTEMPTS):
             # What was measured before a kernel gave no answer is kept in the folder, and so is which kernel that was.
             left = max(1, round(TUNING - (time.monotonic() - start)))
-            arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", left, "--patience", PATIENCE, *files(SHAPES, DECODE, ODD)]
+            arguments = ["tune", *ON, "--budget", left, "--patience", PATIENCE, *files(SHAPES, DECODE, ODD)]
             what = f"tune {attempt + 1}" if attempt else "tune"
             _, output, result = warptile(evidence, what, arguments, left + 4 * PATIENCE, variables={"XDG_CONFIG_HOME": folder})
             if NO_ANSWER not in output:
@@ -399,7 +399,7 @@ def tune(evidence):
     problems = (result or {}).get("problems", [])
     changed = [problem for problem in problems if problem["verdict"] == "won"]
     requests = [{"case": one["case"], "old": one["old"], "new": one["chosen"], "blocks": TUNED_BLOCKS} for one in changed]
-    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}", "--patience", PATIENCE]
+    command = [WARPTILE, "tune-trials", *ON, "--patience", PATIENCE]
     code, output = run(command, LIMITS["tune"], text=json.dumps(requests))
     ratios = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
     if code != 0 or len(ratios) != len(changed):

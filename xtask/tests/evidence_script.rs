@@ -15,6 +15,7 @@ use xtask::files;
 const PROGRAM: &str = r#"#!/usr/bin/env -S python3 -S -E
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
+print("warptile on", os.environ.get("CUDA_VISIBLE_DEVICES", "all") + ":", *words, file=open("seen", "a"))
 option = lambda name, other: words[words.index(name) + 1] if name in words else other
 images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80"), ("decode_e4m3_89", "decode", "compute_89")]
 if words[0] == "info":
@@ -68,6 +69,7 @@ sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 /// lacks a peer.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
+print("peers on", os.environ.get("CUDA_VISIBLE_DEVICES", "all") + ":", *words[1:], file=open("seen", "a"))
 if "--find" in words:
     assert "--fa3" in words and "--cudnn" in words, words
     sys.exit("fa3: not installed (no such file)" if fault == "absent" else 0)
@@ -120,6 +122,7 @@ sys.exit(fault == "ends")
 const SANITIZER: &str = r#"#!/bin/sh
 [ "$1" = --version ] && echo 1 && exit
 tool=$2; shift 4; found=0
+echo "$(echo sanitizer) on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
 case "$*" in *controls.py*) echo "$tool: launched, then 0"; [ "$FAULT" = blind ] || found=3 ;; *) "$@" ;; esac
 case $tool in racecheck) echo "RACECHECK SUMMARY: $found hazards displayed" ;; *) echo "ERROR SUMMARY: $found errors" ;; esac
 "#;
@@ -132,22 +135,38 @@ while [ "${1%/bin/warptile}" = "$1" ]; do shift; done
 exec "$@"
 "#;
 
-const SMI: &str =
-    "#!/bin/sh\necho 'NVIDIA H200, 580.1, 9.0, v, P0, 1, 2, 3, 4, 5 W, 6 W, 7, Enabled, 8 MiB'\n";
+/// GPUS says how many there are; those of a number that it does not know have no UUID.
+const SMI: &str = r#"#!/bin/sh
+case "$*" in
+*index,uuid*)
+    [ "$GPUS" != 1 ] || echo '0, GPU-a'
+    [ "$GPUS" != 2 ] || printf '0, GPU-a\n1, GPU-b\n'
+    exit ;;
+*"-i 0" | *"-i GPU-a") name=H200 ;;
+*"-i 1" | *"-i GPU-b") name=H100 ;;
+*) echo "which GPU: $*"; exit 6 ;;
+esac
+echo "NVIDIA $name, 580.1, 9.0, v, P0, 1, 2, 3, 4, 5 W, 6 W, 7, Enabled, 8 MiB"
+"#;
 
 /// FAULT=silent makes it compute nothing, FAULT=few only some compositions.
 const OPERATIONS: &str = r#"#!/bin/sh
+echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
 [ "$1" = --list ] && echo 'merge::random: test' && exit
 [ "$FAULT" = silent ] || echo 'test merge::random ... ran merge_w4_sm_90'
 [ "$FAULT" = few ] && echo '100 compositions, no bit differs' || echo '10002 compositions, no bit differs'
 echo ok
 "#;
 
-const TEST: &str =
-    "#!/bin/sh\n[ \"$1\" = --list ] && echo 'a::b: test' && exit\necho 'test a::b ... ok'\n";
+const TEST: &str = r#"#!/bin/sh
+echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
+[ "$1" = --list ] && echo 'a::b: test' && exit
+echo 'test a::b ... ok'
+"#;
 
 /// FAULT=lonely has no GPU, FAULT=dispute other tokens on it.
 const DECODER: &str = r#"#!/bin/sh
+echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
 [ "$*" = "--tokens 48 --device cuda:0" ] || exit 2
 [ "$FAULT" = lonely ] && echo 'error: no GPU' && exit 3
 echo 'float64 loop                168      9000  '
@@ -155,10 +174,15 @@ echo 'float64 loop                168      9000  '
 echo 'CPU                         168       900  the same'
 "#;
 
-const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
+const CAPTURED_STEP: &str = r#"#!/bin/sh
+echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
+[ "$*" = "--replays 1000 --device 0" ] || exit 2
+echo '1000 replays with 12 sequences, 0 of them differ'
+"#;
 
 /// FAULT=dead ends before it has a result.
 const FIRST_RESULT: &str = r#"#!/bin/sh
+echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
 [ "$1" = cuda:0 ] || exit 2
 echo '  200.00 ms  device: H200'
 echo '  201.50 ms  tensors'
@@ -238,6 +262,9 @@ impl Host {
         options: &[&str],
     ) -> (Option<i32>, String) {
         let mut command = self.command(commit, parts, fault);
+        if options.contains(&"--gpu") || options.contains(&"--second-gpu") {
+            command.env("GPUS", "2");
+        }
         said(command.args(options).output().unwrap())
     }
 
@@ -254,10 +281,31 @@ impl Host {
             .arg(self.out())
             .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
             .env("FAULT", fault)
+            .env("GPUS", "1")
             .env_remove("WARPTILE_COMMIT")
             .env_remove("CUDA_VISIBLE_DEVICES")
             .current_dir(self.directory.path());
         command
+    }
+
+    /// Each command that has run since the last time, with what it saw of `CUDA_VISIBLE_DEVICES`.
+    fn seen(&self) -> Vec<String> {
+        let log = self.directory.path().join("seen");
+        let text = String::from_utf8(files::read(&log).unwrap()).unwrap();
+        files::write(&log, b"").unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The JSON files that there are.
+    fn written(&self) -> Vec<String> {
+        let paths = files::list(&self.out()).unwrap();
+        let names = paths
+            .iter()
+            .map(|path| path.file_name().unwrap().to_str().unwrap());
+        names
+            .filter(|name| name.ends_with(".json"))
+            .map(str::to_owned)
+            .collect()
     }
 
     fn json(&self, name: &str) -> Value {
@@ -386,15 +434,10 @@ fn parts_of_one_commit_are_put_together() {
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], true, "{summary}");
     // Each file says what it is about.
-    for entry in files::list(&host.out()).unwrap() {
-        if entry
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            let file = host.json(entry.file_name().unwrap().to_str().unwrap());
-            assert_eq!(file["commit"], "one", "{}", entry.display());
-            assert_eq!(file["device"], "NVIDIA H200", "{}", entry.display());
-        }
+    for name in host.written() {
+        let file = host.json(&name);
+        assert_eq!(file["commit"], "one", "{name}");
+        assert_eq!(file["device"], "NVIDIA H200", "{name}");
     }
     // A counter of another pipe is not even asked for.
     let profiles = host.json("ncu.json")["profiles"].clone();
@@ -415,6 +458,79 @@ fn parts_of_one_commit_are_put_together() {
         3 * 2 * 5
     );
     assert_eq!(host.json("default.json")["rows"][0]["backend"], "default");
+    // Of all that every part wrote, nothing stays beside what another commit's part writes.
+    assert_eq!(host.run("two", "tile", "").0, Some(0));
+    let mut written = host.written();
+    written.sort_unstable();
+    let expected = ["device.json", "info.json", "summary.json", "tile.json"];
+    assert_eq!(written, expected);
+}
+
+/// By the UUID, whichever way the driver counts; every command takes the first GPU that it sees.
+#[test]
+fn the_gpu_that_is_asked_for_is_the_only_one_that_is_seen() {
+    let host = Host::new();
+    let (code, text) = host.run_with("one", PARTS, "", &["--gpu", "1"]);
+    assert_eq!(code, Some(0), "{text}");
+    for line in host.seen() {
+        assert!(line.contains(" on GPU-b: "), "{line}");
+    }
+    for name in host.written() {
+        assert_eq!(host.json(&name)["device"], "NVIDIA H100", "{name}");
+    }
+    let both = ["--gpu", "1", "--second-gpu", "0"];
+    let (code, text) = host.run_with("one", "bench,tile", "", &both);
+    assert_eq!(code, Some(0), "{text}");
+    for line in host.seen() {
+        let tile = line.contains("--tile");
+        let gpu = if tile { " on GPU-a: " } else { " on GPU-b: " };
+        // Both ask the program what there is.
+        assert!(line.contains(gpu) || line.contains(": info "), "{line}");
+    }
+    assert_eq!(host.json("noise.json")["device"], "NVIDIA H100");
+    assert_eq!(host.json("tile.json")["device"], "NVIDIA H200");
+    // How many GPUs nvidia-smi lists, what may be seen of them, and which one is asked for.
+    for (gpus, visible, number, expected) in [
+        ("1", None, "0", Ok("all")),
+        ("1", Some("0"), "0", Ok("0")),
+        ("0", None, "0", Ok("all")),
+        ("0", Some("MIG-c"), "0", Ok("MIG-c")),
+        ("2", None, "0", Ok("GPU-a")),
+        ("2", Some("1,0"), "0", Ok("GPU-b")),
+        ("2", Some("1,0"), "1", Ok("GPU-a")),
+        ("2", Some("GPU-b"), "0", Ok("GPU-b")),
+        (
+            "1",
+            None,
+            "1",
+            Err("there is no GPU 1; those that can be seen: 0"),
+        ),
+        (
+            "2",
+            Some("1"),
+            "1",
+            Err("there is no GPU 1; those that can be seen: 1"),
+        ),
+    ] {
+        let mut command = host.command("one", "tile", "");
+        command.env("GPUS", gpus).args(["--gpu", number]);
+        if let Some(visible) = visible {
+            command.env("CUDA_VISIBLE_DEVICES", visible);
+        }
+        let (code, text) = said(command.output().unwrap());
+        match expected {
+            Ok(gpu) => {
+                assert_eq!(code, Some(0), "{text}");
+                for line in host.seen() {
+                    assert!(line.contains(&format!(" on {gpu}: ")), "{line}");
+                }
+            }
+            Err(words) => {
+                assert_eq!(code, Some(2), "{text}");
+                assert!(text.contains(words), "{text}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -517,7 +633,7 @@ fn what_peers_compile_is_compiled_in_advance() {
         (
             "peers",
             &[&places[..2], &["--second-gpu", "1"]].concat()[..],
-            vec!["fa4 --fa4=site on 1".into()],
+            vec!["fa4 --fa4=site on GPU-b".into()],
         ),
         (
             "peers",
