@@ -4,7 +4,7 @@
 //! A crate that uses candle-flash-attn-v3 changes one line of its manifest, and no line of its source:
 //!
 //! ```toml
-//! candle-flash-attn-v3 = { package = "warptile-candle-v3", version = "0.11.1" }
+//! candle-flash-attn-v3 = { package = "warptile-candle-v3", version = "0.11" }
 //! ```
 //!
 //! They are the functions of [`warptile_candle`] with one more parameter. That crate says what is computed, where, and with which

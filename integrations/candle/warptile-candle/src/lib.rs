@@ -4,10 +4,10 @@
 //! A crate that uses candle-flash-attn changes one line of its manifest, and no line of its source:
 //!
 //! ```toml
-//! candle-flash-attn = { package = "warptile-candle", version = "0.11.1" }
+//! candle-flash-attn = { package = "warptile-candle", version = "0.11" }
 //! ```
 //!
-//! The first two numbers of a version are those of the candle-core that it works with: 0.9.2 for 0.9, 0.10 and 0.11 likewise.
+//! The first two numbers of a version are those of the candle-core that it works with: 0.9, 0.10 or 0.11.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
