@@ -17,10 +17,10 @@ Exit codes:
   130  interrupted by Ctrl-C; the results until then are printed and written";
 
 /// The code of a wrong result.
-pub(crate) const WRONG: u8 = 1;
+pub(crate) const WRONG: i32 = 1;
 
 /// The code of a device that let us down.
-pub(crate) const DEVICE: u8 = 3;
+pub(crate) const DEVICE: i32 = 3;
 
 /// 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -133,9 +133,9 @@ impl Failure {
     /// The code in [`EXIT_CODES`].
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Failure::Wrong(_) => WRONG,
+            Failure::Wrong(_) => WRONG as u8,
             Failure::Input(_) => 2,
-            Failure::Device(_) => DEVICE,
+            Failure::Device(_) => DEVICE as u8,
             Failure::File { .. }
             | Failure::Format { .. }
             | Failure::Json { .. }

@@ -50,7 +50,8 @@ mod user_object;
 
 /// The environment variable with the times of kernels, for a program in a process of its own: `NAME=MICROSECONDS`, separated by
 /// commas. A name stands for all kernels whose names begin with it, and the first that fits counts. All other operations take a
-/// millisecond each. A kernel that takes `inf` never ends, and who waits for it waits for ever.
+/// millisecond each. A kernel that takes `inf` never ends, and who waits for it waits for ever. One that takes `nan` breaks its
+/// context.
 pub const KERNEL_TIMES: &str = "WARPTILE_FAKE_KERNEL_TIMES";
 
 /// The environment variable with the number of devices, likewise. Default: 1.

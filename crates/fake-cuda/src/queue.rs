@@ -222,8 +222,14 @@ impl State {
                 module,
                 touches,
             } => {
-                while self.kernel_time(&launch.name()) == Some(f64::INFINITY) {
-                    std::thread::park();
+                match self.kernel_time(&launch.name()) {
+                    Some(f64::INFINITY) => loop {
+                        std::thread::park();
+                    },
+                    Some(time) if time.is_nan() => {
+                        self.kernel_fault = Some(CUresult::ERROR_ILLEGAL_ADDRESS);
+                    }
+                    _ => {}
                 }
                 self.run_kernel(launch, module, &touches);
             }
@@ -277,7 +283,10 @@ impl State {
     fn duration(&self, op: &Op) -> f64 {
         const USUAL: f64 = 1000.0;
         match op {
-            Op::Launch { launch, .. } => self.kernel_time(&launch.name()).unwrap_or(USUAL),
+            Op::Launch { launch, .. } => {
+                let given = self.kernel_time(&launch.name());
+                given.filter(|time| !time.is_nan()).unwrap_or(USUAL)
+            }
             _ => USUAL,
         }
     }

@@ -51,10 +51,6 @@ pub(crate) struct TrialArgs {
 /// Launches of each candidate whose results must equal the first.
 const REPEATED: &str = "25";
 
-/// Codes of a verification that its candidate failed: by wrong results, or by what it did to the device.
-const WRONG: i32 = failure::WRONG as i32;
-const DEVICE: i32 = failure::DEVICE as i32;
-
 /// Candidates whose counters are taken: as many as a generation is bred from.
 const COUNTED: usize = 3;
 
@@ -197,7 +193,7 @@ impl<'a> Trial<'a> {
         // Anything else, such as a full disk or the end of the host, says nothing of the results.
         let wrong = match output.status.code() {
             Some(0) => None,
-            Some(WRONG | DEVICE) => Some(said),
+            Some(failure::WRONG | failure::DEVICE) => Some(said),
             _ => {
                 return Err(Failure::Device(format!(
                     "the verification of {image} ended with {}; run the command again to go on: {said}",

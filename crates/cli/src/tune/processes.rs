@@ -17,7 +17,7 @@ use super::state::Candidate;
 use super::watchdog::{self, Lost, PATIENCE, watched};
 use crate::again::this_program;
 use crate::cases;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::interrupt;
 use crate::machine;
 use crate::options::Device;
@@ -123,7 +123,7 @@ fn ended_in_time(child: &mut Child, limit: Duration) -> std::io::Result<Option<E
     Ok(None)
 }
 
-/// Checks that a candidate computes problems correctly on this GPU and ends; `None` after Ctrl-C.
+/// Checks that a candidate computes problems correctly on this GPU, leaves the device as it was and ends; `None` after Ctrl-C.
 pub(super) fn passes_verification(
     gpu: &Gpu,
     candidate: &Candidate,
@@ -143,7 +143,8 @@ pub(super) fn passes_verification(
     match status.code() {
         _ if interrupt::requested() => Ok(None),
         Some(0) => Ok(Some(true)),
-        Some(1) => Ok(Some(false)),
+        // Wrong results, or what the candidate did to the device or, by a signal, to the process.
+        Some(failure::WRONG | failure::DEVICE) | None => Ok(Some(false)),
         _ => Err(Failure::Device(format!(
             "cannot verify {candidate}: `warptile verify` ended with {status}"
         ))),

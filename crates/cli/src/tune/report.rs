@@ -32,7 +32,7 @@ enum Verdict {
     Kept,
     /// Something looked faster, but did not win both trials.
     NotProven,
-    /// Something is faster, but its results are wrong.
+    /// Something is faster, but its results are wrong, or it breaks the device.
     Wrong,
     /// Something else is chosen from now on.
     Won,
@@ -124,7 +124,7 @@ impl<'a> Outcome<'a> {
                     })
                     .collect();
                 format!(
-                    "kept: {fastest} is faster, but its results are wrong on this GPU; `warptile verify {}` shows it",
+                    "kept: {fastest} is faster, but fails `warptile verify {}` on this GPU",
                     options.join(" ")
                 )
             }

@@ -275,7 +275,8 @@ fn a_kernel_that_computes_wrong_results_never_wins() {
     let before = machine.chosen(PROBLEM);
     let times = format!("warptile_{FAST}_=100");
     let stdout = machine.run(&times, &["tune", "--shape", PROBLEM]);
-    assert!(stdout.contains("its results are wrong"), "{stdout}");
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("but fails `warptile verify "), "{stdout}");
     assert_eq!(machine.chosen(PROBLEM), before);
 }
 
@@ -304,7 +305,7 @@ fn settings_that_won_are_verified_with_their_kernel() {
     let stdout = machine.run("", &arguments);
     assert!(stdout.contains("resumed  1"), "{stdout}");
     let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("its results are wrong"), "{stdout}");
+    assert!(words.contains("but fails `warptile verify "), "{stdout}");
     let command = format!(
         "verify --kernel {} --settings \"ctas=1\"",
         kernel.as_str().unwrap()
@@ -318,6 +319,43 @@ fn settings_that_won_are_verified_with_their_kernel() {
     fs::write(&file, &state).unwrap();
     machine.run("", &[&arguments[..], &["--no-verify"]].concat());
     assert!(rates().contains(&choice), "{}", rates());
+}
+
+/// The search ends as one whose winner computed wrong results, and what was verified stays known if it ends early.
+#[test]
+fn a_winner_that_breaks_the_device_is_not_taken() {
+    const OTHER: &str = "b1 q64 k64 h3 d64 f16";
+    let machine = Machine::new();
+    let arguments = ["tune", "--shape", PROBLEM, "--shape", OTHER];
+    machine.run("", &[&arguments[..], &["--budget", "0"]].concat());
+    let file = machine.rates_file().with_extension("state.json");
+    let mut state = read(&file);
+    let won = |state: &mut serde_json::Value, index: usize, kernel: &str| {
+        let entry = &mut state["entries"][index];
+        let old = entry["old"]["kernel"].clone();
+        entry["screened"] = serde_json::json!([
+            { "kernel": old, "settings": "", "microseconds": 100.0 },
+            { "kernel": kernel, "settings": "", "microseconds": 50.0 },
+        ]);
+        entry["first"] = serde_json::json!(vec![2.0; 40]);
+        entry["repeat"] = entry["first"].clone();
+    };
+    won(&mut state, 0, FAST);
+    won(&mut state, 1, "mma_d64_1x1_w1_s1");
+    fs::write(&file, state.to_string()).unwrap();
+    let times = format!("warptile_{FAST}_=nan");
+    // There is no kernel of the second name, which says nothing about any.
+    let (_, stderr) = expect_code(3, &mut machine.command(&times, &arguments));
+    assert!(stderr.contains("cannot verify mma_d64_1x1"), "{stderr}");
+    let mut kept = read(&file);
+    assert_eq!(kept["entries"][0]["verified"], false, "{kept}");
+    won(&mut kept, 1, FAST);
+    fs::write(&file, kept.to_string()).unwrap();
+    let stdout = machine.run(&times, &arguments);
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    let failed = format!("but fails `warptile verify --kernel {FAST}` on this GPU");
+    assert_eq!(words.matches(&failed).count(), 2, "{stdout}");
+    assert_eq!(machine.files().len(), 1, "{:?}", machine.files());
 }
 
 /// As a part of a GPU has the name of the whole.
