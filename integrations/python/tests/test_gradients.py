@@ -402,10 +402,13 @@ class Autograd(unittest.TestCase):
     def test_refused(self):
         q = self.draw(2, 9, 4, 16).requires_grad_()
         slopes = torch.ones(4, requires_grad=True)
+        half, bias = q.detach().half().requires_grad_(), self.draw(9, 9)
         wide, pages = self.draw(1, 2, 1, 264).requires_grad_(), torch.zeros(2, 1, dtype=torch.int32)
         cases = [
             ("no gradient of alibi_slopes", lambda: warptile.attention(q, q, q, alibi_slopes=slopes)),
             ("head size 264; the largest with one is 256", lambda: warptile.attention(wide, wide, wide)),
+            ("a bias in torch.float32 with queries in torch.float16", lambda: warptile.attention(half, half, half, bias=bias)),
+            ("a bias in torch.float32 with queries in torch.float16", lambda: warptile.attention(half, half, half, bias=bias.requires_grad_())),
             ("pages", lambda: warptile.attention(q, q.detach(), q.detach(), block_table=pages, seqused_k=torch.tensor([3, 4], dtype=torch.int32))),
         ]
         for text, call in cases:

@@ -219,6 +219,9 @@ def _why_not(q, k, v, options):
         return "with keys and values in pages (block_table)"
     if not q.dtype == k.dtype == v.dtype:
         return f"for keys and values in {k.dtype}"
+    bias = options.get("bias")
+    if bias is not None and bias.dtype != q.dtype:
+        return f"for a bias in {bias.dtype} with queries in {q.dtype}"
     largest = max(q.shape[-1], v.shape[-1])
     return f"for head size {largest}; the largest with one is {LARGEST}" if largest > LARGEST else None
 
