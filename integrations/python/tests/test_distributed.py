@@ -164,6 +164,28 @@ class Ranks:
 
             self.check(function, own, q[:1], k[:1], v[:1], causal=causal, window=window, offsets=offsets)
 
+    def strides_and_second_derivatives(self):
+        cp = ContextParallel(sharding="contiguous")
+        x = [draw(at, 1, 16, 4, 24 * self.ranks).transpose(1, 3) for at in (1, 2, 3)]
+        assert x[0].stride(-1) != 1
+        own = cp.rows(24 * self.ranks)
+        self.check(lambda *local: cp.attention(*local, causal=True), own, *x, causal=True)
+        # A gradient with strides of 0.
+        results = []
+        for d_out in (torch.ones(1).expand(1, 24, 4, 16), torch.ones(1, 24, 4, 16)):
+            local = [y[:, own].clone().requires_grad_() for y in x]
+            results.append(torch.autograd.grad(cp.attention(*local), local, d_out))
+        assert all(torch.equal(*pair) for pair in zip(*results))
+        q, k, v = (y[:, own].detach().requires_grad_() for y in x)
+        out = cp.attention(q, k, v).square()
+        [gradient] = torch.autograd.grad(out.sum(), q, create_graph=True)
+        try:
+            (gradient.square().sum() + out.sum()).backward()
+        except warptile.Unsupported as error:
+            assert "second derivatives" in str(error)
+        else:
+            raise AssertionError("second derivatives are left out")
+
     def within_sdpa(self):
         cp = ContextParallel()
         length = 40 * self.ranks
@@ -191,6 +213,12 @@ class Ranks:
             others = [None] * self.ranks
             dist.all_gather_object(others, out)
             assert all(torch.equal(out, other) for other in others)
+        # As many rows as heads, heads before rows.
+        heads_first = [x.transpose(1, 2).contiguous() for x in (draw(5, 3, 4, 4, 16), k, v)]
+        out, lse = cp.decode(heads_first[0], *(x[:, :, own] for x in heads_first[1:]), layout="bhsd", return_lse=True)
+        whole, whole_lse = warptile.attention(*heads_first, layout="bhsd", return_lse=True)
+        self.close(out, whole, "decode, heads first")
+        self.close(lse, whole_lse, "lse of decode, heads first")
         # Pages of 4 rows; each rank has every other one or every third.
         pages = [x.reshape(75, 4, 2, 16) for x in (k, v)]
         own = torch.arange(75).reshape(3, 25)[:, self.rank :: self.ranks].to(torch.int32)
@@ -230,6 +258,7 @@ def run(rank, ranks, file):
         checks.sequences()
         checks.documents()
         checks.names_of_ring_flash_attn()
+        checks.strides_and_second_derivatives()
         checks.within_sdpa()
         checks.decoding()
         checks.errors()

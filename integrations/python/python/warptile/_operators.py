@@ -189,11 +189,11 @@ def _of_attention(ctx, d_out, d_lse):
 register_autograd(_library, "attention", _save, _of_attention)
 
 
-def _of_gradients(ctx, *_):
+def refuse_second_derivatives(ctx, *_):
     raise Unsupported("warptile computes no second derivatives")
 
 
-register_autograd(_library, "attention_backward", lambda *_: None, _of_gradients)
+register_autograd(_library, "attention_backward", lambda *_: None, refuse_second_derivatives)
 
 
 def backward(d_out, d_lse, q, k, v, out, lse, needs, **options):

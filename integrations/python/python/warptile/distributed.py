@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ._errors import InvalidInput, Unsupported
 from ._native import attention_backward, attention_without_gradient
-from .flash_attn import flash_attn_combine
+from ._operators import refuse_second_derivatives, row_contiguous
+from .flash_attn import merged
 
 __all__ = ["ContextParallel"]
 
@@ -151,8 +152,8 @@ class ContextParallel:
             gathered = [x.new_empty(self.ranks, *x.shape) for x in parts]
             for all_parts, x in zip(gathered, parts):
                 dist.all_gather_into_tensor(all_parts.flatten(0, 1), x.contiguous(), group=self.group)
-            out, lse = flash_attn_combine(gathered[0], gathered[1].transpose(-1, -2))
-        return (out, lse.transpose(-1, -2)) if return_lse else out
+            out, lse = merged(list(zip(*gathered)), layout=options.get("layout"))
+        return (out, lse) if return_lse else out
 
     @contextlib.contextmanager
     def sdpa(self) -> Iterator[None]:
@@ -433,8 +434,14 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out, _):
-        q, k, v, sinks, out, lse = ctx.saved_tensors
-        plan, group = ctx.plan, ctx.group
+        return (*_Gradients.apply(row_contiguous(d_out), *ctx.saved_tensors, ctx.plan, ctx.group, ctx.options), None, None, None)
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of `_Attend`. Theirs are refused, which autograd asks for where it is told to `create_graph`."""
+
+    @staticmethod
+    def forward(ctx, d_out, q, k, v, sinks, out, lse, plan, group, options):
         k_all, v_all = _gather([k, v], plan, group)
         dq = torch.zeros_like(q, dtype=torch.float32)
         dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k_all, v_all))
@@ -447,7 +454,7 @@ class _Attend(torch.autograd.Function):
                 name: torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
                 for name, x in (("dq", q_part), ("dk", k_part), ("dv", v_part))
             }
-            found = attention_backward(d_out_part, *tensors, out_part, lse_part, sinks=sinks, **buffers, **ctx.options, **call.options)
+            found = attention_backward(d_out_part, *tensors, out_part, lse_part, sinks=sinks, **buffers, **options, **call.options)
             dq[:, call.rows] = buffers["dq"]
             dk[:, call.keys] += buffers["dk"]
             dv[:, call.keys] += buffers["dv"]
@@ -455,7 +462,9 @@ class _Attend(torch.autograd.Function):
                 d_sinks += found[4]
         rank = dist.get_rank(group)
         dk, dv = (_give_back(x, plan, group, rank).to(k.dtype) for x in (dk, dv))
-        return dq.to(q.dtype), dk, dv, d_sinks, None, None, None
+        return dq.to(q.dtype), dk, dv, d_sinks
+
+    backward = staticmethod(refuse_second_derivatives)
 
 
 def _squeezed(x, plan):
@@ -469,6 +478,6 @@ def _taken(call, plan, q, k_all, v_all):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, group: Any, options: dict[str, Any], return_lse: bool) -> Any:
     """Attention by a plan; `[batch, rows, heads, head size]`, or of packed rows `[rows, heads, head size]`."""
-    tensors = (x.unsqueeze(0) if plan.packed else x for x in (q, k, v))
+    tensors = (x.unsqueeze(0) if plan.packed else x for x in (row_contiguous(q), k, v))
     out, lse = (_squeezed(x, plan) for x in _Attend.apply(*tensors, sinks, plan.to(q.device), group, options))
     return (out, lse) if return_lse else out

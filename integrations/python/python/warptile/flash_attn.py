@@ -238,15 +238,10 @@ def flash_attn_combine(
     Returns:
         The output, and the log-sum-exp, `[batch, length, heads]` or `[rows, heads]`.
     """
-    joined = list(zip(out_partial, lse_partial.swapaxes(-1, -2), strict=True))
-    while True:
-        # A merge takes 32 parts at most.
-        joined = [merge(joined[start : start + 32]) for start in range(0, len(joined), 32)]
-        if len(joined) <= 1:
-            break
-    if not joined:
+    pairs = list(zip(out_partial, lse_partial.swapaxes(-1, -2), strict=True))
+    if not pairs:
         raise InvalidInput("out_partial has no parts")
-    result, lse = joined[0]
+    result, lse = merged(pairs)
     if out is not None:
         out[...] = result
         result = out
@@ -364,6 +359,14 @@ def flash_attn_with_kvcache(
         return _after_write(write, q, cache, options, return_softmax_lse)
     out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
     return (out, lse) if return_softmax_lse else out
+
+
+def merged(pairs, **options):
+    """`warptile.merge` of any number of pairs, at least one; it takes 32 at most."""
+    while True:
+        pairs = [merge(pairs[start : start + 32], **options) for start in range(0, len(pairs), 32)]
+        if len(pairs) == 1:
+            return pairs[0]
 
 
 def _dense(caller, tensors, dropout_p, *rest):
