@@ -129,7 +129,6 @@ class Ranks:
         for name, sharding in (("ring_flash_attn", "contiguous"), ("zigzag_ring_flash_attn", "zigzag")):
             own = ContextParallel(sharding=sharding).rows(length)
             of = {kind: getattr(ring_flash_attn, f"{name}_{kind}func") for kind in ("", "kvpacked_", "qkvpacked_", "varlen_")}
-            assert of[""].__name__ == f"{name}_func"
             functions = (
                 lambda q, k, v: of[""](q, k, v, causal=True),
                 lambda q, k, v: of["kvpacked_"](q, torch.stack([k, v], 2), causal=True),
@@ -147,6 +146,8 @@ class Ranks:
                 return of["varlen_"](*tensors, local_offsets, 44, causal=True).unsqueeze(0)
 
             self.check(function, own, q[:1], k[:1], v[:1], causal=True, offsets=offsets)
+        for name in ring_flash_attn.__all__:
+            assert getattr(ring_flash_attn, name).__name__ == name
         offsets = [0, 7, 30, 31, length]
         own = torch.arange(48 * self.rank, 48 * (self.rank + 1))
         # The lists of `causal=False` have all keys of the last document, whose queries may end before them.
@@ -160,9 +161,14 @@ class Ranks:
                 tensors = (x.squeeze(0) for x in (q, k, v))
                 *lists, keys = arguments
                 options = {"causal": causal, "window_size": window}
-                return ring_flash_attn.llama3_flash_attn_varlen_func(*tensors, *lists, 1, keys, **options).unsqueeze(0)
+                return packed(*tensors, *lists, 1, keys, **options).unsqueeze(0)
 
-            self.check(function, own, q[:1], k[:1], v[:1], causal=causal, window=window, offsets=offsets)
+            for packed in (
+                ring_flash_attn.llama3_flash_attn_varlen_func,
+                lambda q, k, v, *rest, **options: ring_flash_attn.llama3_flash_attn_varlen_kvpacked_func(q, torch.stack([k, v], 1), *rest, **options),
+                lambda q, k, v, *rest, **options: ring_flash_attn.llama3_flash_attn_varlen_qkvpacked_func(torch.stack([q, k, v], 1), *rest, **options),
+            ):
+                self.check(function, own, q[:1], k[:1], v[:1], causal=causal, window=window, offsets=offsets)
 
     def strides_and_second_derivatives(self):
         cp = ContextParallel(sharding="contiguous")

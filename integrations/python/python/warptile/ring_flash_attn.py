@@ -17,6 +17,8 @@ from .distributed import Call, ContextParallel, Mask, Plan, attend, calls_of, op
 __all__ = [
     "llama3_flash_attn_prepare_cu_seqlens",
     "llama3_flash_attn_varlen_func",
+    "llama3_flash_attn_varlen_kvpacked_func",
+    "llama3_flash_attn_varlen_qkvpacked_func",
     "ring_flash_attn_func",
     "ring_flash_attn_kvpacked_func",
     "ring_flash_attn_qkvpacked_func",
@@ -30,6 +32,20 @@ __all__ = [
     "zigzag_ring_flash_attn_varlen_kvpacked_func",
     "zigzag_ring_flash_attn_varlen_qkvpacked_func",
 ]
+
+
+def _packed_arguments(function):
+    """The function with keys and values in one tensor, and with queries, keys and values in one."""
+
+    def kvpacked(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
+        """Keys and values are in the third dimension from the end."""
+        return function(q, kv.select(-3, 0), kv.select(-3, 1), *arguments, **options)
+
+    def qkvpacked(qkv: Tensor, *arguments: Any, **options: Any) -> Any:
+        """Queries, keys and values are in the third dimension from the end."""
+        return function(*qkv.unbind(-3), *arguments, **options)
+
+    return kvpacked, qkvpacked
 
 
 def _functions(sharding):
@@ -75,18 +91,7 @@ def _functions(sharding):
         found = ranks.attention(q, k, v, return_lse=return_attn_probs, **options)
         return (*found, None) if return_attn_probs else found
 
-    def packed_arguments(function):
-        def kvpacked(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
-            """Keys and values are in the third dimension from the end."""
-            return function(q, kv.select(-3, 0), kv.select(-3, 1), *arguments, **options)
-
-        def qkvpacked(qkv: Tensor, *arguments: Any, **options: Any) -> Any:
-            """Queries, keys and values are in the third dimension from the end."""
-            return function(*qkv.unbind(-3), *arguments, **options)
-
-        return kvpacked, qkvpacked
-
-    return dense, *packed_arguments(dense), varlen, *packed_arguments(varlen)
+    return dense, *_packed_arguments(dense), varlen, *_packed_arguments(varlen)
 
 
 (
@@ -105,10 +110,6 @@ def _functions(sharding):
     zigzag_ring_flash_attn_varlen_kvpacked_func,
     zigzag_ring_flash_attn_varlen_qkvpacked_func,
 ) = _functions("zigzag")
-
-for _name in __all__[2:]:
-    globals()[_name].__name__ = globals()[_name].__qualname__ = _name
-
 
 def llama3_flash_attn_prepare_cu_seqlens(
     cu_seqlens: Tensor, causal: bool, rank: int, world_size: int
@@ -178,3 +179,9 @@ def llama3_flash_attn_varlen_func(
     plan = Plan(calls, [rows] * ranks, order_of(own), packed=True)
     found = attend(q, k, v, None, plan, group, {"scale": softmax_scale}, return_attn_probs)
     return (*found, None) if return_attn_probs else found
+
+
+llama3_flash_attn_varlen_kvpacked_func, llama3_flash_attn_varlen_qkvpacked_func = _packed_arguments(llama3_flash_attn_varlen_func)
+
+for _name in __all__:
+    globals()[_name].__name__ = globals()[_name].__qualname__ = _name
