@@ -486,10 +486,7 @@ impl Reader {
             }
             Some(Count::Scales) => is.scales()?,
             Some(Count::Table) => is.table().map(|_| is.reach())?,
-            Some(Count::QueryHeads | Count::Slopes) => is.list(
-                is.shape().len().clamp(1, 2),
-                "it must have one dimension [heads], or for slopes two [batch, heads]",
-            )?,
+            Some(Count::QueryHeads | Count::Slopes) => is.values_of_heads()?,
             Some(Count::State) => is.list(1, "it must have one dimension, of 8 words")?,
             Some(_) => is.list(1, "it must have the one dimension [sequences]")?,
         };

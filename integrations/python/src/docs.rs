@@ -139,7 +139,9 @@ fn extents(operand: Operand) -> String {
         }
         Kind::Scores => "any that broadcasts to `[batch, heads, queries, keys]`",
         Kind::List(Count::QueryHeads) => "`[heads]`",
-        Kind::List(Count::Slopes) => "`[heads]` or `[batch, heads]`",
+        Kind::List(Count::Slopes) => {
+            "`[heads]` or `[batch, heads]`; contiguous, or `[heads]` expanded"
+        }
         Kind::List(Count::Scales) => {
             "none (a number), `[key/value heads]`, or one of these expanded to `[sequences, key/value heads]`"
         }

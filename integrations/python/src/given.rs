@@ -107,9 +107,19 @@ impl<'py> Argument<'py> {
         };
         let of_list = [self.len];
         let shape = self.is().map_or(&of_list[..], Described::shape);
-        if dimensions > 0 && (shape.last() != Some(&heads) || shape.len() > dimensions) {
+        let fits = match *shape {
+            [of] => of == heads,
+            [1, of] => dimensions == 2 && of == heads,
+            [sequences, of] => dimensions == 2 && sequences == call.batch() && of == heads,
+            _ => false,
+        };
+        if dimensions > 0 && !fits {
             return Err(Failure::Invalid(format!(
-                "{name} has shape {shape:?}; it must be {rule}, for {heads} heads"
+                "{name} has shape {shape:?}; it must be {rule}, for {heads} heads{}",
+                match dimensions {
+                    2 => format!(" and batch {}", call.batch()),
+                    _ => String::new(),
+                }
             )));
         }
         let needed = call.reach(operand);

@@ -21,12 +21,14 @@ except ImportError:
     torch = None
 
 from warptile.flash_attn import (
+    flash_attn_combine,
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
 )
 
 
@@ -207,6 +209,54 @@ class Autograd(unittest.TestCase):
         self.check(lambda *x: flash_attn_func(*x)[..., :12], lambda *x: naive(*x)[0], *(self.draw(2, 9, 4, 12) for _ in range(3)))
         self.check(lambda *x: flash_attn_func(*(y.mT for y in x)).sum(), lambda *x: naive(*(y.mT for y in x))[0].sum(), *(self.draw(2, 5, 16, 4) for _ in range(3)))
 
+    def test_flash_attn_without_a_gradient(self):
+        """As flash_attn, it copies tensors whose last dimension is not contiguous, and functions on caches make no graph."""
+        q, k, v = (self.draw(1, 4, 64, 10).permute(0, 3, 1, 2) for _ in range(3))
+        self.assertNotEqual(q.stride(-1), 1)
+        dense = [x.contiguous() for x in (q, k, v)]
+        expected = flash_attn_func(*dense, causal=True)
+        self.assertTrue(torch.equal(flash_attn_func(q, k, v, causal=True), expected))
+        self.assertTrue(torch.equal(torch.compile(lambda *x: flash_attn_func(*x, causal=True), fullgraph=True, backend="aot_eager")(q, k, v), expected))
+        at = torch.tensor([0, 10], dtype=torch.int32)
+        self.assertTrue(torch.equal(flash_attn_varlen_func(q[0], k[0], v[0], at, at, 10, 10, causal=True), expected[0]))
+        pages, table = [x.reshape(5, 2, 4, 64) for x in dense[1:]], torch.arange(10, dtype=torch.int32).reshape(5, 2).mT[:1]
+        angles = torch.ones(10, 16)
+        rotation = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "causal": True}
+        found = []
+        for new in ([q, k, v], dense, [x.clone().requires_grad_() for x in dense]):
+            learned = new[0].requires_grad
+            caches = [torch.zeros(1, 10, 4, 64, requires_grad=learned) for _ in range(2)]
+            options = {"alibi_slopes": torch.ones(4, requires_grad=learned)}
+            found.append([])
+            for more in ({}, {"return_softmax_lse": True}):
+                found[-1] += flash_attn_with_kvcache(new[0], *dense[1:], causal=True, **options, **more)
+                found[-1] += flash_attn_with_kvcache(new[0], *caches, *new[1:], cache_seqlens=0, **rotation, **options, **more)
+            found[-1] += caches
+            found[-1].append(flash_attn_with_kvcache(new[0], *pages, block_table=table, cache_seqlens=4))
+            parts = torch.stack([new[0], new[1]]).contiguous(), torch.zeros(2, 1, 10, 4, requires_grad=learned)
+            found[-1] += flash_attn_combine(*parts)
+            found[-1] += flash_attn_combine(*parts, out=torch.empty_like(dense[0]).requires_grad_(learned))
+        for one, *others in zip(*found, strict=True):
+            self.assertTrue(all(torch.equal(one, other) and (other.grad_fn is None) for other in others))
+        with self.assertRaisesRegex(warptile.InvalidInput, "k_cache has stride 10 in its last dimension"):
+            flash_attn_with_kvcache(q, k, v)
+
+    def test_expanded_slopes(self):
+        q, [slopes] = self.draw(3, 9, 4, 16), self.draw(1, 4)
+        for function in (flash_attn_func, warptile.attention):
+            expected = function(q, q, q, alibi_slopes=slopes)
+            for of in (slopes.expand(3, 4), slopes[None].expand(3, 4).numpy()):
+                self.assertTrue(torch.equal(function(q, q, q, alibi_slopes=of), expected))
+                learned = q.clone().requires_grad_()
+                function(learned, q, q, alibi_slopes=of).sum().backward()
+                self.assertTrue(learned.grad.any())
+            for text, wrong in (
+                (r"alibi_slopes has shape \[2, 4\]; it must be \[heads\] or \[batch, heads\], for 4 heads and batch 3", slopes.expand(2, 4)),
+                ("alibi_slopes is not contiguous", self.draw(4, 3).mT),
+            ):
+                with self.assertRaisesRegex(warptile.InvalidInput, text):
+                    function(q, q, q, alibi_slopes=wrong)
+
     def test_flash_attn_of_halves(self):
         tensors = [self.draw(2, 9, 4, 16).bfloat16() for _ in range(3)]
         self.check(lambda *x: flash_attn_func(*x, causal=True), lambda *x: naive(*x, causal=True)[0], *tensors, share=2e-2)
@@ -320,6 +370,47 @@ class Autograd(unittest.TestCase):
         for mask in (None, bias.clone().requires_grad_()):
             out = own(learned, k, v, mask)  # torch 2.11 forgets the name with the tensor.
             self.assertIn("warptile", out.grad_fn.name())
+
+    def test_forward_mode_is_refused_or_left_to_torch(self):
+        x, tangent = self.draw(2, 4, 9, 16), self.draw(2, 4, 9, 16)
+        own = warptile.torch.scaled_dot_product_attention
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            cache = torch.zeros_like(x)
+            for name, function in (
+                ("q", lambda: warptile.attention(dual, x, x)),
+                ("v", lambda: warptile.attention(x, x, dual)),
+                ("bias", lambda: warptile.attention(x, x, x, bias=dual[:, :1, :4, :4])),
+                ("q", lambda: torch.ops.warptile.attention(dual, x, x, False)),
+                ("k", lambda: flash_attn_func(x, dual, x)),
+                ("k", lambda: flash_attn_with_kvcache(x[:1], cache[:1], cache[1:], dual[:1], x[:1], cache_seqlens=0)),
+                (r"parts\[\].out", lambda: warptile.merge([(dual, torch.zeros(2, 9, 4))])),
+                ("d_out", lambda: warptile.attention_backward(dual, x, x, x, x, torch.zeros(2, 9, 4))),
+            ):
+                with self.subTest(name), self.assertRaisesRegex(warptile.Unsupported, f"^{name} has a tangent"):
+                    function()
+            self.assertTrue(torch.equal(warptile.attention(x, x, x), warptile.attention(x, x, x)))
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                for at in range(3):
+                    tensors = [dual if of == at else x for of in range(3)]
+                    found, expected = (torch.autograd.forward_ad.unpack_dual(of(*tensors)).tangent for of in (own, torch.nn.functional.scaled_dot_product_attention))
+                    self.assertTrue(torch.equal(found, expected))
+
+    def test_what_is_not_computed_is_left_to_torch(self):
+        own, torchs = warptile.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+        x = self.draw(3, 2, 4, 9, 16)
+        on_meta = x[0].to("meta")
+        self.assertEqual(own(on_meta, on_meta, on_meta).shape, on_meta.shape)
+        self.assertEqual(warptile.torch.transformers_attention(None, on_meta, on_meta, on_meta, None)[0].shape, (2, 9, 4, 16))
+        nested = torch.nested.nested_tensor([x[0, 0], x[0, 1, :, :5]])
+        for found, expected in zip(own(nested, nested, nested).unbind(), torchs(nested, nested, nested).unbind(), strict=True):
+            self.assertTrue(torch.equal(found, expected))
+        for learned in (x, x.clone().requires_grad_()):
+            self.assertTrue(torch.equal(torch.vmap(own)(learned, x, x), torch.vmap(torchs)(learned, x, x)))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            for transform in (torch.func.grad, torch.func.hessian):
+                found, expected = (transform(lambda y: of(y, x[1], x[2]).sum())(x[0]) for of in (own, torchs))
+                self.assertTrue(torch.equal(found, expected))
 
     def test_without_a_gradient(self):
         import warptile.torch as wt

@@ -80,6 +80,23 @@ def empty(shape, like):
     return like.new_empty(shape) if library.__name__ == "torch" else library.empty(shape, like.dtype)
 
 
+def row_contiguous(array):
+    """The array; of torch, numpy and cupy a copy of it if its last dimension is not contiguous."""
+    try:
+        return array if array.stride(-1) == 1 else array.contiguous()
+    except (AttributeError, IndexError):
+        # An array of another library, or a tensor without dimensions, which is refused later.
+        name = type(array).__module__.partition(".")[0]
+    if name in ("numpy", "cupy") and array.ndim and array.strides[-1] != array.itemsize:
+        return sys.modules[name].ascontiguousarray(array)
+    return array
+
+
+def detached(array):
+    """The same elements without a gradient."""
+    return array.detach() if getattr(array, "requires_grad", False) else array
+
+
 def at_columns(table, columns):
     """Of each row of a table the entries at that row's `columns`."""
     library = library_of(table)

@@ -11,7 +11,21 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from ._arrays import converted, counted, empty, filled, integers, known, parts, sequence_of, whole_numbers, widened, wider
+from ._arrays import (
+    converted,
+    counted,
+    detached,
+    empty,
+    filled,
+    integers,
+    known,
+    parts,
+    row_contiguous,
+    sequence_of,
+    whole_numbers,
+    widened,
+    wider,
+)
 from ._errors import InvalidInput
 from ._kvcache import Cache
 from ._native import attention, attention_after_write, merge, write_cache
@@ -55,7 +69,7 @@ def flash_attn_func(
         window_size: `(left, right)`: how many keys before and after the diagonal a query sees; -1 is no limit. Neither is a right side of
             as many keys as there are, even where queries outnumber keys, as flash_attn has it.
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`; 0 for no bound.
-        alibi_slopes: `float32`, `[heads]` or `[batch, heads]`.
+        alibi_slopes: `float32`, `[heads]` or `[batch, heads]`; contiguous, or `[heads]` expanded.
         deterministic: Ignored: the result and the gradients are the same bits each time.
         return_attn_probs: Whether to return `(out, lse, None)`.
 
@@ -227,7 +241,7 @@ def flash_attn_combine(
     out: Array | None = None,
     out_dtype: Any = None,
 ) -> Any:
-    """Joins attention over disjoint keys, as flash_attn_3 has it.
+    """Joins attention over disjoint keys, as flash_attn_3 has it. Computes no gradient, also for tensors that require one.
 
     Args:
         out_partial: The outputs, `[parts, batch, length, heads, head size]`, or of packed sequences `[parts, rows, heads, head size]`.
@@ -238,12 +252,13 @@ def flash_attn_combine(
     Returns:
         The output, and the log-sum-exp, `[batch, length, heads]` or `[rows, heads]`.
     """
+    out_partial, lse_partial = detached(out_partial), detached(lse_partial)
     pairs = list(zip(out_partial, lse_partial.swapaxes(-1, -2), strict=True))
     if not pairs:
         raise InvalidInput("out_partial has no parts")
     result, lse = merged(pairs)
     if out is not None:
-        out[...] = result
+        detached(out)[...] = result
         result = out
     elif out_dtype is not None:
         result = converted(result, out_dtype)
@@ -274,7 +289,7 @@ def flash_attn_with_kvcache(
     v_descale: Array | Sequence[float] | float | None = None,
     cu_seqlens_k_new: Array | Sequence[int] | None = None,
 ) -> Any:
-    """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient.
+    """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient, also for tensors that require one.
 
     A call that is refused has written nothing. Numbers in arrays on a GPU are not checked: nobody waits for them.
 
@@ -308,6 +323,9 @@ def flash_attn_with_kvcache(
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
+    q, k_cache, v_cache, k, v = map(detached, (q, k_cache, v_cache, k, v))
+    rotary_cos, rotary_sin, alibi_slopes, k_descale, v_descale = map(detached, (rotary_cos, rotary_sin, alibi_slopes, k_descale, v_descale))
+    q, k, v, block_table = map(row_contiguous, (q, k, v, block_table))
     cache = Cache(k_cache, v_cache, block_table)
     keys = None if _rows(k_cache) is None else cache.rows
     options = _scores("flash_attn_with_kvcache", keys, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -532,6 +550,7 @@ def _after_write(write, q, cache, options, return_lse):
 
 def _forward(q, k, v, options, want_lse):
     """The output, and the log-sum-exp if it is wanted, with a gradient if one will be needed."""
+    q, k, v = row_contiguous(q), row_contiguous(k), row_contiguous(v)
     for tensor in (q, k, v):
         if getattr(tensor, "requires_grad", False):
             from . import torch

@@ -300,6 +300,19 @@ impl Described {
         Ok(step)
     }
 
+    /// The number of sinks or slopes in memory: of a contiguous list or table, or of a table whose rows, one for each sequence, are the same.
+    pub(crate) fn values_of_heads(&self) -> Result<usize> {
+        match (self.shape(), self.strides()) {
+            (&[sequences, heads], &[0, stride]) if sequences > 0 && (stride == 1 || heads <= 1) => {
+                Ok(heads)
+            }
+            (shape, _) => self.list(
+                shape.len().clamp(1, 2),
+                "it must have one dimension [heads], or for slopes two [batch, heads]",
+            ),
+        }
+    }
+
     /// Rows and the stride between them of a table whose rows are contiguous.
     pub(crate) fn table(&self) -> Result<([usize; 2], usize)> {
         if self.rank != 2 {

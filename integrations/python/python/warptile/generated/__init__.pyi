@@ -55,7 +55,7 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[False] = Fal
         block_table: Numbers of the pages of each sequence, in order.
             Shape: `[sequences, pages]`; that of k and v is `[pages, rows of a page, heads, head size]`. Elements: `int32` on a GPU, any integers on the CPU.
         alibi_slopes: ALiBi slopes: `slope * distance` is subtracted from the scores.
-            Shape: `[heads]` or `[batch, heads]`. Elements: `float32`.
+            Shape: `[heads]` or `[batch, heads]`; contiguous, or `[heads]` expanded. Elements: `float32`.
         sinks: Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
             Shape: `[heads]`. Elements: `float32`.
         dropout_state: The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
@@ -126,7 +126,7 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True], **opt
         block_table: Numbers of the pages of each sequence, in order.
             Shape: `[sequences, pages]`; that of k and v is `[pages, rows of a page, heads, head size]`. Elements: `int32` on a GPU, any integers on the CPU.
         alibi_slopes: ALiBi slopes: `slope * distance` is subtracted from the scores.
-            Shape: `[heads]` or `[batch, heads]`. Elements: `float32`.
+            Shape: `[heads]` or `[batch, heads]`; contiguous, or `[heads]` expanded. Elements: `float32`.
         sinks: Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
             Shape: `[heads]`. Elements: `float32`.
         dropout_state: The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
