@@ -17,6 +17,8 @@ pub(crate) enum Failure {
     Invalid(String),
     /// A bad type: `warptile.InvalidType`.
     Type(String),
+    /// What a library's tensors can do and warptile does not: `warptile.Unsupported`.
+    Unsupported(String),
     /// A device that cannot be used: `warptile.DeviceError`.
     Device(String),
     /// A tensor of torch that requires a gradient, which the function itself does not compute.
@@ -63,6 +65,7 @@ impl From<Failure> for PyErr {
                     "{name} requires a gradient, which this function does not compute; pass {name}.detach(), call it under torch.no_grad(), or use warptile.attention"
                 ),
             ),
+            Failure::Unsupported(text) => ("Unsupported", text),
             Failure::Device(text) => ("DeviceError", text),
             Failure::Warptile(error) => (class_of(&error), with_chain(&error)),
         };

@@ -18,6 +18,8 @@ pub(crate) struct Torch {
     /// Older versions of torch do not have it.
     exchange: Option<Exchange>,
     is_grad_enabled: Py<PyAny>,
+    /// The module of forward-mode differentiation; stand-ins for torch do not have it.
+    forward_ad: Option<Py<PyModule>>,
     empty_like: Py<PyAny>,
     empty_strided: Py<PyAny>,
     quick: Quick,
@@ -79,6 +81,10 @@ impl Torch {
             parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
             dtypes: dtypes.collect(),
             is_grad_enabled: of("is_grad_enabled")?,
+            forward_ad: py
+                .import("torch.autograd.forward_ad")
+                .ok()
+                .map(Bound::unbind),
             empty_like: of("empty_like")?,
             empty_strided: of("empty_strided")?,
             raw_stream: of_internals(&["_cuda_getCurrentRawStream"]),
@@ -171,6 +177,11 @@ impl Torch {
         {
             return Err(Failure::Gradient(name));
         }
+        if self.has_tangent(tensor)? {
+            return Err(Failure::Unsupported(format!(
+                "{name} has a tangent; warptile computes no forward-mode derivatives"
+            )));
+        }
         // Views whose elements are to be negated when they are read: they are parts of complex numbers, which bfloat16 does not have.
         let may_be_negative = described.as_ref().is_none_or(|is| is.dtype != Dtype::Bf16);
         if may_be_negative && tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
@@ -199,6 +210,21 @@ impl Torch {
             }
         }
         Ok(described)
+    }
+
+    /// True for a dual tensor of forward-mode differentiation.
+    fn has_tangent(&self, tensor: &Bound<'_, PyAny>) -> Result<bool> {
+        let py = tensor.py();
+        let Some(forward_ad) = &self.forward_ad else {
+            return Ok(false);
+        };
+        let forward_ad = forward_ad.bind(py);
+        let level: i64 = { forward_ad.getattr(intern!(py, "_current_level"))? }.extract()?;
+        if level < 0 {
+            return Ok(false);
+        }
+        let dual = forward_ad.call_method1(intern!(py, "unpack_dual"), (tensor,))?;
+        Ok(!dual.getattr(intern!(py, "tangent"))?.is_none())
     }
 
     /// The raw handle of the current stream of a GPU.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _operators
 from ._errors import DeviceError, NoKernel, Unsupported
@@ -56,13 +57,15 @@ def scaled_dot_product_attention(
     Returns:
         The output, `[batch, heads, length, head size]`.
     """
-    if torch.is_autocast_enabled(query.device.type):
+    if _autocasts(query):
         query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     masked = attn_mask is not None
     tensors = (query, key, value) + ((attn_mask,) if masked else ())
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    below_autograd = not needs_gradient and not torch.compiler.is_compiling()
-    if below_autograd and not masked and dropout_p == 0.0 and _device_has_kernels(query):
+    compiling = torch.compiler.is_compiling()
+    below_autograd = not needs_gradient and not compiling
+    has_elements = compiling or _has_elements(query)
+    if below_autograd and has_elements and not masked and dropout_p == 0.0 and _device_has_kernels(query):
         try:
             found = attention_of_torch(query, key, value, is_causal, scale, enable_gqa, False)
         except NoKernel:
@@ -70,7 +73,8 @@ def scaled_dot_product_attention(
         if found is not None:
             return found[0]
     taken = (
-        not (masked and is_causal)
+        has_elements
+        and not (masked and is_causal)
         and _takes(query, key, value, enable_gqa)
         and (not masked or _takes_mask(query, key, attn_mask, needs_gradient))
         and (dropout_p == 0.0 or _drops(query, dropout_p))
@@ -87,6 +91,18 @@ def scaled_dot_product_attention(
     if enable_gqa:
         options["enable_gqa"] = True
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+
+
+def _autocasts(query):
+    """Whether `torch.autocast` is on where the query is. Some devices have none, and torch sees to those where warptile computes nothing."""
+    return (query.is_cuda or query.is_cpu) and torch.is_autocast_enabled(query.device.type)
+
+
+def _has_elements(query):
+    """Whether the elements of tensors are all that they are: no transform of `torch.func` and no forward-mode differentiation is at work, and
+    the query is not nested.
+    """
+    return not (query.is_nested or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
 
 
 def _autocast(query, *others):
@@ -515,7 +531,7 @@ def gradients_enabled():
 
 def differentiable(q, k, v, options):
     """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with their gradients, which always are deterministic."""
-    return _operators.attention(*map(row_contiguous, (q, k, v)), return_lse=True, **options)
+    return _operators.attention(q, k, v, return_lse=True, **options)
 
 
 # Transformers.
@@ -566,7 +582,7 @@ def transformers_attention(
     if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
-    if torch.is_autocast_enabled(query.device.type):
+    if _autocasts(query):
         query, key, value, attention_mask = _autocast(query, key, value, attention_mask)
     sinks = None if s_aux is None else s_aux.float()
     learned = (tensor for tensor in (query, key, value, attention_mask, sinks) if tensor is not None)
