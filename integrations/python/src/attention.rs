@@ -244,7 +244,9 @@ impl<'py> Request<'py> {
             }
         }
         let result = |operand: Operand| match given.object(operand).cloned() {
-            Some(array) if into_jax.contains(&Some(operand)) => library::into_jax(array).map(Some),
+            Some(array) if into_jax.contains(&Some(operand)) => {
+                library::into_jax(array, given.array(Operand::Q)?).map(Some)
+            }
             array => Ok(array),
         };
         match result(Operand::Out)? {

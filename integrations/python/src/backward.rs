@@ -266,7 +266,7 @@ fn compute<'py>(
         .zip(&mut results)
     {
         *result = match given.object(operand).cloned() {
-            Some(array) if into_jax => Some(library::into_jax(array)?),
+            Some(array) if into_jax => Some(library::into_jax(array, given.array(Operand::Q)?)?),
             array => array,
         };
     }

@@ -207,10 +207,16 @@ fn by_numpy<'py>(
     Ok(made.call_method1("transpose", (back,))?)
 }
 
-/// A numpy array without other owners, as an array of jax.
-pub(crate) fn into_jax(array: Bound<'_, PyAny>) -> Result<Bound<'_, PyAny>> {
-    let numpy_of_jax = array.py().import("jax.numpy")?;
-    Ok(numpy_of_jax.call_method1("asarray", (array,))?)
+/// A numpy array without other owners, as an array of jax on the device of `like`, which need not be the default one.
+pub(crate) fn into_jax<'py>(
+    array: Bound<'py, PyAny>,
+    like: &Array<'py>,
+) -> Result<Bound<'py, PyAny>> {
+    let jax = array.py().import("jax")?;
+    // Arrays that DLPack exports are on one device.
+    let devices = like.object.call_method0("devices")?;
+    let device = devices.try_iter()?.next().transpose()?;
+    Ok(jax.call_method1("device_put", (array, device))?)
 }
 
 /// The type of these elements in numpy, or in ml_dtypes.

@@ -120,7 +120,7 @@ impl<'py> Request<'py> {
             Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, &out.is, &lse.is)?,
         }
         let finished = |array: Array<'py>, into_jax| match into_jax {
-            true => library::into_jax(array.object),
+            true => library::into_jax(array.object, &self.parts[0][0]),
             false => Ok(array.object),
         };
         Ok((finished(out, jax_out)?, finished(lse, jax_lse)?))

@@ -1,7 +1,10 @@
 """Arrays of libraries other than numpy: DLPack, the array interfaces, the buffer protocol."""
 
 import array
+import sys
+import types
 import unittest
+import unittest.mock
 
 import numpy as np
 import reference
@@ -95,6 +98,23 @@ class Protocols(unittest.TestCase):
         warptile.attention(ArrayImpl(q), ArrayImpl(k), v, out=out)
         check(self, out, self.expected, "float32")
 
+    def test_results_for_jax_are_on_its_device(self):
+        class ArrayImpl(DLPack):
+            __module__ = "jaxlib._jax"
+
+            def devices(self):
+                return {"cpu:1"}
+
+        jax = types.ModuleType("jax")
+        jax.device_put = lambda array, device: (device, array)
+        q, k, v = map(ArrayImpl, self.tensors)
+        with unittest.mock.patch.dict(sys.modules, jax=jax):
+            (at, out), (lse_at, lse) = warptile.attention(q, k, v, return_lse=True)
+            check(self, out, self.expected, "float32")
+            merged = warptile.merge([(ArrayImpl(out), lse)])
+            gradients = warptile.attention_backward(q, q, k, v, out, lse)
+        self.assertEqual({at, lse_at, *(device for device, _ in (*merged, *gradients[:3]))}, {"cpu:1"})
+
     def test_exceptions_of_others_pass_through(self):
         class Refuses:
             def __dlpack_device__(self):
@@ -107,8 +127,6 @@ class Protocols(unittest.TestCase):
             warptile.attention(Refuses(), *self.tensors[1:])
 
     def test_capsules_are_given_back(self):
-        import sys
-
         q, k, v = (DLPack(x) for x in self.tensors)
         before = sys.getrefcount(q)
         for _ in range(10):
