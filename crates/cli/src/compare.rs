@@ -109,7 +109,7 @@ fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
             writeln!(
                 console,
                 "note     {} was cut short: rows are missing",
-                record.path.display()
+                text::path(&record.path)
             )?;
         }
     }
@@ -178,7 +178,7 @@ fn tensors(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
             }
             (in_a, _) => {
                 let only = if in_a.is_some() { &args.a } else { &args.b };
-                writeln!(console, "compare  {shown} is only in {}", only.display())?;
+                writeln!(console, "compare  {shown} is only in {}", text::path(only))?;
                 wrong.push(name);
                 continue;
             }

@@ -21,6 +21,7 @@ use crate::output::{self, Replacement};
 use crate::progress;
 use crate::run;
 use crate::tensors::Settings;
+use crate::text;
 
 /// Write a file with random q, k and v of a problem for `warptile run`, or with a paged cache for pages=N.
 ///
@@ -163,7 +164,7 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
         console,
         "wrote    {} to {}",
         cases::without_seed(case),
-        args.output.display()
+        text::path(&args.output)
     )?;
     let mut command = command(case, &inputs);
     if let (Some(file), Some(path)) = (expected, &args.expected) {
@@ -171,9 +172,9 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
         writeln!(
             console,
             "wrote    the results in float64 to {}",
-            path.display()
+            text::path(path)
         )?;
-        command.push_str(&format!(" --expect {}", path.display()));
+        command.push_str(&format!(" --expect {}", text::quoted(path)));
     }
     writeln!(console, "compute  {command}")?;
     Ok(())
@@ -358,10 +359,7 @@ fn heads_first<T: Copy>(buffer: &Buffer<T>) -> (Vec<usize>, Vec<T>) {
 
 /// How the problem is computed from its files.
 fn command(case: &Case, inputs: &[PathBuf]) -> String {
-    let inputs: Vec<String> = inputs
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
+    let inputs: Vec<String> = inputs.iter().map(|path| text::quoted(path)).collect();
     let mut command = format!("warptile run {}", inputs.join(" "));
     for word in case.scoring.to_string().split(' ') {
         match word.split_once('=') {

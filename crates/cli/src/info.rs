@@ -192,7 +192,7 @@ fn rates_in_force(profile: &DeviceProfile, driver: &str) -> (Rates, String) {
             let path = Rates::user_file(&profile.name).unwrap_or_default();
             let from = format!(
                 "{}: {} kernels measured, {} problems tuned",
-                path.display(),
+                text::path(&path),
                 rates.measured_kernels(),
                 rates.chosen_problems()
             );

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &ReportArgs, console: &mut dyn Write) -> Result<(), Fail
         escaped(&date)
     );
     file.finish(page.as_bytes())?;
-    writeln!(console, "wrote    {}", args.output.display())?;
+    writeln!(console, "wrote    {}", text::path(&args.output))?;
     Ok(())
 }
 

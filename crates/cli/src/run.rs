@@ -189,7 +189,7 @@ fn run_typed<T: Element>(
             _ if answer.gradients.is_some() => "out, lse and gradients",
             _ => "out and lse",
         };
-        writeln!(console, "wrote    {what} to {}", path.display())?;
+        writeln!(console, "wrote    {what} to {}", text::path(path))?;
     }
     match expected {
         Some(expected) => expected.compare(inputs, &call, &answer, console),

@@ -1,6 +1,7 @@
 //! Text from files and command lines, made safe for a terminal.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use warptile::kernels::Excerpt;
 
@@ -70,6 +71,48 @@ pub(crate) fn name(text: &str) -> String {
     Excerpt::new(text).to_string()
 }
 
+/// The whole of a path.
+pub(crate) fn path(path: &Path) -> String {
+    Excerpt::up_to(usize::MAX, &path.display().to_string()).to_string()
+}
+
+/// A path as one word of a command for the user's shell: as it is if it means itself there, else in quotes.
+pub(crate) fn quoted(path: &Path) -> String {
+    let shown = path.display().to_string();
+    let begin = if shown.starts_with('-') { "./" } else { "" };
+    let shown = format!("{begin}{shown}");
+    let is_plain = |symbol: char| symbol.is_alphanumeric() || "-_./:=,@%+".contains(symbol);
+    if cfg!(windows) {
+        // No name has a quote in it there.
+        return match shown
+            .chars()
+            .all(|symbol| is_plain(symbol) || symbol == '\\')
+        {
+            true => shown,
+            false => format!("\"{}\"", self::path(Path::new(&shown))),
+        };
+    }
+    if path.to_str().is_some() && shown.chars().all(is_plain) {
+        return shown;
+    }
+    if path.to_str().is_some() && self::path(Path::new(&shown)) == shown {
+        return format!("'{}'", shown.replace('\'', r"'\''"));
+    }
+    // bash, zsh and newer shells read bytes that a terminal or a text would not keep.
+    let bytes = begin
+        .as_bytes()
+        .iter()
+        .chain(path.as_os_str().as_encoded_bytes());
+    let word: String = bytes
+        .map(|&byte| match byte {
+            b'\'' | b'\\' => format!("\\{}", char::from(byte)),
+            b' '..=b'~' => char::from(byte).to_string(),
+            _ => format!("\\{byte:03o}"),
+        })
+        .collect();
+    format!("$'{word}'")
+}
+
 /// Names that a file chose, in order.
 pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = names.into_iter().collect();
@@ -111,6 +154,39 @@ mod tests {
         );
         assert_eq!(lines("one\ntwo\u{7}"), "one\ntwo\\u{7}");
         assert_eq!(message("\"it's\" C:\\x"), "\"it's\" C:\\x");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn paths_are_one_word_of_a_shell() {
+        use std::os::unix::ffi::OsStrExt;
+
+        let of = |bytes: &[u8]| quoted(Path::new(std::ffi::OsStr::from_bytes(bytes)));
+        for plain in [
+            "a/b-c_1.npz",
+            "/tmp/é=%,@+:",
+            "~a~",
+            "a b",
+            "it's",
+            "-x",
+            "$(a)",
+        ] {
+            let word = of(plain.as_bytes());
+            let expected = match plain {
+                "it's" => r"'it'\''s'".to_owned(),
+                "-x" => "./-x".to_owned(),
+                "~a~" | "a b" | "$(a)" => format!("'{plain}'"),
+                _ => plain.to_owned(),
+            };
+            assert_eq!(word, expected);
+        }
+        assert_eq!(of(b"a\x1b[31m"), r"$'a\033[31m'");
+        assert_eq!(
+            of("-'\\\u{202e}\n".as_bytes()),
+            r"$'./-\'\\\342\200\256\012'"
+        );
+        assert_eq!(of(b"\xff9"), r"$'\3779'");
+        assert_eq!(path(Path::new("a b\u{1b}")), "a b\\u{1b}");
     }
 
     #[test]

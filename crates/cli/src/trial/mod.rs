@@ -161,7 +161,11 @@ impl<'a> Trial<'a> {
         self.count(console)?;
         self.results.cut_short = false;
         self.write()?;
-        Ok(writeln!(console, "written: {}", self.args.out.display())?)
+        Ok(writeln!(
+            console,
+            "written: {}",
+            text::path(&self.args.out)
+        )?)
     }
 
     /// A subcommand of this program, which knows the images of the folder.

@@ -37,7 +37,7 @@ use crate::lock::Lock;
 use crate::machine::{self, Machine};
 use crate::options::Device;
 use crate::output::Replacement;
-use crate::text::say;
+use crate::text::{self, say};
 use crate::{bench, cases, interrupt, json, output, progress};
 
 /// Find the fastest kernels for your problems on this GPU, and let the planner choose them from now on.
@@ -235,7 +235,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         writeln!(console, "rates    unchanged (--dry-run)")?;
     } else {
         search.write_rates(&machine, &outcomes, &path)?;
-        writeln!(console, "rates    {}", path.display())?;
+        writeln!(console, "rates    {}", text::path(&path))?;
         if let (0, Some(file)) = (missing, &search.file) {
             search.state.forget(file)?;
         }
@@ -664,8 +664,12 @@ fn reset(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
         reset_file(&file)?;
     }
     match removed {
-        true => writeln!(console, "removed  {}", path.display())?,
-        false => writeln!(console, "nothing to remove: there is no {}", path.display())?,
+        true => writeln!(console, "removed  {}", text::path(&path))?,
+        false => writeln!(
+            console,
+            "nothing to remove: there is no {}",
+            text::path(&path)
+        )?,
     }
     Ok(())
 }

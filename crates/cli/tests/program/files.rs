@@ -8,6 +8,34 @@ fn compare(code: i32, a: &Path, b: &Path, flags: &[&str]) -> (String, String) {
     expect_code(code, warptile().arg("compare").arg(a).arg(b).args(flags))
 }
 
+/// The command is for a shell, and what is printed for a terminal, whatever the files are called.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_command_that_gen_prints_can_be_run() {
+    for name in ["in", "my file", "it's", "a\u{1b}[31m\n'$(b)\\", "-o"] {
+        let dir = tempfile::tempdir().unwrap();
+        let written = [name.to_owned(), format!("{name} wanted")];
+        let mut command = warptile();
+        command.current_dir(dir.path());
+        command.args(["gen", "q3 k9 d8 f32"]);
+        for (option, file) in ["-o", "--expected"].iter().zip(&written) {
+            command.arg(format!("{option}={file}"));
+        }
+        let (stdout, _) = expect_code(0, &mut command);
+        assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
+        let run = stdout
+            .lines()
+            .find_map(|line| line.strip_prefix("compute  "));
+        let run = run.unwrap().strip_prefix("warptile ").unwrap();
+        let mut shell = std::process::Command::new("bash");
+        shell.current_dir(dir.path()).arg("-c");
+        shell.arg(format!("\"$0\" {run} --device cpu"));
+        shell.arg(warptile().get_program());
+        let (stdout, _) = expect_code(0, &mut shell);
+        assert!(stdout.contains("out is as expected"), "{stdout}");
+    }
+}
+
 #[test]
 fn a_generated_file_can_be_run() {
     let dir = tempfile::tempdir().unwrap();
