@@ -7,7 +7,7 @@
 #include "base/e4m3.cuh"
 #include "memory/chunk.cuh"
 #include "ops/traits.cuh"
-#include "work/lengths.cuh"
+#include "work/order.cuh"
 
 namespace warptile {
 
@@ -221,6 +221,24 @@ __device__ inline CacheRow row_of_sequence(const Append& params, int batch, long
     return {page, (int)position % pages.rows};
 }
 
+struct NewRow {
+    int batch;
+    int number; // of the sequence's own; one that it does not have is to be skipped
+};
+
+// The row `of_all` of the grid. Of every sequence there are as many rows as the longest has or, if they are fewer, all packed rows and one
+// more for each sequence, numbered as tiles of one row are (work/order.cuh).
+__device__ inline NewRow new_row(const Sequences& sequences, unsigned of_all)
+{
+    const long long all = (long long)sequences.batch * sequences.query_len;
+    if (sequences.query_offsets && all > (long long)sequences.query_rows + sequences.batch) {
+        int first;
+        const int batch = sequence_of<1>(sequences, of_all, 1, first);
+        return {batch, (int)of_all - first};
+    }
+    return {(int)(of_all / sequences.query_len), (int)(of_all % sequences.query_len)};
+}
+
 template <class Traits> __device__ inline void append_rows(const typename Traits::Cache::Block& block)
 {
     using Element = typename Traits::Element;
@@ -232,11 +250,12 @@ template <class Traits> __device__ inline void append_rows(const typename Traits
     const Rotary& rotary = params.rotary;
     const unsigned row_of_all = blockIdx.x / params.row_ctas;
     const unsigned item = blockIdx.x % params.row_ctas * Traits::THREADS + threadIdx.x;
-    const int batch = row_of_all / sequences.query_len, number = row_of_all % sequences.query_len;
     const int head = item / params.lanes, lane = item % params.lanes;
     if (head >= params.heads + 2 * params.kv_heads) return;
+    const auto [batch, number] = new_row(sequences, row_of_all);
     const Extent rows = queries_of(sequences, batch);
-    if (number >= rows.len) return;
+    // Offsets that do not ascend may give any number.
+    if (number < 0 || number >= rows.len) return;
     const int entry = sequences.query_offsets ? 0 : batch, row = rows.first + number;
     const long long of_all = (long long)entry * sequences.query_rows + row;
 

@@ -490,7 +490,7 @@ declare! {
         [in place] heads: Heads,
         /// Threads that share a head of a row, with at most a chunk of 16 bytes each.
         lanes: i32,
-        /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+        /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, as new_row (ops/append.cuh) numbers them.
         row_ctas: i32,
         /// Queries.
         q: Tensor,

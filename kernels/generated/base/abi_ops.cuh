@@ -46,7 +46,7 @@ struct Append {
     int head_dim; // Elements of a row of q and k.
     int value_dim; // Elements of a row of v.
     int lanes; // Threads that share a head of a row, with at most a chunk of 16 bytes each.
-    int row_ctas; // CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+    int row_ctas; // CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, as new_row (ops/append.cuh) numbers them.
     Tensor q; // Queries.
     Tensor q_out; // Where rotated queries go; may be `q`.
     Tensor k; // New keys.

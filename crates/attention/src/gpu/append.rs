@@ -58,6 +58,17 @@ fn lanes(append: &Append) -> usize {
     keys.max(values).div_ceil(chunk)
 }
 
+/// Rows of the grid, as `new_row` of ops/append.cuh numbers them. Of every sequence there are as many rows as the longest has or, if they
+/// are fewer, all packed rows and one more for each sequence.
+fn grid_rows(append: &Append) -> usize {
+    let (rows, batch) = (append.rows(), append.batch());
+    let all = batch.saturating_mul(rows.bound());
+    match rows.is_packed() {
+        true => all.min(rows.rows() + batch),
+        false => all,
+    }
+}
+
 impl Operation for Append {
     type Problem = RowProblem;
 
@@ -84,7 +95,7 @@ impl Operation for Append {
 
     fn shape(&self, step: &Step) -> Result<LaunchShape> {
         let heads = self.heads().query + 2 * self.heads().key_value;
-        step.shape_of_rows(self.batch() * self.rows().bound(), heads * lanes(self))
+        step.shape_of_rows(grid_rows(self), heads * lanes(self))
     }
 
     fn with_block(

@@ -5,6 +5,9 @@ use warptile::{Element, ElementType, Layout};
 
 use crate::draw::{Memory, Random};
 
+/// The most new rows of a sequence.
+const MOST: usize = 5;
+
 /// Where rows go.
 pub(crate) enum Targets {
     Slots(Vec<i64>),
@@ -52,8 +55,8 @@ impl<T: Element> AppendCase<T> {
     pub(crate) fn random(seed: u64, unchecked: bool) -> Self {
         let mut random = Random(seed);
         let packed = random.once_in(3);
-        let batch = random.within(1, 4);
-        let most = random.within(1, 5);
+        let batch = random.within(1, if packed { 9 } else { 4 });
+        let most = random.within(1, MOST);
         let heads = random.within(1, 3);
         let dim = random.pick(&[8, 64, 128, 40, 20]);
         let together = random.once_in(3);
@@ -75,7 +78,10 @@ impl<T: Element> AppendCase<T> {
         }
 
         // New rows.
-        let lens: Vec<usize> = (0..batch).map(|_| random.within(0, most)).collect();
+        // One long sequence and short ones have fewer rows than the grid of as many long ones.
+        let short = if random.once_in(2) { most.min(1) } else { most };
+        let mut lens: Vec<usize> = (0..batch).map(|_| random.within(0, short)).collect();
+        lens[random.within(0, batch - 1)] = most;
         let mut offsets = vec![0_i32];
         for len in &lens {
             offsets.push(offsets[offsets.len() - 1] + *len as i32);
@@ -275,7 +281,7 @@ impl<T: Element> AppendCase<T> {
         }
         match (&self.offsets, on_device) {
             (Some(offsets), false) => builder = builder.packed(offsets),
-            (Some(_), true) => builder = builder.device_packed(self.batch(), 5),
+            (Some(_), true) => builder = builder.device_packed(self.batch(), MOST),
             _ => {}
         }
         match (&self.row_lengths, on_device) {

@@ -117,6 +117,38 @@ fn writes_find_the_numbers_of_their_step_at_one_address() {
     fake.assert_clean();
 }
 
+/// A long prompt among single tokens: the grid has the rows that there are, not as many for each sequence as the prompt has.
+#[test]
+fn a_grid_has_the_rows_of_the_step() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        for (prompt, others, rows) in [
+            (8192, 63, 8192 + 63 + 64),
+            (100_000, 4095, 100_000 + 4095 + 4096),
+            (1, 63, 64),
+            // One more for each sequence would be more.
+            (2, 2, 6),
+        ] {
+            let mut cache = KvCache::<f16>::builder(1, 8)
+                .pages(6250 + others + 1)
+                .sequences(others + 1)
+                .build(&backend)
+                .unwrap();
+            let long = (cache.allocate(), prompt);
+            let short: Vec<_> = (0..others).map(|_| (cache.allocate(), 1)).collect();
+            cache.step(&[&[long], &short[..]].concat()).unwrap();
+            let kv = tensor(&backend, [1, prompt + others, 1, 8]).unwrap();
+            fake.forget_launches();
+            cache.append(0, &kv, &kv).unwrap().run().unwrap();
+            backend.synchronize().unwrap();
+            let launch = &fake.launches()[0];
+            assert_eq!((launch.grid, written(launch).row_ctas), ([rows, 1, 1], 1));
+        }
+    }
+    fake.assert_clean();
+}
+
 #[test]
 fn values_may_have_another_head_size() {
     let fake = FakeDriver::open();

@@ -1,10 +1,10 @@
 // Written by `cargo xtask build-kernels`. Do not edit.
 
 /// The images of a kernel: `append_e4m3_w4_ptx.zst`.
-pub static APPEND_E4M3_W4_PTX: [u8; 18737] = *include_bytes!("../../images/append_e4m3_w4_ptx.zst");
+pub static APPEND_E4M3_W4_PTX: [u8; 19124] = *include_bytes!("../../images/append_e4m3_w4_ptx.zst");
 
 /// The images of a kernel: `append_w4_ptx.zst`.
-pub static APPEND_W4_PTX: [u8; 10874] = *include_bytes!("../../images/append_w4_ptx.zst");
+pub static APPEND_W4_PTX: [u8; 11242] = *include_bytes!("../../images/append_w4_ptx.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_ptx.zst`.
 pub static DBIAS_D256_32X32_W4_S2_PTX: [u8; 24017] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_ptx.zst");

@@ -1,7 +1,7 @@
 // Written by `cargo xtask build-kernels`. Do not edit.
 
 /// The images of a kernel: `append_w4_sm_100.zst`.
-pub static APPEND_W4_SM_100: [u8; 13840] = *include_bytes!("../../images/append_w4_sm_100.zst");
+pub static APPEND_W4_SM_100: [u8; 14177] = *include_bytes!("../../images/append_w4_sm_100.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_100.zst`.
 pub static DBIAS_D256_32X32_W4_S2_SM_100: [u8; 18950] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_100.zst");

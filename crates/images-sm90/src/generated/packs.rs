@@ -1,10 +1,10 @@
 // Written by `cargo xtask build-kernels`. Do not edit.
 
 /// The images of a kernel: `append_e4m3_w4_sm_90.zst`.
-pub static APPEND_E4M3_W4_SM_90: [u8; 18730] = *include_bytes!("../../images/append_e4m3_w4_sm_90.zst");
+pub static APPEND_E4M3_W4_SM_90: [u8; 19258] = *include_bytes!("../../images/append_e4m3_w4_sm_90.zst");
 
 /// The images of a kernel: `append_w4_sm_90.zst`.
-pub static APPEND_W4_SM_90: [u8; 11739] = *include_bytes!("../../images/append_w4_sm_90.zst");
+pub static APPEND_W4_SM_90: [u8; 11993] = *include_bytes!("../../images/append_w4_sm_90.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_90.zst`.
 pub static DBIAS_D256_32X32_W4_S2_SM_90: [u8; 17424] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_90.zst");
