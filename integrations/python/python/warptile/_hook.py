@@ -1,9 +1,9 @@
 """Tells torch's compiler about `warptile.attention` when that compiler is first imported, so that `import warptile` imports no torch."""
 
 import importlib.abc
-import importlib.util
 import sys
 import warnings
+from importlib.machinery import PathFinder
 
 _COMPILER = "torch._dynamo"
 
@@ -21,16 +21,19 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != _COMPILER:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
 
-            def exec_module(module):
-                load(module)
+        def exec_module(module):
+            load(module)
+            # Not before: a spec may be asked for by someone who loads nothing.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
                 _register()
 
-            spec.loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module
         return spec
 
 
