@@ -88,6 +88,16 @@ class Compiled(unittest.TestCase):
             with self.subTest(order):
                 subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", program.format(*order)], check=True)
 
+    def test_versions_of_torch_without_operators(self):
+        program = (
+            "import torch\ndel torch.library.register_fake\nimport warptile\nq = torch.ones(1, 2, 1, 8)\n"
+            "assert torch.equal(warptile.attention(q, q, q), q)\n"
+            "try:\n    warptile.attention(q.requires_grad_(), q, q)\n"
+            "except warptile.Unsupported as error:\n    print(error)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertRegex(done.stdout, "too old for .* they need 2.4 or newer", done.stderr)
+
     @unittest.skipUnless(shutil.which("g++"), "inductor needs a C++ compiler")
     def test_inductor_with_other_shapes(self):
         torch.compiler.reset()

@@ -9,6 +9,9 @@ from ._errors import Unsupported
 from ._native import attention as _attention
 from ._native import attention_backward, attention_without_gradient, gradient_names, options_stub
 
+if not hasattr(torch.library, "register_fake"):
+    raise Unsupported(f"torch {torch.__version__} is too old for warptile's gradients, operators and warptile.torch; they need 2.4 or newer")
+
 # What an operator cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
 _NEVER = ("out", "lse", "stream", "block_list")
 _RENAMED = {"window": {"left": "int", "right": "int"}, "kernel": {"kernel_name": "str"}}
