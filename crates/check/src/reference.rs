@@ -155,7 +155,7 @@ pub(crate) fn by_head(call: &Call) -> impl Iterator<Item = usize> {
 
 /// Fails if a reference of the call would take too much memory, or more than `max_work` multiply-adds.
 pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
-    for layout in [call.q(), call.k(), call.v()] {
+    for layout in [call.q(), call.k(), call.v(), call.out()] {
         limited("elements in a tensor", elements(layout), MAX_ELEMENTS)?;
     }
     limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
@@ -176,6 +176,16 @@ pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// As [`check_size`], for gradients; with `wants_bias` also that of the bias, whose reference has a number for each of its elements.
+pub(crate) fn check_gradient_size(call: &Call, wants_bias: bool, max_work: f64) -> Result<()> {
+    check_size(call, max_work)?;
+    let of_bias = { call.gradient_layout(Operand::DBias) }.filter(|_| wants_bias);
+    of_bias.map_or(Ok(()), |layout| {
+        let found = elements(&layout);
+        limited("elements in the gradient of the bias", found, MAX_ELEMENTS)
+    })
 }
 
 fn elements(layout: &Layout) -> u128 {

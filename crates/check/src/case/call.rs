@@ -7,7 +7,7 @@ use warptile::spec::{Call, Numbers, Operand, Problem};
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
 use crate::error::{Error, Result, limited};
-use crate::reference::{MAX_GRADIENT_WORK, MAX_WORK, check_size};
+use crate::reference::{MAX_GRADIENT_WORK, MAX_WORK, check_gradient_size, check_size};
 
 /// Unused rows behind the last packed sequence.
 pub(super) const PACKED_PADDING: usize = 3;
@@ -128,11 +128,11 @@ impl Case {
     /// # Errors
     /// [`Error::TooLarge`](crate::Error::TooLarge) and [`Error::TooMuchWork`](crate::Error::TooMuchWork); as [`try_call`](Self::try_call).
     pub fn check_reference(&self) -> Result<()> {
-        let limit = match self.backward {
-            true => MAX_GRADIENT_WORK,
-            false => MAX_WORK,
-        };
-        check_size(&self.try_call()?, limit)
+        let call = self.try_call()?;
+        match self.backward {
+            true => check_gradient_size(&call, self.d_bias, MAX_GRADIENT_WORK),
+            false => check_size(&call, MAX_WORK),
+        }
     }
 
     /// The call of this case on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.
@@ -295,6 +295,27 @@ mod tests {
             line("packed=100x128,3x3,3x3,2x3 h8 d64 f16"),
             "packed=104x128,3x6,3x5,2x5 h8 d64 f16"
         );
+    }
+
+    /// They have few operations.
+    #[test]
+    fn references_with_results_that_do_not_fit_are_refused() {
+        for (text, quantity) in [
+            ("q500000 k1 h8 d8/512 bf16", "elements in a tensor"),
+            (
+                "q40000 k40000 h1 d8 bf16 bias broadcast=none dbias backward used=1x1",
+                "elements in the gradient of the bias",
+            ),
+        ] {
+            let case: Case = text.parse().unwrap();
+            match case.check_reference() {
+                Err(Error::TooLarge { what, .. }) => assert_eq!(what, quantity, "{text}"),
+                other => panic!("{text}: {other:?}"),
+            }
+        }
+        let broadcast = "q40000 k40000 h1 d8 bf16 bias broadcast=queries dbias backward used=1x1";
+        let case: Case = broadcast.parse().unwrap();
+        case.check_reference().unwrap();
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::accept::{ComputedGradient, GradientExpectation, GradientSizes};
 use crate::backward::BackwardCase;
 use crate::error::Result;
 use crate::gpu::rest;
-use crate::reference::{check_size, in_order, terms_of_bias};
+use crate::reference::{check_gradient_size, in_order, terms_of_bias};
 use crate::with_element;
 
 /// Most multiply-adds of a call whose gradients have a reference on a GPU.
@@ -153,7 +153,8 @@ impl ReferenceOnGpu {
         inputs: &HostInputs<'_>,
     ) -> Result<GradientExpectation> {
         backward.check_inputs(inputs)?;
-        check_size(backward.call(), MAX_WORK)?;
+        let wants_bias = backward.wants(Operand::DBias);
+        check_gradient_size(backward.call(), wants_bias, MAX_WORK)?;
         with_element!(backward.call().element(), T => {
             Ok(self.launch_gradients::<T>(backward, inputs)?)
         })

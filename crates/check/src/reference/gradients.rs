@@ -10,7 +10,7 @@ use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
 use super::row::{Computation, KeyTerms, Options};
-use super::{MAX_GRADIENT_WORK, check_size};
+use super::{MAX_GRADIENT_WORK, check_gradient_size};
 use crate::compiled::Compiled;
 use crate::error::Result;
 use crate::parallel;
@@ -48,7 +48,8 @@ pub(crate) fn gradients<T: Compiled>(
 ) -> Result<GradientReferences> {
     backward.check_inputs(inputs)?;
     let call = backward.call();
-    check_size(call, MAX_GRADIENT_WORK)?;
+    let wants_bias = backward.wants(Operand::DBias);
+    check_gradient_size(call, wants_bias, MAX_GRADIENT_WORK)?;
     let tensor = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
     let view = |operand, layout: &Layout| -> Result<_> { Ok(View::new(tensor(operand)?, *layout)) };
     let dense = |view, transposed| Dense::copy(view, None, transposed);
@@ -78,7 +79,7 @@ pub(crate) fn gradients<T: Compiled>(
         lse: floats(Operand::Lse)?.unwrap_or_default(),
         d_lse: floats(Operand::DLse)?,
         sinks: floats(Operand::Sinks)?,
-        wants_bias: backward.wants(Operand::DBias),
+        wants_bias,
         stop: Stop::current(),
     };
     pass.stop.check()?;
