@@ -105,7 +105,7 @@ pub struct Case {
     /// How many neighbouring pages a sequence has one after the other; the runs are in random order. A cache that has served for a while
     /// leaves more or less of them. At least 1, which is any order.
     pub runs: usize,
-    /// True if offsets, used lengths and the block table are in device memory, if the case runs on a GPU.
+    /// True if offsets, used lengths, the block table and lists of blocks are in device memory, if the case runs on a GPU.
     pub device_lengths: bool,
     /// The heads and their sizes.
     pub heads: Heads,
@@ -183,6 +183,14 @@ impl Case {
             Used::Each(used) => used.clone(),
             Used::Ragged => self.ragged(),
         }
+    }
+
+    /// Returns true if there are [lists](Self::lists) that could be in device memory.
+    fn has_lists(&self) -> bool {
+        matches!(self.lengths, Lengths::Packed(_))
+            || self.used != Used::All
+            || self.pages.is_some()
+            || self.scoring.blocks.is_some()
     }
 
     /// All queries of each sequence, and from an eighth of its keys to all.

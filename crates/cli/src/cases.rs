@@ -38,8 +38,8 @@ A problem is a line of words, such as
   pages=N         keys and values are in pages of N rows [not in pages]
   runs=N          a sequence's pages are neighbours in runs of N; the runs are
                   in random order [1]
-  device-lengths  on a GPU, offsets, used lengths and the block table are in
-                  its memory
+  device-lengths  on a GPU, offsets, used lengths, the block table and lists of
+                  blocks are in its memory
   {CACHE}type of keys and values, with random scales [that of q]
   layout=L        bshd, bhsd, gaps (unused elements after each head and row), or
                   interleaved (k and v in one tensor, entry by entry or page by

@@ -244,7 +244,12 @@ impl Case {
         if random.below(2) == 0 {
             lists = lists.per_head();
         }
+        self.scoring.blocks = None;
+        let had_lists = self.has_lists();
         self.scoring.blocks = has_blocks.then_some(lists);
+        if !had_lists {
+            self.device_lengths = has_blocks && random.below(3) == 0;
+        }
         self
     }
 
@@ -401,6 +406,10 @@ mod tests {
         some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Packed(_)));
         some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Dense { .. }));
         some(|case| case.device_lengths && case.used == Used::All);
+        some(|case| {
+            let dense = matches!(case.lengths, Lengths::Dense { .. }) && case.used == Used::All;
+            case.device_lengths && dense && case.pages.is_none() && case.scoring.blocks.is_some()
+        });
         some(|case| case.pages.is_some() && matches!(case.lengths, Lengths::Packed(_)));
         some(|case| case.pages.is_some() && case.scoring.has(Operand::Bias));
         some(|case| case.pages.is_some() && case.device_lengths);

@@ -41,6 +41,20 @@ impl Case {
         push(&|case| case.layout = LayoutKind::Bshd);
         push(&|case| (case.heads.query, case.heads.key_value) = (1, 1));
         push(&|case| case.heads.key_value = case.heads.query);
+        let key_heads = self.heads.key_value;
+        let group = self.heads.query.checked_div(key_heads).unwrap_or(0);
+        for (group, key_heads) in [
+            (group, key_heads / 2),
+            (group / 2, key_heads),
+            (group, key_heads.saturating_sub(1)),
+            (group.saturating_sub(1), key_heads),
+        ] {
+            if group > 0 && key_heads > 0 {
+                push(&|case| {
+                    (case.heads.query, case.heads.key_value) = (group * key_heads, key_heads);
+                });
+            }
+        }
         let [dim, values] = self.heads.dims();
         push(&|case| case.heads = case.heads.with_dims([dim; 2]));
         let smaller_sizes = |size: usize| [8.max(size / 2 / 8 * 8), 8.max(size - 8)];
@@ -51,6 +65,12 @@ impl Case {
         }
         for size in smaller_sizes(values).into_iter().filter(|_| differ) {
             push(&|case| case.heads = case.heads.with_dims([dim, size]));
+        }
+        // Where nothing tells sequences of equal lengths apart, it matters only how many are left.
+        let alike =
+            matches!(self.lengths, Lengths::Dense { .. }) && !matches!(self.used, Used::Each(_));
+        for kept in fewer(self.batch(), alike) {
+            push(&|case| case.keep(&kept));
         }
         for lengths in self.lengths.shrink() {
             push(&|case| case.set_lengths(lengths.clone()));
@@ -67,53 +87,79 @@ impl Case {
         smaller
     }
 
-    /// Sets other lengths, and limits the used rows to them.
+    /// Leaves out all sequences but these.
+    fn keep(&mut self, kept: &[usize]) {
+        let of = |all: &[(usize, usize)]| -> Vec<(usize, usize)> {
+            kept.iter().map(|&index| all[index]).collect()
+        };
+        if let Used::Each(used) = &self.used {
+            self.used = Used::Each(of(used));
+        }
+        let lengths = match (&self.lengths, kept) {
+            (Lengths::Packed(lengths), &[one]) => {
+                let (query, key) = lengths[one];
+                Lengths::Dense {
+                    batch: 1,
+                    query,
+                    key,
+                }
+            }
+            (Lengths::Packed(lengths), _) => Lengths::Packed(of(lengths)),
+            (&Lengths::Dense { query, key, .. }, _) => Lengths::Dense {
+                batch: kept.len(),
+                query,
+                key,
+            },
+        };
+        self.set_lengths(lengths);
+    }
+
+    /// Sets other lengths of as many sequences, and limits the used rows to them.
     fn set_lengths(&mut self, lengths: Lengths) {
         if let Used::Each(used) = &mut self.used {
             let each = lengths.each();
             let most = each.iter().zip(used.iter());
             *used = most.map(|(a, b)| (a.0.min(b.0), a.1.min(b.1))).collect();
         }
-        let packed = matches!(lengths, Lengths::Packed(_));
-        if !packed && self.used == Used::All && self.pages.is_none() {
-            self.device_lengths = false;
-        }
         self.lengths = lengths;
+        self.device_lengths &= self.has_lists();
     }
 }
 
 impl Lengths {
+    /// Shorter ones of as many sequences.
     fn shrink(&self) -> Vec<Lengths> {
         match self {
-            Lengths::Dense { batch, query, key } => {
-                let dense = |batch, (query, key)| Lengths::Dense { batch, query, key };
-                let mut all = vec![dense((*batch).min(1), (*query, *key))];
-                all.extend(shorter(*query, *key).map(|lengths| dense(*batch, lengths)));
-                all
-            }
-            Lengths::Packed(lengths) => {
-                let mut all: Vec<Lengths> = lengths
-                    .iter()
-                    .map(|&(query, key)| Lengths::Dense {
-                        batch: 1,
-                        query,
-                        key,
-                    })
-                    .collect();
-                for (index, &(query, key)) in lengths.iter().enumerate() {
-                    let mut without = lengths.clone();
-                    without.remove(index);
-                    all.push(Lengths::Packed(without));
-                    all.extend(shorter(query, key).map(|shorter| {
+            &Lengths::Dense { batch, query, key } => shorter(query, key)
+                .map(|(query, key)| Lengths::Dense { batch, query, key })
+                .collect(),
+            Lengths::Packed(lengths) => { lengths.iter().enumerate() }
+                .flat_map(|(index, &(query, key))| {
+                    shorter(query, key).map(move |shorter| {
                         let mut lengths = lengths.clone();
                         lengths[index] = shorter;
                         Lengths::Packed(lengths)
-                    }));
-                }
-                all
-            }
+                    })
+                })
+                .collect(),
         }
     }
+}
+
+/// The sequences that are left in smaller batches, the smallest batches first: each alone, half of them, and all but one. Where sequences
+/// are `alike`, only one batch of each size.
+fn fewer(batch: usize, alike: bool) -> Vec<Vec<usize>> {
+    let half = batch / 2;
+    let alone = (0..batch).map(|one| vec![one]);
+    if batch < 2 {
+        return alone.collect();
+    }
+    if alike {
+        return [1, half, batch - 1].map(|left| (0..left).collect()).into();
+    }
+    let halves = [0..half, half..batch].map(Iterator::collect);
+    let without = (0..batch).map(|one| (0..batch).filter(|other| *other != one).collect());
+    alone.chain(halves).chain(without).collect()
 }
 
 /// Shorter lengths of one sequence.
@@ -137,6 +183,60 @@ mod tests {
             let valid = |case: &Case| case.try_call().is_ok() && case.call_on_gpu().is_ok();
             valid(&case) && case.shrink().iter().all(valid)
         }
+    }
+
+    /// The case that is left of one if `fails` is a bug.
+    fn smallest(text: &str, fails: impl Fn(&Case) -> bool) -> String {
+        let mut case: Case = text.parse().unwrap();
+        assert!(fails(&case), "{text}");
+        while let Some(smaller) = case.shrink().into_iter().find(&fails) {
+            case = smaller;
+        }
+        case.to_string()
+    }
+
+    #[test]
+    fn batches_and_heads_shrink_to_as_few_as_fail() {
+        let text = "b7 q3 k5 h12/4 d8 f32 seed=1";
+        let of_two = |case: &Case| case.batch() >= 2;
+        assert_eq!(smallest(text, of_two), "b2 q0 k0 h1 d8 f32 seed=1");
+        let of_heads = |query, key_value| {
+            move |case: &Case| case.heads.query >= query && case.heads.key_value >= key_value
+        };
+        for (query, key_value, left) in [
+            (1, 1, "h1"),
+            (2, 1, "h2"),
+            (2, 2, "h2"),
+            (3, 2, "h3"),
+            (5, 3, "h5"),
+        ] {
+            let left = format!("b1 q0 k0 {left} d8 f32 seed=1");
+            assert_eq!(smallest(text, of_heads(query, key_value)), left);
+        }
+        let shared = |case: &Case| case.heads.group_size() > 1 && case.heads.key_value > 1;
+        assert_eq!(smallest(text, shared), "b1 q0 k0 h4/2 d8 f32 seed=1");
+    }
+
+    #[test]
+    fn a_sequence_that_is_left_keeps_its_used_lengths() {
+        let third = |case: &Case| case.used_lengths().contains(&(2, 1));
+        for text in [
+            "b3 q4 k4 h1 d8 f32 used=0x4,3x3,2x1 seed=1",
+            "packed=4x4,4x4,4x4 h1 d8 f32 used=0x4,3x3,2x1 seed=1",
+        ] {
+            assert_eq!(smallest(text, third), "b1 q2 k1 h1 d8 f32 seed=1");
+        }
+        // Two of three, and not the first two.
+        let both = |case: &Case| {
+            let used = case.used_lengths();
+            used.contains(&(2, 1)) && used.contains(&(0, 4))
+        };
+        let dense = "b3 q4 k4 h1 d8 f32 used=0x4,3x3,2x1 seed=1";
+        let left = smallest(dense, both);
+        assert!(
+            left.starts_with("b2 ") && left.ends_with("used=0x4,2x1 seed=1"),
+            "{left}"
+        );
     }
 
     #[test]
