@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warptile::gpu::Gpu;
 use warptile::plan::Choice;
 use warptile::spec::{Backward, Call, Heads, MAX_HEAD_DIM, Scoring};
-use warptile::{Backend, Mask};
+use warptile::{Backend, ElementType, Mask, Splits};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 
@@ -25,6 +25,11 @@ const TURNS_TO_HOST: u64 = 17;
 
 /// At one of this many turns an image that shares keys cuts them at fixed places. Odd, as above.
 const TURNS_TO_SPLITS: u64 = 3;
+
+/// At one of this many problems that no image is given for, keys are cut at fixed places, and keys and values are quantized. Primes, so that
+/// both go with each number of multiprocessors.
+const PROBLEMS_TO_SPLITS: u64 = 5;
+const PROBLEMS_TO_CACHE: u64 = 7;
 
 /// A problem and where to compute it.
 #[derive(Debug, Clone)]
@@ -83,7 +88,7 @@ impl Verify<'_> {
     }
 
     /// The `index`th random problem. Images take turns, each with problems that its tiles can hold; every other turn is
-    /// planned for a few multiprocessors, and some cut keys at fixed places.
+    /// planned for a few multiprocessors, and some cut keys at fixed places. Without images, problems have any options.
     pub(super) fn draw(&self, index: u64) -> Trial {
         // Far apart, so that two runs with neighbouring seeds share no problem.
         let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
@@ -96,19 +101,23 @@ impl Verify<'_> {
             Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, work),
             _ => Case::random(seed, max_len),
         };
+        let images = match &self.images {
+            Some(images) if !self.args.best => &images[..],
+            _ => &[],
+        };
+        if images.is_empty() {
+            case = with_any_option(case, index);
+        }
         if self.args.paged && case.pages.is_none() {
             case = case.with_pages();
         }
         if self.args.backward {
             case = Case {
                 backward: true,
+                splits: Splits::Even,
                 ..case.differentiable()
             };
         }
-        let images = match &self.images {
-            Some(images) if !self.args.best => &images[..],
-            _ => &[],
-        };
         let count = images.len().max(1) as u64;
         let (turn, position) = (index / count, index % count);
         let image = images.get(position as usize).copied();
@@ -137,6 +146,19 @@ impl Verify<'_> {
             image,
             host_work,
         }
+    }
+}
+
+/// The case with options that images ask for, where none does: dropout and lists of blocks as the seed has them, fixed places to cut keys,
+/// and quantized keys and values.
+fn with_any_option(case: Case, index: u64) -> Case {
+    let mut case = case.with_dropout().with_blocks();
+    if index.is_multiple_of(PROBLEMS_TO_SPLITS) {
+        case = case.with_splits();
+    }
+    match ElementType::scaled().next() {
+        Some(scaled) if index.is_multiple_of(PROBLEMS_TO_CACHE) => case.with_quantized(scaled),
+        _ => case,
     }
 }
 

@@ -34,6 +34,7 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
         ("pages", case.pages.is_some()),
         ("device-lengths", case.device_lengths),
         ("splits", case.splits != Splits::Even),
+        ("cache", case.quantized.is_some()),
         ("bhsd", case.layout == LayoutKind::Bhsd),
         ("gaps", case.layout == LayoutKind::Gaps),
         ("interleaved", case.layout == LayoutKind::Interleaved),
@@ -154,7 +155,7 @@ mod tests {
             ),
             "q1 d8/16 f16 pages=16 lengths=9,4 mask=causal diagonal=2".to_owned(),
             "q3 d8 f16 keymask=padding bias dbias".to_owned(),
-            "q3 d8 f16 blocks=64x64".to_owned(),
+            "q3 d16 f16 blocks=64x64 cache=e4m3".to_owned(),
         ];
         for problem in &each[..2] {
             coverage.add(&problem.parse().unwrap(), None, None);
@@ -172,6 +173,7 @@ mod tests {
             }),
             "{features}"
         );
+        assert!(features.contains(", cache, "), "{features}");
         assert_eq!(heads, "heads    1 of 64 head sizes: 8");
         for problem in &each[2..] {
             coverage.add(&problem.parse().unwrap(), None, None);
