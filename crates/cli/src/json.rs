@@ -50,6 +50,24 @@ pub(crate) fn write(target: &Option<Target>, value: &impl Serialize) -> Result<(
     target.as_ref().map_or(Ok(()), |target| target.write(value))
 }
 
+/// Writes the rows of a measurement of this many problems that is not complete: to a file at once, to standard output only
+/// `at_the_end`.
+///
+/// # Errors
+/// As [`write`].
+pub(crate) fn write_part(
+    target: &Option<Target>,
+    problems: usize,
+    rows: &[impl Serialize],
+    at_the_end: bool,
+) -> Result<(), Failure> {
+    match target {
+        Some(target) if at_the_end == (*target == Target::Stdout) => target
+            .write(&serde_json::json!({ "cut_short": true, "problems": problems, "rows": rows })),
+        _ => Ok(()),
+    }
+}
+
 /// A value as JSON that can be added to.
 pub(crate) fn value(value: impl Serialize) -> Result<Value, Failure> {
     Ok(serde_json::to_value(value).map_err(std::io::Error::from)?)

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::time::Instant;
 
 use serde::Serialize;
-use serde_json::json;
 use warptile::spec::{
     Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Scoring, Types,
 };
@@ -91,12 +90,8 @@ pub(super) fn run(
     let of_devices = OfDevices::new(&args.several, &team, effort);
     let bar = progress::problems(cases.len() as u64);
     let mut rows = Vec::new();
-    let part = |rows: &[Row], at_the_end: bool| match &args.json {
-        Some(target) if at_the_end == (*target == json::Target::Stdout) => {
-            target.write(&json!({ "cut_short": true, "problems": cases.len(), "rows": rows }))
-        }
-        _ => Ok(()),
-    };
+    let part =
+        |rows: &[Row], at_the_end| json::write_part(&args.json, cases.len(), rows, at_the_end);
     for (case, dealt) in cases.iter().zip(&dealt) {
         let row = match dealt {
             Some(dealt) => of_devices.row(case, dealt),

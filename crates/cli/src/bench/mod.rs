@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use either::{for_both, map_both};
 use indicatif::HumanDuration;
-use serde_json::json;
 use warptile::gpu::Gpu;
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner, Share};
@@ -280,13 +279,8 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     let problems: Vec<String> = cases.iter().map(cases::without_seed).collect();
     let mut table = Table::new(&problems, backend.is_gpu());
     let mut rows: Vec<Row> = Vec::new();
-    let part = |rows: &[Row], at_the_end: bool| match &args.json {
-        Some(target) if at_the_end == (*target == json::Target::Stdout) => {
-            // Some of the requested problems are missing.
-            target.write(&json!({ "cut_short": true, "problems": cases.len(), "rows": rows }))
-        }
-        _ => Ok(()),
-    };
+    let part =
+        |rows: &[Row], at_the_end| json::write_part(&args.json, cases.len(), rows, at_the_end);
     let bar = progress::problems(cases.len() as u64);
     // Somebody who paces reads standard output line by line: there the rows come when the samples are over.
     if !args.paced {

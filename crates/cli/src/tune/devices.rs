@@ -29,6 +29,8 @@ pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     let of_devices = OfDevices::new(&args.several, &team, EFFORT);
     let bar = progress::problems(problems.len() as u64);
     let mut rows: Vec<Row> = Vec::new();
+    let part =
+        |rows: &[Row], at_the_end| json::write_part(&args.json, problems.len(), rows, at_the_end);
     for (Asked { case, .. }, ways) in problems.iter().zip(&ways) {
         bar.suspend(|| say!(console, "problem  {}", cases::without_seed(case)))?;
         let before = rows.len();
@@ -48,6 +50,7 @@ pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
                 )
             })?;
             rows.push(row);
+            part(&rows, false)?;
         }
         if interrupt::requested() {
             break;
@@ -60,11 +63,11 @@ pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         bar.inc(1);
     }
     bar.finish_and_clear();
-    json::write(&args.json, &rows)?;
-    match interrupt::requested() {
-        true => Err(Failure::Interrupted(
+    if interrupt::requested() {
+        part(&rows, true)?;
+        return Err(Failure::Interrupted(
             "cut short: Ctrl-C came before the last problem".into(),
-        )),
-        false => Ok(()),
+        ));
     }
+    json::write(&args.json, &rows)
 }

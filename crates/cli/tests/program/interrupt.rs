@@ -235,6 +235,34 @@ fn every_command_on_the_cpu_ends_soon() {
     }
 }
 
+#[test]
+fn ways_to_compute_are_kept_as_they_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ways.json");
+    let mut command = warptile();
+    // The second problem takes minutes.
+    command.args(["tune", "--devices", "cpu,cpu", "--shape", "q64 h2 d16"]);
+    command.args(["--shape", "q30000 h8 d64 f16", "--json"]);
+    command.arg(&file).env("RAYON_NUM_THREADS", "2");
+    let mut child = { command.stdout(Stdio::null()) }
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let record = || -> Option<serde_json::Value> {
+        serde_json::from_slice(&std::fs::read(&file).ok()?).ok()
+    };
+    while record().is_none() && start.elapsed() < Duration::from_secs(60) {
+        thread::sleep(Duration::from_millis(20));
+    }
+    signal(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let record = record().expect("rows");
+    assert_eq!(record["cut_short"], true, "{record}");
+    assert_eq!(record["problems"], 2);
+    assert!(!record["rows"].as_array().unwrap().is_empty());
+}
+
 /// The stand-in computes nothing: of no rows all is right, and gradients are compared with float64 after the last launch.
 #[test]
 fn repeated_launches_end_soon() {
