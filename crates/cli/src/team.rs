@@ -224,6 +224,17 @@ impl<'a, T: Element> OnTeam<'a, T> {
         }
         Ok(self.map().join(&rows, sizes[0], sizes[1]))
     }
+
+    /// Joins the log-sum-exp of all rows on the host, as `[length, heads]`; `None` if several groups have it.
+    ///
+    /// # Errors
+    /// As [`Shards::join_lse`].
+    pub(crate) fn join_lse(&self, outputs: &[Output<T>]) -> Result<Option<Vec<f32>>, Failure> {
+        match (&self.shards[..], outputs) {
+            ([shards], [Output { lse: Some(lse), .. }]) => Ok(Some(shards.join_lse(lse)?)),
+            _ => Ok(None),
+        }
+    }
 }
 
 fn split<T: Element>(

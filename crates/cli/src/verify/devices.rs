@@ -54,7 +54,7 @@ fn checked(dealt: &Dealt, outcome: Result<Errors, String>) -> Checked {
     })
 }
 
-/// Computes `case` as it was dealt out, and judges the output. What each phase took is added to `seconds`.
+/// Computes `case` as it was dealt out, and judges the output, and the log-sum-exp if one group has all of it. What each phase took is added to `seconds`.
 ///
 /// # Errors
 /// When a device fails, or the problem is too large for a reference.
@@ -66,6 +66,7 @@ pub(super) fn check<T: Element>(
     seconds: &mut Phases,
 ) -> Result<Checked, Failure> {
     case.check_reference()?;
+    let call = case.try_call()?;
     let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
     // Stopped, they are not those of the case.
     Stop::current().check()?;
@@ -73,15 +74,24 @@ pub(super) fn check<T: Element>(
     let compute = || {
         let outputs = on_team.forward()?;
         team.synchronize()?;
-        on_team.join(outputs.iter().map(|output| &output.out))
+        let out = on_team.join(outputs.iter().map(|output| &output.out))?;
+        Ok::<_, Failure>((out, on_team.join_lse(&outputs)?))
     };
-    let mut out = timed(&mut seconds.computing, compute)?;
-    let differs = !runs.once && bits(&out) != bits(&timed(&mut seconds.computing, compute)?);
+    let (mut out, lse) = timed(&mut seconds.computing, compute)?;
+    let differs = !runs.once && {
+        let (out_again, lse_again) = timed(&mut seconds.computing, compute)?;
+        let bits_of_lse = |lse: &Option<Vec<f32>>| lse.as_deref().map(bits);
+        bits(&out) != bits(&out_again) || bits_of_lse(&lse) != bits_of_lse(&lse_again)
+    };
     let expected = timed(&mut seconds.reference, || case.expectation(&inputs))?;
     // Rows behind the last packed sequence, which are 0 there.
     out.resize(expected.out().len(), T::zeroed());
-    let verdict = timed(&mut seconds.comparing, || expected.judge_out(&out));
-    Ok(checked(dealt, outcome([("out", verdict)], differs)))
+    let judge = || {
+        let lse = lse.map(|lse| expected.judge_lse(&by_head(&lse, call.lse_shape())));
+        (expected.judge_out(&out), lse)
+    };
+    let (of_out, of_lse) = timed(&mut seconds.comparing, judge);
+    Ok(checked(dealt, outcome([("out", of_out)], of_lse, differs)))
 }
 
 /// As [`check`], for gradients.
@@ -153,7 +163,18 @@ pub(super) fn check_gradients<T: Element>(
         verdicts
     };
     let verdicts = timed(&mut seconds.comparing, judge);
-    Ok(checked(dealt, outcome(verdicts, differs)))
+    Ok(checked(dealt, outcome(verdicts, None, differs)))
+}
+
+/// `[entry, row, head]` in the order of an lse, `[entry, head, row]`, with 0 for rows behind the last packed sequence.
+fn by_head(lse: &[f32], [entries, heads, rows]: [usize; 3]) -> Vec<f32> {
+    let mut ordered = vec![0.0; entries * heads * rows];
+    for (at, number) in lse.iter().enumerate() {
+        let (place, head) = (at / heads, at % heads);
+        let (entry, row) = (place / rows, place % rows);
+        ordered[(entry * heads + head) * rows + row] = *number;
+    }
+    ordered
 }
 
 fn bits<T: Element>(values: &[T]) -> Vec<u8> {
@@ -163,12 +184,16 @@ fn bits<T: Element>(values: &[T]) -> Vec<u8> {
 /// The first result that is wrong, or the error nearest to its bound.
 fn outcome(
     verdicts: impl IntoIterator<Item = (&'static str, Verdict)>,
+    lse: Option<Verdict>,
     differs: bool,
 ) -> Result<Errors, String> {
     let nothing = || Error64 {
         error: 0.0,
         bound: 0.0,
     };
+    if let Some(lse) = lse.filter(|lse| !lse.passed) {
+        return Err(format!("lse {lse}"));
+    }
     let mut out = nothing();
     for (name, verdict) in verdicts {
         if !verdict.passed {
@@ -183,7 +208,7 @@ fn outcome(
         true => Err("two runs differ".to_owned()),
         false => Ok(Errors {
             out,
-            lse: nothing(),
+            lse: lse.map_or_else(nothing, Error64::from),
         }),
     }
 }

@@ -33,13 +33,12 @@ impl Verify<'_> {
     /// The last of ever simpler problems that still fails.
     pub(super) fn smallest(&self, lane: &MaybeLane<'_>, trial: Trial) -> Result<Trial, Failure> {
         let simpler = |case: &Case| match self.team {
-            Some(_) => {
-                case.shrink()
-                    .into_iter()
-                    .map(|case| self.args.several.fitted(&case))
-            }
-            .filter(|simpler| simpler != case)
-            .collect(),
+            Some(_) => { case.shrink().into_iter() }
+                .map(|case| (self.args.several.fitted(&case), case.heads))
+                // Heads that the devices' number makes more of again would be shrunk for ever.
+                .filter(|(simpler, heads)| simpler != case && simpler.heads == *heads)
+                .map(|(simpler, _)| simpler)
+                .collect(),
             None => case.shrink(),
         };
         let case = shrink(trial.case.clone(), SHRINK_TRIES, simpler, |case| {

@@ -184,6 +184,9 @@ fn random_problems_on_ranks_of_the_cpu_are_verified() {
         let (totals, printed) = json_of(command.args(more));
         assert_eq!([&totals["failed"], &totals["not_applicable"]], [0, 0]);
         assert_eq!(totals["devices"], "cpu,cpu,cpu");
+        let worst = &totals["worst_lse"];
+        assert!(worst["bound"].as_f64() > Some(0.0), "{worst}");
+        assert!(worst["error"].as_f64() > Some(0.0), "{worst}");
         assert!(printed.contains(" on devices cpu,cpu,cpu in "), "{printed}");
         let ways = totals["coverage"]["families"].as_object().unwrap();
         let expected = match more {

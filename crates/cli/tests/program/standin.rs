@@ -4,7 +4,7 @@ use crate::common::{expect_code, warptile};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use warptile_fake_cuda::{DEVICES, FakeDriver};
+use warptile_fake_cuda::{DEVICES, FakeDriver, KERNEL_TIMES};
 use warptile_fake_nccl::FakeNccl;
 
 /// The program with the stand-in as its driver, on a terminal of 80 columns.
@@ -108,6 +108,30 @@ fn a_tile_that_is_not_computed_fails_and_is_named() {
             (&0.into(), &1.into())
         );
     }
+}
+
+/// The simpler problems of a failing one may break the device.
+#[test]
+fn what_failed_is_written_before_it_is_made_smaller() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    // Without rows all is right.
+    let (right, wrong) = ("b1 q0 k64 h2 d128 f16", "b1 q64 k64 h2 d128 f16");
+    let (json, _) = expect_code(0, on(&fake).args(["plan", wrong, "--json", "-"]));
+    let plans: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let kernel = plans[0]["kernel"].as_str().unwrap();
+    let mut command = on(&fake);
+    command.env(
+        KERNEL_TIMES,
+        format!("warptile_{kernel}_=1000,warptile_=nan"),
+    );
+    command.args(["verify", "--case", right, "--case", wrong, "--json"]);
+    expect_code(3, command.arg(&file));
+    let record: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let counts = ["count", "passed", "failed"].map(|name| record[name].as_u64().unwrap());
+    assert_eq!(counts, [2, 1, 1], "{record}");
+    assert_eq!(record["cut_short"], true);
 }
 
 /// Gradients that are not computed stay NaN, and the kernel that was to compute them is named.
