@@ -46,7 +46,8 @@ impl Group {
     /// output whose lse is `-inf`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a part that is not on its rank or has no lse; [`Error::Rank`] as [`merge`], and with what a device reports.
+    /// [`Error::Argument`] for a part that is not on its rank or has no lse of its shape; [`Error::Rank`] as [`merge`], and with what a device
+    /// reports.
     pub fn merge<T: Element>(&self, parts: &[Output<T>]) -> Result<(Tensor<T>, Lse)> {
         self.merge_of("merge", parts)
     }
@@ -145,6 +146,14 @@ impl Group {
                 return Err(refused(format!(
                     "its output is on {}, not on {backend}",
                     out.backend()
+                )));
+            }
+            let [batch, rows, heads, _] = out.shape();
+            let expected = [batch, heads, rows];
+            if lse.shape() != expected || !lse.backend().is_same(backend) {
+                let (shape, of) = (lse.shape(), lse.backend());
+                return Err(refused(format!(
+                    "its lse is {shape:?} on {of}, not {expected:?} on {backend}"
                 )));
             }
             if let Some(nccl) = self.processes() {

@@ -166,7 +166,7 @@ impl<'a> Shards<'a> {
     /// [`Error::Argument`] for a tensor that is not of this sharding; [`Error::Rank`] with what a device reports.
     pub fn join<T: Element>(&self, tensors: &[Tensor<T>]) -> Result<Vec<T>> {
         self.group.one_process("join")?;
-        let [_, _, heads, head_dim] = self.check("tensor", tensors)?;
+        let [heads, head_dim] = self.check("tensor", tensors, None)?;
         let parts = tensors.iter().enumerate();
         let parts = parts.map(|(rank, tensor)| tensor.to_vec().of_rank(rank));
         let parts = parts.collect::<Result<Vec<_>>>()?;
@@ -242,9 +242,9 @@ impl<'a> Shards<'a> {
         (k, v): (&[Tensor<T>], &[Tensor<T>]),
         output: &Output<T>,
     ) -> Result<Gradients<T>> {
-        self.check_call(q, [k, v])?;
-        self.check("d_out", d_out)?;
-        self.check("out", &output.out)?;
+        let of_output = self.check_call(q, [k, v])?;
+        self.check("d_out", d_out, Some(of_output))?;
+        self.check("out", &output.out, Some(of_output))?;
         let Some(lse) = &output.lse else {
             let rule = "the output has no lse: it must not be turned off".to_owned();
             let rank = self.group.local_ranks().start;
@@ -260,10 +260,15 @@ impl<'a> Shards<'a> {
         }
     }
 
-    fn check_call<T: Element>(&self, q: &[Tensor<T>], [k, v]: [&[Tensor<T>]; 2]) -> Result<()> {
-        let [_, _, heads, _] = self.check("q", q)?;
-        let [_, _, kv_heads, _] = self.check("k", k)?;
-        let [_, _, v_heads, _] = self.check("v", v)?;
+    /// Checks the arguments of a call. Returns the heads of its output and their size.
+    fn check_call<T: Element>(
+        &self,
+        q: &[Tensor<T>],
+        [k, v]: [&[Tensor<T>]; 2],
+    ) -> Result<[usize; 2]> {
+        let [heads, _] = self.check("q", q, None)?;
+        let [kv_heads, _] = self.check("k", k, None)?;
+        let [v_heads, value_dim] = self.check("v", v, None)?;
         if kv_heads == 0 || v_heads != kv_heads || !heads.is_multiple_of(kv_heads) {
             return Err(Error::Argument {
                 rank: self.group.local_ranks().start,
@@ -272,11 +277,16 @@ impl<'a> Shards<'a> {
                 ),
             });
         }
-        Ok(())
+        Ok([heads, value_dim])
     }
 
-    /// Checks a sharded tensor. Returns the shape on rank 0.
-    fn check<T: Element>(&self, name: &str, tensors: &[Tensor<T>]) -> Result<[usize; 4]> {
+    /// Checks a sharded tensor, whose heads and head size are those of the first rank if they are not given. Returns them.
+    fn check<T: Element>(
+        &self,
+        name: &str,
+        tensors: &[Tensor<T>],
+        of: Option<[usize; 2]>,
+    ) -> Result<[usize; 2]> {
         let ranks = self.group.local_ranks();
         if tensors.len() != ranks.len() {
             return Err(Error::Argument {
@@ -288,7 +298,8 @@ impl<'a> Shards<'a> {
                 ),
             });
         }
-        let [_, _, heads, head_dim] = tensors[0].shape();
+        let [_, _, first_heads, first_dim] = tensors[0].shape();
+        let [heads, head_dim] = of.unwrap_or([first_heads, first_dim]);
         for (rank, tensor) in ranks.zip(tensors) {
             let backend = self.group.backend(rank);
             let rule = |rule: String| Err(Error::Argument { rank, rule });
@@ -310,6 +321,6 @@ impl<'a> Shards<'a> {
                 return rule(format!("{name} must be dense in BHSD order"));
             }
         }
-        Ok(tensors[0].shape())
+        Ok([heads, head_dim])
     }
 }

@@ -38,6 +38,11 @@ impl<'a, T: Element> Source<'a, T> {
         Ok(self.lent.as_ref().ok_or_else(elsewhere)?)
     }
 
+    /// The elements of the memory on a GPU.
+    pub(crate) fn len(&self) -> usize {
+        { self.tensor.device_slice() }.map_or(0, |memory| memory.len())
+    }
+
     /// Work that is submitted from here on waits for the copies.
     pub(crate) fn end(self) -> Result<()> {
         self.lent.map_or(Ok(()), Lent::end).of_rank(self.rank)

@@ -6,7 +6,7 @@ use warptile::cpu::Stop;
 use warptile::spec::DropoutState;
 use warptile::spec::Heads;
 use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
-use warptile_distributed::{Error, Expected, Group, Scheme, Sharding};
+use warptile_distributed::{Error, Expected, Group, Output, Scheme, Sharding};
 
 fn data(len: usize, seed: f32) -> Vec<f32> {
     (0..len)
@@ -255,6 +255,46 @@ fn errors_name_the_rank() {
         error.to_string(),
         "rank 0: with dropout its chunks must begin at multiples of 32 in their document, or use Scheme::Heads"
     );
+}
+
+/// Rows of other heads, or none, would be read where a head's are.
+#[test]
+fn gradients_need_the_output_s_heads_and_size() {
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    for scheme in ALL.into_iter().filter(|scheme| applies(*scheme, 2, 4)) {
+        let shards = group.shards(&Sharding::Zigzag, 64).unwrap().scheme(scheme);
+        let of = |heads, dim| {
+            shards
+                .split(&data(64 * heads * dim, 0.0), heads, dim)
+                .unwrap()
+        };
+        let (q, k, v) = (of(4, 16), of(2, 16), of(2, 8));
+        let attention = Attention::new();
+        let output = shards.forward(&attention, &q, (&k, &v)).unwrap();
+        let backward = |d_out: &[_], output: &Output<f32>| {
+            { shards.backward(&attention, d_out, &q, (&k, &v), output) }
+                .map(drop)
+                .map_err(|error| error.to_string())
+        };
+        backward(&of(4, 8), &output).unwrap();
+        let one_other = [of(4, 8).remove(0), of(4, 16).remove(1)];
+        for (wrong, rank) in [
+            (&of(6, 8)[..], 0),
+            (&of(2, 8), 0),
+            (&of(4, 16), 0),
+            (&one_other, 1),
+        ] {
+            let error = backward(wrong, &output).unwrap_err();
+            let expected = format!("rank {rank}: d_out has shape ");
+            assert!(error.starts_with(&expected), "{error}");
+            let mut other = output.clone();
+            other.out = wrong.to_vec();
+            let error = backward(&of(4, 8), &other).unwrap_err();
+            let expected = format!("rank {rank}: out has shape ");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
 }
 
 /// A part would take the distances from a wrong row.

@@ -313,6 +313,9 @@ fn refusals_name_the_rank_of_the_process() {
         };
         let (q, kv, odd) = (split(4), split(2), split(3));
         let attention = Attention::new();
+        let attend = |q| Attention::new().forward(q, (&kv[0], &kv[0])).unwrap();
+        let mut mixed = attend(&q[0]);
+        mixed.lse = attend(&kv[0]).lse;
         let refused = [
             gather.forward(&attention, &odd, (&kv, &kv)).map(drop),
             { shards(Scheme::Heads) }
@@ -323,6 +326,13 @@ fn refusals_name_the_rank_of_the_process() {
                 let gradients = gather.backward(&attention, &q, &q, (&kv, &kv), &output);
                 gradients.map(drop)
             }),
+            // Messages would have addresses beyond the tensor.
+            { gather.forward(&Attention::new(), &q, (&kv, &kv)) }.and_then(|output| {
+                let gradients = gather.backward(&Attention::new(), &kv, &q, (&kv, &kv), &output);
+                gradients.map(drop)
+            }),
+            // Other ranks would send as many bytes as their own takes.
+            group.merge(&[mixed]).map(drop),
         ];
         for refused in refused {
             let error = refused.unwrap_err().to_string();

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use warptile::bytemuck::Pod;
-use warptile::driver::{DeviceBuffer, DeviceSlice, Lent, LentBuffer, Rows, Stream};
+use warptile::driver::{DeviceBuffer, DeviceSlice, DriverError, Lent, LentBuffer, Rows, Stream};
 use warptile::{Backend, Element};
 use warptile_nccl_sys::NcclApi;
 
@@ -252,7 +252,7 @@ impl Nccl {
             copies,
         } in wanted
         {
-            let lent = source.lent().of_rank(rank)?;
+            let (lent, lent_len) = (source.lent().of_rank(rank)?, source.len());
             let buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach());
             let buffer = buffer.and_then(DeviceBuffer::lend).of_rank(rank)?;
             let mut own = Vec::new();
@@ -261,11 +261,13 @@ impl Nccl {
                     (true, true) => own.push((lent, rows)),
                     (false, true) => {
                         let place = [rows.from, rows.from_pitch];
-                        sends.extend(messages::<T>(reader, lent.pointer(), place, rows));
+                        let memory = (lent.pointer(), lent_len);
+                        sends.extend(messages::<T>(reader, memory, place, rows).of_rank(rank)?);
                     }
                     (true, false) => {
                         let place = [rows.to, rows.to_pitch];
-                        receives.extend(messages::<T>(owner, buffer.pointer(), place, rows));
+                        let memory = (buffer.pointer(), layout.reach());
+                        receives.extend(messages::<T>(owner, memory, place, rows).of_rank(rank)?);
                     }
                     (false, false) => {}
                 }
@@ -274,7 +276,7 @@ impl Nccl {
             buffers.push(buffer);
             rest.push((layout, own));
         }
-        // SAFETY: the copies are inside of the tensors that are lent and of the buffers.
+        // SAFETY: `messages` has found all rows within the tensors that are lent and the buffers.
         let buffers = unsafe { self.submit(streams, &reads, buffers, [&sends, &receives]) }?;
         let staged = buffers.into_iter().zip(rest);
         let staged = staged.map(|(buffer, (layout, own))| {
@@ -324,19 +326,29 @@ impl Nccl {
     }
 }
 
-/// The messages of some rows, which lie in memory at `address` from the first of `place` on, the second apart.
+/// The messages of some rows, which lie in memory of `len` elements at `address` from the first of `place` on, the second apart.
+///
+/// # Errors
+/// [`DriverError::OutOfRange`] for rows that reach out of the memory.
 fn messages<T>(
     peer: usize,
-    address: u64,
+    (address, len): (u64, usize),
     [start, pitch]: [usize; 2],
     rows: Rows,
-) -> impl Iterator<Item = Message> {
+) -> Result<impl Iterator<Item = Message>, DriverError> {
+    let end = { rows.count.saturating_sub(1).checked_mul(pitch) }
+        .and_then(|last| last.checked_add(start)?.checked_add(rows.len))
+        .unwrap_or(usize::MAX);
+    if rows.count > 0 && end > len {
+        let range = start..end;
+        return Err(DriverError::OutOfRange { range, len });
+    }
     let size = size_of::<T>();
-    (0..rows.count).map(move |row| Message {
+    Ok((0..rows.count).map(move |row| Message {
         peer,
         address: address + ((start + row * pitch) * size) as u64,
         bytes: rows.len * size,
-    })
+    }))
 }
 
 impl Drop for Nccl {
@@ -387,6 +399,33 @@ mod tests {
         let (cuda, address) = (FakeDriver::open(), {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             listener.local_addr().unwrap().to_string()
+    #[test]
+    fn messages_stay_within_the_memory() {
+        let rows = |count, len| Rows {
+            count,
+            len,
+            from: 0,
+            from_pitch: 0,
+            to: 0,
+            to_pitch: 0,
+        };
+        let of = |len, place, rows| {
+            let messages = messages::<f32>(1, (256, len), place, rows)?;
+            Ok(messages.map(|message| message.address).collect::<Vec<_>>())
+        };
+        assert_eq!(of(23, [3, 8], rows(3, 4)).unwrap(), [268, 300, 332]);
+        for (len, place, rows) in [
+            (22, [3, 8], rows(3, 4)),
+            (7, [4, 8], rows(1, 4)),
+            (23, [usize::MAX, 8], rows(1, 4)),
+            (23, [0, usize::MAX], rows(3, 4)),
+        ] {
+            let refused = of(len, place, rows);
+            assert!(matches!(refused, Err(DriverError::OutOfRange { .. })));
+        }
+        assert!(of(0, [0, 8], rows(0, 4)).unwrap().is_empty());
+    }
+
         });
         cuda.set_device_count(RANKS as u32);
         // SAFETY: the library is the stand-in, with the driver's signatures.
