@@ -1,7 +1,8 @@
 //! How ranks find each other: each connects to rank 0, which tells all of them the id when all are there.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,14 @@ use crate::nccl::world::World;
 pub(crate) struct Link {
     pub(crate) rank: usize,
     pub(crate) stream: TcpStream,
+    /// Held while a line is sent, which may take several writes.
+    line: Mutex<()>,
 }
 
 /// How long a connection may take to say who it is. Others wait meanwhile.
 const GREETING: Duration = Duration::from_secs(2);
+/// How long one of several addresses may take to answer. The next one waits meanwhile.
+const ATTEMPT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Connects the ranks. `about` must be the same on all; `id` is asked on rank 0. Returns rank 0's id, and a link to rank 0, or on rank 0 to
@@ -80,7 +85,7 @@ fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) 
             Err(error) => return Err(failed(error.to_string())),
         };
         let greeted = { stream.set_nonblocking(false) }.is_ok();
-        let mut link = Link { rank: 0, stream };
+        let mut link = Link::new(stream);
         let until = Instant::now() + GREETING;
         let Some(line) = greeted.then(|| link.read_line(until).ok()).flatten() else {
             continue;
@@ -113,14 +118,35 @@ fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) 
     Ok(())
 }
 
-/// Listens at all addresses of this host, or at the loopback address if the given one is that.
+/// Listens at all addresses of this host, or at the loopback address if the given one says so. A name does not: that of this host may
+/// resolve to a loopback address here, and to another one elsewhere.
 fn listen(address: &str) -> std::io::Result<TcpListener> {
     let mut addresses: Vec<_> = address.to_socket_addrs()?.collect();
-    if !addresses.iter().all(|address| address.ip().is_loopback()) {
-        let port = addresses.first().map_or(0, std::net::SocketAddr::port);
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let literal = host.trim_start_matches('[').trim_end_matches(']');
+    let is_loopback = host.eq_ignore_ascii_case("localhost") || { literal.parse() }
+        .is_ok_and(|address: IpAddr| address.is_loopback());
+    if !is_loopback {
+        let port = addresses.first().map_or(0, SocketAddr::port);
         addresses = vec![([0_u16; 8], port).into(), ([0_u8; 4], port).into()];
     }
     TcpListener::bind(&addresses[..])
+}
+
+/// Connects to the first of several addresses that answers.
+fn connect(
+    addresses: impl Iterator<Item = SocketAddr>,
+    deadline: Instant,
+) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::from(ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&address, left.clamp(PAUSE, ATTEMPT)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Other ranks: connects to rank 0 and waits for the id.
@@ -131,17 +157,8 @@ fn join(world: &World, hello: &str, deadline: Instant) -> Result<([u8; 128], Vec
     };
     let left = || deadline.saturating_duration_since(Instant::now());
     let stream = loop {
-        let connect = || {
-            let mut last = std::io::Error::from(ErrorKind::AddrNotAvailable);
-            for address in world.address.to_socket_addrs()? {
-                match TcpStream::connect_timeout(&address, left().max(PAUSE)) {
-                    Ok(stream) => return Ok(stream),
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
-        };
-        match connect() {
+        let addresses = world.address.to_socket_addrs();
+        match addresses.and_then(|addresses| connect(addresses, deadline)) {
             Ok(stream) => break stream,
             Err(error) if left().is_zero() => {
                 return Err(failed(format!("{error}, for {:?}", world.timeout)));
@@ -150,7 +167,7 @@ fn join(world: &World, hello: &str, deadline: Instant) -> Result<([u8; 128], Vec
             Err(_) => sleep(PAUSE * 4),
         }
     };
-    let mut link = Link { rank: 0, stream };
+    let mut link = Link::new(stream);
     let answer = { link.say(&format!("{}\t{hello}", world.rank)) }
         // Rank 0 says when its own bound has passed, which began later.
         .and_then(|()| link.read_line(deadline + world.timeout));
@@ -181,8 +198,17 @@ pub(crate) fn is_early(kind: ErrorKind) -> bool {
 }
 
 impl Link {
+    fn new(stream: TcpStream) -> Link {
+        Link {
+            rank: 0,
+            stream,
+            line: Mutex::default(),
+        }
+    }
+
     /// Sends a line.
     pub(crate) fn say(&self, line: &str) -> std::io::Result<()> {
+        let _line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         (&self.stream).write_all(format!("{line}\n").as_bytes())
     }
 
@@ -208,5 +234,70 @@ impl Link {
             }
         }
         Err(ErrorKind::InvalidData.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::thread;
+
+    use super::*;
+
+    /// The own name of a host that `/etc/hosts` gives 127.0.1.1.
+    #[test]
+    fn rank_0_can_be_reached_by_its_name() {
+        let is_at = |address| listen(address).unwrap().local_addr().unwrap().ip();
+        for address in ["localhost:0", "127.0.0.1:0"] {
+            assert!(is_at(address).is_loopback(), "{address}");
+        }
+        // Only the system's resolver takes this for 127.0.0.1, as it does with names.
+        for name in ["127.1:0", "0.0.0.0:0"] {
+            assert!(is_at(name).is_unspecified(), "{name}");
+        }
+    }
+
+    /// One that answers nothing, such as that of an interface that other hosts do not reach.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        use std::os::fd::AsRawFd;
+
+        unsafe extern "C" {
+            fn listen(socket: i32, backlog: i32) -> i32;
+        }
+        let open = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (full, free) = (open(), open());
+        // SAFETY: the socket is open, and listens already.
+        assert_eq!(unsafe { listen(full.as_raw_fd(), 0) }, 0);
+        let full = full.local_addr().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&full, Duration::from_millis(200)) {
+            waiting.push(stream);
+        }
+        let free = free.local_addr().unwrap();
+        let begin = Instant::now();
+        let stream = connect([full, free].into_iter(), begin + 30 * ATTEMPT).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), free);
+        assert!(begin.elapsed() < 15 * ATTEMPT);
+    }
+
+    #[test]
+    fn lines_of_several_threads_stay_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (link, (far, _)) = (Link::new(stream), listener.accept().unwrap());
+        // More than the buffers of a connection take.
+        let lines = ["a", "b", "c"].map(|letter| letter.repeat(8 << 20));
+        let mut found: Vec<_> = thread::scope(|scope| {
+            for line in &lines {
+                let link = &link;
+                scope.spawn(move || link.say(line).unwrap());
+            }
+            let found = BufReader::new(far).lines().take(lines.len());
+            found.map(|line| line.unwrap()).collect()
+        });
+        found.sort();
+        assert!(found == lines, "lines are mixed");
     }
 }
