@@ -247,7 +247,11 @@ class Ranks:
             # Otherwise the ranks would wait for each other.
             (lambda: cp.attention(*[q[:, : 8 - (cp.rank > 0)]] * 3), "length is "),
             (lambda: cp.attention(q, q, q, causal=cp.rank > 0), "causal is "),
+            (lambda: cp.attention(q, q, q, scale=0.1, length=8 * cp.ranks + 100 * (cp.rank > 0)), ("length is ", "q has 8 rows, but rank")),
+            (lambda: cp.attention(q, q[:, : 8 - (cp.rank > 0)], q, scale=0.2), ("rank 1: k has 7 rows", "k has 7 rows")),
+            (lambda: cp.attention(q, q[0] if cp.rank > 0 else q, q, scale=0.3), ("shapes is ", "k has shape [8, 2, 8]")),
         ):
+            words = words if isinstance(words, str) else words[cp.rank > 0]
             try:
                 wrong()
             except (warptile.InvalidInput, warptile.Unsupported) as error:

@@ -101,17 +101,22 @@ class ContextParallel:
             The output of this rank's rows.
         """
         packed = cu_seqlens is not None
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dim() != 4 - packed:
-                shape = "[rows, heads, head size]" if packed else "[batch, rows, heads, head size]"
-                raise InvalidInput(f"{name} has shape {list(x.shape)}; it needs {shape}")
         at = 0 if packed else 1
-        length = self._length(q.shape[at], length, cu_seqlens)
         left, right = (-1 if side is None else side for side in window)
         mask = Mask(causal, (left, 0 if causal else right))
-        plan = _plan(_offsets(length, cu_seqlens), self.sharding, self.rank, self.ranks, mask, packed)
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            plan.check(name, x.shape[at], self.rank)
+        refused = None
+        try:
+            for name, x in (("q", q), ("k", k), ("v", v)):
+                if x.dim() != 4 - packed:
+                    shape = "[rows, heads, head size]" if packed else "[batch, rows, heads, head size]"
+                    raise InvalidInput(f"{name} has shape {list(x.shape)}; it needs {shape}")
+            length = self._length(q.shape[at], length, cu_seqlens)
+            plan = _plan(_offsets(length, cu_seqlens), self.sharding, self.rank, self.ranks, mask, packed)
+            for name, x in (("q", q), ("k", k), ("v", v)):
+                plan.check(name, x.shape[at], self.rank)
+        except InvalidInput as error:
+            # The other ranks would wait for this one.
+            refused = error
         options = {"scale": scale, "softcap": softcap}
         shapes = tuple((str(x.dtype), *x.shape[:at], *x.shape[at + 1 :]) for x in (q, k, v))
         self._agree(
@@ -124,7 +129,8 @@ class ContextParallel:
                 "window": (left, right),
                 "sinks": sinks is not None,
                 **options,
-            }
+            },
+            refused,
         )
         return attend(q, k, v, sinks, plan, self.group, options, return_lse)
 
@@ -176,19 +182,28 @@ class ContextParallel:
         finally:
             torch.nn.functional.scaled_dot_product_attention = before
 
-    def _agree(self, call):
-        """Compares a call that this rank makes for the first time with those of the others, which would otherwise wait for each other."""
+    def _agree(self, call, refused):
+        """Compares a call that this rank makes for the first time with those of the others, which would otherwise wait for each other.
+
+        `refused` is this rank's reason not to make it.
+        """
         group = self.group or dist.group.WORLD
         known = _AGREED.setdefault(group, set())
         key = tuple(call.items())
+        others = [None] * self.ranks
+        if key not in known:
+            dist.all_gather_object(others, (call, refused and str(refused)), group=group)
+        if refused:
+            raise refused
         if key in known:
             return
-        others = [None] * self.ranks
-        dist.all_gather_object(others, call, group=group)
-        for rank, other in enumerate(others):
+        for rank, (other, _) in enumerate(others):
             for name, value in call.items():
                 if other.get(name) != value:
                     raise InvalidInput(f"{name} is {value} on rank {self.rank}, but {other.get(name)} on rank {rank}")
+        for rank, (_, why) in enumerate(others):
+            if why:
+                raise InvalidInput(f"rank {rank}: {why}")
         known.add(key)
 
     def _length(self, rows, length, cu_seqlens):
