@@ -44,8 +44,12 @@ impl ShardedLse {
         { piece.lse.part(0, heads.start - first..heads.end - first) }.of_rank(rank)
     }
 
-    /// All numbers as `[length, heads]`.
+    /// All numbers as `[length, heads]`, of a sharding of so many rows.
     pub(crate) fn join(&self, len: usize) -> Result<Vec<f32>> {
+        let others = || Error::Argument {
+            rank: 0,
+            rule: format!("the lse is that of another sharding, not of {len} rows"),
+        };
         let pieces = || {
             { self.0.iter().enumerate() }.flat_map(|(rank, pieces)| {
                 let of_rank = move |piece| (rank, piece);
@@ -54,19 +58,25 @@ impl ShardedLse {
         };
         let heads = pieces().map(|(_, piece)| piece.heads.end).max();
         let heads = heads.unwrap_or(0);
-        let mut data = vec![0.0; len * heads];
+        let (mut data, mut joined) = (vec![0.0; len * heads], 0);
         for (rank, piece) in pieces() {
             let numbers = piece.lse.to_vec().of_rank(rank)?;
             let [_, _, rows] = piece.lse.shape();
             for (head, numbers) in piece.heads.clone().zip(numbers.chunks(rows.max(1))) {
                 for (rows, at) in &piece.chunks {
                     for (row, number) in rows.clone().zip(&numbers[*at..]) {
-                        data[row * heads + head] = *number;
+                        let to = data.get_mut(row * heads + head).ok_or_else(others)?;
+                        *to = *number;
+                        joined += 1;
                     }
                 }
             }
         }
-        Ok(data)
+        // One of no rows has no heads. All others have each row of each head once.
+        match joined < data.len().max(len) {
+            true => Err(others()),
+            false => Ok(data),
+        }
     }
 }
 

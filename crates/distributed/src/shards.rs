@@ -176,7 +176,7 @@ impl<'a> Shards<'a> {
     /// Joins the log-sum-exp of all rows on the host, as `[length, heads]`. Waits for what computes it.
     ///
     /// # Errors
-    /// [`Error::Rank`] with what a device reports.
+    /// [`Error::Argument`] for the lse of another number of rows; [`Error::Rank`] with what a device reports.
     pub fn join_lse(&self, lse: &ShardedLse) -> Result<Vec<f32>> {
         self.group.one_process("join_lse")?;
         lse.join(self.map.len())

@@ -297,6 +297,29 @@ fn gradients_need_the_output_s_heads_and_size() {
     }
 }
 
+#[test]
+fn an_lse_of_other_rows_is_refused() {
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    for scheme in ALL.into_iter().filter(|scheme| applies(*scheme, 2, 4)) {
+        let shards = |len| group.shards(&Sharding::Zigzag, len).unwrap().scheme(scheme);
+        let lse = |len: usize| {
+            let shards = shards(len);
+            let q = shards.split(&data(len * 4 * 8, 0.0), 4, 8).unwrap();
+            let output = shards.forward(&Attention::new(), &q, (&q, &q)).unwrap();
+            output.lse.unwrap()
+        };
+        for (len, of) in [(64, 65), (64, 63), (64, 9), (9, 64), (64, 0), (0, 64)] {
+            let error = shards(len).join_lse(&lse(of)).unwrap_err();
+            let expected =
+                format!("rank 0: the lse is that of another sharding, not of {len} rows");
+            assert_eq!(error.to_string(), expected, "{scheme}, {of}");
+        }
+        assert_eq!(shards(9).join_lse(&lse(9)).unwrap().len(), 36);
+        assert!(shards(0).join_lse(&lse(0)).unwrap().is_empty());
+    }
+}
+
 /// A part would take the distances from a wrong row.
 #[test]
 fn alibi_needs_a_mask_that_ends_at_the_own_key() {
