@@ -350,6 +350,10 @@ impl Needs {
 
     fn of(map: &RowMap, rank: usize, attention: &Attention) -> Result<Needs> {
         // Those of a rank don't have the numbers of neighbours, which dropout would count.
+            // Before its pieces are looked for, among all chunks.
+            if documents.as_ref().is_some_and(|all| all.has(at)) {
+                continue;
+            }
         let has_dropout = attention.has(Operand::DropoutState);
         let documents = { (!has_dropout).then(|| Documents::of(map.chunks(rank))) }.flatten();
         let (mut own, mut fetched) = (Vec::new(), Vec::new());
@@ -357,7 +361,6 @@ impl Needs {
         let is_apart = is_apart(map.chunks(rank), &parts);
         for (at, part) in parts.into_iter().enumerate() {
             match &map.pieces(part.keys.clone())[..] {
-                _ if documents.as_ref().is_some_and(|all| all.has(at)) => {}
                 [piece] if piece.rank == rank => {
                     own.push((part, piece.local..piece.local + piece.rows.len()));
                 }

@@ -1,6 +1,6 @@
 //! Ranks on the CPU: the bits of one call.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use warptile::cpu::Stop;
 use warptile::spec::DropoutState;
@@ -318,6 +318,21 @@ fn an_lse_of_other_rows_is_refused() {
         assert_eq!(shards(9).join_lse(&lse(9)).unwrap().len(), 36);
         assert!(shards(0).join_lse(&lse(0)).unwrap().is_empty());
     }
+}
+
+/// Looking for the owners of each one's keys among all would take minutes.
+#[test]
+fn many_short_documents_are_dealt_out_at_once() {
+    const DOCUMENTS: usize = 1 << 18;
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    let sharding = Sharding::Documents((0..=DOCUMENTS).collect());
+    let shards = group.shards(&sharding, DOCUMENTS).unwrap();
+    let q = shards.split(&vec![0.5_f32; DOCUMENTS * 8], 1, 8).unwrap();
+    let begin = Instant::now();
+    let output = shards.forward(&Attention::new(), &q, (&q, &q)).unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(30));
+    assert_eq!(output.out[1].shape(), [1, DOCUMENTS / 2, 1, 8]);
 }
 
 /// A part would take the distances from a wrong row.
