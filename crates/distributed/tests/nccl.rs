@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use warptile::driver::{Context, Driver};
+use warptile::driver::{Context, Driver, Graph};
 use warptile::{Attention, Backend, Element, KvCache, Mask, half::bf16, half::f16};
 use warptile_distributed::nccl_sys::{LoadError, NcclApi};
 use warptile_distributed::{Error, Failure, Group, Result, Scheme, ShardedCache, Sharding, World};
@@ -477,6 +477,42 @@ fn a_cache_is_dealt_to_processes() {
     let text = same(&failures).to_string();
     let expected = "rank 2 calls with a step of lengths and new rows [(0, 2)], but rank ";
     assert!(text.starts_with(expected), "{text}");
+    host.assert_clean();
+}
+
+/// Nothing is added to the graph before that.
+#[test]
+fn a_captured_step_is_refused_before_it_launches() {
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    each(&worlds(2), |world| {
+        let group = host.group(world).unwrap();
+        let (backend, mut cache) = (&group.backends()[0], cache_of(&group, 4));
+        let ones = |heads: usize| {
+            let ones = vec![f16::ONE; heads * 64];
+            backend.tensor(&ones, [1, 1, heads, 64]).unwrap()
+        };
+        let (q, kv, sequence) = (ones(8), ones(2), cache.allocate());
+        cache.step(&[(sequence, 1)]).unwrap();
+        cache.append(0, &kv, &kv).unwrap();
+        let attend = || cache.attend(0, &Attention::new(), &q);
+        attend().unwrap();
+        let launches = || {
+            met.wait();
+            let launches = host.cuda.calls_of("cuLaunchKernelEx");
+            met.wait();
+            launches
+        };
+        let before = launches();
+        let rule = "a call over several processes cannot be captured";
+        let stream = backend.gpu().unwrap().stream();
+        let captured = Graph::capture(stream, |_| {
+            let error = attend().unwrap_err().to_string();
+            assert_eq!(error, format!("rank {}: {rule}", world.rank()));
+            Ok::<_, warptile::Error>(())
+        });
+        captured.unwrap();
+        assert_eq!(launches(), before);
+    });
     host.assert_clean();
 }
 

@@ -153,14 +153,22 @@ impl Nccl {
         streams: &Streams,
         compute: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let rank = self.world.rank;
-        if streams.kernels.is_capturing().of_rank(rank)? {
-            let rule = "a call over several processes cannot be captured".to_owned();
-            return Err(Error::Argument { rank, rule });
-        }
+        self.refuse_capture(streams)?;
         let _calls = lock(&self.calls);
         self.control.agree(call, None)?;
         self.or_fail(compute())
+    }
+
+    /// Refuses a call that would be captured.
+    pub(crate) fn refuse_capture(&self, streams: &Streams) -> Result<()> {
+        let rank = self.world.rank;
+        match streams.kernels.is_capturing().of_rank(rank)? {
+            true => Err(Error::Argument {
+                rank,
+                rule: "a call over several processes cannot be captured".to_owned(),
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Waits until all ranks are about to make this call, without messages, which one that cannot prevents for all.
@@ -391,14 +399,6 @@ mod tests {
     use crate::stage::{Source, position, rows_of_heads, staged_rows};
     use crate::sums::{Home, Routes};
 
-    /// Kernels of the stand-in compute nothing, so what they would read is looked at.
-    #[test]
-    fn every_rank_gets_the_rows_that_it_needs() {
-        const RANKS: usize = 3;
-        let ([len, heads], dims) = ([700, 3], [16, 8]);
-        let (cuda, address) = (FakeDriver::open(), {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().to_string()
     #[test]
     fn messages_stay_within_the_memory() {
         let rows = |count, len| Rows {
@@ -426,6 +426,14 @@ mod tests {
         assert!(of(0, [0, 8], rows(0, 4)).unwrap().is_empty());
     }
 
+    /// Kernels of the stand-in compute nothing, so what they would read is looked at.
+    #[test]
+    fn every_rank_gets_the_rows_that_it_needs() {
+        const RANKS: usize = 3;
+        let ([len, heads], dims) = ([700, 3], [16, 8]);
+        let (cuda, address) = (FakeDriver::open(), {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().to_string()
         });
         cuda.set_device_count(RANKS as u32);
         // SAFETY: the library is the stand-in, with the driver's signatures.
