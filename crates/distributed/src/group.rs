@@ -88,8 +88,8 @@ impl Group {
         })
     }
 
-    /// A group of processes, each of which has one rank on a GPU of its own. Waits until all have called this, at most as long as
-    /// [`World::timeout`] says.
+    /// A group of processes, each of which has one rank on a GPU of its own. Waits until all have called this. [`World::timeout`] bounds
+    /// each of three steps: until rank 0 can be reached, until rank 0 has been reached by all, and until NCCL has connected them.
     ///
     /// # Errors
     /// [`Error::Nccl`], which says where NCCL was looked for; [`Error::TooFewRanks`]; [`Error::Rendezvous`]; [`Error::Failure`] with the

@@ -113,8 +113,8 @@ impl World {
         })
     }
 
-    /// Sets how long the ranks may take to find each other, a rank to make a call that others have made, and the messages of a call to
-    /// arrive: at most a year. Default: 60 seconds.
+    /// Sets how long each step may take by which the ranks find each other ([`Group::nccl`](crate::Group::nccl) has three), a rank to make a
+    /// call that others have made, and the messages of a call to arrive: at most a year. Default: 60 seconds.
     pub fn timeout(self, timeout: Duration) -> World {
         let timeout = timeout.min(LONGEST);
         World { timeout, ..self }
