@@ -261,15 +261,24 @@ fn suggest(close: &[String]) -> String {
 
 /// Advice for a device that no embedded image runs on.
 fn images_advice(major: u32, minor: u32) -> String {
-    let feature = match (major, minor) {
-        (..8, _) => return "8.0 is the oldest that has some".to_owned(),
-        (8, _) => "sm_80",
-        (9, 0) => "sm_90",
-        (10, _) => "sm_100",
-        (12, _) => "sm_120",
-        _ => return "build it with the cargo feature `ptx` of warptile".to_owned(),
-    };
-    format!("build it with the cargo feature `{feature}` of warptile, or with `ptx`")
+    match feature_for(major, minor) {
+        _ if major < 8 => "8.0 is the oldest that has some".to_owned(),
+        Some(feature) => {
+            format!("build it with the cargo feature `{feature}` of warptile, or with `ptx`")
+        }
+        None => "build it with the cargo feature `ptx` of warptile".to_owned(),
+    }
+}
+
+/// The cargo feature whose images are machine code for a device.
+pub(crate) const fn feature_for(major: u32, minor: u32) -> Option<&'static str> {
+    match (major, minor) {
+        (8, _) => Some("sm_80"),
+        (9, 0) => Some("sm_90"),
+        (10, _) => Some("sm_100"),
+        (12, _) => Some("sm_120"),
+        _ => None,
+    }
 }
 
 fn reasons(considered: &[Considered]) -> String {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use warptile_kernels::abi::{MIN_BOX_ROWS, QUERY_BOX_ROWS};
-use warptile_kernels::{Family, Features, Image, Role, Schedule, Target, images_for};
+use warptile_kernels::{Family, Features, Image, Role, Schedule, Target, catalog, images_for};
 
 use crate::considered::{Considered, Reason};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, feature_for};
 use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
 use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
@@ -30,7 +30,7 @@ fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
 }
 
 /// The embedded catalog, sorted once: it has several hundred images.
-static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels::catalog().iter()));
+static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(catalog().iter()));
 
 /// The inputs of planning: a device, its rates, and the images to choose among.
 ///
@@ -226,7 +226,7 @@ impl<'a> Planner<'a> {
                     .is_some_and(|images| images.iter().any(|image| image.name == name)),
             });
             return Err(Error::NoKernel {
-                problem: format!("{problem} on {}", self.device.name),
+                problem: format!("{problem} on {}", place(self.device, catalog())),
                 considered,
             });
         };
@@ -478,6 +478,23 @@ pub(super) fn check_images(
     }
 }
 
+/// The device in [`Error::NoKernel`]. A program that has only PTX for it is told the cargo feature with more kernels; one with that feature
+/// lacks none that others have.
+pub(super) fn place(device: &DeviceProfile, images: &[Image]) -> String {
+    let (name, major, minor) = (&device.name, device.major, device.minor);
+    let is_for_it = |image: &Image| {
+        !matches!(image.target, Target::Ptx(_)) && image.target.runs_on(major, minor)
+    };
+    match feature_for(major, minor) {
+        Some(feature) if !images.iter().any(is_for_it) => {
+            format!(
+                "{name}, for which this program lacks the kernels of warptile's cargo feature `{feature}`"
+            )
+        }
+        _ => name.clone(),
+    }
+}
+
 fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
     let images = || kernels.values().flatten();
     match choice {
@@ -525,7 +542,32 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warptile_kernels::catalog;
+
+    #[test]
+    fn a_program_with_only_ptx_for_a_device_is_told_the_feature_with_more() {
+        let of = |targets: &[Target]| -> Vec<Image> {
+            let has = |image: &&Image| targets.contains(&image.target);
+            catalog().iter().filter(has).cloned().collect()
+        };
+        let hopper = DeviceProfile::h200();
+        let ptx = [Target::Ptx(80), Target::Ptx(89)];
+        let others = [ptx.as_slice(), &[Target::Cubin(80), Target::Cubin(100)]].concat();
+        for lacking in [&ptx, others.as_slice()] {
+            let expected = format!(
+                "{}, for which this program lacks the kernels of warptile's cargo feature `sm_90`",
+                hopper.name
+            );
+            assert_eq!(place(&hopper, &of(lacking)), expected);
+        }
+        assert_eq!(place(&hopper, &of(&[Target::Cubin(90)])), hopper.name);
+        assert_eq!(place(&hopper, catalog()), hopper.name);
+        let newer = DeviceProfile {
+            major: 11,
+            minor: 0,
+            ..hopper
+        };
+        assert_eq!(place(&newer, &of(&ptx)), newer.name);
+    }
 
     #[test]
     fn a_device_needs_an_image_that_runs_on_it() {
