@@ -580,7 +580,8 @@ def transformers_attention(
         attention_mask = _biased(position_bias, attention_mask, is_causal, query, key)
         is_causal = False
     if softcap is None and s_aux is None:
-        out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
+        grouped = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=grouped)
         return out.transpose(1, 2).contiguous(), None
     if _autocasts(query):
         query, key, value, attention_mask = _autocast(query, key, value, attention_mask)
