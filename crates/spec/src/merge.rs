@@ -232,14 +232,18 @@ impl MergeBuilder<'_> {
     /// Checks everything and freezes the description.
     ///
     /// # Errors
-    /// [`Invalid::Count`] without parts, [`Invalid::TooLong`] for more than 32; an [`Invalid`] that names the
-    /// argument and the rule it breaks.
+    /// [`Invalid::Count`] without parts, [`Invalid::TooLong`] for more than 32, [`Invalid::Presence`] for results of head size 0; an
+    /// [`Invalid`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Merge> {
         let count = self.parts.len();
         let first = match self.parts {
             [first, ..] if count <= MERGE_PARTS => first,
             _ => return Err(no_parts(count)),
         };
+        if first.head_dim() == 0 && !self.sums {
+            let rule = "has head size 0, but must have at least one column for its lse";
+            return Err(Invalid::presence(PART_OUT[0], rule));
+        }
         let out = self.out.unwrap_or_else(|| first.dense_like());
         let of_lse = Merge::lse_layout(first.shape);
         let lse = self.want_lse.then(|| self.lse.unwrap_or(of_lse));

@@ -49,7 +49,7 @@ use crate::tensor::Tensor;
 ///
 /// # Errors
 /// [`Invalid::Count`](crate::spec::Invalid::Count) without parts, [`Invalid::TooLong`](crate::spec::Invalid::TooLong)
-/// with more than 32: merge the results of merges then. When the parts differ in shape, a lse is not that of its
+/// with more than 32: merge the results of merges then. When the parts have head size 0 or differ in shape, a lse is not that of its
 /// output, or the tensors are on different devices. If the device is out of memory or the launch fails.
 pub fn merge<T: Element>(parts: &[(&Tensor<T>, &Lse)], base: LseBase) -> Result<(Tensor<T>, Lse)> {
     let Some((first, _)) = parts.first() else {

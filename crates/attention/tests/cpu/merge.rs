@@ -119,6 +119,11 @@ fn what_does_not_fit_is_refused_by_name() {
         text(&[(&part, &lse), (&part, &short)]),
         "parts[1].lse has heads 2, but parts[0].out has 3"
     );
+    let empty = backend.tensor(&[0.0_f32; 0], [1, 2, 3, 0]).unwrap();
+    assert_eq!(
+        text(&[(&empty, &lse)]),
+        "parts[0].out has head size 0, but must have at least one column for its lse"
+    );
     let mut shared = part.clone();
     let error = merge_into(&[(&part, &lse)], LseBase::Natural, &mut shared, None).unwrap_err();
     assert!(
