@@ -221,8 +221,8 @@ declare! {
         key_lengths: u64 = "const int*",
     }
 
-    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: kernels clamp them to
-    /// `count`. No entry is read past a sequence's last key, or past the last key that it had before the previous launch.
+    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: attention clamps them to
+    /// `count`, and a cache write leaves out rows of pages that do not exist. No entry is read past a sequence's last key, or past the last key that it had before the previous launch.
     struct Pages {
         /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",
@@ -678,7 +678,8 @@ declare! {
     struct Dropout {
         /// The words of a [`DropoutState`](crate::DropoutState). They are not validated: kernels clear the low bits of the last two.
         state: u64 = "const unsigned*",
-        /// A weight is dropped if its 16 random bits are below.
+        /// Weights of 65,536 that are dropped: those whose 8 random bits are below a threshold, the upper byte, which is one higher
+        /// in as many of 256 cells as the lower byte says.
         dropped: u32,
         /// Factor of weights that are kept.
         factor: f32,

@@ -350,7 +350,7 @@ impl<'a> AppendBuilder<'a> {
         self.numbers(Operand::Positions, Numbers::Host(positions))
     }
 
-    /// As [`positions`](Self::positions), in device memory: as `i64` if `wide`, else as `i32` or `u32`.
+    /// As [`positions`](Self::positions), in device memory: as `i64` if `wide`, else as `i32` or `u32`. A `u32` from 2^31 on counts as 0.
     pub fn device_positions(mut self, wide: bool) -> Self {
         self.positions = Numbers::Device(0);
         self.wide_positions = wide;

@@ -238,7 +238,7 @@ macro_rules! families {
 }
 
 families! {
-    /// CUDA cores, fp32 accumulation, every feature.
+    /// CUDA cores, fp32 accumulation; every element type of queries.
     Scalar = "scalar";
     /// `nvcuda::wmma` tensor-core tiles in shared memory.
     Wmma = "wmma";

@@ -384,7 +384,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             .with(|builder| builder.positions(positions))
     }
 
-    /// As [`positions`](Self::positions), in device memory.
+    /// As [`positions`](Self::positions), in device memory. A `u32` from 2^31 on counts as 0.
     pub fn positions_on_device<P: PositionElement>(self, positions: DeviceSlice<'a, P>) -> Self {
         self.list(Operand::Positions, Some(positions.into_bytes()))
             .with(|builder| builder.device_positions(P::WIDE))
