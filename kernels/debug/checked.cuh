@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/abi.cuh"
+#include "debug/shared_bytes.cuh"
 
 extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line, const char* function,
                                         size_t character_bytes);
@@ -27,26 +28,24 @@ constexpr unsigned MOST_POLLS = 1u << 19;
 constexpr unsigned MOST_POLLS = 1u << 24;
 #endif
 
-template <class Traits> __device__ void check_tensor(const Tensor& tensor)
+template <class Traits, class Element> __device__ void check_tensor(const Tensor& tensor)
 {
     constexpr bool UNALIGNED = (Traits::FEATURES & FEATURE_UNALIGNED) != 0;
-    constexpr unsigned long long BYTES = UNALIGNED ? sizeof(typename Traits::Element) : 16;
-    constexpr long long ELEMENTS = BYTES / sizeof(typename Traits::Element);
+    constexpr unsigned long long BYTES = UNALIGNED ? sizeof(Element) : 16;
+    constexpr long long ELEMENTS = BYTES / sizeof(Element);
     WARPTILE_ASSERT((unsigned long long)tensor.address % BYTES == 0);
     WARPTILE_ASSERT(tensor.batch % ELEMENTS == 0 && tensor.row % ELEMENTS == 0 && tensor.head % ELEMENTS == 0);
 }
 
-// Checks the preconditions that the host guarantees for every launch of the kernel.
-template <class Traits> __device__ void check_launch(const Forward& params)
+// Checks the preconditions that the host guarantees for every launch of the kernel. `Key`: the elements of keys and values.
+template <class Traits, class Key = typename Traits::Element> __device__ void check_launch(const Forward& params)
 {
     if (threadIdx.x != 0) {
         return;
     }
-    unsigned shared_bytes;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
     WARPTILE_ASSERT(blockDim.x == Traits::THREADS && blockDim.y == 1 && blockDim.z == 1);
     WARPTILE_ASSERT((gridDim.y == 1 || Traits::SCHEDULE == SCHEDULE_CLUSTER_TILE) && gridDim.z == 1);
-    WARPTILE_ASSERT(shared_bytes >= (unsigned)Traits::SHARED_BYTES);
+    WARPTILE_ASSERT(dynamic_shared_bytes() >= (unsigned)Traits::SHARED_BYTES);
     WARPTILE_ASSERT(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0);
     WARPTILE_ASSERT(params.head_dim > 0 && params.head_dim <= Traits::HEAD_DIM && params.head_dim % 8 == 0);
     WARPTILE_ASSERT(params.value_dim > 0 && params.value_dim <= Traits::VALUE_DIM && params.value_dim % 8 == 0);
@@ -66,13 +65,16 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     WARPTILE_ASSERT(params.scoring.scale == params.scoring.scale && params.scoring.softcap >= 0);
     const Pages& pages = params.pages;
     WARPTILE_ASSERT(!pages.table || (pages.rows > 0 && pages.rows <= abi::MAX_PAGE_ROWS && pages.count >= 0 && pages.table_row >= 0));
-    check_tensor<Traits>(params.q);
-    check_tensor<Traits>(params.k);
-    check_tensor<Traits>(params.v);
-    check_tensor<Traits>(params.out);
+    check_tensor<Traits, typename Traits::Element>(params.q);
+    check_tensor<Traits, Key>(params.k);
+    check_tensor<Traits, Key>(params.v);
+    check_tensor<Traits, typename Traits::Element>(params.out);
 }
 
-template <class Traits> __device__ void check_launch(const ForwardE4m3& params) { check_launch<Traits>(params.forward); }
+template <class Traits> __device__ void check_launch(const ForwardE4m3& params)
+{
+    check_launch<Traits, typename Traits::Keys::Element>(params.forward);
+}
 template <class Traits> __device__ void check_launch(const ForwardTma& params)
 {
     check_launch<Traits>(params.forward);

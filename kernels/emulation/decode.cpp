@@ -3,6 +3,7 @@
 
 #include "guarded.h"
 
+#include "debug/checked.cuh"
 #include "forward/mma.cuh"
 #include "forward/mma_tile.cuh"
 #include "forward/mma_tile_dropout_unaligned.cuh"
@@ -26,6 +27,18 @@ void grid_dependency_wait()
     if (at_predecessors_end) at_predecessors_end();
 }
 } // namespace warptile
+
+namespace {
+
+// What has failed of the asserts of launches that debug images have.
+const char* failed_assert = nullptr;
+
+} // namespace
+
+void __assertfail(const char* message, const char*, unsigned, const char*, size_t)
+{
+    if (!failed_assert) failed_assert = message;
+}
 
 namespace {
 
@@ -56,12 +69,16 @@ template <class Element_, class Keys_> struct Kernel {
 
 template <class Traits> void attention(const typename Traits::Keys::Block& block, const ForwardDropout& dropping_block)
 {
-    if constexpr (drops<Traits>())
+    if constexpr (drops<Traits>()) {
+        check_launch<Traits>(dropping_block.forward);
         tile_attention<Traits>(dropping_block.forward);
-    else if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_ONE_GROUP_TILE)
-        mma_attention<Traits>(block);
-    else
-        tile_attention<Traits>(block);
+    } else {
+        check_launch<Traits>(block);
+        if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_ONE_GROUP_TILE)
+            mma_attention<Traits>(block);
+        else
+            tile_attention<Traits>(block);
+    }
 }
 
 template <class Traits> Kernel<typename Traits::Element, typename Traits::Keys> kernel_of()
@@ -84,18 +101,22 @@ template <class Kernel> struct Problem {
     static constexpr double TOLERANCE = std::is_same_v<Element, __half> ? 6e-3 : 4e-2;
 
     const Kernel kernel;
-    int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
+    int batch, kv_heads, group, heads, head_dim, value_dim, query_len, key_len, grid;
     int clusters = 1; // of each tile: the grid's second dimension
     std::vector<Element> q;
     std::vector<Key> k, v;
     float scales[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}}; // of keys and of values, for each key/value head
     std::vector<float> sinks, slopes;
     std::vector<int> keys, queries; // as they are to be understood
+    bool packs_queries = false, packs_keys = false;
+    std::vector<int> first_key, first_query; // of each sequence, among all rows
+    int key_rows, query_rows;                // in all
     Memory<Element> device_q, out;
     Memory<Key> device_k, device_v;
     Memory<float> device_scales[2];
     Memory<float> lse, parts;
     Memory<int> key_lengths, query_lengths; // as the device has them, also out of range
+    Memory<int> key_offsets, query_offsets;
     Memory<int> table;
     Memory<Element> bias;
     Memory<unsigned char> key_mask;
@@ -129,45 +150,45 @@ template <class Kernel> struct Problem {
         group = random.between(1, has_many_sequences ? 2 : 6);
         heads = kv_heads * group;
         head_dim = CHUNK<Key> * random.between(1, kernel.head_dim / CHUNK<Key>);
+        value_dim = random.one_in(2) ? head_dim : CHUNK<Key> * random.between(1, kernel.head_dim / CHUNK<Key>);
         query_len = has_many_sequences ? 1 : random.between(1, std::max(5, kernel.block_m / 3));
         key_len = has_many_keys        ? kernel.block_n * random.between(36, 50) - random.between(0, kernel.block_n)
                   : has_many_sequences ? random.between(0, 40)
                                        : random.between(0, 700);
         grid = has_many_parts ? random.between(50, 150) : has_many_groups ? 1 : random.between(1, 7);
-        const size_t query_values = (size_t)batch * query_len * heads * head_dim;
-        q = random.normals<Element>(query_values);
-        if (random.one_in(3)) q[(size_t)random.between(0, batch * query_len * heads - 1) * head_dim] = NOT_A_NUMBER<Element>;
-        if constexpr (HAS_SCALES) set_scales(random);
-        k = quantized(random, scales[0]);
-        v = quantized(random, scales[1]);
-        if (kernel.has(FEATURE_UNALIGNED) && random.one_in(3)) behind = 1;
-        device_q = guarded(beginning_in_between(q));
-        out = guarded(std::vector<Element>(query_values + behind));
-        lse = guarded(std::vector<float>((size_t)batch * heads * query_len));
-
         block.heads = heads;
         block.kv_heads = kv_heads;
-        block.head_dim = block.value_dim = head_dim;
+        block.head_dim = head_dim;
+        block.value_dim = value_dim;
         Sequences& sequences = block.sequences;
         sequences.batch = batch;
-        sequences.query_len = sequences.query_rows = query_len;
-        sequences.key_len = sequences.key_rows = key_len;
-        const long long query_row = (long long)heads * head_dim;
-        block.q = {device_q->data(), query_len * query_row, query_row, head_dim};
-        block.out = {out->data(), query_len * query_row, query_row, head_dim};
-        block.lse = lse->data();
-        block.lse_batch = heads * query_len;
-        block.lse_head = query_len;
+        sequences.query_len = query_len;
+        sequences.key_len = key_len;
         set_lengths(random, reads_ahead && (kernel.shares_keys || kernel.cluster > 1));
+        q = random.normals<Element>((size_t)query_rows * heads * head_dim);
+        if (!q.empty() && random.one_in(3)) q[(size_t)random.between(0, query_rows * heads - 1) * head_dim] = NOT_A_NUMBER<Element>;
+        if constexpr (HAS_SCALES) set_scales(random);
+        k = quantized(random, scales[0], head_dim);
+        v = quantized(random, scales[1], value_dim);
+        if (kernel.has(FEATURE_UNALIGNED) && random.one_in(3)) behind = 1;
+        device_q = guarded(beginning_in_between(q));
+        out = guarded(std::vector<Element>((size_t)query_rows * heads * value_dim + behind));
+        lse = guarded(std::vector<float>((size_t)query_rows * heads));
+        const long long query_row = (long long)heads * head_dim, out_row = (long long)heads * value_dim;
+        block.q = {device_q->data(), packs_queries ? 0 : query_len * query_row, query_row, head_dim};
+        block.out = {out->data(), packs_queries ? 0 : query_len * out_row, out_row, value_dim};
+        block.lse = lse->data();
+        block.lse_batch = packs_queries ? 0 : heads * query_len;
+        block.lse_head = packs_queries ? query_rows : query_len;
         set_scoring(random);
         if (random.one_in(4)) set_hugely_negative(random);
-        if (kernel.has(FEATURE_PAGED) && random.one_in(3)) {
+        if (kernel.has(FEATURE_PAGED) && !packs_keys && random.one_in(3)) {
             set_pages(random);
         } else {
             device_k = guarded(beginning_in_between(k));
             device_v = guarded(beginning_in_between(v));
-            block.k = {device_k->data(), key_len * key_row(), key_row(), head_dim};
-            block.v = {device_v->data(), key_len * key_row(), key_row(), head_dim};
+            block.k = {device_k->data(), packs_keys ? 0 : key_len * key_row(), key_row(), head_dim};
+            block.v = {device_v->data(), packs_keys ? 0 : key_len * value_row(), value_row(), value_dim};
         }
         if (may_be_read_ahead(sequences, block.pages)) sequences.ragged |= READ_AHEAD;
         set_work(random);
@@ -188,11 +209,14 @@ template <class Kernel> struct Problem {
         }
         block = {lists[0], lists[1], steps[0], steps[1]};
     }
-    // Normal numbers, each divided by its head's scale.
-    std::vector<Key> quantized(Random& random, const float (&scales)[4]) const
+    // Normal numbers, each divided by its head's scale. What no sequence owns must never be seen.
+    std::vector<Key> quantized(Random& random, const float (&scales)[4], int dim) const
     {
-        std::vector<Key> all((size_t)batch * key_len * key_row());
-        for (size_t i = 0; i < all.size(); i++) all[i] = rounded<Key>(random.normal() / scales[i / head_dim % kv_heads]);
+        const size_t row = (size_t)kv_heads * dim;
+        std::vector<Key> all(key_rows * row, NOT_A_NUMBER<Key>);
+        for (int b = 0; b < batch; b++)
+            for (size_t i = first_key[b] * row; i < (first_key[b] + keys[b]) * row; i++)
+                all[i] = rounded<Key>(random.normal() / scales[i / dim % kv_heads]);
         return all;
     }
 
@@ -210,31 +234,63 @@ template <class Kernel> struct Problem {
     }
 
     long long key_row() const { return (long long)kv_heads * head_dim; }
+    long long value_row() const { return (long long)kv_heads * value_dim; }
 
     void set_lengths(Random& random, bool reads_ahead)
     {
+        Sequences& sequences = block.sequences;
         keys.assign(batch, key_len);
         queries.assign(batch, query_len);
+        for (int b = 0; b < batch; b++) {
+            first_key.push_back(b * key_len);
+            first_query.push_back(b * query_len);
+        }
+        key_rows = batch * key_len;
+        query_rows = batch * query_len;
+        const auto pack = [&](std::vector<int>& first, std::vector<int>& lengths, int& rows, const int*& pointer) {
+            std::vector<int> offsets(1, 0);
+            for (int b = 0; b < batch; b++) {
+                lengths[b] = random.one_in(6) ? 0 : random.between(0, lengths[b]);
+                first[b] = offsets.back();
+                offsets.push_back(first[b] + lengths[b]);
+            }
+            rows = offsets.back() + random.between(0, 9);
+            Memory<int> memory = guarded(offsets);
+            pointer = memory->data();
+            return memory;
+        };
+        if (kernel.has(FEATURE_PACKED) && !reads_ahead && random.one_in(3)) {
+            packs_queries = true;
+            query_offsets = pack(first_query, queries, query_rows, sequences.query_offsets);
+            sequences.ragged |= RAGGED;
+            if (!random.one_in(4)) {
+                packs_keys = true;
+                key_offsets = pack(first_key, keys, key_rows, sequences.key_offsets);
+                sequences.ragged |= RAGGED | RAGGED_KEYS;
+            }
+        }
+        sequences.query_rows = packs_queries ? query_rows : query_len;
+        sequences.key_rows = packs_keys ? key_rows : key_len;
         if (!kernel.has(FEATURE_DEVICE_LENGTHS)) return;
+        const auto shorten = [&](std::vector<int>& lengths, const int*& pointer, auto any) {
+            std::vector<int> given;
+            for (int& length : lengths) {
+                given.push_back(any());
+                length = std::min(length, std::max(given.back(), 0));
+            }
+            Memory<int> memory = guarded(given);
+            pointer = memory->data();
+            return memory;
+        };
         if (reads_ahead || random.one_in(2)) {
-            for (int& length : keys) length = random.one_in(4) ? random.between(-5, key_len + 50) : random.between(0, key_len);
-            key_lengths = guarded(keys);
-            block.sequences.key_lengths = key_lengths->data();
-            block.sequences.ragged |= RAGGED | RAGGED_KEYS;
+            key_lengths = shorten(keys, sequences.key_lengths, [&] {
+                return random.one_in(4) ? random.between(-5, key_len + 50) : random.between(0, key_len);
+            });
+            sequences.ragged |= RAGGED | RAGGED_KEYS;
         }
         if (!reads_ahead && random.one_in(3)) {
-            for (int& length : queries) length = random.between(-1, query_len + 1);
-            query_lengths = guarded(queries);
-            block.sequences.query_lengths = query_lengths->data();
-            block.sequences.ragged |= RAGGED;
-        }
-        for (int b = 0; b < batch; b++) {
-            keys[b] = std::min(key_len, std::max(keys[b], 0));
-            queries[b] = std::min(query_len, std::max(queries[b], 0));
-            // What no sequence owns must never be seen.
-            const size_t from = ((size_t)b * key_len + keys[b]) * key_row(), to = (size_t)(b + 1) * key_len * key_row();
-            std::fill(k.begin() + from, k.begin() + to, NOT_A_NUMBER<Key>);
-            std::fill(v.begin() + from, v.begin() + to, NOT_A_NUMBER<Key>);
+            query_lengths = shorten(queries, sequences.query_lengths, [&] { return random.between(-1, query_len + 1); });
+            sequences.ragged |= RAGGED;
         }
     }
 
@@ -242,7 +298,7 @@ template <class Kernel> struct Problem {
     {
         Scoring& scoring = block.scoring;
         const bool window = random.one_in(4), causal = random.one_in(2);
-        scoring.scale = 1 / sqrtf(head_dim);
+        scoring.scale = (kernel.has(FEATURE_NEGATIVE_SCALE) && random.one_in(4) ? -1 : 1) / sqrtf(head_dim);
         scoring.softcap = kernel.has(FEATURE_SOFTCAP) && random.one_in(4) ? 5.0f : 0.0f;
         scoring.window_left = window ? random.between(0, 200) : WINDOW_UNLIMITED;
         scoring.window_right = causal ? 0 : window ? random.between(0, 100) : WINDOW_UNLIMITED;
@@ -252,9 +308,11 @@ template <class Kernel> struct Problem {
             scoring.sinks = sinks.data();
         }
         if (kernel.has(FEATURE_ALIBI) && random.one_in(4)) {
-            for (int head = 0; head < heads; head++) slopes.push_back(0.1f * fabsf(random.normal()));
+            scoring.slopes_batch = random.one_in(2) ? heads : 0;
+            for (int i = 0; i < heads * (scoring.slopes_batch ? batch : 1); i++) slopes.push_back(0.1f * fabsf(random.normal()));
             scoring.slopes = slopes.data();
         }
+        if (packs_queries) return; // tensors of scores go with dense sequences
         if (kernel.has(FEATURE_BIAS) && random.one_in(2)) {
             bias = guarded(random.normals<Element>(
                 reach_of_scores(random, block, scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key)));
@@ -277,6 +335,13 @@ template <class Kernel> struct Problem {
         }
     }
 
+    // Of a row of keys.
+    int number_in_sequence(int row) const
+    {
+        if (!packs_keys) return row % key_len;
+        return row - *std::prev(std::upper_bound(first_key.begin(), first_key.end(), row));
+    }
+
     // Scores of equal keys near the lowest number there is, also below it; those of the keys before a random one are 0.
     void set_hugely_negative(Random& random)
     {
@@ -285,7 +350,7 @@ template <class Kernel> struct Problem {
         std::copy(q.begin(), q.end(), device_q->data());
         const int first = random.one_in(3) ? random.between(0, key_len) : 0;
         for (size_t i = 0; i < k.size(); i++)
-            if (widen(k[i]) == widen(k[i])) k[i] = rounded<Key>(i / key_row() % key_len < (size_t)first ? 0 : -1);
+            if (widen(k[i]) == widen(k[i])) k[i] = rounded<Key>(number_in_sequence(i / key_row()) < first ? 0 : -1);
         scoring.softcap = 0;
         scoring.slopes = nullptr;
         scoring.sinks = nullptr;
@@ -305,22 +370,22 @@ template <class Kernel> struct Problem {
         for (int i = 0; i < count; i++) numbers[i] = i;
         random.shuffle(numbers);
         device_k = guarded(std::vector<Key>((size_t)count * rows * key_row() + behind, NOT_A_NUMBER<Key>));
-        device_v = guarded(std::vector<Key>((size_t)count * rows * key_row() + behind, NOT_A_NUMBER<Key>));
+        device_v = guarded(std::vector<Key>((size_t)count * rows * value_row() + behind, NOT_A_NUMBER<Key>));
         table = guarded(std::vector<int>((size_t)batch * (columns + 1) - 1, 0x7fffffff)); // the last row's last entry is missing
         for (int b = 0; b < batch; b++)
             for (int key = 0; key < keys[b]; key++) {
                 const int page = numbers[b * columns + key / rows];
                 (*table)[b * (columns + 1) + key / rows] = page;
-                const size_t from = ((size_t)b * key_len + key) * key_row(), to = ((size_t)page * rows + key % rows) * key_row();
-                std::copy_n(&k[from], key_row(), &(*device_k)[to]);
-                std::copy_n(&v[from], key_row(), &(*device_v)[to]);
+                const size_t from = (size_t)b * key_len + key, to = (size_t)page * rows + key % rows;
+                std::copy_n(&k[from * key_row()], key_row(), &(*device_k)[to * key_row()]);
+                std::copy_n(&v[from * value_row()], value_row(), &(*device_v)[to * value_row()]);
             }
         block.pages = {table->data(), columns + 1, rows, count};
         // As `Pages::of` in crates/spec/src/abi.rs.
         while (1 << block.pages.rows_log < rows) block.pages.rows_log++;
         block.pages.rows_inverse = (unsigned)(((1ull << (31 + block.pages.rows_log)) + rows - 1) / rows);
         block.k = {device_k->data(), rows * key_row(), key_row(), head_dim};
-        block.v = {device_v->data(), rows * key_row(), key_row(), head_dim};
+        block.v = {device_v->data(), rows * value_row(), value_row(), value_dim};
     }
 
     void set_work(Random& random)
@@ -331,13 +396,18 @@ template <class Kernel> struct Problem {
             int side_by_side = random.between(1, kv_heads);
             while (kv_heads % side_by_side != 0) side_by_side--;
             block.work.side_by_side = side_by_side;
+            block.work.query_tiles = row_tiles();
+            block.work.tiles = grid;
+            block.work.heads_at_once = 1;
             grid = std::min<size_t>((grid + side_by_side - 1) / side_by_side, units() / side_by_side) * side_by_side;
         } else {
-            block.work.query_tiles = row_tiles();
-            block.work.tiles = row_tiles() * kv_heads * batch;
+            // Those of packed queries are numbered across the sequences.
+            block.work.query_tiles = packs_queries ? query_rows * group / kernel.block_m + batch : row_tiles();
+            const int heads_with_tiles = packs_queries ? kv_heads : kv_heads * batch;
+            block.work.tiles = block.work.query_tiles * heads_with_tiles;
             clusters = kernel.cluster > 1 ? random.between(1, 3) : 1;
             grid = block.work.tiles * kernel.cluster;
-            block.work.heads_at_once = random.between(1, kv_heads * batch);
+            block.work.heads_at_once = random.between(1, heads_with_tiles);
         }
         const bool shares = kernel.shares_keys || clusters > 1;
         const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : kernel.shares_keys ? 2 * grid : grid * clusters;
@@ -375,8 +445,10 @@ template <class Kernel> struct Problem {
     void launch(Random& random)
     {
         out->fill(NOT_A_NUMBER<Element>);
+        blockDim.x = kernel.threads;
         gridDim.x = grid;
         gridDim.y = clusters;
+        failed_assert = nullptr;
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
         random.shuffle(order);
@@ -458,6 +530,8 @@ template <class Kernel> struct Problem {
         };
         if (late != TABLE || !table) spoil(key_lengths, key_len + 9);
         if (late != TABLE || !table) spoil(query_lengths, query_len + 3);
+        if (late != TABLE || !table) spoil(key_offsets, key_rows + 9);
+        if (late != TABLE || !table) spoil(query_offsets, query_rows + 3);
         if (late != LENGTHS) spoil(table, block.pages.count + 3);
         const auto hidden = [](auto& memory) {
             std::vector was(memory->data(), memory->data() + memory->size());
@@ -479,9 +553,14 @@ template <class Kernel> struct Problem {
     {
         const std::string harm = harm_done();
         if (!harm.empty()) return harm;
+        std::vector<bool> owned(query_rows, false);
+        for (int b = 0; b < batch; b++) std::fill_n(owned.begin() + first_query[b], queries[b], true);
+        const size_t out_row = (size_t)heads * value_dim;
+        for (size_t i = 0; i < query_rows * out_row; i++)
+            if (!owned[i / out_row] && is_number((*out)[i])) return "a row of nobody was written, " + std::to_string(i / out_row);
         for (int b = 0; b < batch; b++)
             for (int head = 0; head < heads; head++)
-                for (int query = 0; query < query_len; query++) {
+                for (int query = 0; query < queries[b]; query++) {
                     const std::string row = wrong_row(b, head, query);
                     if (!row.empty())
                         return row + " at sequence " + std::to_string(b) + ", head " + std::to_string(head) + ", query " +
@@ -493,6 +572,7 @@ template <class Kernel> struct Problem {
     // What a launch must leave as it was, whatever lengths have done.
     std::string harm_done() const
     {
+        if (failed_assert) return std::string("a launch is refused: ") + failed_assert;
         for (const auto* zeros : {&semaphores, &counter})
             for (size_t i = 0; i < (*zeros)->size(); i++)
                 if ((**zeros)[i] != 0) return "a semaphore or the counter is left at " + std::to_string((**zeros)[i]);
@@ -506,32 +586,28 @@ template <class Kernel> struct Problem {
 
     std::string wrong_row(int b, int head, int query) const
     {
-        const Element* const found = &(*out)[(((size_t)b * query_len + query) * heads + head) * head_dim];
-        if (query >= queries[b]) {
-            for (int d = 0; d < head_dim; d++)
-                if (is_number(found[d])) return "a row of nobody was written";
-            return "";
-        }
+        const size_t query_row = first_query[b] + query;
+        const Element* const found = &(*out)[(query_row * heads + head) * value_dim];
         const Scoring& scoring = block.scoring;
         const Mask mask(scoring, queries[b], keys[b]);
-        const Element* const of_query = &q[(((size_t)b * query_len + query) * heads + head) * head_dim];
+        const Element* const of_query = &q[(query_row * heads + head) * head_dim];
         std::vector<double> scores, factors;
         // Of f32 first: the compiler takes many times as long from f16 to f64 at once.
-        std::vector<float> query_numbers(head_dim), numbers(head_dim);
-        const auto widen_all = [&](const auto* from, std::vector<float>& to) {
-            for (int d = 0; d < head_dim; d++) to[d] = widen(from[d]);
+        std::vector<float> query_numbers(head_dim), numbers(head_dim), values(value_dim);
+        const auto widen_all = [](const auto* from, std::vector<float>& to) {
+            for (size_t d = 0; d < to.size(); d++) to[d] = widen(from[d]);
         };
         widen_all(of_query, query_numbers);
         std::vector<size_t> rows;
         for (int key = 0; key < keys[b]; key++) {
             if (!mask.sees(query, key)) continue;
-            const size_t row = (((size_t)b * key_len + key) * kv_heads + head / group) * head_dim;
+            const size_t row = (size_t)(first_key[b] + key) * kv_heads + head / group;
             double score = 0;
-            widen_all(&k[row], numbers);
+            widen_all(&k[row * head_dim], numbers);
             for (int d = 0; d < head_dim; d++) score += (double)query_numbers[d] * numbers[d];
             score *= (double)scoring.scale * scales[0][head / group];
             if (scoring.softcap > 0) score = scoring.softcap * tanh(score / scoring.softcap);
-            if (scoring.slopes) score -= slopes[head] * fabs((double)(query + keys[b] - queries[b] - key));
+            if (scoring.slopes) score -= slopes[b * scoring.slopes_batch + head] * fabs((double)(query + keys[b] - queries[b] - key));
             if (scoring.bias)
                 score += widen((*bias)[b * scoring.bias_batch + head * scoring.bias_head + query * scoring.bias_row + key * scoring.bias_key]);
             if (scoring.key_mask &&
@@ -543,9 +619,9 @@ template <class Kernel> struct Problem {
                               : DropoutMask(dropping_block.dropout, b).keeps(head, query, key) ? dropping_block.dropout.factor
                                                                                                : 0);
         }
-        const float found_lse = (*lse)[((size_t)b * heads + head) * query_len + query];
+        const float found_lse = (*lse)[b * block.lse_batch + head * block.lse_head + (packs_queries ? query_row : query)];
         if (!is_number(of_query[0]) && !scores.empty()) {
-            const bool all = std::none_of(found, found + head_dim, is_number);
+            const bool all = std::none_of(found, found + value_dim, is_number);
             return all && found_lse != found_lse ? "" : "a query that is no number has a result that is one";
         }
         double largest = scoring.sinks ? sinks[head] : -INFINITY;
@@ -558,13 +634,13 @@ template <class Kernel> struct Problem {
                                                                           : fabs(expected_lse - found_lse) < 2e-4;
         if (!(expected_lse == found_lse || is_right))
             return "lse " + std::to_string(found_lse) + ", not " + std::to_string(expected_lse);
-        std::vector<double> sums(head_dim);
+        std::vector<double> sums(value_dim);
         for (size_t i = 0; i < scores.size(); i++) {
             const double weight = factors[i] * exp(scores[i] - largest) * scales[1][head / group];
-            widen_all(&v[rows[i]], numbers);
-            for (int d = 0; d < head_dim; d++) sums[d] += weight * numbers[d];
+            widen_all(&v[rows[i] * value_dim], values);
+            for (int d = 0; d < value_dim; d++) sums[d] += weight * values[d];
         }
-        for (int d = 0; d < head_dim; d++) {
+        for (int d = 0; d < value_dim; d++) {
             const double expected = sum > 0 ? sums[d] / sum : 0;
             if (!(fabs(expected - widen(found[d])) < TOLERANCE))
                 return "out " + std::to_string(widen(found[d])) + ", not " + std::to_string(expected) + ", column " +
@@ -586,12 +662,12 @@ template <class Kernel> class Changes {
         if (problem.table) {
             page_numbers.assign(problem.table->data(), problem.table->data() + problem.table->size());
         } else if (problem.kernel.has(FEATURE_PACKED) && random.one_in(2)) {
-            sequences.key_rows = problem.batch * problem.key_len;
+            sequences.key_rows = problem.key_rows;
             sequences.key_offsets = list(problem.batch + 1, sequences.key_rows);
             problem.block.k.batch = problem.block.v.batch = 0;
         }
         if (problem.kernel.has(FEATURE_PACKED) && random.one_in(2)) {
-            sequences.query_rows = problem.batch * problem.query_len;
+            sequences.query_rows = problem.query_rows;
             sequences.query_offsets = list(problem.batch + 1, sequences.query_rows);
             problem.block.q.batch = problem.block.out.batch = problem.block.lse_batch = 0;
             problem.block.lse_head = sequences.query_rows;
@@ -685,6 +761,24 @@ bool reported(const std::string& wrong)
     alarm(0);
     if (!wrong.empty()) printf("%s%s\n", running, wrong.c_str());
     return wrong.empty();
+}
+
+// Whether debug images refuse launches whose values begin in between, where numbers of keys and values have one byte.
+bool asserts_chunks()
+{
+    using Traits = MmaTraits<__half, 64, 16, 128, 4, 4, Share, E4m3Keys<__half>>;
+    const auto kernel = kernel_of<Traits>();
+    Random random(1);
+    Problem problem(kernel, random, false);
+    problem.launch(random);
+    std::string wrong = problem.harm_done();
+    if (wrong.empty()) {
+        problem.block.v.row += CHUNK_BYTES / 2;
+        threadIdx.x = 0;
+        check_launch<Traits>(problem.whole_block);
+        if (!failed_assert) wrong = "a distance of rows that is no multiple of 16 bytes passes";
+    }
+    return reported(wrong);
 }
 
 // Whether a problem comes out right, and twice the same.
@@ -802,6 +896,9 @@ int main(int count, char** arguments)
         if (seed % 4 == 1) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share, SameKeys<__half>, 0>(), seed);
         if (seed % 4 == 3) check(MmaTraits<__nv_bfloat16, 512, 16, 32, 8, 2, Share, SameKeys<__nv_bfloat16>, 0>(), seed); // stages freed late
     }
+    snprintf(running, sizeof running, "asserts of debug images: ");
+    computed++;
+    failed += !asserts_chunks();
     printf("%d of %d problems passed\n", computed - failed, computed);
     return failed != 0;
 }

@@ -7,8 +7,8 @@
 #include <ucontext.h>
 #include <vector>
 
-struct Dim { unsigned x, y = 0; };
-inline thread_local constinit Dim threadIdx{}; inline Dim blockIdx, gridDim = {1, 1};
+struct Dim { unsigned x, y = 0, z = 0; };
+inline thread_local constinit Dim threadIdx{}; inline Dim blockIdx, blockDim = {1, 1, 1}, gridDim = {1, 1, 1};
 
 class Threads {
   public:

@@ -20,11 +20,11 @@ const SUFFIX: &str = "debug";
 /// Flags of debug images: the lines of the source next to the machine code, and the asserts ahead of the family's own source.
 const FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.cuh"];
 
-/// The first call of debug images.
-const CALL: &str = "warptile::check_launch<Instance>(params);";
+/// The first call of debug images, up to its arguments.
+const CALL: &str = "warptile::check_launch<Instance>";
 
-/// The line of a family's source that computes ends in this.
-const COMPUTES: &str = "_attention<Instance>(params);";
+/// A line of a family's source that computes has this, and its arguments behind it up to its end.
+const COMPUTES: &str = "_attention<Instance>";
 
 /// Folders of `kernels/` with what images are compiled from.
 const FOLDERS: [&str; 9] = [
@@ -80,14 +80,17 @@ fn with_line(text: &str, change: impl Fn(&str) -> Option<String>) -> Result<Stri
     }
 }
 
-/// A family's source with the call of the asserts on the line that computes.
-fn with_call(text: &str) -> Result<String, usize> {
-    with_line(text, |line| {
+/// A family's source with the call of the asserts on each line that computes: variants with another block have one of their own.
+fn with_calls(text: &str) -> String {
+    let lines = text.split_inclusive('\n').map(|line| {
         let code = line.trim_start();
         let indent = &line[..line.len() - code.len()];
-        code.ends_with(COMPUTES)
-            .then(|| format!("{indent}{CALL} {code}"))
-    })
+        match code.split_once(COMPUTES) {
+            Some((_, arguments)) => format!("{indent}{CALL}{} {code}", arguments.trim_end()),
+            None => line.to_owned(),
+        }
+    });
+    lines.collect()
 }
 
 /// A header with the asserts of one entry.
@@ -123,13 +126,13 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<()> {
             let mut text = files::read_text(&path)?;
             let place = |wanted: &str, found| {
                 anyhow!(
-                    "{}: {found} lines are or end in `{wanted}`: one is needed for the asserts of debug images",
+                    "{}: {found} lines are `{wanted}`: one is needed for the asserts of debug images",
                     relative.display()
                 )
             };
             // The operations other than forward have no asserts.
-            if folder == "entry" && text.contains(COMPUTES) {
-                text = with_call(&text).map_err(|found| place(COMPUTES, found))?;
+            if folder == "entry" {
+                text = with_calls(&text);
             }
             for assert in asserts
                 .assert
@@ -227,21 +230,25 @@ mod tests {
                     // Only added to: the line's own code is the beginning or, of a call, the end.
                     let code = old.split("//").next().unwrap().trim();
                     let new = new.trim();
-                    assert!(
-                        new.starts_with(code) || new == format!("{CALL} {code}"),
-                        "{relative:?}: {new}"
-                    );
+                    let is_call = new.starts_with(CALL) && new.ends_with(&format!("; {code}"));
+                    assert!(new.starts_with(code) || is_call, "{relative:?}: {new}");
                     let comment = new.find("//").unwrap_or(new.len());
                     asserts += new[..comment].matches("WARPTILE_ASSERT(").count()
                         + usize::from(new.starts_with(CALL));
                 }
             }
         }
-        // One call for each of five families, and all conditions of the file.
+        // A call for each that computes, and all conditions of the file.
         let text = files::read_text(&kernels().join(ASSERTS)).unwrap();
         let all: Asserts = toml::from_str(&text).unwrap();
         let conditions: usize = all.assert.iter().map(|one| one.holds.len()).sum();
-        assert_eq!(asserts, 5 + conditions);
+        let entries = files::list(&kernels().join("entry")).unwrap();
+        let calls: usize = { entries.iter() }
+            .map(|path| files::read_text(path).unwrap())
+            .map(|text| text.matches("_attention<").count())
+            .sum();
+        assert!(calls >= 5, "{calls}");
+        assert_eq!(asserts, calls + conditions);
     }
 
     #[test]
@@ -295,6 +302,16 @@ mod tests {
             let error = build(text, file).unwrap_err();
             assert!(error.contains(words), "{error}");
         }
-        assert_eq!(with_call("void f() {}\n"), Err(0));
+    }
+
+    #[test]
+    fn each_call_that_computes_has_its_own_arguments_checked() {
+        let text = "#if A\n  a_attention<Instance>(params.tma);\n#else\na_attention<Instance>(params);\n#endif\n";
+        let check = "warptile::check_launch<Instance>";
+        let expected = format!(
+            "#if A\n  {check}(params.tma); a_attention<Instance>(params.tma);\n#else\n{check}(params); a_attention<Instance>(params);\n#endif\n"
+        );
+        assert_eq!(with_calls(text), expected);
+        assert_eq!(with_calls("void f() {}\n"), "void f() {}\n");
     }
 }
