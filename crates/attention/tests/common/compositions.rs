@@ -16,6 +16,9 @@ pub(crate) struct Model {
     pub(crate) attention: Attention,
     /// True if no query sees a key after its own, so that a prompt may be cut.
     pub(crate) causal: bool,
+    /// Tensors of scores, which go with dense sequences: then nothing lies in pages.
+    pub(crate) has_bias: bool,
+    pub(crate) has_key_mask: bool,
     pub(crate) longest_queries: usize,
     pub(crate) longest_keys: usize,
 }
@@ -47,6 +50,10 @@ pub(crate) struct Compositions<T: Element> {
     k: Tensor<T>,
     v: Tensor<T>,
     caches: Vec<Cache<T>>,
+    /// `[sequence, query, head, key]`; empty without one.
+    bias: Vec<T>,
+    /// `[sequence, query, key]`; empty without one.
+    key_mask: Vec<u8>,
     /// The kernel that computes all of them.
     kernel: OnceCell<&'static str>,
 }
@@ -88,8 +95,19 @@ impl<T: Element> Compositions<T> {
             values(kv_shape, 1.0),
             values(kv_shape, 1.0),
         );
-        let caches = (0..CACHES)
+        let has_scores = model.has_bias || model.has_key_mask;
+        let caches = (0..if has_scores { 0 } else { CACHES })
             .map(|_| Cache::new(&model, backend, &mut random, [&keys, &values]))
+            .collect();
+        let rows = SEQUENCES * model.longest_queries;
+        let count = rows * model.heads.query * model.longest_keys;
+        let bias = (0..if model.has_bias { count } else { 0 })
+            .map(|_| T::from_f32(random.unit()))
+            .collect();
+        let count = rows * model.longest_keys;
+        let key_mask = (0..if model.has_key_mask { count } else { 0 })
+            // Every query sees the first key.
+            .map(|at| u8::from(at % model.longest_keys == 0 || !random.once_in(4)))
             .collect();
         Compositions {
             q: backend.tensor(&queries, q_shape).unwrap(),
@@ -100,6 +118,8 @@ impl<T: Element> Compositions<T> {
             random,
             queries,
             caches,
+            bias,
+            key_mask,
             kernel: OnceCell::new(),
         }
     }
@@ -110,8 +130,11 @@ impl<T: Element> Compositions<T> {
         let alone = self.alone(&part);
         let dense = self.among_dense(&part);
         self.same(&alone, &dense, &part, "in a dense batch");
-        let paged = self.among_paged(&part);
-        self.same(&alone, &paged, &part, "in a batch in pages");
+        let in_pages = !self.caches.is_empty();
+        if in_pages {
+            let paged = self.among_paged(&part);
+            self.same(&alone, &paged, &part, "in a batch in pages");
+        }
         let mut done = 0;
         let before = part.keys - part.queries.len();
         while done < part.queries.len() {
@@ -126,7 +149,7 @@ impl<T: Element> Compositions<T> {
                 },
                 ..part
             };
-            let rows = match self.random.within(0, 2) {
+            let rows = match self.random.within(0, 1 + usize::from(in_pages)) {
                 0 => self.alone(&chunk),
                 1 => self.among_dense(&chunk),
                 _ => self.among_paged(&chunk),
@@ -178,7 +201,9 @@ impl<T: Element> Compositions<T> {
             of.rows(0..part.keys).unwrap()
         };
         let (k, v) = (keys(&self.k), keys(&self.v));
-        let output = self.model.attention.forward(&q, (&k, &v)).unwrap();
+        let scores = self.scores(one, part.queries.clone(), part.keys);
+        let keys = scores.with(Keys::new(&k, &v));
+        let output = self.model.attention.forward(&q, keys).unwrap();
         self.rows(&output, 0, 0..part.queries.len())
     }
 
@@ -213,9 +238,48 @@ impl<T: Element> Compositions<T> {
         let q = cut(&self.q, start..start + most_queries);
         let (k, v) = (cut(&self.k, 0..most_keys), cut(&self.v, 0..most_keys));
         let queries = Queries::new(&q).lengths(&query_lengths);
-        let keys = Keys::new(&k, &v).lengths(&key_lengths);
+        let scores = self.scores(first..end, start..start + most_queries, most_keys);
+        let keys = scores.with(Keys::new(&k, &v).lengths(&key_lengths));
         let output = self.model.attention.forward(queries, keys).unwrap();
         self.rows(&output, part.sequence - first, 0..part.queries.len())
+    }
+
+    /// The tensors of scores of some queries of some sequences with their first keys.
+    fn scores(&self, sequences: Range<usize>, queries: Range<usize>, keys: usize) -> Scores<T> {
+        let heads = self.model.heads.query;
+        let shape = |heads| [sequences.len(), queries.len(), heads, keys];
+        Scores {
+            bias: self.model.has_bias.then(|| {
+                let bias = self.part(&self.bias, heads, &sequences, &queries, keys);
+                self.backend.tensor(&bias, shape(heads)).unwrap()
+            }),
+            key_mask: self.model.has_key_mask.then(|| {
+                let mask = self.part(&self.key_mask, 1, &sequences, &queries, keys);
+                self.backend.tensor(&mask, shape(1)).unwrap()
+            }),
+        }
+    }
+
+    /// A part of numbers of `[sequence, query, head, key]`.
+    fn part<U: Copy>(
+        &self,
+        numbers: &[U],
+        heads: usize,
+        sequences: &Range<usize>,
+        queries: &Range<usize>,
+        keys: usize,
+    ) -> Vec<U> {
+        let Model {
+            longest_queries,
+            longest_keys,
+            ..
+        } = self.model;
+        let rows = sequences.clone().flat_map(|sequence| {
+            let first = sequence * longest_queries;
+            (first + queries.start) * heads..(first + queries.end) * heads
+        });
+        rows.flat_map(|row| numbers[row * longest_keys..][..keys].iter().copied())
+            .collect()
     }
 
     /// Any neighbours in any order, over pages of any size.
@@ -281,6 +345,24 @@ impl<T: Element> Compositions<T> {
             bits
         })
         .collect()
+    }
+}
+
+/// Tensors over the scores of a call.
+struct Scores<T: Element> {
+    bias: Option<Tensor<T>>,
+    key_mask: Option<Tensor<u8>>,
+}
+
+impl<T: Element> Scores<T> {
+    fn with<'a>(&'a self, mut keys: Keys<'a, T>) -> Keys<'a, T> {
+        if let Some(bias) = &self.bias {
+            keys = keys.bias(bias);
+        }
+        if let Some(key_mask) = &self.key_mask {
+            keys = keys.key_mask(key_mask);
+        }
+        keys
     }
 }
 

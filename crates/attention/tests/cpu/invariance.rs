@@ -8,10 +8,17 @@ use crate::compositions::{Compositions, Model};
 use crate::neighbours;
 
 fn check<T: Element>(attention: Attention, causal: bool) {
+    check_with::<T>(attention, causal, [false; 2]);
+}
+
+/// With a bias, and with a key mask.
+fn check_with<T: Element>(attention: Attention, causal: bool, [has_bias, has_key_mask]: [bool; 2]) {
     let model = Model {
         heads: Heads::new(4, 16).key_value(2),
         attention,
         causal,
+        has_bias,
+        has_key_mask,
         // More than a block of rows.
         longest_queries: 400,
         longest_keys: 1100,
@@ -41,6 +48,14 @@ fn with_other_options() {
     let options = Attention::new().softcap(5.0).alibi_slopes(&slopes);
     check::<f32>(options.clone().mask(Mask::causal()), true);
     check::<f32>(Attention::new().scale(-0.3), false);
+}
+
+#[test]
+fn with_a_bias_and_a_key_mask() {
+    let causal = || Attention::new().mask(Mask::causal());
+    let splits = Splits::EveryKeys(256);
+    check_with::<f32>(causal(), true, [true, false]);
+    check_with::<bf16>(causal().splits(splits), true, [false, true]);
 }
 
 #[test]

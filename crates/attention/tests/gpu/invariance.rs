@@ -20,6 +20,8 @@ struct Setup {
     longest_queries: usize,
     longest_keys: usize,
     causal: bool,
+    has_bias: bool,
+    has_key_mask: bool,
     keys_per_split: u32,
 }
 
@@ -30,6 +32,8 @@ fn check<T: Element>(setup: &Setup, attention: &Attention, part: u64, compositio
             .clone()
             .splits(Splits::EveryKeys(setup.keys_per_split)),
         causal: setup.causal,
+        has_bias: setup.has_bias,
+        has_key_mask: setup.has_key_mask,
         longest_queries: setup.longest_queries,
         longest_keys: setup.longest_keys,
     };
@@ -48,6 +52,8 @@ fn a_sequence_has_the_same_bits_in_every_composition() {
         longest_queries: 64,
         longest_keys,
         causal: true,
+        has_bias: false,
+        has_key_mask: false,
         keys_per_split,
     };
     let causal = || Attention::new().mask(Mask::causal());
@@ -65,14 +71,24 @@ fn a_sequence_has_the_same_bits_in_every_composition() {
         causal: false,
         ..setup([3, 3], 72, 4000, 1024)
     };
+    let biased = Setup {
+        has_bias: true,
+        ..setup([8, 2], 64, 2000, 256)
+    };
+    let masked = Setup {
+        has_key_mask: true,
+        ..setup([4, 2], 128, 3000, 512)
+    };
     type Check = fn(&Setup, &Attention, u64, usize);
-    let models: [(Check, Setup, Attention); 6] = [
+    let models: [(Check, Setup, Attention); 8] = [
         (check::<f16>, of_wide, wide.softcap(20.0)),
         (check::<bf16>, setup([32, 8], 128, 3000, 512), causal()),
         (check::<f16>, setup([4, 2], 256, 6000, 256), causal()),
         (check::<f16>, setup([8, 2], 64, 3000, 256), causal()),
         (check::<bf16>, setup([8, 1], 64, 2000, 256), narrow),
         (check::<bf16>, unmasked, Attention::new().scale(-0.2)),
+        (check::<f16>, biased, causal()),
+        (check::<bf16>, masked, causal().softcap(20.0)),
     ];
     let each = COMPOSITIONS.div_ceil(models.len() * PARTS as usize);
     let parts = { models.iter() }.flat_map(|model| (0..PARTS).map(move |part| (model, part)));
