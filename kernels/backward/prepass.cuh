@@ -14,7 +14,7 @@
 
 namespace warptile {
 
-constexpr float LEAST_LSE = -8388608; // `Prepass::LEAST_LSE`
+constexpr float LARGEST_LSE = 8388608; // `Prepass::LARGEST_LSE`
 
 template <class Traits> __device__ inline void prepare_rows(const Prepass& params)
 {
@@ -48,7 +48,7 @@ template <class Traits> __device__ inline void prepare_rows(const Prepass& param
         if (exists) {
             const long long of_row = place.entry * params.lse_batch + place.head * params.lse_head + place.q.first + row;
             const float lse = params.lse[of_row];
-            if (!(lse < LEAST_LSE)) { // also NaN
+            if (!(fabsf(lse) > LARGEST_LSE)) { // also NaN
                 scaled = lse * LOG2_E;
                 if (params.d_lse) sum -= params.d_lse[of_row];
             }

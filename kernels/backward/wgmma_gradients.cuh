@@ -172,17 +172,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                     if (i < blocks - 1) take_slope();
                 }
             }
-            if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right ||
-                first_key < diagonal + Traits::BLOCK_M - 1 - mask.left) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int key = first_key + thread_index() % 128 / 32 * 16 + lane() / 4 + 8 * half, column = diagonal + lane() % 4 * 2;
-                    const int from = key < mask.key_len ? key - mask.right - column : Traits::BLOCK_M, to = key + mask.left - column;
-#pragma unroll
-                    for (int j = 0; j < SCORES; j++)
-                        if (j % 4 / 2 == half && (j / 4 * 8 + j % 2 < from || j / 4 * 8 + j % 2 > to)) x[j] = negative_infinity();
-                }
-            }
+            hide_unseen<Traits::BLOCK_M>(x, mask, first_key, diagonal);
 #pragma unroll
             for (int j = 0; j < SCORES / 2; j++) {
                 float2 two;

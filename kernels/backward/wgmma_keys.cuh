@@ -151,18 +151,6 @@ __device__ inline void load_slabs(unsigned to, const TensorMap& map, unsigned fu
         copy_box(to + (slab - FIRST) * Traits::SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, row, head, entry);
 }
 
-// The thread that draws tiles.
-template <class Traits> __device__ inline void draw_tiles(const Backward& params, const KeyGradientShared<Traits> shared)
-{
-    for (unsigned turn = 0;; turn++) {
-        KeyTile& tile = shared.tile(turn);
-        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
-        draw_tile<Traits>(params, tile);
-        barrier_arrive(shared.tile_full(turn % 2));
-        if (!tile.exists) return;
-    }
-}
-
 // One of two loading threads: of queries and keys, or of gradients of the output and values.
 template <class Traits, bool OF_QUERIES> __device__ inline void load_key_tiles(const BackwardTma& block, const KeyGradientShared<Traits> shared)
 {
@@ -387,19 +375,7 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
                 arrive(shared.queries_empty(queries_at.stage));
                 queries_at.advance();
                 const Mask& mask = blocks.mask;
-                const int diagonal = blocks.block * Traits::BLOCK_M + mask.shift;
-                if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right ||
-                    first_key < diagonal + Traits::BLOCK_M - 1 - mask.left) {
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int lane = thread_index() % 32;
-                        const int key = first_key + thread_index() % 128 / 32 * 16 + lane / 4 + 8 * half, column = diagonal + lane % 4 * 2;
-                        const int from = key < mask.key_len ? key - mask.right - column : Traits::BLOCK_M, to = key + mask.left - column;
-#pragma unroll
-                        for (int j = 0; j < SCORES; j++)
-                            if (j % 4 / 2 == half && (j / 4 * 8 + j % 2 < from || j / 4 * 8 + j % 2 > to)) x[j] = negative_infinity();
-                    }
-                }
+                hide_unseen<Traits::BLOCK_M>(x, mask, first_key, blocks.block * Traits::BLOCK_M + mask.shift);
                 barrier_wait(shared.weights_empty(weights_at.stage), ~weights_at.parity & 1);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
@@ -624,7 +600,7 @@ template <class Traits> __device__ inline void gradients_of_keys(const BackwardT
         else if (threadIdx.x == 32)
             load_key_tiles<Traits, false>(block, shared);
         else if (threadIdx.x == 64)
-            draw_tiles(block.backward, shared);
+            draw_tiles(shared, [&](KeyTile& tile) { draw_tile<Traits>(block.backward, tile); });
     } else {
         setmaxnreg_inc<Traits::COMPUTING_REGISTERS>();
         if (warp < 8)

@@ -195,18 +195,6 @@ template <class Traits> __device__ inline void load_rows(unsigned to, const Tens
         copy_box(to + slab * Traits::KEY_SLAB_BYTES, map, full, slab * Traits::SLAB_COLUMNS, row, head, entry);
 }
 
-// The thread that draws tiles.
-template <class Traits> __device__ inline void draw_query_tiles(const Backward& params, const QueryGradientShared<Traits> shared)
-{
-    for (unsigned turn = 0;; turn++) {
-        QueryTile& tile = shared.tile(turn);
-        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
-        draw_query_tile<Traits>(params, tile);
-        barrier_arrive(shared.tile_full(turn % 2));
-        if (!tile.exists) return;
-    }
-}
-
 // The thread that loads queries and gradients of the output. All CTAs change tiles at about the same time, so it asks for the next tile's
 // rows while the one before is computed.
 template <class Traits> __device__ inline void load_queries(const BackwardTma& block, const QueryGradientShared<Traits> shared)
@@ -559,7 +547,7 @@ template <class Traits> __device__ inline void gradients_of_queries(const Backwa
         else if (threadIdx.x == 32)
             load_keys(block, shared);
         else if (threadIdx.x == 64)
-            draw_query_tiles(block.backward, shared);
+            draw_tiles(shared, [&](QueryTile& tile) { draw_query_tile<Traits>(block.backward, tile); });
     } else {
         setmaxnreg_inc<Traits::COMPUTING_REGISTERS>();
         query_gradients(block, shared, uniform(thread_index() / 128) - 1);

@@ -3,6 +3,7 @@
 
 #include "backward/wgmma_tile.cuh"
 #include "backward/write.cuh"
+#include "base/math.cuh"
 #include "ptx/words.cuh"
 
 namespace warptile {
@@ -41,6 +42,23 @@ __device__ inline void write_rows(const Backward& params, const Tensor& to, cons
         write(false);
 }
 
+// Hides transposed scores, keys down and queries across, that the mask does not show: those of the 64 keys from `first_key` on, and of a
+// block's queries, the first of which has its diagonal at `diagonal`.
+template <int QUERIES, int COUNT> __device__ inline void hide_unseen(float (&scores)[COUNT], const Mask& mask, int first_key, int diagonal)
+{
+    if (first_key + MMA_ROWS > mask.key_len || first_key + MMA_ROWS - 1 > diagonal + mask.right || first_key < diagonal + QUERIES - 1 - mask.left) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int lane = thread_index() % 32;
+            const int key = first_key + thread_index() % 128 / 32 * 16 + lane / 4 + 8 * half, column = diagonal + lane % 4 * 2;
+            const int from = key < mask.key_len ? key - mask.right - column : QUERIES, to = key + mask.left - column;
+#pragma unroll
+            for (int j = 0; j < COUNT; j++)
+                if (j % 4 / 2 == half && (j / 4 * 8 + j % 2 < from || j / 4 * 8 + j % 2 > to)) scores[j] = negative_infinity();
+        }
+    }
+}
+
 // Warps meet: as many as the barrier takes, each for the `turn`th time. They may come from different places of the code, which a hardware
 // barrier takes, but compute-sanitizer's synccheck reports.
 __device__ inline void meet(unsigned barrier, unsigned turn)
@@ -48,6 +66,18 @@ __device__ inline void meet(unsigned barrier, unsigned turn)
     __syncwarp();
     if (thread_index() % 32 == 0) barrier_arrive(barrier);
     barrier_wait(barrier, turn & 1);
+}
+
+// The thread that draws tiles. `draw` fills in one, which exists or not.
+template <class Shared, class Draw> __device__ inline void draw_tiles(const Shared& shared, Draw draw)
+{
+    for (unsigned turn = 0;; turn++) {
+        auto& tile = shared.tile(turn);
+        barrier_wait(shared.tile_empty(turn % 2), ~(turn / 2) & 1);
+        draw(tile);
+        barrier_arrive(shared.tile_full(turn % 2));
+        if (!tile.exists) return;
+    }
 }
 
 // The rows from `rows` on of a tile of ROWS become 0, where they are not the sequence's: a weight of 0 does not hide a NaN. THREADS threads

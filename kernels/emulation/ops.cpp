@@ -91,6 +91,8 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
     return false;
 }
 
+template <class Plain> using OnePassDropping = typename OnePass<Plain, OnePassVariant::DROPOUT>::Traits;
+
 // The kernels for Hopper, by the names of the plain ones and of those with dropout.
 template <class Element> static bool run_hopper(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {

@@ -1,5 +1,5 @@
-// The `scalar` family: attention on CUDA cores, of f16, bf16 and f32 in fp32 arithmetic; the reference that the tensor-core
-// families are held against on a GPU. It has no pages, no quantized keys, no lists of blocks and no f32 bias of 16-bit queries.
+// The `scalar` family: attention on CUDA cores. Every feature of the API but pages, e4m3 and lists of blocks, every element type, fp32 arithmetic; the
+// reference that the tensor-core families are held against on a GPU.
 //
 // A CTA computes BLOCK_M query rows. Its warps form a grid of WARPS_M x WARPS_N over each BLOCK_M x BLOCK_N tile of
 // scores, and every warp keeps the running max, running sum and output of its own rows over its own keys: warps meet only

@@ -8,6 +8,26 @@
 
 namespace warptile {
 
+// The parameter block of a variant.
+template <Variant> struct ParamsOf {
+    using Type = ForwardTma;
+};
+template <> struct ParamsOf<Variant::DROPOUT> {
+    using Type = ForwardTmaDropout;
+};
+template <> struct ParamsOf<Variant::BLOCKS> {
+    using Type = ForwardTmaBlocks;
+};
+template <> struct ParamsOf<Variant::BIAS> {
+    using Type = ForwardTmaBoxes;
+};
+template <> struct ParamsOf<Variant::MASK> {
+    using Type = ForwardTmaBoxes;
+};
+// The plain one in it.
+__device__ inline const ForwardTma& plain_block(const ForwardTma& block) { return block; }
+template <class Block> __device__ inline const ForwardTma& plain_block(const Block& block) { return block.tma; }
+
 template <class Traits> __device__ __forceinline__ void wgmma_attention(const ForwardTma& params)
 {
     // As the swizzle wants it: its pattern follows from the address.

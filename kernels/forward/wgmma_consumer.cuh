@@ -486,7 +486,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             if (keys_are_followed())
 #pragma unroll
                 for (int unit = 0; unit < ListedSteps<Traits>::UNITS; unit++)
-                    clear_values_of_unit(unit, tile().key_len - this->before[unit]);
+                    clear_values_behind<LISTED_BOX_ROWS>(tile().key_len - this->before[unit], unit);
         } else if constexpr (!PLAIN)
             if (keys_are_followed())
                 clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
@@ -744,28 +744,14 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
 
     // Clears rows past a sequence's end, which may hold another sequence's values or stale data: their weight is 0, but 0 * NaN is NaN.
     // Every warpgroup clears them itself, so that none reads them before they are cleared.
-    __device__ void clear_values_behind(int rows) const
+    // Of a listed block, a unit of ROWS rows has `rows`.
+    template <int ROWS = Traits::BLOCK_N> __device__ void clear_values_behind(int rows, int unit = 0) const
     {
-        if (rows >= Traits::BLOCK_N)
-            return;
+        if (rows >= ROWS) return;
         constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
-        unsigned char* values = shared + (layout.values(values_at.stage) - layout.base);
+        unsigned char* const values = shared + (layout.values(values_at.stage) - layout.base) + unit * ROWS * SWIZZLE_BYTES;
         for (int slab = 0; slab < Traits::VALUE_SLABS; slab++)
-            for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
-                 i += WARPGROUP_THREADS)
-                reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
-        fence_shared_for_async();
-        warpgroup_sync();
-    }
-    // The same of a unit of a listed block, which has `rows` rows.
-    __device__ void clear_values_of_unit(int unit, int rows) const
-    {
-        if (rows >= LISTED_BOX_ROWS) return;
-        constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
-        unsigned char* const values = shared + (layout.values(values_at.stage) - layout.base) + unit * LISTED_BOX_ROWS * SWIZZLE_BYTES;
-        for (int slab = 0; slab < Traits::VALUE_SLABS; slab++)
-            for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < LISTED_BOX_ROWS * CHUNKS_PER_ROW;
-                 i += WARPGROUP_THREADS)
+            for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < ROWS * CHUNKS_PER_ROW; i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
         fence_shared_for_async();
         warpgroup_sync();

@@ -66,6 +66,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int P_STRIDE = max_of(Q_IN_REGISTERS ? max_of(HEAD_DIM, BLOCK_N) : BLOCK_N, 48) + PAD;
     static constexpr int Q_STRIDE = Q_IN_REGISTERS ? P_STRIDE : HEAD_DIM + PAD;
     static_assert(TILE * P_STRIDE * (int)sizeof(Element) >= PARTIAL_BYTES);
+    static_assert(WARPS_N > 1 || ROWS == 1 || !Q_IN_REGISTERS, "sums of later rows would lie where results of the first ones are");
 
     // Shared memory, in bytes from its start.
     static constexpr int STAGE_BYTES = BLOCK_N * K_STRIDE * (int)sizeof(Element); // of K, and of V

@@ -23,7 +23,7 @@ struct ScoreRule {
     }
 
     // Folds `factor` into the scale, for dot products that still have to be multiplied by it.
-    __device__ void multiply(float factor) { scale = fminf(fmaxf(scale * factor, -MAX_FLOAT), MAX_FLOAT); }
+    __device__ void multiply(float factor) { scale = clamp_keeping_nan(scale * factor, MAX_FLOAT); }
     // Bounds the dot product so that no score becomes infinite: a quarter of the range, so that the ALiBi term may be added
     // to the largest.
     __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale)); }
@@ -55,7 +55,7 @@ __device__ inline float sink_of(const Scoring& scoring, int head)
 // they are divided by the new sum.
 __device__ inline float join_sink(float& max, float& sum, float sink)
 {
-    const float exponent = fminf(fmaxf(sink * LOG2_E, -MAX_FLOAT), MAX_FLOAT);
+    const float exponent = clamp_keeping_nan(sink * LOG2_E, MAX_FLOAT);
     const float larger = fmaxf(max, exponent);
     const float keep = exp2_approximate(max - larger);
     sum = sum * keep + exp2_approximate(exponent - larger);

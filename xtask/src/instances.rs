@@ -227,6 +227,8 @@ pub struct FamilyDeclaration {
     #[serde(default)]
     setmaxnreg: bool,
     #[serde(default)]
+    variant_types: bool,
+    #[serde(default)]
     flags: Vec<String>,
     tilings: Vec<TilingRow>,
     /// The numbers that may vary; `None` if none may.
@@ -250,6 +252,7 @@ impl FamilyDeclaration {
             tiling,
             element,
             variant,
+            variant_types: self.variant_types,
             target,
             suffix,
             extra_flags: [&self.flags[..], flags].concat(),
@@ -266,6 +269,9 @@ impl FamilyDeclaration {
     }
 }
 
+/// The macro whose value is the name of a variant.
+const VARIANT: &str = "WARPTILE_VARIANT";
+
 /// One image to compile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
@@ -279,6 +285,8 @@ pub struct Instance {
     pub element: Element,
     /// `None` for the plain image.
     pub variant: Option<String>,
+    /// Whether the source has a type for each variant.
+    pub variant_types: bool,
     /// The target to compile for.
     pub target: Target,
     /// End of the kernel's name, of an instance that is not for the catalog.
@@ -342,8 +350,14 @@ impl Instance {
         })
     }
 
-    /// Checks that the source, in `kernels`, asks for each of its [`macros`](Self::macros): else this would be the plain image by
-    /// another name.
+    /// The macro whose value says which variant this is, for a source that has a type for each.
+    fn variant_type(&self) -> Option<String> {
+        let variant = self.variant.as_ref().filter(|_| self.variant_types)?;
+        Some(format!("{VARIANT}={}", variant.to_uppercase()))
+    }
+
+    /// Checks that the source, in `kernels`, asks for each of its [`macros`](Self::macros), or for that of variants' types: else this would
+    /// be the plain image by another name.
     fn check_macros(&self, kernels: &Path) -> Result<()> {
         for name in self.macros() {
             let source = files::read_text(&kernels.join(&self.source))?;
@@ -351,7 +365,7 @@ impl Instance {
                 line.starts_with('#')
                     && line
                         .split(|c: char| c != '_' && !c.is_alphanumeric())
-                        .any(|word| word == name)
+                        .any(|word| word == name || (self.variant_types && word == VARIANT))
             });
             ensure!(
                 asked,
@@ -383,7 +397,8 @@ impl Instance {
         let given = tile.into_iter().filter(|&(_, number)| number > 0);
         flags.extend(given.map(|(name, number)| format!("-DWARPTILE_{name}={number}")));
         flags.push(format!("-DWARPTILE_ENTRY={}", self.entry()));
-        flags.extend(self.macros().map(|name| format!("-D{name}")));
+        let macros = self.macros().chain(self.variant_type());
+        flags.extend(macros.map(|name| format!("-D{name}")));
         flags.extend(self.extra_flags.iter().cloned());
         flags
     }

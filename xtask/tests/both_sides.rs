@@ -75,13 +75,13 @@ fn boxes_of_pages_have_the_same_rows() {
 #[test]
 fn the_same_rows_pass_no_gradient() {
     for (path, before) in [
-        ("kernels/backward/prepass.cuh", "LEAST_LSE = "),
+        ("kernels/backward/prepass.cuh", "LARGEST_LSE = "),
         (
             "crates/check/gpu/gradients.cuh",
-            "constexpr double LEAST_LSE = ",
+            "constexpr double LARGEST_LSE = ",
         ),
     ] {
         let found: f32 = between(path, before, ";").parse().unwrap();
-        assert_eq!(found, Prepass::LEAST_LSE, "{path}");
+        assert_eq!(found, Prepass::LARGEST_LSE, "{path}");
     }
 }

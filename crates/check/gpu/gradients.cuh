@@ -47,7 +47,7 @@ struct GradientParameters {
 
 constexpr double EPSILON = 1.1920928955078125e-7;  // of f32
 constexpr double LEAST = 1.1754943508222875e-38;    // its least normal number
-constexpr double LEAST_LSE = -8388608.0;            // of a row that passes gradients: `Prepass::LEAST_LSE`
+constexpr double LARGEST_LSE = 8388608.0;           // of a row that passes gradients, negative or not: `Prepass::LARGEST_LSE`
 
 // That of numbers which kernels may take for 0.
 __device__ double flushed_variance(double x) { return x == 0.0 ? 0.0 : LEAST * LEAST; }
@@ -111,7 +111,7 @@ __device__ void gradients_of_row(const GradientParameters& g, const Item& item, 
     const int head = item.kv_head * p.group + in_group, count = row.end_key - row.first_key;
     double* const weights = g.weights + item.scores + (static_cast<long long>(in_group) * item.q_len + position) * item.k_len;
     const double lse = static_cast<double>(g.lse[row.lse + head * g.lse_head]);
-    const bool passes_none = lse < LEAST_LSE, is_empty = passes_none || count <= 0;
+    const bool passes_none = fabs(lse) > LARGEST_LSE, is_empty = passes_none || count <= 0;
     for (int key = threadIdx.x; key < item.k_len; key += THREADS) {
         if (!is_empty && key >= row.first_key && key < row.end_key) continue;
         for (int i = 0; i < 6; i++) weights[i * g.plane + key] = 0.0;

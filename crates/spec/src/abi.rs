@@ -221,8 +221,8 @@ declare! {
         key_lengths: u64 = "const int*",
     }
 
-    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: attention clamps them to
-    /// `count`, and a cache write leaves out rows of pages that do not exist. No entry is read past a sequence's last key, or past the last key that it had before the previous launch.
+    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: kernels clamp them to
+    /// `count`. Entries past a sequence's last key may be read as far as the table has columns, and are not used.
     struct Pages {
         /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",
@@ -551,7 +551,7 @@ declare! {
         d_lse: u64 = "const float*",
         /// The sum over each row of the output times its gradient, less the gradient of its lse; 0 for rows past a sequence's end.
         delta: u64 = "float*",
-        /// The lse to base 2; plus infinity for rows that see no key or whose lse is below `Prepass::LEAST_LSE`, and for rows past a
+        /// The lse to base 2; plus infinity for rows that see no key or whose lse is farther from 0 than `Prepass::LARGEST_LSE`, and for rows past a
         /// sequence's end.
         scaled_lse: u64 = "float*",
         /// `[CTAs]` set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
@@ -678,8 +678,8 @@ declare! {
     struct Dropout {
         /// The words of a [`DropoutState`](crate::DropoutState). They are not validated: kernels clear the low bits of the last two.
         state: u64 = "const unsigned*",
-        /// Weights of 65,536 that are dropped: those whose 8 random bits are below a threshold, the upper byte, which is one higher
-        /// in as many of 256 cells as the lower byte says.
+        /// 2^16 times the probability that a weight is dropped. The weights of a cell share a threshold of 8 bits: its upper byte, and one more
+        /// as often as the lower byte says.
         dropped: u32,
         /// Factor of weights that are kept.
         factor: f32,

@@ -15,6 +15,7 @@ const ROWS: Names = Names {
     tensor: Operand::Out,
     offsets: Operand::QueryOffsets,
     used: Operand::QueryLengths,
+    longest: "longest",
 };
 
 /// The description of a pre-pass, checked. For each query row and head it computes the sum over the row of the output times its gradient
@@ -23,7 +24,7 @@ const ROWS: Names = Names {
 /// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with
 /// [`tiles`](Self::tiles) of 64 rows for each head, as many as the longest sequence may need: the rows of a sequence begin at a multiple of 64. Sequence `b` of
 /// packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that stand for no row are 0 and plus infinity; and a
-/// row that saw no key, whose lse is minus infinity or less than [`LEAST_LSE`](Self::LEAST_LSE), has plus infinity, too.
+/// row that saw no key, whose lse is farther from 0 than [`LARGEST_LSE`](Self::LARGEST_LSE), has plus infinity, too.
 #[derive(Debug, Clone)]
 pub struct Prepass {
     element: ElementType,
@@ -49,9 +50,10 @@ impl Prepass {
     /// Rows of a tile.
     pub const TILE: usize = PREPASS_ROWS;
 
-    /// The least lse of a row that passes gradients. A lower one, such as that of a row whose keys all have a bias of -1e9 or of the lowest
-    /// finite number, has no digits behind the point, so that no weight can be recomputed from it: the row counts as one that saw no key.
-    pub const LEAST_LSE: f32 = -8_388_608.0;
+    /// The largest lse, and the lowest if negative, of a row that passes gradients: 2^23. One farther from 0, such as that of a row whose keys
+    /// all have a bias of -1e9 or of the lowest finite number, has no digits behind the point, so that no weight can be recomputed from it:
+    /// the row counts as one that saw no key.
+    pub const LARGEST_LSE: f32 = 8_388_608.0;
 
     /// A pre-pass over an output and its gradient, both `[batch, length, heads, head size]`, or with packed queries
     /// `[1, rows, heads, head size]`.

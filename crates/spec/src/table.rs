@@ -27,7 +27,7 @@ features! {
     /// Rows that do not start at multiples of 16 bytes.
     UNALIGNED = 8, "rows that don't start at multiples of 16 bytes";
     /// A scale below 0.
-    NEGATIVE_SCALE = 9, "a negative scale";
+    NEGATIVE_SCALE = 9, "a scale below 1e-30";
     /// The log-sum-exp of each row.
     LSE = 10, "lse";
     /// Keys and values in e4m3 with scales. Unlike the others it is no option: an image that has it takes no other keys.
@@ -97,7 +97,7 @@ operands! {
     DLse = "d_lse", Kind::List(Count::Rows), F32 {operations: Operations::BACKWARD, values: Values::Any};
     /// Receives the sum over each row of the output times its gradient, less the gradient of its lse.
     Delta = "delta", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
-    /// Receives the lse to base 2; plus infinity for rows that see no key or whose lse is below `Prepass::LEAST_LSE`, and for rows past a
+    /// Receives the lse to base 2; plus infinity for rows that see no key or whose lse is farther from 0 than `Prepass::LARGEST_LSE`, and for rows past a
     /// sequence's end.
     ScaledLse = "scaled_lse", Kind::List(Count::PaddedRows), F32 {operations: Operations::BACKWARD, written: true};
     /// Row offsets of packed queries.

@@ -29,7 +29,7 @@ struct Prepass {
     long long lse_head; // Elements of the lse between heads; its rows are contiguous.
     const float* d_lse; // The gradient of the lse, where the lse has its rows; null: none.
     float* delta; // The sum over each row of the output times its gradient, less the gradient of its lse; 0 for rows past a sequence's end.
-    float* scaled_lse; // The lse to base 2; plus infinity for rows that see no key or whose lse is below `Prepass::LEAST_LSE`, and for rows past a sequence's end.
+    float* scaled_lse; // The lse to base 2; plus infinity for rows that see no key or whose lse is farther from 0 than `Prepass::LARGEST_LSE`, and for rows past a sequence's end.
     unsigned* turns; // [CTAs] set to 0, for the kernel that adds to `dq_sum` in turn; null: none.
 };
 static_assert(sizeof(Prepass) == 192);

@@ -10,7 +10,7 @@ enum : unsigned { FEATURE_DROPOUT = 8192 };
 // Which weights are dropped.
 struct Dropout {
     const unsigned* state; // The words of a [`DropoutState`](crate::DropoutState). They are not validated: kernels clear the low bits of the last two.
-    unsigned dropped; // Weights of 65,536 that are dropped: those whose 8 random bits are below a threshold, the upper byte, which is one higher in as many of 256 cells as the lower byte says.
+    unsigned dropped; // 2^16 times the probability that a weight is dropped. The weights of a cell share a threshold of 8 bits: its upper byte, and one more as often as the lower byte says.
     float factor; // Factor of weights that are kept.
 };
 static_assert(sizeof(Dropout) == 16);

@@ -85,7 +85,7 @@ pub(super) fn rows_into<T: Element>(
             delta[row] =
                 { x.iter().zip(y) }.fold(0.0, |sum, (x, y)| x.to_f32().mul_add(y.to_f32(), sum));
             let at = (entry * heads + head) * row_count + first + row;
-            if lse[at] < Prepass::LEAST_LSE {
+            if lse[at].abs() > Prepass::LARGEST_LSE {
                 continue;
             }
             scaled_lse[row] = lse[at] * LOG2_E;

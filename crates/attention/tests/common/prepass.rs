@@ -178,7 +178,7 @@ impl<T: Element> PrepassCase<T> {
                         .map(|(x, y)| x * y);
                     let lse = self.lse[(entry * heads + head) * row_count + first + row];
                     let of_lse = match &self.d_lse {
-                        Some(d_lse) if lse >= Prepass::LEAST_LSE => {
+                        Some(d_lse) if lse.abs() <= Prepass::LARGEST_LSE => {
                             f64::from(d_lse[(entry * heads + head) * row_count + first + row])
                         }
                         _ => 0.0,
@@ -192,7 +192,7 @@ impl<T: Element> PrepassCase<T> {
                         return failed(format!("delta is {found}, not {expected}"));
                     }
                     let found = f64::from(scaled[at]);
-                    let expected = match lse < Prepass::LEAST_LSE {
+                    let expected = match lse.abs() > Prepass::LARGEST_LSE {
                         true => f64::INFINITY,
                         false => f64::from(lse) * std::f64::consts::LOG2_E,
                     };

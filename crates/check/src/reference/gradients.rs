@@ -285,7 +285,7 @@ impl<T: Element> Pass<'_, T> {
         let heads = call.heads();
         let [dim, of_values] = heads.dims();
         let at = call.lse_offset(sequence, head) + position;
-        if self.lse[at] < Prepass::LEAST_LSE {
+        if self.lse[at].abs() > Prepass::LARGEST_LSE {
             return;
         }
         let lse = f64::from(self.lse[at]);

@@ -13,37 +13,37 @@ pub static DBIAS_D256_32X32_W4_S2_PTX: [u8; 24017] = *include_bytes!("../../imag
 pub static DBIAS_D256_64X64_W4_S3_PTX: [u8; 26235] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_ptx.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_ptx.zst`.
-pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 62044] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
+pub static DECODE_D128_16X128_W4_S2_E4M3_PTX: [u8; 62306] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_ptx.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_ptx.zst`.
-pub static DECODE_D128_16X64_W4_S2_PTX: [u8; 38221] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_ptx.zst");
+pub static DECODE_D128_16X64_W4_S2_PTX: [u8; 38178] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_ptx.zst`.
-pub static DECODE_D128_32X64_W4_S2_PTX: [u8; 24532] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_ptx.zst");
+pub static DECODE_D128_32X64_W4_S2_PTX: [u8; 24478] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_ptx.zst`.
-pub static DECODE_D128_64X64_W4_S2_PTX: [u8; 50589] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_ptx.zst");
+pub static DECODE_D128_64X64_W4_S2_PTX: [u8; 50509] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_ptx.zst`.
-pub static DECODE_D256_16X32_W2_S2_PTX: [u8; 40121] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_ptx.zst");
+pub static DECODE_D256_16X32_W2_S2_PTX: [u8; 40181] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_ptx.zst`.
-pub static DECODE_D256_16X64_W2_S2_E4M3_PTX: [u8; 62522] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_ptx.zst");
+pub static DECODE_D256_16X64_W2_S2_E4M3_PTX: [u8; 62657] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_ptx.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_ptx.zst`.
-pub static DECODE_D512_16X16_W4_S2_PTX: [u8; 40905] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_ptx.zst");
+pub static DECODE_D512_16X16_W4_S2_PTX: [u8; 40901] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_ptx.zst`.
-pub static DECODE_D64_16X128_W4_S2_PTX: [u8; 40751] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_ptx.zst");
+pub static DECODE_D64_16X128_W4_S2_PTX: [u8; 40705] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_ptx.zst`.
-pub static DECODE_D64_16X128_W4_S4_E4M3_PTX: [u8; 55037] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_ptx.zst");
+pub static DECODE_D64_16X128_W4_S4_E4M3_PTX: [u8; 55201] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_ptx.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_ptx.zst`.
-pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25595] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_ptx.zst");
+pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25664] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_ptx.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_ptx.zst`.
-pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47709] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_ptx.zst");
+pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47711] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_ptx.zst`.
 pub static DKV_D128_32X32_W4_S1_PTX: [u8; 17283] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
@@ -106,37 +106,37 @@ pub static DSINKS_W8_PTX: [u8; 2491] = *include_bytes!("../../images/dsinks_w8_p
 pub static MERGE_W4_PTX: [u8; 8170] = *include_bytes!("../../images/merge_w4_ptx.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_ptx.zst`.
-pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34987] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
+pub static MMA_D128_128X64_W4_S2_PTX: [u8; 35019] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 164761] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 165112] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 185050] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 185108] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 234459] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 235118] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
-pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128312] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
+pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128119] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_ptx.zst`.
-pub static MMA_D512_32X32_W4_S1_PTX: [u8; 130364] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_ptx.zst");
+pub static MMA_D512_32X32_W4_S1_PTX: [u8; 130095] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_ptx.zst`.
-pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25794] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_ptx.zst");
+pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25878] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
-pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185056] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185308] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 147227] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 147458] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
-pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107265] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
+pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107184] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
 
 /// The images of a kernel: `prepass_w4_ptx.zst`.
-pub static PREPASS_W4_PTX: [u8; 5141] = *include_bytes!("../../images/prepass_w4_ptx.zst");
+pub static PREPASS_W4_PTX: [u8; 5159] = *include_bytes!("../../images/prepass_w4_ptx.zst");
 
 /// The images of a kernel: `runs_w16_ptx.zst`.
 pub static RUNS_W16_PTX: [u8; 4176] = *include_bytes!("../../images/runs_w16_ptx.zst");
@@ -187,22 +187,22 @@ pub static SCALAR_D64_64X64_W8_S2_PTX: [u8; 22177] = *include_bytes!("../../imag
 pub static SCALAR_D96_64X32_W4_S2_PTX: [u8; 53041] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_ptx.zst`.
-pub static WMMA_D128_48X32_W8_S2_PTX: [u8; 19568] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_ptx.zst");
+pub static WMMA_D128_48X32_W8_S2_PTX: [u8; 19581] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_ptx.zst`.
-pub static WMMA_D64_16X64_W4_S2_PTX: [u8; 14973] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_ptx.zst");
+pub static WMMA_D64_16X64_W4_S2_PTX: [u8; 14976] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d64_32x32_w4_s2_ptx.zst`.
-pub static WMMA_D64_32X32_W4_S2_PTX: [u8; 14507] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_ptx.zst");
+pub static WMMA_D64_32X32_W4_S2_PTX: [u8; 14519] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s1_ptx.zst`.
-pub static WMMA_D64_32X64_W4_S1_PTX: [u8; 16131] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_ptx.zst");
+pub static WMMA_D64_32X64_W4_S1_PTX: [u8; 16208] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s2_ptx.zst`.
-pub static WMMA_D64_32X64_W4_S2_PTX: [u8; 16267] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_ptx.zst");
+pub static WMMA_D64_32X64_W4_S2_PTX: [u8; 16277] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_ptx.zst`.
-pub static WMMA_D64_48X64_W8_S2_PTX: [u8; 18470] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_ptx.zst");
+pub static WMMA_D64_48X64_W8_S2_PTX: [u8; 18415] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_ptx.zst");
 
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_ptx.zst`.
-pub static WMMA_D64_64X64_W8_S2_PTX: [u8; 16052] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_ptx.zst");
+pub static WMMA_D64_64X64_W8_S2_PTX: [u8; 16064] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_ptx.zst");

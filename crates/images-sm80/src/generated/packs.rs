@@ -13,22 +13,22 @@ pub static DBIAS_D256_32X32_W4_S2_SM_80: [u8; 15116] = *include_bytes!("../../im
 pub static DBIAS_D256_64X64_W4_S3_SM_80: [u8; 21243] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
-pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59622] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59646] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 30497] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 30500] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 24008] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 24005] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 48895] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 48910] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_80.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 35517] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_80.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 35523] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_sm_80.zst`.
-pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 54910] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
+pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 54907] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_80.zst`.
 pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 31623] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_80.zst");
@@ -37,13 +37,13 @@ pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 31623] = *include_bytes!("../../i
 pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 38577] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_sm_80.zst`.
-pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 44921] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
+pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 44915] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_80.zst`.
-pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25428] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_80.zst");
+pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25429] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_80.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47374] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47372] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
 pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15478] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
@@ -112,40 +112,40 @@ pub static DSINKS_W8_SM_80: [u8; 3636] = *include_bytes!("../../images/dsinks_w8
 pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31100] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
+pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31104] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 125919] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 125932] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
-pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23714] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
+pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23718] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 140193] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 140203] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 146463] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 146485] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119465] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119446] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64295] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64221] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23747] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
+pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23752] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169229] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169226] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124906] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124940] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111926] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111931] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
-pub static PREPASS_W4_SM_80: [u8; 6687] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
+pub static PREPASS_W4_SM_80: [u8; 6683] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
 
 /// The images of a kernel: `runs_w16_sm_80.zst`.
 pub static RUNS_W16_SM_80: [u8; 5135] = *include_bytes!("../../images/runs_w16_sm_80.zst");
@@ -196,22 +196,22 @@ pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20533] = *include_bytes!("../../im
 pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39091] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_80.zst`.
-pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18835] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_80.zst");
+pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18834] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_80.zst`.
-pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15430] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_80.zst");
+pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15423] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_80.zst`.
-pub static WMMA_D64_32X32_W4_S2_SM_80: [u8; 14953] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_80.zst");
+pub static WMMA_D64_32X32_W4_S2_SM_80: [u8; 14950] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_80.zst`.
-pub static WMMA_D64_32X64_W4_S1_SM_80: [u8; 16540] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_80.zst");
+pub static WMMA_D64_32X64_W4_S1_SM_80: [u8; 16539] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_80.zst`.
-pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16396] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_80.zst");
+pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16393] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_80.zst`.
-pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19090] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_80.zst");
+pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19089] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_80.zst`.
-pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16135] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_80.zst");
+pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16136] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_80.zst");

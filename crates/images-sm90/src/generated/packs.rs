@@ -13,58 +13,58 @@ pub static DBIAS_D256_32X32_W4_S2_SM_90: [u8; 17424] = *include_bytes!("../../im
 pub static DBIAS_D256_64X64_W4_S3_SM_90: [u8; 23446] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w8_s2_sm_90.zst`.
-pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 80461] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_90.zst");
+pub static DECODE_D128_16X128_W8_S2_SM_90: [u8; 80457] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_16x256_w8_s2_e4m3_sm_90.zst`.
-pub static DECODE_D128_16X256_W8_S2_E4M3_SM_90: [u8; 67616] = *include_bytes!("../../images/decode_d128_16x256_w8_s2_e4m3_sm_90.zst");
+pub static DECODE_D128_16X256_W8_S2_E4M3_SM_90: [u8; 67624] = *include_bytes!("../../images/decode_d128_16x256_w8_s2_e4m3_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_90.zst`.
 pub static DECODE_D128_16X64_W4_S2_SM_90: [u8; 64539] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_32x128_w8_s2_sm_90.zst`.
-pub static DECODE_D128_32X128_W8_S2_SM_90: [u8; 80414] = *include_bytes!("../../images/decode_d128_32x128_w8_s2_sm_90.zst");
+pub static DECODE_D128_32X128_W8_S2_SM_90: [u8; 80416] = *include_bytes!("../../images/decode_d128_32x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_sm_90.zst`.
-pub static DECODE_D128_32X64_W4_S2_SM_90: [u8; 26179] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_90.zst");
+pub static DECODE_D128_32X64_W4_S2_SM_90: [u8; 26184] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_64x128_w8_s2_sm_90.zst`.
-pub static DECODE_D128_64X128_W8_S2_SM_90: [u8; 51216] = *include_bytes!("../../images/decode_d128_64x128_w8_s2_sm_90.zst");
+pub static DECODE_D128_64X128_W8_S2_SM_90: [u8; 51220] = *include_bytes!("../../images/decode_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_sm_90.zst`.
-pub static DECODE_D128_64X64_W4_S2_SM_90: [u8; 55309] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_90.zst");
+pub static DECODE_D128_64X64_W4_S2_SM_90: [u8; 55314] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d256_16x128_w4_s2_e4m3_sm_90.zst`.
-pub static DECODE_D256_16X128_W4_S2_E4M3_SM_90: [u8; 51917] = *include_bytes!("../../images/decode_d256_16x128_w4_s2_e4m3_sm_90.zst");
+pub static DECODE_D256_16X128_W4_S2_E4M3_SM_90: [u8; 51924] = *include_bytes!("../../images/decode_d256_16x128_w4_s2_e4m3_sm_90.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_90.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_90: [u8; 36529] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_90.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_90: [u8; 36538] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w4_s2_sm_90.zst`.
-pub static DECODE_D256_16X64_W4_S2_SM_90: [u8; 85340] = *include_bytes!("../../images/decode_d256_16x64_w4_s2_sm_90.zst");
+pub static DECODE_D256_16X64_W4_S2_SM_90: [u8; 85335] = *include_bytes!("../../images/decode_d256_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_90.zst`.
-pub static DECODE_D512_16X16_W4_S2_SM_90: [u8; 37459] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_90.zst");
+pub static DECODE_D512_16X16_W4_S2_SM_90: [u8; 37462] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d512_16x32_w8_s2_sm_90.zst`.
-pub static DECODE_D512_16X32_W8_S2_SM_90: [u8; 85866] = *include_bytes!("../../images/decode_d512_16x32_w8_s2_sm_90.zst");
+pub static DECODE_D512_16X32_W8_S2_SM_90: [u8; 85876] = *include_bytes!("../../images/decode_d512_16x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_sm_90.zst`.
-pub static DECODE_D64_16X128_W4_S2_SM_90: [u8; 42115] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_90.zst");
+pub static DECODE_D64_16X128_W4_S2_SM_90: [u8; 42114] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_16x256_w8_s2_sm_90.zst`.
-pub static DECODE_D64_16X256_W8_S2_SM_90: [u8; 91249] = *include_bytes!("../../images/decode_d64_16x256_w8_s2_sm_90.zst");
+pub static DECODE_D64_16X256_W8_S2_SM_90: [u8; 91250] = *include_bytes!("../../images/decode_d64_16x256_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_16x256_w8_s4_e4m3_sm_90.zst`.
-pub static DECODE_D64_16X256_W8_S4_E4M3_SM_90: [u8; 65572] = *include_bytes!("../../images/decode_d64_16x256_w8_s4_e4m3_sm_90.zst");
+pub static DECODE_D64_16X256_W8_S4_E4M3_SM_90: [u8; 65574] = *include_bytes!("../../images/decode_d64_16x256_w8_s4_e4m3_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_90.zst`.
-pub static DECODE_D64_32X128_W4_S2_SM_90: [u8; 27119] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_90.zst");
+pub static DECODE_D64_32X128_W4_S2_SM_90: [u8; 27124] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_64x128_w8_s4_sm_90.zst`.
-pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47908] = *include_bytes!("../../images/decode_d64_64x128_w8_s4_sm_90.zst");
+pub static DECODE_D64_64X128_W8_S4_SM_90: [u8; 47911] = *include_bytes!("../../images/decode_d64_64x128_w8_s4_sm_90.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_90.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55842] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_90.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_90: [u8; 55837] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_90.zst`.
 pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16252] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_90.zst");
@@ -139,13 +139,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22983] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 18194] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62128] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62173] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52529] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52961] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50857] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50928] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6641] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
@@ -163,22 +163,22 @@ pub static DSINKS_W8_SM_90: [u8; 3858] = *include_bytes!("../../images/dsinks_w8
 pub static MERGE_W4_SM_90: [u8; 9588] = *include_bytes!("../../images/merge_w4_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31660] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
+pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31657] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 126888] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 126915] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
-pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24242] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
+pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24243] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 143167] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 143079] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 154244] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 154258] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 119549] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
+pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 119489] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_90.zst`.
 pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 67928] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_90.zst");
@@ -187,19 +187,19 @@ pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 67928] = *include_bytes!("../../imag
 pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24557] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24060] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
+pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24067] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 172389] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 172388] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 135115] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 135097] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 122695] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 122654] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
-pub static PREPASS_W4_SM_90: [u8; 6925] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
+pub static PREPASS_W4_SM_90: [u8; 6916] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
 
 /// The images of a kernel: `runs_w16_sm_90.zst`.
 pub static RUNS_W16_SM_90: [u8; 5426] = *include_bytes!("../../images/runs_w16_sm_90.zst");
@@ -250,13 +250,13 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21176] = *include_bytes!("../../im
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39045] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24229] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24231] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w16_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28859] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28861] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51194] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51190] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
 pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 19428] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
@@ -268,85 +268,85 @@ pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 24230] = *include_bytes!("../../im
 pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 41414] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 256111] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 256227] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51149] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51111] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
-pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 162268] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 161519] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
-pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 68939] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
+pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 69102] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 175645] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 175372] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
-pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25295] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
+pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25296] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 241650] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 241141] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
-pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48479] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
+pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48416] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192v128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58154] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58074] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192v128_192x80_w16_s3_sm_90.zst`.
-pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25782] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
+pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25738] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 302935] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 302467] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 218562] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 218676] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 114917] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 114413] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51395] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51441] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
-pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 95468] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 94770] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 286499] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 286228] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22559] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22549] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x80_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22839] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22804] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 196634] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 196641] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 86398] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 85841] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 166249] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 165870] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
-pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18078] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
+pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18080] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_90.zst`.
-pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 15334] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_90.zst");
+pub static WMMA_D64_16X64_W4_S2_SM_90: [u8; 15332] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_90.zst`.
-pub static WMMA_D64_32X32_W4_S2_SM_90: [u8; 14858] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_90.zst");
+pub static WMMA_D64_32X32_W4_S2_SM_90: [u8; 14855] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_90.zst`.
-pub static WMMA_D64_32X64_W4_S1_SM_90: [u8; 16314] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_90.zst");
+pub static WMMA_D64_32X64_W4_S1_SM_90: [u8; 16312] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_90.zst`.
-pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 16428] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_90.zst");
+pub static WMMA_D64_32X64_W4_S2_SM_90: [u8; 16421] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_90.zst`.
-pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 18458] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_90.zst");
+pub static WMMA_D64_48X64_W8_S2_SM_90: [u8; 18459] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_90.zst`.
-pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 16123] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_90.zst");
+pub static WMMA_D64_64X64_W8_S2_SM_90: [u8; 16121] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_90.zst");
