@@ -399,7 +399,8 @@ impl<'a, T: Element> Keys<'a, T> {
     lengths!(KeyOffsets, KeyLengths);
 
     /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
-    /// the rows there are lets a better kernel be chosen, and less work be launched.
+    /// the rows there are lets a better kernel be chosen, and less work be launched. Fewer than the rows of a dense tensor are an error where
+    /// no lengths are given.
     pub fn longest(mut self, keys: usize) -> Self {
         self.side.longest = Some(keys);
         self

@@ -118,20 +118,42 @@ pub(crate) struct Names {
     pub tensor: Operand,
     pub offsets: Operand,
     pub used: Operand,
+    /// What the bound is called.
+    pub longest: &'static str,
 }
 
 pub(crate) const QUERIES: Names = Names {
     tensor: Operand::Q,
     offsets: Operand::QueryOffsets,
     used: Operand::QueryLengths,
+    longest: "longest_queries",
 };
 pub(crate) const KEYS: Names = Names {
     tensor: Operand::K,
     offsets: Operand::KeyOffsets,
     used: Operand::KeyLengths,
+    longest: "longest_keys",
 };
 
 impl LengthsRequest<'_> {
+    /// As [`check`](Self::check), for a tensor whose rows lie one after the other: kernels look for the ends of sequences only where a list
+    /// says that there are some.
+    pub(crate) fn check_rows(
+        self,
+        names: Names,
+        entries: usize,
+        rows: usize,
+    ) -> Result<(SideLengths, usize)> {
+        let has_lengths = self.offsets.is_given() || self.used.is_given();
+        if self.longest.is_some_and(|longest| longest < rows) && !has_lengths {
+            return Err(Invalid::presence(
+                names.longest,
+                "is fewer than the rows that a dense tensor without lengths has: give lengths, or a view of fewer rows",
+            ));
+        }
+        self.check(names, entries, rows)
+    }
+
     /// Checks the lengths against a tensor of `entries` batch entries of `rows` rows each. Returns them with the number of
     /// sequences.
     pub(crate) fn check(

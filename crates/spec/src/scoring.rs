@@ -23,9 +23,8 @@ pub enum AlibiShape {
 /// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
 /// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the bias, then the masks. With sinks, the denominator of the
 /// softmax has one more term, `exp(sink)` of the head; the lse of a query that sees no key is the sink. In device memory,
-/// where sinks are not checked, infinity counts as the largest number, and a NaN makes the results NaN with kernels of `scalar` and is no
-/// sink for the others. With dropout, weights that are not kept become 0 and the others are divided by `1 - p` after the softmax: the lse
-/// does not depend on it.
+/// where sinks are not checked, infinity counts as the largest number, and a NaN makes the results NaN. With dropout, weights that are not
+/// kept become 0 and the others are divided by `1 - p` after the softmax: the lse does not depend on it.
 ///
 /// The values of slopes, sinks, bias and key mask belong to a call; here stands only whether there are any. Prints and parses
 /// as words: `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`, nothing for an option that is not used.
@@ -222,13 +221,21 @@ impl Scoring {
 
     /// The features that an image needs for these options.
     pub fn needs(&self) -> Features {
+        /// Of kernels that keep hidden keys hidden by a factor above 0 (`ScoreScale` in kernels/forward/wgmma_softmax.cuh has the same number).
+        const LEAST_SCALE: f32 = 1e-30;
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
             (self.alibi.is_some(), Features::ALIBI),
             (self.dropout.is_some(), Features::DROPOUT),
             (self.blocks.is_some(), Features::BLOCKS),
             (
-                self.scale.is_some_and(|scale| scale < 0.0),
+                { self.scale }.is_some_and(|x| {
+                    x < if self.softcap.is_some() {
+                        0.0
+                    } else {
+                        LEAST_SCALE
+                    }
+                }),
                 Features::NEGATIVE_SCALE,
             ),
         ];
@@ -599,10 +606,11 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_what_is_needed() {
-        assert_eq!(
-            Scoring::new().mask(Mask::causal()).scale(0.5).needs(),
-            Features::empty()
-        );
+        let needs = |words: &str| words.parse::<Scoring>().unwrap().needs();
+        assert_eq!(needs("mask=causal scale=0.5"), Features::empty());
+        assert_eq!(needs("scale=0"), Features::NEGATIVE_SCALE);
+        assert_eq!(needs("scale=1e-31"), Features::NEGATIVE_SCALE);
+        assert_eq!(needs("scale=0 softcap=3"), Features::SOFTCAP);
         let all: Scoring = "scale=-1 softcap=3 alibi=head sinks bias keymask"
             .parse()
             .unwrap();

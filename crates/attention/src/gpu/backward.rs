@@ -11,7 +11,7 @@ use crate::gpu::{Gpu, Prepared};
 use crate::plan::{
     BackwardProblem, BackwardScratch, Choice, LaunchShape, Plan, Planner, Scratch, Step,
 };
-use crate::spec::{Backward, Expected, Layout};
+use crate::spec::{Backward, ElementType, Expected, Layout};
 
 impl Gpu {
     /// The kernels of a backward pass, planned and loaded: from the last time, if it is among the last 64 problems.
@@ -128,7 +128,11 @@ impl Operation for Backward {
                     _ => Operand::DQ,
                 };
                 let mut backward = block(self, shape, rows, at, of);
-                let dropout = dropout(self.call(), at);
+                let mut dropout = dropout(self.call(), at);
+                // The pair multiplies weights before it rounds them, and f16 has no room for 65,536.
+                if self.call().element() == ElementType::F16 {
+                    dropout.factor = dropout.factor.min(65_504.0);
+                }
                 let with_dropout = kernel.takes::<abi::BackwardTmaDropout>();
                 if with_dropout || kernel.takes::<abi::BackwardTma>() {
                     backward.work.counter = workspace;

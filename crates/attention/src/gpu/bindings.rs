@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use warptile_driver::{CaptureId, Context, DeviceSlice, DeviceSliceMut, Stream};
+use warptile_kernels::abi::CHUNK_BYTES;
 use warptile_kernels::{Operand, Slots};
 
 use crate::error::{Error, Result};
@@ -47,6 +48,8 @@ pub(super) struct Places<'a> {
     pub(super) parts: &'a [[Expected; 2]],
     /// True if the kernels move rows 16 bytes at a time.
     pub(super) chunks: bool,
+    /// What a kernel reads by the copy engine besides rows, which takes an address off a multiple of 16 bytes for an illegal instruction.
+    pub(super) boxed: Option<Operand>,
 }
 
 impl<'a> Places<'a> {
@@ -59,7 +62,19 @@ impl<'a> Places<'a> {
         expect_parts(at.parts.len(), self.parts.len())?;
         let operands = (self.operands.as_slice(), at.operands.as_slice());
         let parts = (self.parts.as_flattened(), at.parts.as_flattened());
-        Ok(memory::check(operands, parts, self.chunks)?)
+        memory::check(operands, parts, self.chunks)?;
+        let alignment = CHUNK_BYTES as u64;
+        match self.boxed {
+            Some(operand) if !at.operands[operand].is_multiple_of(alignment) => {
+                Err(Invalid::Misaligned {
+                    argument: operand.name(),
+                    address: at.operands[operand],
+                    alignment,
+                }
+                .into())
+            }
+            _ => Ok(()),
+        }
     }
 }
 

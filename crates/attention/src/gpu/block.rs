@@ -1,12 +1,12 @@
 //! From a call to the parameter block of its kernel.
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-use warptile_kernels::abi::{self, BOX_COLUMNS, CHUNK_BYTES, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
+use warptile_kernels::abi::{self, BOX_COLUMNS, OUTPUT_BOX_ROWS, QUERY_BOX_ROWS};
 use warptile_kernels::{Features, Image, Operand, Schedule, Slots};
 
 use crate::error::Result;
 use crate::plan::{LaunchShape, Scratch, Step, packs_rows, tile_order};
-use crate::spec::{Call, Diagonal, Dropout, ElementType, Invalid, Layout};
+use crate::spec::{Call, Diagonal, Dropout, ElementType, Layout};
 
 /// The block of kernels that read through addresses.
 ///
@@ -132,8 +132,7 @@ pub(super) fn blocks(call: &Call, at: &Slots<u64>) -> abi::BlockLists {
 /// tensor all that the kernel asks for lies outside of a map of the queries, and arrives as zeros. The context must be current.
 ///
 /// # Errors
-/// [`Invalid::Misaligned`] for a tensor that does not start at a multiple of 16 bytes: the plan is for those that do, as the copy engine
-/// takes an address elsewhere for an illegal instruction.
+/// What the driver reports.
 pub(super) fn boxes_map(
     driver: &Driver,
     call: &Call,
@@ -148,15 +147,6 @@ pub(super) fn boxes_map(
         return Ok((map, OUTSIDE));
     };
     let elements = Elements::of(call.type_of(operand));
-    let (address, alignment) = (at[operand], CHUNK_BYTES as u64);
-    if !address.is_multiple_of(alignment) {
-        return Err(Invalid::Misaligned {
-            argument: operand.name(),
-            address,
-            alignment,
-        }
-        .into());
-    }
     let mut shape = layout.shape;
     for dimension in [0, 2] {
         if layout.strides[dimension] == 0 {
@@ -164,7 +154,7 @@ pub(super) fn boxes_map(
         }
     }
     let layout = Layout::new(shape, layout.strides);
-    Ok((map_of(driver, elements, address, &layout, boxes)?, 0))
+    Ok((map_of(driver, elements, at[operand], &layout, boxes)?, 0))
 }
 
 /// The key mask of a call in which it is the same for all queries and heads.

@@ -49,7 +49,10 @@ impl Prepared {
     pub fn make_ready(&self, call: &Call) -> Result<()> {
         call.check_problem(self.plan().problem())?;
         for (step, kernel) in self.steps() {
-            if kernel.takes::<abi::ForwardTma>() || kernel.takes::<abi::ForwardTmaDropout>() {
+            let takes_an_order = kernel.takes::<abi::ForwardTma>()
+                || kernel.takes::<abi::ForwardTmaDropout>()
+                || kernel.takes::<abi::ForwardTmaBoxes>();
+            if takes_an_order {
                 tile_order(step, call, &step.shape(call)?);
             }
         }
@@ -301,6 +304,7 @@ impl<O: Operation> Prepared<O> {
             operands: call.expected(),
             parts: call.expected_parts(),
             chunks: self.plan().needs_alignment(),
+            boxed: { self.plan().steps().iter() }.find_map(|step| step.image.boxed()),
         }
     }
 
@@ -418,7 +422,7 @@ mod tests {
 
     use crate::gpu::Gpu;
     use crate::plan::{Choice, SEARCHES};
-    use crate::spec::{Call, ElementType, Layout, Mask, Scoring};
+    use crate::spec::{Call, ElementType, Layout, Mask, Operand, Scoring};
 
     #[test]
     fn the_order_of_a_calls_tiles_is_looked_for_when_it_is_made_ready() {
@@ -426,13 +430,16 @@ mod tests {
         // SAFETY: the library is the stand-in, with the driver's signatures.
         let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
         let gpu = Gpu::new(&driver, 0).unwrap();
-        let searches_for = |query_len: usize, mask: Mask| {
+        let searches_for = |query_len: usize, mask: Mask, has_bias: bool| {
             let q = Layout::bshd([1, query_len, 32, 128]);
             let k = Layout::bshd([1, query_len, 8, 128]);
-            let call = Call::builder(&q, &k, &k, ElementType::F16)
-                .scoring(Scoring::new().mask(mask))
-                .build()
-                .unwrap();
+            let mut builder =
+                Call::builder(&q, &k, &k, ElementType::F16).scoring(Scoring::new().mask(mask));
+            if has_bias {
+                let bias = Layout::bhsd([1, 32, query_len, query_len]);
+                builder = builder.layout(Operand::Bias, bias).want_lse(false);
+            }
+            let call = builder.build().unwrap();
             let kernel = Choice::Kernel("wgmma_d128_192x64_w16_s4".to_owned());
             let prepared = gpu.prepare(call.problem(), &kernel).unwrap();
             let before = SEARCHES.get();
@@ -440,7 +447,8 @@ mod tests {
             SEARCHES.get() - before
         };
         // No other test has this many blocks of keys.
-        assert_eq!(searches_for(1800, Mask::causal()), 1);
-        assert_eq!(searches_for(1800, Mask::none()), 0);
+        assert_eq!(searches_for(1800, Mask::causal(), false), 1);
+        assert_eq!(searches_for(1800, Mask::none(), false), 0);
+        assert_eq!(searches_for(1864, Mask::causal(), true), 1);
     }
 }

@@ -30,7 +30,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session for `stream`, with a workspace for every plan that splits keys evenly. Allocates it outside any capture that is under
+    /// A session for `stream`, with a workspace for every plan of attention that splits keys evenly. Those of gradients need
+    /// [`with_scratch`](Session::with_scratch). Allocates it outside any capture that is under
     /// way, and waits for it.
     ///
     /// # Errors

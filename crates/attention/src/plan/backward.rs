@@ -111,15 +111,16 @@ impl Planner<'_> {
         let (mut steps, mut considered) = (Vec::new(), Vec::new());
         let mut is_named = matches!(choice, Choice::Best);
         // One pass has five products where the pair has seven.
+        let mut fits = |image: &'static Image| {
+            let Some(reason) = reject(&problem, image, device) else {
+                return true;
+            };
+            let kernel = image.kernel;
+            considered.push(Considered { kernel, reason });
+            false
+        };
         let mut fits_in_one_pass = |image: &'static Image| match choice {
-            Choice::Best => match reject(&problem, image, device) {
-                None => true,
-                Some(reason) => {
-                    let kernel = image.kernel;
-                    considered.push(Considered { kernel, reason });
-                    false
-                }
-            },
+            Choice::Best => fits(image),
             _ => is_named_by(choice, image),
         };
         let in_one_pass = { IN_ONE_PASS.iter() }.all(|role| problem.wanted().any(|of| of == *role))
@@ -132,14 +133,6 @@ impl Planner<'_> {
                 .filter(|image| is_named_by(choice, image))
                 .collect();
             is_named |= !named.is_empty();
-            let fits = |image: &&'static Image| match reject(&problem, image, device) {
-                None => true,
-                Some(reason) => {
-                    let kernel = image.kernel;
-                    considered.push(Considered { kernel, reason });
-                    false
-                }
-            };
             // Sums of dQ are arranged as the tiling that leaves them has them.
             let left_by = { steps.last() }.filter(|_| role == Role::QuerySums);
             let is_arranged = |image: &&'static Image| {
@@ -149,8 +142,11 @@ impl Planner<'_> {
                 })
             };
             let fitting: Vec<_> = match named.is_empty() {
-                true => of_role().filter(is_arranged).filter(fits).collect(),
-                false => named.into_iter().filter(fits).collect(),
+                true => of_role()
+                    .filter(is_arranged)
+                    .filter(|image| fits(image))
+                    .collect(),
+                false => named.into_iter().filter(|image| fits(image)).collect(),
             };
             let work = |image: &Image| passes(&problem, image, device);
             let best = fitting.iter().copied().min_by_key(|image| {
@@ -543,6 +539,7 @@ mod tests {
         ] {
             let q = Layout::bshd([2, rows, 16, 64]);
             let call = Call::builder(&q, &q, &q, ElementType::Bf16)
+                .device_query_lengths(2)
                 .longest_queries(longest)
                 .build()
                 .unwrap();

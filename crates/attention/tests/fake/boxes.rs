@@ -9,7 +9,7 @@ use warptile::spec::{Call, ElementType, Invalid};
 use warptile::{Attention, Error, Keys, Layout};
 use warptile_fake_cuda::FakeDriver;
 
-use crate::{gpu, kernel, ones, ones_on};
+use crate::{addresses, gpu, kernel, ones, ones_on};
 
 /// The bias is the same for both sequences. One that begins elsewhere is for kernels that read it number by number.
 #[test]
@@ -58,6 +58,27 @@ fn an_address_that_breaks_the_description_is_refused() {
     let (memory, mut out) = (zeros(), zeros());
     let choice = kernel("wgmma_d128_192x64_w16_s4");
     let prepared = gpu.prepare(call.problem(), &choice).unwrap();
+    let is_misaligned = |error: &Error| {
+        matches!(
+            error,
+            Error::Invalid(Invalid::Misaligned {
+                argument: "bias",
+                alignment: 16,
+                ..
+            })
+        )
+    };
+    let (from, to) = (memory.pointer(), out.pointer());
+    let rows = [Operand::Q, Operand::K, Operand::V].map(|operand| (operand, from));
+    let at = |bias| {
+        addresses(
+            rows.into_iter()
+                .chain([(Operand::Out, to), (Operand::Bias, bias)]),
+        )
+    };
+    prepared.check_raw(&call, &at(from)).unwrap();
+    let refused = prepared.check_raw(&call, &at(from + 6)).unwrap_err();
+    assert!(is_misaligned(&refused), "{refused}");
     for first in [0, 3] {
         let whole = || memory.as_slice();
         let bindings = Bindings::new(whole(), whole(), whole(), out.as_slice_mut());
@@ -70,14 +91,6 @@ fn an_address_that_breaks_the_description_is_refused() {
             assert_eq!(first, 0);
             continue;
         };
-        let wanted = matches!(
-            error,
-            Error::Invalid(Invalid::Misaligned {
-                argument: "bias",
-                alignment: 16,
-                ..
-            })
-        );
-        assert!(wanted && first == 3, "{error}");
+        assert!(is_misaligned(&error) && first == 3, "{error}");
     }
 }

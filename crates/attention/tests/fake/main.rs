@@ -8,6 +8,7 @@ mod cache;
 mod calls;
 mod captures;
 mod clusters;
+mod dropout;
 mod faults;
 #[path = "../../../driver/tests/fake/foreign.rs"]
 mod foreign;

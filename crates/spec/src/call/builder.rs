@@ -245,14 +245,15 @@ impl<'a> CallBuilder<'a> {
         self.numbers(Operand::KeyLengths, Numbers::Device(sequences))
     }
 
-    /// No sequence is taken to have more queries than this.
+    /// No sequence is taken to have more queries than this. Fewer than the rows of a dense tensor are an error where no lengths are given.
     pub fn longest_queries(mut self, longest: usize) -> Self {
         self.lengths.queries.longest = Some(longest);
         self
     }
 
     /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
-    /// the rows there are lets a better kernel be chosen, and less work be launched.
+    /// the rows there are lets a better kernel be chosen, and less work be launched. Fewer than the rows of a dense tensor are an error where
+    /// no lengths are given.
     pub fn longest_keys(mut self, longest: usize) -> Self {
         self.lengths.keys.longest = Some(longest);
         self
@@ -392,12 +393,16 @@ impl<'a> CallBuilder<'a> {
             }
             _ => {}
         }
-        let (queries, batch) = self.lengths.queries.check(QUERIES, entries, query_rows)?;
+        let (queries, batch) = self
+            .lengths
+            .queries
+            .check_rows(QUERIES, entries, query_rows)?;
         expect_countable("q", "batch", batch)?;
         let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
         let (keys, pages) = match self.lengths.table {
             None => {
-                let (keys, key_batch) = self.lengths.keys.check(KEYS, key_entries, key_rows)?;
+                let (keys, key_batch) =
+                    self.lengths.keys.check_rows(KEYS, key_entries, key_rows)?;
                 one_batch("k", key_batch)?;
                 (keys, None)
             }

@@ -23,14 +23,14 @@ impl Neon {
     #[inline(always)]
     fn of_f16(halves: uint16x4_t) -> Self {
         let numbers: float32x4_t;
-        // SAFETY: the target has NEON, and this is an instruction of it, which computes `numbers` and does nothing
-        // else. The oldest supported compiler has no name for it.
+        // SAFETY: the target has NEON, and this is an instruction of it, which computes `numbers` and, of
+        // numbers that signal, sets a flag of the floating-point status. The oldest supported compiler has no name for it.
         unsafe {
             asm!(
                 "fcvtl {numbers:v}.4s, {halves:v}.4h",
                 numbers = lateout(vreg) numbers,
                 halves = in(vreg) halves,
-                options(pure, nomem, nostack, preserves_flags)
+                options(pure, nomem, nostack)
             );
         }
         Neon(numbers)

@@ -555,6 +555,35 @@ fn paged_keys_take_their_batch_and_bound_from_the_table() {
     assert_eq!(key_len(on_device().key_lengths(&[7, 31])), 31);
 }
 
+/// Kernels look for the ends of sequences only where lengths say that there are some.
+#[test]
+fn a_bound_below_the_rows_of_a_dense_tensor_needs_lengths() {
+    let q = Layout::bshd([2, 1024, 4, 64]);
+    let builder = || Call::builder(&q, &q, &q, ElementType::F16);
+    for (cut, whole, argument) in [
+        (
+            builder().longest_keys(1000),
+            builder().longest_keys(1024),
+            "longest_keys",
+        ),
+        (
+            builder().longest_queries(1000),
+            builder().longest_queries(2000),
+            "longest_queries",
+        ),
+    ] {
+        let message = message(cut.build());
+        assert!(message.starts_with(argument), "{message}");
+        whole.build().unwrap();
+    }
+    let key_len = |builder: CallBuilder<'_>| builder.build().unwrap().key_len();
+    assert_eq!(
+        key_len(builder().device_key_lengths(2).longest_keys(1000)),
+        1000
+    );
+    assert_eq!(key_len(builder().key_lengths(&[9, 7]).longest_keys(8)), 8);
+}
+
 #[test]
 fn every_rule_of_a_block_table() {
     let k = pages(9, 16);
