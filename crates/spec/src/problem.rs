@@ -132,7 +132,7 @@ impl Problem {
         self.key_len
     }
 
-    /// Rows of all sequences' queries, rounded up.
+    /// Rows of all sequences' queries, rounded up; of a packed tensor its rows, which may be more.
     pub const fn query_rows(&self) -> usize {
         self.query_rows
     }
@@ -276,11 +276,21 @@ impl Problem {
         line
     }
 
+    /// Rows of queries and of keys that sequences can have: a packed tensor may have room for more.
+    fn used_rows(&self) -> [usize; 2] {
+        [
+            (self.query_rows, self.query_len),
+            (self.key_rows, self.key_len),
+        ]
+        .map(|(rows, bound)| rows.min(self.batch.saturating_mul(bound)))
+    }
+
     /// Lengths of packed sequences for [`line`](Self::line): `64x64,8x8*1000`.
     fn packed_lengths(&self) -> String {
-        let queries = Spread::new(self.query_rows, self.query_len, self.batch);
+        let [query_rows, key_rows] = self.used_rows();
+        let queries = Spread::new(query_rows, self.query_len, self.batch);
         let keys = match self.packed_keys {
-            true => Spread::new(self.key_rows, self.key_len, self.batch),
+            true => Spread::new(key_rows, self.key_len, self.batch),
             false => Spread::even(self.key_len),
         };
         let mut ends = [1, 1 + queries.longer, 1 + keys.longer, self.batch];
@@ -320,9 +330,10 @@ impl Problem {
             let (long, short) = (bound as f64, rest as f64 / others as f64);
             ((long * long + rest as f64 * short) / rows as f64).round() as usize
         };
+        let [query_rows, key_rows] = self.used_rows();
         (
-            each(self.packed_queries, self.query_rows, self.query_len),
-            each(self.packed_keys, self.key_rows, self.key_len),
+            each(self.packed_queries, query_rows, self.query_len),
+            each(self.packed_keys, key_rows, self.key_len),
         )
     }
 
@@ -359,7 +370,7 @@ impl Problem {
     /// About as many sequences as have [`typical_lengths`](Self::typical_lengths).
     pub fn typical_sequences(&self) -> f64 {
         match self.packed_queries {
-            true => self.query_rows as f64 / self.typical_lengths().0.max(1) as f64,
+            true => self.used_rows()[0] as f64 / self.typical_lengths().0.max(1) as f64,
             false => self.batch as f64,
         }
     }
@@ -535,5 +546,29 @@ mod tests {
         // 1,024 of 1,152 rows see 1,024 keys, the others 64.
         assert_eq!(typical(&[0, 1024, 1088, 1152], 1152), (917, 917));
         assert_eq!(typical(&[0, 64], 64), (64, 64));
+        // Rows that no sequence has say nothing.
+        assert_eq!(typical(&[0, 2, 4, 6, 8], 8192), (2, 64));
+    }
+
+    /// A decode step whose packed tensor has room for prompts, as under a CUDA graph.
+    #[test]
+    fn room_to_spare_makes_no_sequence_longer() {
+        let problem = |rows| {
+            let q = Layout::packed(rows, 4, 64);
+            let k = Layout::bshd([64, 1024, 4, 64]);
+            Call::builder(&q, &k, &k, ElementType::F16)
+                .device_query_offsets(64, 1)
+                .build()
+                .unwrap()
+                .problem()
+        };
+        let [exact, roomy] = [64, 8192].map(problem);
+        assert_eq!(roomy.query_rows(), 8192);
+        for problem in [exact, roomy] {
+            assert_eq!(problem.typical_lengths(), (1, 1024));
+            assert_eq!(problem.typical_sequences(), 64.0);
+            assert_eq!(problem.typical_group_tiles(64), 64.0 * 4.0);
+        }
+        assert_eq!(roomy.line(), exact.line());
     }
 }

@@ -48,6 +48,28 @@ fn one_long_sequence_among_short_ones_decides() {
     assert_ne!(kernel(&short), long);
 }
 
+/// A step of decoding under a CUDA graph, in a tensor with room for prompts, is planned as a step of decoding.
+#[test]
+fn room_to_spare_makes_no_step_a_prompt() {
+    let plan = |rows| {
+        let q = Layout::packed(rows, 32, 128);
+        let k = Layout::bshd([64, 4096, 8, 128]);
+        let call = Call::builder(&q, &k, &k, ElementType::Bf16)
+            .device_query_offsets(64, 1)
+            .device_key_lengths(64)
+            .build()
+            .unwrap();
+        Plan::gpu(call.problem(), &DeviceProfile::h200(), &Choice::Best).unwrap()
+    };
+    let (exact, roomy) = (plan(64), plan(8192));
+    assert_eq!(roomy.kernel_name(), exact.kernel_name());
+    let estimate = |plan: &Plan| plan.steps()[0].estimate_us;
+    assert!(
+        estimate(&roomy) < 2.0 * estimate(&exact),
+        "{roomy}\n{exact}"
+    );
+}
+
 #[test]
 fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
     let h200 = DeviceProfile::h200();

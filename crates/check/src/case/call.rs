@@ -318,6 +318,33 @@ mod tests {
         case.check_reference().unwrap();
     }
 
+    /// A tensor with more rows than its sequences can have, as under a CUDA graph, makes none of them longer.
+    #[test]
+    fn the_line_of_a_problem_with_room_to_spare_reads_back() {
+        for (rows, offsets, lengths) in [
+            (64, &[0, 1, 2][..], "packed=1x64,1x0"),
+            (64, &[0, 1, 2, 3], "packed=1x64,1x0*2"),
+            (8192, &[0, 7, 7, 9], "packed=7x64,7x0*2"),
+            (
+                81,
+                &[0, 9, 11, 11, 11, 11, 11, 11, 11, 11],
+                "packed=9x64,9x0*8",
+            ),
+        ] {
+            let q = Layout::packed(rows, 8, 64);
+            let k = Layout::packed(64, 8, 64);
+            let ends = vec![64; offsets.len() - 1];
+            let call = Call::builder(&q, &k, &k, ElementType::F16)
+                .packed(offsets, &[&[0], &ends[..]].concat())
+                .build()
+                .unwrap();
+            let line = call.problem().line();
+            assert_eq!(line, format!("{lengths} h8 d64 f16"));
+            let read: Case = line.parse().unwrap();
+            assert_eq!(read.problem_of_programs().unwrap().line(), line);
+        }
+    }
+
     #[test]
     fn lengths_and_heads_of_any_size_are_an_error_or_a_call() {
         let huge = [0, 1, 1 << 30, 1 << 32, usize::MAX];
