@@ -307,8 +307,10 @@ impl<T: Element> KvCache<T> {
         };
         let kv_heads = scales[0].layout().head_dim();
         expect_scales(Some(*element), [k.len(), v.len()], kv_heads)?;
-        for ((operand, scales), to) in SCALES.into_iter().zip([k, v]).zip(scales) {
+        for (operand, scales) in SCALES.into_iter().zip([k, v]) {
             check_list(operand, scales)?;
+        }
+        for (scales, to) in [k, v].into_iter().zip(scales) {
             let each: Vec<f32> = (0..kv_heads).map(|head| scale_of(scales, head)).collect();
             to.copy_from_slice(&each)?;
         }

@@ -191,6 +191,23 @@ fn scales_that_do_not_fit_are_errors_that_say_so() {
         "{error}"
     );
 
+    // Scales of keys that are refused with those of the values do not count.
+    let mut cache = { KvCache::<f32>::builder(2, 16).page_rows(1) }
+        .quantized(ElementType::E4m3)
+        .build(&backend)
+        .unwrap();
+    let error = cache.set_scales(0, &[4.0], &[f32::NAN]).unwrap_err();
+    assert!(
+        error.to_string().starts_with("v_scale[0] is NaN"),
+        "{error}"
+    );
+    let sequence = cache.allocate();
+    cache.step(&[(sequence, 1)]).unwrap();
+    cache.append(0, &new, &new).unwrap().run().unwrap();
+    let page = cache.pages_of(sequence).unwrap()[0] as usize;
+    let keys = cache.bits(0).unwrap()[0].entries(page..page + 1).unwrap();
+    assert_eq!(keys.to_vec().unwrap(), [E4m3::from_f32(0.5).to_bits(); 32]);
+
     let mut cache = KvCache::<f32>::builder(2, 16).build(&backend).unwrap();
     let error = cache.set_scales(0, &[1.0], &[1.0]).unwrap_err();
     assert_eq!(
