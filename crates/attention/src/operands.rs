@@ -44,6 +44,16 @@ impl<'a> Side<'a> {
     }
 
     fn set(&mut self, operand: Operand, given: Given<'a>) {
+        let is_bounded = |(other, given): &(Operand, Given<'a>)| {
+            let on_device = matches!(given, Given::Numbers(Numbers::Device(_)));
+            *other == operand && on_device
+        };
+        // The bound that offsets on the device had is not that of others.
+        if matches!(operand, Operand::QueryOffsets | Operand::KeyOffsets)
+            && self.given.iter().any(is_bounded)
+        {
+            self.longest = None;
+        }
         self.given.retain(|(other, _)| *other != operand);
         self.given.push((operand, given));
     }

@@ -268,7 +268,7 @@ impl<'a> AppendBuilder<'a> {
     /// Row offsets, lengths, positions of 32 bits, or with [`columns`](Self::columns) the entries of a block table.
     pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
         match operand {
-            Operand::RowOffsets => self.rows.offsets = numbers,
+            Operand::RowOffsets => self.rows.set_offsets(numbers),
             Operand::RowLengths => self.rows.used = numbers,
             Operand::KeyLengths => self.before = numbers,
             Operand::BlockTable => self.table = numbers,

@@ -95,7 +95,15 @@ pub(crate) struct LengthsRequest<'a> {
     pub longest: Option<usize>,
 }
 
-impl LengthsRequest<'_> {
+impl<'a> LengthsRequest<'a> {
+    /// Packed, with these offsets. The bound that offsets on the device had is not theirs.
+    pub(crate) fn set_offsets(&mut self, offsets: Request<'a>) {
+        if self.offsets.on_device() {
+            self.longest = None;
+        }
+        self.offsets = offsets;
+    }
+
     /// Packed, with the offsets on the device, where no sequence is taken to be longer than `longest`.
     pub(crate) fn packed_on_device(&mut self, sequences: usize, longest: usize) {
         self.offsets = Numbers::Device(sequences.saturating_add(1));

@@ -327,7 +327,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
     /// Rotates the keys on their way into the cache, and the queries if there are any. By tables:
     /// [`rotary_f32`](Self::rotary_f32) and [`rotary_tables`](Self::rotary_tables).
-    pub fn rotary(self, rotary: Rotary) -> Self {
+    pub fn rotary(mut self, rotary: Rotary) -> Self {
+        self.tables = None;
         self.with(|builder| builder.rotary(rotary))
     }
 
@@ -360,7 +361,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     }
 
     fn tables<U: Element>(
-        mut self,
+        self,
         cos: &'a Tensor<U>,
         sin: &'a Tensor<U>,
         pairing: Pairing,
@@ -374,8 +375,11 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             }
             .into());
         }
-        self.tables = Some([cos, sin]);
-        Ok(self.rotary(Rotary::with_tables(U::TYPE, *cos.layout(), pairing)?))
+        let rotary = Rotary::with_tables(U::TYPE, *cos.layout(), pairing)?;
+        Ok(CacheWrite {
+            tables: Some([cos, sin]),
+            ..self.rotary(rotary)
+        })
     }
 
     /// Sets the position by which each row of k, counted through the batch, is rotated. Default: its place in its sequence.

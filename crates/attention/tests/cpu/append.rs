@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use quickcheck::quickcheck;
 use warptile::cpu::append_cpu;
 use warptile::ops::CacheWrite;
-use warptile::spec::{HostInputs, HostOutputs, Operand, Pairing};
+use warptile::spec::{HostInputs, HostOutputs, Operand, Pairing, Rotary};
 use warptile::{Backend, Element, Result};
 
 use crate::append_cases::{AngleTables, AppendCase, Appends};
@@ -90,6 +90,31 @@ fn tables_of_different_lengths_are_refused() {
         .rotary_f32(&table, &short, Pairing::HalfSplit)
         .unwrap_err();
     assert_eq!(error.to_string(), "sin has length 8, but cos has 10");
+}
+
+/// The rotation that is given last counts.
+#[test]
+fn computed_angles_take_the_place_of_tables() {
+    let backend = Backend::cpu();
+    let table = backend.tensor(&[0.0_f32; 8], [1, 8, 1, 1]).unwrap();
+    let new = backend.tensor(&[1.0_f32, 2.0], [1, 1, 1, 2]).unwrap();
+    let computed = || Rotary::computed(2, 10_000.0, Pairing::Interleaved).unwrap();
+    for (is_last, expected) in [(true, [1.0, 2.0]), (false, [0.0, 0.0])] {
+        let pages = || backend.tensor(&[9.0_f32; 2], [1, 1, 1, 2]).unwrap();
+        let (mut keys, mut values) = (pages(), pages());
+        let write = CacheWrite::new(&new, &new, (&mut keys, &mut values)).after(&[0]);
+        let write = match is_last {
+            true => write,
+            false => write.rotary(computed()),
+        };
+        let write = { write.rotary_f32(&table, &table, Pairing::Interleaved) }.unwrap();
+        let write = match is_last {
+            true => write.rotary(computed()),
+            false => write,
+        };
+        write.run().unwrap();
+        assert_eq!(keys.to_vec().unwrap(), expected);
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@ use half::f16;
 use warptile::gpu::Bindings;
 use warptile::kernels::abi;
 use warptile::ops::{CacheTensors, CacheWrite};
-use warptile::spec::{Append, Operand, Pairing, Rotary, Slots};
-use warptile::{Backend, ElementType, Layout, Tensor};
+use warptile::spec::{Append, Call, Operand, Pairing, Rotary, Slots};
+use warptile::{Attention, Backend, ElementType, Keys, Layout, Queries, Tensor};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -56,6 +56,58 @@ fn lists_on_the_host_take_the_place_of_those_on_the_device() {
         assert_eq!(fake.launches().len(), 2);
     }
     fake.assert_clean();
+}
+
+/// The bound of offsets on the device is not that of offsets on the host that take their place.
+#[test]
+fn offsets_on_the_host_are_not_bounded() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        let rows = [1, 6, 2, 64];
+        let (k, v) = (tensor(&backend, rows), tensor(&backend, rows));
+        let (mut keys, mut values) = (tensor(&backend, PAGES), tensor(&backend, PAGES));
+        let stream = backend.gpu().unwrap().stream();
+        let on_device = DeviceBuffer::from_slice(stream, &[0, 1, 2]).unwrap();
+        CacheWrite::new(&k, &v, (&mut keys, &mut values))
+            .after(&[0, 0])
+            .block_table(&[0, 1], 1)
+            .packed_on_device(on_device.as_slice(), 1)
+            .packed(&[0, 4, 6])
+            .run()
+            .unwrap();
+        let attention = Attention::new();
+        attention
+            .forward(
+                Queries::new(&k)
+                    .packed_on_device(on_device.as_slice(), 1)
+                    .packed(&[0, 4, 6]),
+                Keys::new(&k, &v)
+                    .packed_on_device(on_device.as_slice(), 1)
+                    .packed(&[0, 4, 6]),
+            )
+            .unwrap();
+        // A bound that came with no offsets stays.
+        let keys = Keys::new(&k, &v).longest(3).packed(&[0, 4, 6]);
+        let queries = Queries::new(&k).packed(&[0, 4, 6]);
+        attention.forward(queries, keys).unwrap();
+        backend.synchronize().unwrap();
+        let launches = fake.launches();
+        let write: abi::Append = block(&launches[0]);
+        assert_eq!(write.sequences.query_len, 4);
+        let [first, second] = [1, 2].map(|at| crate::block(&launches[at]).sequences);
+        assert_eq!((first.query_len, first.key_len), (4, 4));
+        assert_eq!((second.query_len, second.key_len), (4, 3));
+    }
+    fake.assert_clean();
+
+    let (q, offsets) = (Layout::packed(6, 2, 64), [0, 4, 6]);
+    let call = Call::builder(&q, &q, &q, ElementType::F16)
+        .device_query_offsets(2, 1)
+        .device_key_offsets(2, 1)
+        .packed(&offsets, &offsets);
+    let call = call.build().unwrap();
+    assert_eq!((call.query_len(), call.key_len()), (4, 4));
 }
 
 #[test]

@@ -123,8 +123,8 @@ impl<'a> CallBuilder<'a> {
     /// entries of a block table.
     pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
         match operand {
-            Operand::QueryOffsets => self.lengths.queries.offsets = numbers,
-            Operand::KeyOffsets => self.lengths.keys.offsets = numbers,
+            Operand::QueryOffsets => self.lengths.queries.set_offsets(numbers),
+            Operand::KeyOffsets => self.lengths.keys.set_offsets(numbers),
             Operand::QueryLengths => self.lengths.queries.used = numbers,
             Operand::KeyLengths => self.lengths.keys.used = numbers,
             Operand::DropoutState => self.lengths.dropout = numbers,
