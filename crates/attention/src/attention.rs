@@ -190,7 +190,7 @@ impl Attention {
         given: &Arguments<'b>,
         out: Option<&dyn Bytes>,
     ) -> Result<CallBuilder<'b>> {
-        given.check_scores()?;
+        given.check_others()?;
         let mut aligned = out.is_none_or(|out| out.starts_aligned());
         let mut aligned_scores = true;
         let mut builder = given

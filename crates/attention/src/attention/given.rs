@@ -125,10 +125,21 @@ impl<'a> Arguments<'a> {
         Ok(bindings)
     }
 
-    /// Refuses tensors for scores that are none, or whose elements have another type than the call will read.
-    pub(super) fn check_scores(&self) -> Result<()> {
+    /// Refuses numbers of operands that are no lists, or that are written, and tensors for scores that are none, or whose elements have
+    /// another type than the call will read.
+    pub(super) fn check_others(&self) -> Result<()> {
         for (operand, given) in &self.others {
-            let Given::Tensor(part) = given else { continue };
+            let part = match given {
+                Given::Tensor(part) => part,
+                Given::Numbers(_) => {
+                    let is_list = matches!(operand.kind(), Kind::List(_));
+                    if is_list && !operand.is_written() {
+                        continue;
+                    }
+                    let rule = "is given as a list of numbers, but is a tensor or an output";
+                    return Err(Invalid::presence(operand.name(), rule).into());
+                }
+            };
             let expected = match (operand.kind(), operand.elements()) {
                 (Kind::Scores, Elements::Bias) if self.has_bias_f32 => Some(ElementType::F32),
                 (Kind::Scores, Elements::Bias) => Some(self.types.q),

@@ -131,7 +131,10 @@ impl Attention {
     /// whole's mask. Queries and keys begin at multiples of [`DropoutState::ALIGNMENT`].
     pub fn of_part(mut self, first: [u32; 4]) -> Self {
         let state = { self.numbers.iter_mut() }.find(|(given, _)| *given == Operand::DropoutState);
-        if let Some((_, words)) = state {
+        // The call refuses a list of another length.
+        if let Some((_, words)) = state
+            && words.len() == DropoutState::WORDS
+        {
             let (random, numbers) = words.split_at(DropoutState::WORDS - first.len());
             let moved = numbers
                 .iter()

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use warptile::cpu::forward_cpu;
 use warptile::kernels::Kind;
 use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Scoring};
-use warptile::{Attention, Backend, Element, Keys, Layout, Mask};
+use warptile::{Attention, Backend, Element, Keys, Layout, Mask, Queries};
 use warptile_check::Expectation;
 
 use crate::common::verify_text;
@@ -94,6 +94,41 @@ fn tensors_of_scores_have_the_type_that_is_read() {
         lengths.starts_with("key_lengths is given as a tensor"),
         "{lengths}"
     );
+}
+
+/// Numbers are given of lists that a call reads, and of nothing else.
+#[test]
+fn tensors_are_not_given_as_numbers() {
+    let backend = Backend::cpu();
+    let x = backend.tensor(&[f16::ONE; 8], [1, 1, 1, 8]).unwrap();
+    let error = |attention: Attention, queries: Queries<'_, f16>, keys: Keys<'_, f16>| {
+        let error = attention.forward(queries, keys).unwrap_err();
+        error.to_string()
+    };
+    let (new, queries, keys) = (Attention::new, || Queries::new(&x), || Keys::new(&x, &x));
+    for operand in Operand::ALL {
+        let is_list = matches!(operand.kind(), Kind::List(_));
+        if is_list && !operand.is_written() {
+            continue;
+        }
+        let expected = format!("{} is given as a list of numbers", operand.name());
+        for found in [
+            error(new().numbers(operand, &[1.0; 4]), queries(), keys()),
+            error(new(), queries().numbers(operand, &[1; 4]), keys()),
+            error(new(), queries(), keys().numbers(operand, &[1; 4])),
+        ] {
+            assert!(found.starts_with(&expected), "{found}");
+        }
+    }
+}
+
+#[test]
+fn a_part_of_a_call_takes_a_state_without_words() {
+    let backend = Backend::cpu();
+    let x = backend.tensor(&[f16::ONE; 8], [1, 1, 1, 8]).unwrap();
+    let none = Attention::new().numbers(Operand::DropoutState, &[]);
+    let error = none.of_part([0; 4]).forward(&x, (&x, &x)).unwrap_err();
+    assert!(error.to_string().starts_with("dropout_state"), "{error}");
 }
 
 #[test]
