@@ -415,10 +415,11 @@ impl BlocksRequest<'_> {
         queries: &SideLengths,
         key_rows: Option<usize>,
     ) -> Result<Blocks> {
-        let count = lists.count(batch, heads).max(1);
+        let count = lists.count(batch, heads);
         let found = self.offsets.count().unwrap_or(0);
         let needed = queries.bound.div_ceil(lists.queries());
-        let rows = found.saturating_sub(1) / count;
+        // Of no list, rows of any number.
+        let rows = found.saturating_sub(1).checked_div(count).unwrap_or(needed);
         let name = Operand::BlockOffsets.name();
         if found == 0 || rows < needed || rows * count + 1 != found {
             return Err(Invalid::Lengths {

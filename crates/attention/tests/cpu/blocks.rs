@@ -85,6 +85,45 @@ fn a_row_without_blocks_gives_nothing() {
     assert_eq!(all[..64 * 16], alone);
 }
 
+/// Of no sequence there are no lists.
+#[test]
+fn an_empty_batch_has_no_lists() {
+    let backend = Backend::cpu();
+    let q = backend.tensor(&[0.0_f32; 0], [0, 128, 2, 8]).unwrap();
+    for lists in [
+        BlockLists::new(64, 64).per_batch(),
+        BlockLists::new(64, 64).per_batch().per_head(),
+    ] {
+        let list = BlockList::from_mask(lists, [0, 2, 2, 2], &[]);
+        assert_eq!(list.offsets(), [0]);
+        let attention = Attention::new();
+        let keys = Keys::new(&q, &q).blocks(&list);
+        let output = attention.forward(&q, keys).unwrap();
+        assert_eq!(output.out.shape(), [0, 128, 2, 8]);
+        // More offsets than lists have.
+        let list = BlockList::new(lists, vec![0, 0, 0], vec![]);
+        let keys = Keys::new(&q, &q).blocks(&list);
+        let error = attention.forward(&q, keys).unwrap_err().to_string();
+        assert!(error.starts_with("block_offsets[3]"), "{error}");
+    }
+}
+
+#[test]
+fn an_empty_batch_has_no_slopes() {
+    let backend = Backend::cpu();
+    let q = backend.tensor(&[0.0_f32; 0], [0, 128, 2, 8]).unwrap();
+    for slopes in [&[][..], &[0.5; 2]] {
+        let attention = Attention::new().alibi_slopes(slopes);
+        let output = attention.forward(&q, (&q, &q)).unwrap();
+        assert_eq!(output.out.shape(), [0, 128, 2, 8]);
+    }
+    // A batch that has sequences.
+    let q = backend.tensor(&[0.0_f32; 32], [2, 1, 2, 8]).unwrap();
+    let error = Attention::new().alibi_slopes(&[]).forward(&q, (&q, &q));
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("alibi_slopes has 0 values"), "{error}");
+}
+
 #[test]
 fn what_lists_lack_is_refused() {
     let layout = Layout::bshd([1, 64, 1, 8]);

@@ -62,3 +62,19 @@ fn lists_travel_with_the_call_or_lie_on_the_device() {
     drop((x, given, indices, backend));
     fake.assert_clean();
 }
+
+#[test]
+fn nothing_is_launched_for_an_empty_batch() {
+    let fake = FakeDriver::open();
+    let (backend, x) = ones(&fake, [0, 128, 4, 64]);
+    let arranged = BlockLists::new(64, 64).per_batch().per_head();
+    let list = BlockList::new(arranged, vec![0], vec![]);
+    let keys = Keys::new(&x, &x).blocks(&list);
+    Attention::new().forward(&x, keys).unwrap();
+    let sloped = Attention::new().alibi_slopes(&[]);
+    let output = sloped.forward(&x, (&x, &x)).unwrap();
+    backend.synchronize().unwrap();
+    assert!(fake.launches().is_empty());
+    drop((x, output, backend));
+    fake.assert_clean();
+}

@@ -101,7 +101,7 @@ impl<'a> CallBuilder<'a> {
     }
 
     /// The number of values of a list that is an option, or of scales. As many slopes as q has heads are one for each
-    /// head, more are one for each batch entry and head.
+    /// head; more, or none for an empty batch, are one for each batch entry and head.
     pub fn count(mut self, operand: Operand, count: usize) -> Self {
         let terms = &mut self.terms;
         if let Some(side) = SCALES.iter().position(|scale| *scale == operand) {
@@ -110,9 +110,11 @@ impl<'a> CallBuilder<'a> {
         }
         if operand == Operand::Slopes {
             let heads = terms.layouts[Operand::Q as usize].map_or(0, |q| q.heads());
-            terms.scoring.alibi = Some(match count <= heads {
-                true => AlibiShape::PerHead,
-                false => AlibiShape::PerBatchHead,
+            terms.scoring.alibi = Some(match count {
+                // An empty batch has none for its entries.
+                0 => AlibiShape::PerBatchHead,
+                _ if count <= heads => AlibiShape::PerHead,
+                _ => AlibiShape::PerBatchHead,
             });
         }
         terms.scoring = terms.scoring.with(operand);
