@@ -15,11 +15,11 @@ use crate::{Invalid, Result};
 ///   causal mask or a window (bottom-right aligned) may be cut in chunks, each against the keys up to its own end.
 /// - They do depend on element type, head size, heads, the other options, `n`, the kind of device, its `Rates` and this
 ///   crate's version, and on whether `Choice` asks for a different kernel than the planner takes.
-/// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16`, and of the
-///   options neither a bias nor a key mask. They are made for few queries: prompts are slow, and each range of each
-///   tile of rows leaves its part in device memory until all are added up. Chunks of some hundred queries keep that
-///   in bounds. Where only the device knows lengths it follows from their bounds (`Keys::longest`,
-///   `KvCacheBuilder::longest`).
+/// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16` in rows that start at
+///   multiples of 16 bytes, and of the options no dropout, no lists of blocks and no bias of `f32`. They are made for few
+///   queries: prompts are slow, and each range of each tile of rows leaves its part in device memory until all are added
+///   up. Chunks of some hundred queries keep that in bounds. Where only the device knows lengths it follows from their
+///   bounds (`Keys::longest`, `KvCacheBuilder::longest`).
 /// - On the CPU nothing changes: its bits are the same either way, for every `n`.
 ///
 /// A NaN or an infinity in `v` may reach queries of its sequence from which a mask hides its key, and which ones

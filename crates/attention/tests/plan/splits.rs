@@ -78,7 +78,22 @@ fn what_cannot_cut_keys_at_fixed_places_says_so() {
     let error = Plan::gpu(problem, &h200, &named("wmma_d128_48x32_w8_s2"));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("cannot cut keys at fixed places"), "{error}");
-    for words in ["f32", "f16 unaligned", "f16 unaligned bias"] {
+    for words in [
+        "f16 bias",
+        "f16 keymask",
+        "f16 softcap=30 sinks bias keymask",
+    ] {
+        let problem = every_512(&format!("b1 q1 k8192 h32/8 d128 {words}"));
+        assert!(Plan::gpu(problem, &h200, &Choice::Best).is_ok(), "{words}");
+    }
+    for words in [
+        "f32",
+        "f16 unaligned",
+        "f16 unaligned bias",
+        "f16 dropout=0.1",
+        "f16 blocks=64x64",
+        "f16 bias=f32",
+    ] {
         let problem = every_512(&format!("b1 q1 k8192 h32/8 d128 {words}"));
         let error = Plan::gpu(problem, &h200, &Choice::Best).unwrap_err();
         assert!(matches!(error, Error::NoKernel { .. }), "{error}");
