@@ -464,8 +464,9 @@ pub(crate) fn expected(
     map: &RowMap,
     one_us: f64,
 ) -> Result<Expected, Failure> {
-    let (mask, of) = (case.scoring.mask, (case.element.size(), case.backward));
-    let expected = Expected::new(by.scheme(), map, mask, case.heads, of, one_us);
+    let options = (case.scoring.mask, has_numbers(case));
+    let of = (case.element.size(), case.backward);
+    let expected = Expected::new(by.scheme(), map, options, case.heads, of, one_us);
     Ok(expected?)
 }
 

@@ -40,10 +40,7 @@ pub(crate) fn forward<T: Element>(
             let own = kv.map(|from| from[local].tensor);
             let kv_heads = k[0].tensor.shape()[2];
             let is_alone = group.processes().is_none() && all_needs[rank].spans.is_empty();
-            let groups = match attention.has_numbers() || is_alone {
-                true => std::iter::once(0..kv_heads).collect(),
-                false => plan::groups(kv_heads),
-            };
+            let groups = plan::groups(kv_heads, attention.has_numbers() || is_alone);
             let staged = groups
                 .iter()
                 .map(|heads| staged_keys(shards, rank, &all_needs, heads, kv));
@@ -85,10 +82,7 @@ pub(crate) fn backward<T: Element>(
     let [_, _, kv_heads, dim] = kv[0][0].shape();
     let dims = [dim, kv[1][0].shape()[3]];
     let group = shards.group();
-    let groups = match attention.has_numbers() {
-        true => std::iter::once(0..kv_heads).collect(),
-        false => plan::groups_of_gradients(kv_heads),
-    };
+    let groups = plan::groups_of_gradients(kv_heads, attention.has_numbers());
     let all_needs = Needs::all(shards.map(), attention)?;
     let summed = all_needs.iter().map(|needs| needs.summed(attention));
     let routes = sums::Routes::new(shards, summed)?;
@@ -350,16 +344,16 @@ impl Needs {
 
     fn of(map: &RowMap, rank: usize, attention: &Attention) -> Result<Needs> {
         // Those of a rank don't have the numbers of neighbours, which dropout would count.
-            // Before its pieces are looked for, among all chunks.
-            if documents.as_ref().is_some_and(|all| all.has(at)) {
-                continue;
-            }
         let has_dropout = attention.has(Operand::DropoutState);
         let documents = { (!has_dropout).then(|| Documents::of(map.chunks(rank))) }.flatten();
         let (mut own, mut fetched) = (Vec::new(), Vec::new());
         let parts = parts(map, rank, attention.mask_set())?;
         let is_apart = is_apart(map.chunks(rank), &parts);
         for (at, part) in parts.into_iter().enumerate() {
+            // Before its pieces are looked for, among all chunks.
+            if documents.as_ref().is_some_and(|all| all.has(at)) {
+                continue;
+            }
             match &map.pieces(part.keys.clone())[..] {
                 [piece] if piece.rank == rank => {
                     own.push((part, piece.local..piece.local + piece.rows.len()));

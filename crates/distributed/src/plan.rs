@@ -42,17 +42,24 @@ const ORDERING_US: f64 = 12.0;
 const LEAST_GAIN: f64 = 1.2;
 
 /// The groups that `kv_heads` key/value heads are streamed in: few, as each has launches of its own, whose last tiles leave
-/// multiprocessors idle.
-pub(crate) fn groups(kv_heads: usize) -> Vec<Range<usize>> {
-    let first = kv_heads.div_ceil(FIRST_PART);
+/// multiprocessors idle. Options with numbers for each head take `one_group`.
+pub(crate) fn groups(kv_heads: usize, one_group: bool) -> Vec<Range<usize>> {
+    let first = match one_group {
+        true => kv_heads,
+        false => kv_heads.div_ceil(FIRST_PART),
+    };
     { [0..first, first..kv_heads].into_iter() }
         .filter(|heads| !heads.is_empty())
         .collect()
 }
 
 /// As [`groups`], of a backward pass: the last is short as well, because its gradients travel when nothing is left to compute.
-pub(crate) fn groups_of_gradients(kv_heads: usize) -> Vec<Range<usize>> {
-    let [short, all] = [kv_heads.div_ceil(FIRST_PART), kv_heads];
+pub(crate) fn groups_of_gradients(kv_heads: usize, one_group: bool) -> Vec<Range<usize>> {
+    let all = kv_heads;
+    let short = match one_group {
+        true => all,
+        false => all.div_ceil(FIRST_PART),
+    };
     let last = all.saturating_sub(short).max(short.min(all));
     { [0..short, short..last, last..all].into_iter() }
         .filter(|heads| !heads.is_empty())
@@ -85,22 +92,22 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Predicts a call by the scheme from one device's time for the whole of it, or its gradients from one device's time for all of them. An
-    /// element has `size` bytes.
+    /// Predicts a call by the scheme from one device's time for the whole of it, or its gradients from one device's time for all of them.
+    /// An element has `size` bytes; `has_numbers` is that of [`Attention::has_numbers`](warptile::Attention::has_numbers).
     ///
     /// # Errors
     /// As [`parts`]; [`Error::Argument`](crate::Error::Argument) if [`Scheme::Heads`] has more ranks than query heads.
     pub fn new(
         scheme: Scheme,
         map: &RowMap,
-        mask: Mask,
+        (mask, has_numbers): (Mask, bool),
         heads: Heads,
         (size, are_gradients): (usize, bool),
         one_us: f64,
     ) -> Result<Self> {
         let sizes = [size, usize::from(are_gradients) * size_of::<f32>()];
         match scheme {
-            Scheme::Gather => Self::gather(map, mask, heads, sizes, one_us),
+            Scheme::Gather => Self::gather(map, (mask, has_numbers), heads, sizes, one_us),
             Scheme::Heads => Self::heads(map, heads, sizes, one_us),
             Scheme::Hybrid { hosts } => Self::hybrid(map, mask, heads, hosts, sizes, one_us),
         }
@@ -109,7 +116,7 @@ impl Expected {
     /// An element of keys has the first size, and one of their gradients' shares the second: 0 if there are none.
     fn gather(
         map: &RowMap,
-        mask: Mask,
+        (mask, has_numbers): (Mask, bool),
         heads: Heads,
         [size, of_shares]: [usize; 2],
         one_us: f64,
@@ -117,9 +124,9 @@ impl Expected {
         let kv_heads = heads.key_value;
         let row = kv_heads * heads.key_value_elements();
         let (groups, last_part) = match of_shares {
-            0 => (groups(kv_heads), 0),
+            0 => (groups(kv_heads, has_numbers), 0),
             _ => {
-                let groups = groups_of_gradients(kv_heads);
+                let groups = groups_of_gradients(kv_heads, has_numbers);
                 let last = groups.last().map_or(0, Range::len);
                 (groups, last)
             }

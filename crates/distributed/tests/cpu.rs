@@ -257,6 +257,44 @@ fn errors_name_the_rank() {
     );
 }
 
+#[test]
+fn an_lse_of_other_rows_is_refused() {
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    for scheme in ALL.into_iter().filter(|scheme| applies(*scheme, 2, 4)) {
+        let shards = |len| group.shards(&Sharding::Zigzag, len).unwrap().scheme(scheme);
+        let lse = |len: usize| {
+            let shards = shards(len);
+            let q = shards.split(&data(len * 4 * 8, 0.0), 4, 8).unwrap();
+            let output = shards.forward(&Attention::new(), &q, (&q, &q)).unwrap();
+            output.lse.unwrap()
+        };
+        for (len, of) in [(64, 65), (64, 63), (64, 9), (9, 64), (64, 0), (0, 64)] {
+            let error = shards(len).join_lse(&lse(of)).unwrap_err();
+            let expected =
+                format!("rank 0: the lse is that of another sharding, not of {len} rows");
+            assert_eq!(error.to_string(), expected, "{scheme}, {of}");
+        }
+        assert_eq!(shards(9).join_lse(&lse(9)).unwrap().len(), 36);
+        assert!(shards(0).join_lse(&lse(0)).unwrap().is_empty());
+    }
+}
+
+/// Looking for the owners of each one's keys among all would take minutes.
+#[test]
+fn many_short_documents_are_dealt_out_at_once() {
+    const DOCUMENTS: usize = 1 << 18;
+    let cpu = Backend::cpu();
+    let group = Group::local([cpu.clone(), cpu]).unwrap();
+    let sharding = Sharding::Documents((0..=DOCUMENTS).collect());
+    let shards = group.shards(&sharding, DOCUMENTS).unwrap();
+    let q = shards.split(&vec![0.5_f32; DOCUMENTS * 8], 1, 8).unwrap();
+    let begin = Instant::now();
+    let output = shards.forward(&Attention::new(), &q, (&q, &q)).unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(30));
+    assert_eq!(output.out[1].shape(), [1, DOCUMENTS / 2, 1, 8]);
+}
+
 /// Rows of other heads, or none, would be read where a head's are.
 #[test]
 fn gradients_need_the_output_s_heads_and_size() {
@@ -297,44 +335,6 @@ fn gradients_need_the_output_s_heads_and_size() {
     }
 }
 
-#[test]
-fn an_lse_of_other_rows_is_refused() {
-    let cpu = Backend::cpu();
-    let group = Group::local([cpu.clone(), cpu]).unwrap();
-    for scheme in ALL.into_iter().filter(|scheme| applies(*scheme, 2, 4)) {
-        let shards = |len| group.shards(&Sharding::Zigzag, len).unwrap().scheme(scheme);
-        let lse = |len: usize| {
-            let shards = shards(len);
-            let q = shards.split(&data(len * 4 * 8, 0.0), 4, 8).unwrap();
-            let output = shards.forward(&Attention::new(), &q, (&q, &q)).unwrap();
-            output.lse.unwrap()
-        };
-        for (len, of) in [(64, 65), (64, 63), (64, 9), (9, 64), (64, 0), (0, 64)] {
-            let error = shards(len).join_lse(&lse(of)).unwrap_err();
-            let expected =
-                format!("rank 0: the lse is that of another sharding, not of {len} rows");
-            assert_eq!(error.to_string(), expected, "{scheme}, {of}");
-        }
-        assert_eq!(shards(9).join_lse(&lse(9)).unwrap().len(), 36);
-        assert!(shards(0).join_lse(&lse(0)).unwrap().is_empty());
-    }
-}
-
-/// Looking for the owners of each one's keys among all would take minutes.
-#[test]
-fn many_short_documents_are_dealt_out_at_once() {
-    const DOCUMENTS: usize = 1 << 18;
-    let cpu = Backend::cpu();
-    let group = Group::local([cpu.clone(), cpu]).unwrap();
-    let sharding = Sharding::Documents((0..=DOCUMENTS).collect());
-    let shards = group.shards(&sharding, DOCUMENTS).unwrap();
-    let q = shards.split(&vec![0.5_f32; DOCUMENTS * 8], 1, 8).unwrap();
-    let begin = Instant::now();
-    let output = shards.forward(&Attention::new(), &q, (&q, &q)).unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(30));
-    assert_eq!(output.out[1].shape(), [1, DOCUMENTS / 2, 1, 8]);
-}
-
 /// A part would take the distances from a wrong row.
 #[test]
 fn alibi_needs_a_mask_that_ends_at_the_own_key() {
@@ -360,6 +360,8 @@ fn alibi_needs_a_mask_that_ends_at_the_own_key() {
 /// Elements of 2 bytes, and gradients of them.
 const F16: (usize, bool) = (2, false);
 const BACK: (usize, bool) = (2, true);
+/// Without numbers for each head.
+const CAUSAL: (Mask, bool) = (Mask::causal(), false);
 
 #[test]
 fn small_problems_are_warned_of() {
@@ -368,17 +370,15 @@ fn small_problems_are_warned_of() {
     let expect = |len, one_us| {
         let shards = group.shards(&Sharding::Zigzag, len).unwrap();
         let heads = Heads::new(32, 128).key_value(8);
-        [Scheme::Gather, Scheme::Heads].map(|scheme| {
-            Expected::new(scheme, shards.map(), Mask::causal(), heads, F16, one_us).unwrap()
-        })
+        [Scheme::Gather, Scheme::Heads]
+            .map(|scheme| Expected::new(scheme, shards.map(), CAUSAL, heads, F16, one_us).unwrap())
     };
     let [gather, heads] = expect(1 << 16, 44_000.0);
     assert!(gather.gain() > 1.95 && heads.gain() > 1.7 && heads.us > gather.us);
     assert!(expect(512, 10.0).iter().all(|all| all.warning().is_some()));
     let shards = group.shards(&Sharding::Zigzag, 1 << 16).unwrap();
-    let of = |scheme, heads| {
-        Expected::new(scheme, shards.map(), Mask::causal(), heads, BACK, 160e3).unwrap()
-    };
+    let of =
+        |scheme, heads| Expected::new(scheme, shards.map(), CAUSAL, heads, BACK, 160e3).unwrap();
     let [gather, heads] =
         [Scheme::Gather, Scheme::Heads].map(|scheme| of(scheme, Heads::new(32, 128).key_value(8)));
     assert!(gather.gain() > 1.97 && heads.gain() > 1.9 && heads.us > gather.us);
@@ -391,11 +391,20 @@ fn small_problems_are_warned_of() {
         (1 << 15) * (128 * 10 + 128 * 2 + 256 * 4)
     );
     let shards = group.shards(&Sharding::Zigzag, 512).unwrap();
+    let groups = |has_numbers, of| {
+        let options = (Mask::causal(), has_numbers);
+        let heads = Heads::new(32, 128).key_value(8);
+        Expected::new(Scheme::Gather, shards.map(), options, heads, of, 9.0)
+            .unwrap()
+            .groups
+    };
+    assert_eq!([groups(false, F16), groups(false, BACK)], [2, 3]);
+    assert_eq!([groups(true, F16), groups(true, BACK)], [1, 1]);
     let one_head = Heads::new(1, 128);
     let expected = Expected::new(
         Scheme::Heads,
         shards.map(),
-        Mask::none(),
+        (Mask::none(), false),
         one_head,
         F16,
         9.0,
@@ -408,8 +417,7 @@ fn hosts_get_each_row_of_keys_once_for_each_head() {
     let group = Group::local(vec![Backend::cpu(); 4]).unwrap();
     let shards = group.shards(&Sharding::Zigzag, 1 << 16).unwrap();
     let heads = Heads::new(32, 128).key_value(8);
-    let of =
-        |scheme| Expected::new(scheme, shards.map(), Mask::causal(), heads, F16, 44_000.0).unwrap();
+    let of = |scheme| Expected::new(scheme, shards.map(), CAUSAL, heads, F16, 44_000.0).unwrap();
     let hybrid = of(Scheme::Hybrid { hosts: 2 });
     // Half of the heads, 256 bytes a row: of queries and the output 16,384 rows of the other rank of the host; of keys and values those, and
     // the 32,768 of the other host.
@@ -428,7 +436,7 @@ fn hosts_get_each_row_of_keys_once_for_each_head() {
         "{hybrid}"
     );
     let gradients =
-        |scheme| Expected::new(scheme, shards.map(), Mask::causal(), heads, BACK, 110e3).unwrap();
+        |scheme| Expected::new(scheme, shards.map(), CAUSAL, heads, BACK, 110e3).unwrap();
     assert!(gradients(Scheme::Hybrid { hosts: 2 }).gain() > 3.0);
     let shards = shards.scheme(Scheme::Hybrid { hosts: 3 });
     let q = shards.split(&data((1 << 16) * 8, 0.0), 1, 8).unwrap();

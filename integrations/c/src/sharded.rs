@@ -261,7 +261,9 @@ fn explained(
     let plan = explain::plan(device, gpu, call.problem(), &of.choice)?;
     let map = RowMap::new(rows, call.q().shape[1], ranks)?;
     let (of, one_us) = ((call.element().size(), false), plan.estimate_us());
-    let expected = |scheme| Expected::new(scheme, &map, call.mask(), call.heads(), of, one_us);
+    let has_numbers = Operand::of_scores().any(|operand| call.has(operand));
+    let options = (call.mask(), has_numbers);
+    let expected = |scheme| Expected::new(scheme, &map, options, call.heads(), of, one_us);
     let (chosen, other) = match *scheme {
         Scheme::Gather => (Scheme::Gather, Scheme::Heads),
         scheme => (scheme, Scheme::Gather),

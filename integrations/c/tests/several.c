@@ -510,6 +510,13 @@ static void predictions(void) {
         !strstr(text, "\nforward  wgmma_d128") || needed != strlen(text) + 1) {
         fail("warptile_sharded_explain", text);
     }
+    // A number for each head is that of one launch.
+    desc.scheme = WARPTILE_SCHEME_GATHER;
+    whole.sinks = 1;
+    check(warptile_sharded_explain(0, "h100", 4, &desc, text, sizeof text, NULL), "warptile_sharded_explain");
+    if (strncmp(text, "devices  4 by gather: ", 22) != 0) fail("warptile_sharded_explain", text);
+    desc.scheme = WARPTILE_SCHEME_HEADS;
+    whole.sinks = 0;
     // Less is gained than it is worth.
     whole.q.shape[1] = whole.k.shape[1] = whole.v.shape[1] = 64;
     check(warptile_sharded_explain(0, "h100", 4, &desc, text, sizeof text, NULL), "warptile_sharded_explain");

@@ -343,6 +343,13 @@ fn a_plan_for_several_gpus_compares_the_schemes() {
         printed.contains("\nnot      heads: ") && !printed.contains("\nwarning "),
         "{printed}"
     );
+    assert!(
+        printed.contains("gather in 2 groups of heads: "),
+        "{printed}"
+    );
+    // Numbers for each head are those of one launch.
+    let (_, printed) = plan(&["q65536 h32/8 d128 bf16 mask=causal sinks"]);
+    assert!(printed.contains("gather: "), "{printed}");
     // Without grouped heads on many ranks, less travels by heads.
     let (heads, _) = plan_on("0,1,2,3,4,5,6,7", &["q4096 h32 d128 bf16"]);
     assert_eq!(heads["scheme"], "heads", "{heads}");
