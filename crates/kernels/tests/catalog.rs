@@ -312,6 +312,41 @@ fn ptx_and_cubins_of_a_kernel_agree() {
     }
 }
 
+/// A program with the cargo feature of a GPU's architecture alone computes whatever one with `ptx` does there.
+#[test]
+fn ptx_has_no_image_that_an_architecture_lacks() {
+    // Compute capabilities, and the KiB of shared memory that a CTA can have.
+    let gpus = [
+        ((8, 0), 163),
+        ((8, 6), 99),
+        ((8, 7), 163),
+        ((8, 9), 99),
+        ((9, 0), 227),
+        ((10, 0), 227),
+        ((10, 3), 227),
+        ((12, 0), 99),
+        ((12, 1), 99),
+    ];
+    let bytes =
+        |image: &Image| image.resources.static_shared_bytes + image.resources.dynamic_shared_bytes;
+    for ((major, minor), kib) in gpus {
+        let fits =
+            |image: &&Image| image.target.runs_on(major, minor) && bytes(image) <= kib * 1024;
+        let (ptx, own): (Vec<&Image>, Vec<&Image>) = { catalog().iter().filter(fits) }
+            .partition(|image| matches!(image.target, Target::Ptx(_)));
+        for image in ptx {
+            let takes_its_calls = |other: &&Image| {
+                (other.role, other.element) == (image.role, image.element)
+                    && other.features.contains(image.features)
+                    && other.tiling.head_dim >= image.tiling.head_dim
+                    && other.tiling.value_dim >= image.tiling.value_dim
+            };
+            let found = own.iter().any(takes_its_calls);
+            assert!(found, "{major}.{minor} has only {}", image.name);
+        }
+    }
+}
+
 #[test]
 fn nothing_spills() {
     for image in catalog() {
