@@ -221,8 +221,9 @@ declare! {
         key_lengths: u64 = "const int*",
     }
 
-    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: kernels clamp them to
-    /// `count`. Entries past a sequence's last key may be read as far as the table has columns, and are not used.
+    /// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: attention clamps them to
+    /// `count`, and a cache write leaves out rows of pages that do not exist. Entries past a sequence's last key may be read as far as the table
+    /// has columns, and are not used.
     struct Pages {
         /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",

@@ -78,8 +78,9 @@ struct Sequences {
 };
 static_assert(sizeof(Sequences) == 56);
 
-// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: kernels clamp them to
-// `count`. Entries past a sequence's last key may be read as far as the table has columns, and are not used.
+// Pages of keys and values that a table assigns to sequences. Page numbers on the device are not validated: attention clamps them to
+// `count`, and a cache write leaves out rows of pages that do not exist. Entries past a sequence's last key may be read as far as the table
+// has columns, and are not used.
 struct Pages {
     const int* table; // [batch][...] numbers of pages; null: not paged.
     long long table_row; // Entries between the rows of the table.
