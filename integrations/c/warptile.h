@@ -1518,4 +1518,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: a3cac0532af424f58e3fefa75fcf8e517fc6eb2fcc8f5ed536cb6bc5bb69f997 */
+/* Seal of header.sh: 9a123e3b1ff3f1854b0677996edbce4f53d26a869dfe288146cbee7f0d9534e9 */
