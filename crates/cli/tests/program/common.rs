@@ -16,13 +16,17 @@ pub(crate) fn warptile() -> Command {
     command
 }
 
-/// A file under examples/.
-pub(crate) fn example(name: &str) -> PathBuf {
-    let root = std::env::var_os("WARPTILE_ROOT").map_or_else(
+/// Where examples/ and README.md are.
+pub(crate) fn root() -> PathBuf {
+    std::env::var_os("WARPTILE_ROOT").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
         PathBuf::from,
-    );
-    root.join("examples").join(name)
+    )
+}
+
+/// A file under examples/.
+pub(crate) fn example(name: &str) -> PathBuf {
+    root().join("examples").join(name)
 }
 
 /// Runs the program and returns its exit code, standard output and standard error.

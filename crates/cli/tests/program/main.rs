@@ -9,6 +9,7 @@ mod folder;
 mod gpu;
 #[cfg(unix)]
 mod interrupt;
+mod options;
 mod plan;
 #[cfg(target_os = "linux")]
 mod question;
