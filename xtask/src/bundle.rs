@@ -131,6 +131,8 @@ pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle> {
     for data in DATA {
         copy_tree(&root.join(data), &out.join(data))?;
     }
+    // A test of the program reads it.
+    copy(&root.join("README.md"), &out.join("README.md"))?;
     if let Some(commit) = commit(root) {
         files::write(&out.join(COMMIT), commit.as_bytes())?;
     }
