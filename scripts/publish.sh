@@ -3,8 +3,8 @@
 #
 # Publishes all packages to crates.io in the order of their dependencies: the crates, warptile-cudarc, and the candle packages for each
 # version of candle. What is there already in its version is left out: after a failure, the same command goes on. It ends with an error if
-# what is there has other files than this folder. With --dry-run everything is packed and nothing uploaded. Options such as --no-verify and
-# --allow-dirty go to `cargo publish`.
+# what is there has other files than this folder. With --dry-run everything is packed, and nothing compared or uploaded. Options such as
+# --no-verify and --allow-dirty go to `cargo publish`.
 set -euo pipefail
 if [[ ${1-} == -h || ${1-} == --help ]]; then
     sed -n 's/^# \{0,1\}//; 2,7p' "$0"
@@ -58,9 +58,13 @@ publish() {
             # A dry run has not published it.
             [[ -z $dry ]] || options+=(--config "patch.crates-io.$name.path=\"$folder\"")
         elif cargo info --quiet --registry crates-io "$name@$version" >/dev/null 2>&1 </dev/null; then
-            compare "$name" "$version" "$folder"
+            # Between releases files change, and versions do not: a dry run packs what there is.
+            if [[ -n $dry ]]; then
+                options+=(--package "$name")
+            else
+                compare "$name" "$version" "$folder"
+            fi
             printf '%s %s is published\n' "$name" "$version"
-            [[ -z $dry ]] || options+=(--package "$name")
         else
             options+=(--package "$name")
         fi
