@@ -90,7 +90,7 @@ class Compiled(unittest.TestCase):
 
     def test_versions_of_torch_without_operators(self):
         program = (
-            "import torch\ndel torch.library.register_fake\nimport warptile\nq = torch.ones(1, 2, 1, 8)\n"
+            "import torch, torch.distributed\ndel torch.library.register_fake\nimport warptile, warptile.ring_flash_attn\nq = torch.ones(1, 2, 1, 8)\n"
             "assert torch.equal(warptile.attention(q, q, q), q)\n"
             "try:\n    warptile.attention(q.requires_grad_(), q, q)\n"
             "except warptile.Unsupported as error:\n    print(error)"

@@ -29,5 +29,9 @@ class OutOfMemory(DeviceError, MemoryError):
     """The device or the host has not enough memory."""
 
 
+def refuse_second_derivatives(*_):
+    raise Unsupported("warptile computes no second derivatives")
+
+
 for _class in (Error, InvalidInput, InvalidType, NoKernel, Unsupported, DeviceError, OutOfMemory):
     _class.__module__ = "warptile"

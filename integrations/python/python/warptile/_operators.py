@@ -5,7 +5,8 @@ import numbers
 
 import torch
 
-from ._errors import Unsupported
+from ._arrays import row_contiguous
+from ._errors import Unsupported, refuse_second_derivatives
 from ._native import attention as _attention
 from ._native import attention_backward, attention_without_gradient, gradient_names, options_stub
 
@@ -80,10 +81,6 @@ def drawn_state(like):
 def with_dropout(q, k, v, **options):
     """`warptile.attention` without random numbers."""
     return _attention(q, k, v, **{**options, "dropout_state": drawn_state(q)})
-
-
-def row_contiguous(tensor):
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _output(q, v):
@@ -190,12 +187,6 @@ def _of_attention(ctx, d_out, d_lse):
 
 
 register_autograd(_library, "attention", _save, _of_attention)
-
-
-def refuse_second_derivatives(ctx, *_):
-    raise Unsupported("warptile computes no second derivatives")
-
-
 register_autograd(_library, "attention_backward", lambda *_: None, refuse_second_derivatives)
 
 

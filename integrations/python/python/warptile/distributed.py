@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._errors import InvalidInput, Unsupported
+from ._arrays import row_contiguous
+from ._errors import InvalidInput, Unsupported, refuse_second_derivatives
 from ._native import attention_backward, attention_without_gradient
-from ._operators import refuse_second_derivatives, row_contiguous
 from .flash_attn import merged
 
 __all__ = ["ContextParallel"]

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _operators
+from ._arrays import row_contiguous
 from ._errors import DeviceError, NoKernel, Unsupported
 from ._native import attention_backward, attention_of_torch, attention_without_gradient, has_kernels
-from ._operators import LARGEST, row_contiguous
+from ._operators import LARGEST
 from .flash_attn import sides
 
 __all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_product_attention"]
