@@ -293,7 +293,31 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
 
 #[cfg(test)]
 mod tests {
+    use warptile::plan::{DeviceProfile, Planner};
+
     use super::*;
+    use crate::devices::SeveralArgs;
+
+    /// One device leaves out a problem without a kernel; with several it ends the command.
+    #[test]
+    fn random_problems_of_several_gpus_have_kernels() {
+        let several = SeveralArgs {
+            devices: Some("0,1".parse().unwrap()),
+            ..SeveralArgs::default()
+        };
+        let mut with_splits = 0;
+        for device in DeviceProfile::known().filter(|device| device.major >= 8) {
+            for seed in 0..300 {
+                let case = with_any_option(Case::random(seed, 300), seed);
+                let case = several.fitted(&case);
+                let problem = case.call_on_gpu().unwrap().problem();
+                let plan = Planner::new(&device).plan(problem, &Choice::Best);
+                plan.unwrap_or_else(|error| panic!("{case}: {error}"));
+                with_splits += u32::from(case.splits != Splits::Even);
+            }
+        }
+        assert!(with_splits > 0);
+    }
 
     #[test]
     fn random_problems_of_any_length_have_references() {

@@ -198,11 +198,11 @@ fn random_problems_on_ranks_of_the_cpu_are_verified() {
     }
 }
 
-/// The stand-in computes nothing.
+/// The stand-in computes nothing, but plans: each of the problems has a kernel.
 #[test]
 fn a_wrong_result_of_two_gpus_is_told_as_a_command() {
     let fake = FakeDriver::open();
-    let mut command = on_two(&fake, &["verify", "--devices", "0,1", "--count", "4"]);
+    let mut command = on_two(&fake, &["verify", "--devices", "0,1", "--count", "100"]);
     let (stdout, stderr) = expect_code(1, command.args(["--max-len", "60"]));
     fits(&stdout);
     assert!(stdout.contains("failed   0,1: "), "{stdout}");
