@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use warptile::spec::Heads;
+use warptile::kernels::Image;
+use warptile::spec::{BlockLists, Features, Heads, Operand};
 use warptile::{Element, ElementType};
 
 use crate::accept::LSE_TOLERANCE;
 use crate::case::Case;
-use crate::data::{Buffer, Inputs, Random, ResultBuffers};
+use crate::data::{Buffer, Data, Inputs, Random, ResultBuffers};
 
 /// What a query has in the first element, and what a hidden key has there. Their product puts a hidden key's score below the lowest of
 /// the others by more than `f32` can tell from nothing, at every head size.
@@ -16,6 +17,9 @@ const SIGHT: f64 = 64.0;
 /// Queries and keys are multiples of this up to [`LARGEST`], so that their products and the sums of these are exact in `f32`.
 const STEP: f64 = 0.25;
 const LARGEST: f64 = 2.0;
+
+/// Blocks of queries that are whole tiles of every kernel, or the parts of a tile that have lists of their own.
+const LISTS: BlockLists = BlockLists::new(128, 64);
 
 /// Roundings to the element type on the way of a weight: of the exponential, of their sum where rounded ones are added up, and of the
 /// output; and one for what is carried from one to the next.
@@ -203,6 +207,19 @@ impl Tile {
         }
     }
 
+    /// The tile with the option that the image always reads, if there is one: lists of all blocks, or a key mask that shows all keys.
+    pub fn for_image(mut self, image: &Image) -> Self {
+        let scoring = self.case.scoring;
+        if image.features.contains(Features::BLOCKS) {
+            let blocks = self.keys().div_ceil(LISTS.keys());
+            self.case.scoring = scoring.blocks(LISTS.each(blocks as u32));
+        } else if image.boxed() == Some(Operand::KeyMask) {
+            self.case.scoring = scoring.with(Operand::KeyMask);
+            self.case.broadcast = Some([true, false, true, false]);
+        }
+        self
+    }
+
     /// The problem of every call, except for its data.
     pub fn case(&self) -> &Case {
         &self.case
@@ -238,6 +255,9 @@ impl Tile {
         let (rows, keys, head_dim) = (self.rows(), self.keys(), self.case.heads.dim);
         let layout = *self.case.call().out();
         let mut inputs = self.case.inputs::<T>();
+        if let Some(Data::Bytes(mask)) = &mut inputs.others[Operand::KeyMask] {
+            mask.data.fill(1);
+        }
         fill(&mut inputs.q, &self.q, head_dim);
         for row in 0..rows {
             set(&mut inputs.q, row, 0, SIGHT);
@@ -432,6 +452,9 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
     use warptile::cpu::forward_cpu;
+    use warptile::kernels::{Role, Schedule, catalog};
+    use warptile::plan::{Choice, DeviceProfile, Planner};
+    use warptile::spec::{MAX_HEAD_DIM, Scoring};
 
     /// The CPU path, whose result `spoil` may change: called with a call's number.
     fn read<T: Element>(tile: &Tile, spoil: impl Fn(&mut ResultBuffers<T>)) -> Reading {
@@ -472,6 +495,37 @@ mod tests {
                 assert!(report.weight.ratio() <= 1.0 && report.score.ratio() <= 1.0);
             }
         }
+    }
+
+    /// Without options that change scores.
+    #[test]
+    fn every_image_with_rows_of_one_head_takes_a_tile() {
+        let device = DeviceProfile::h200();
+        let takers = catalog().iter().filter(|image| {
+            image.role == Role::Forward
+                && image.target.runs_on(device.major, device.minor)
+                && image.types().scaled().is_none()
+                && image.schedule != Schedule::PersistentGroups
+        });
+        let mut with_options = 0;
+        for image in takers {
+            let [rows, keys] = [image.tiling.block_m, image.tiling.block_n].map(|n| n as usize);
+            let head_dim = image
+                .tiling
+                .dims()
+                .into_iter()
+                .fold(MAX_HEAD_DIM, usize::min);
+            let tile = Tile::new(rows, keys, head_dim, image.element, 7).for_image(image);
+            let problem = tile.case().call_on_gpu().unwrap().problem();
+            let choice = Choice::Image(image.name.to_owned());
+            Planner::new(&device).plan(problem, &choice).unwrap();
+            if tile.case().scoring != Scoring::new() && image.element == ElementType::F16 {
+                with_options += 1;
+                let report = tile.judge(&read::<f16>(&tile, |_| {}));
+                report.unwrap_or_else(|fault| panic!("{}: {fault}", image.name));
+            }
+        }
+        assert!(with_options > 10, "{with_options}");
     }
 
     #[test]

@@ -114,7 +114,11 @@ impl Job {
                 (shape.block_m as usize, shape.block_n as usize, head_dim)
             }
         };
-        Tile::new(rows, keys, head_dim, self.element, seed)
+        let tile = Tile::new(rows, keys, head_dim, self.element, seed);
+        match self.image {
+            Some(image) => tile.for_image(image),
+            None => tile,
+        }
     }
 }
 

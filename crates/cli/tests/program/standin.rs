@@ -91,6 +91,9 @@ fn a_tile_that_is_not_computed_fails_and_is_named() {
     for (kernel, keys) in [
         ("wmma_d64_32x64_w4_s2_f16_sm_90", 64),
         ("wgmma_d64_256x64_w20_s6_bf16_sm_90a", 64),
+        // They take no problem without lists of blocks or a mask.
+        ("wgmma_d64_128x128_w12_s2_f16_blocks_sm_90a", 128),
+        ("wgmma_d192_128x64_w12_s3_f16_mask_sm_90a", 64),
     ] {
         let mut command = on(&fake);
         command.args(["verify", "--tile", "--kernel", kernel, "--json"]);
