@@ -530,10 +530,12 @@ impl Search<'_> {
             if !won || entry.verified.is_some() || interrupt::requested() {
                 continue;
             }
+            let passes =
+                |problems: &[&str]| passes_verification(self.gpu, &new, &entry.old, problems);
             let known = passed.iter().find(|(candidate, _)| *candidate == new);
             let random = match known {
                 Some(&(_, found)) => Some(found),
-                None => passes_verification(self.gpu, &new, &RANDOM)?,
+                None => passes(&RANDOM)?,
             };
             let Some(random) = random else {
                 break;
@@ -545,7 +547,7 @@ impl Search<'_> {
             let case = &self.problems[index].0;
             let own = !new.settings().is_default() && is_small(case)?;
             let found = match random && own {
-                true => passes_verification(self.gpu, &new, &["--case", &case.to_string()])?,
+                true => passes(&["--case", &case.to_string()])?,
                 false => Some(random),
             };
             let Some(found) = found else {

@@ -123,12 +123,48 @@ fn ended_in_time(child: &mut Child, limit: Duration) -> std::io::Result<Option<E
     Ok(None)
 }
 
+/// How the verification of a candidate ended.
+enum Ended {
+    Right,
+    Wrong,
+    /// The device or the process failed, or gave no answer in time.
+    Broken,
+    /// By Ctrl-C.
+    Interrupted,
+}
+
 /// Checks that a candidate computes problems correctly on this GPU, leaves the device as it was and ends; `None` after Ctrl-C.
+///
+/// # Errors
+/// [`Failure::Device`] if that cannot be told: `old`, the choice so far, breaks the device or the process as the candidate does.
 pub(super) fn passes_verification(
     gpu: &Gpu,
     candidate: &Candidate,
+    old: &Candidate,
     problems: &[&str],
 ) -> Result<Option<bool>, Failure> {
+    let mut ended = verification(gpu, candidate, problems)?;
+    if let Ended::Broken = ended {
+        ended = match verification(gpu, old, problems)? {
+            Ended::Right | Ended::Wrong => Ended::Broken,
+            Ended::Broken => {
+                return Err(Failure::Device(format!(
+                    "cannot verify {candidate}: `warptile verify` does not end regularly with the present choice, {old}, either; \
+                     nothing is recorded of it, and the same command goes on from here"
+                )));
+            }
+            Ended::Interrupted => Ended::Interrupted,
+        };
+    }
+    Ok(match ended {
+        Ended::Right => Some(true),
+        Ended::Wrong | Ended::Broken => Some(false),
+        Ended::Interrupted => None,
+    })
+}
+
+/// Runs `warptile verify` on a candidate in a process of its own.
+fn verification(gpu: &Gpu, candidate: &Candidate, problems: &[&str]) -> Result<Ended, Failure> {
     let failed = |error| Failure::Device(format!("cannot verify {candidate}: {error}"));
     let mut child = again(gpu, "verify")?
         .args(candidate.options())
@@ -137,16 +173,15 @@ pub(super) fn passes_verification(
         .stderr(Stdio::null())
         .spawn()
         .map_err(failed)?;
-    let Some(status) = ended_in_time(&mut child, VERIFYING).map_err(failed)? else {
-        return Ok((!interrupt::requested()).then_some(false));
-    };
-    match status.code() {
-        _ if interrupt::requested() => Ok(None),
-        Some(0) => Ok(Some(true)),
-        // Wrong results, or what the candidate did to the device or, by a signal, to the process.
-        Some(failure::WRONG | failure::DEVICE) | None => Ok(Some(false)),
-        _ => Err(Failure::Device(format!(
-            "cannot verify {candidate}: `warptile verify` ended with {status}"
+    let status = ended_in_time(&mut child, VERIFYING).map_err(failed)?;
+    match status.map(|status| status.code()) {
+        _ if interrupt::requested() => Ok(Ended::Interrupted),
+        Some(Some(0)) => Ok(Ended::Right),
+        Some(Some(failure::WRONG)) => Ok(Ended::Wrong),
+        // Killed, by a signal, or what the candidate did to the device.
+        None | Some(None | Some(failure::DEVICE)) => Ok(Ended::Broken),
+        Some(Some(code)) => Err(Failure::Device(format!(
+            "cannot verify {candidate}: `warptile verify` ended with exit code {code}"
         ))),
     }
 }

@@ -343,6 +343,14 @@ fn a_winner_that_breaks_the_device_is_not_taken() {
     won(&mut state, 0, FAST);
     won(&mut state, 1, "mma_d64_1x1_w1_s1");
     fs::write(&file, state.to_string()).unwrap();
+    // A device on which nothing computes says nothing about a kernel.
+    let (_, stderr) = expect_code(3, &mut machine.command("warptile_=nan", &arguments));
+    let words = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains(&format!("cannot verify {FAST}: ")) && words.contains("nothing is recorded"),
+        "{stderr}"
+    );
+    assert!(read(&file)["entries"][0]["verified"].is_null());
     let times = format!("warptile_{FAST}_=nan");
     // There is no kernel of the second name, which says nothing about any.
     let (_, stderr) = expect_code(3, &mut machine.command(&times, &arguments));
