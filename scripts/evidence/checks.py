@@ -44,6 +44,9 @@ OPERATION_CASES, TESTED_CASES, SANITIZED_CASES = 2000, 100, 40
 # Random compositions of batches of which no bit may differ.
 COMPOSITIONS = 10000
 
+# What a test says that it needs, and why it is ignored, where one GPU is not enough.
+SEVERAL_GPUS = "NVIDIA GPUs"
+
 # Test executables that take the GPU's memory or measure on it: nothing may run beside them.
 ALONE = ("_alone", "_memory")
 
@@ -75,7 +78,8 @@ EXAMPLE_TOKENS, EXAMPLE_REPLAYS = 48, 1000
 
 
 def tests(evidence):
-    """Every test by name, those that need a GPU included, but for those of executables that must be alone. Executables run side by side."""
+    """Every test by name, those that need a GPU included, but for those of executables that must be alone and those that need several GPUs:
+    `choose_gpus` leaves one. Executables run side by side."""
     run_tests(evidence, "tests.json", [path for path in executables() if not path.name.endswith(ALONE)], SIDE_BY_SIDE)
 
 
@@ -89,15 +93,22 @@ def executables():
 
 
 def run_tests(evidence, file, chosen, workers):
-    """Runs executables, several at once; writes every test by name."""
+    """Runs executables, several at once; writes every test by name, and which were left out."""
     deadline = time.monotonic() + LIMITS["tests"]
 
     def one(evidence, executable):
         start = time.monotonic()
         _, listed = run([executable, "--list", "--ignored", "--format=terse"], 60)
         gpu_tests = set(re.findall(r"^(.+): test$", listed, re.MULTILINE))
+        # They do not run here, and say what they need.
+        _, ignored = run([executable, "--exact", *sorted(gpu_tests)], 60) if gpu_tests else (0, "")
+        needs = dict(re.findall(r"^test (.+?)(?: - should panic)? \.\.\. ignored, (.+)$", ignored, re.MULTILINE))
+        without = [{"executable": executable.name, "test": name, "needs": need} for name, need in needs.items() if SEVERAL_GPUS in need]
+        gpu_tests -= {row["test"] for row in without}
+        skipped = [word for row in without for word in ("--skip", row["test"])]
         cases = {"QUICKCHECK_TESTS": str(TESTED_CASES), **KEEPS_MEMORY}
-        code, output = run([executable, "--include-ignored", "--show-output"], max(1, deadline - time.monotonic()), cases)
+        command = [executable, "--include-ignored", "--show-output", "--exact", *skipped]
+        code, output = run(command, max(1, deadline - time.monotonic()), cases)
         evidence.log(executable.name, output)
         found = re.findall(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED)", output, re.MULTILINE)
         rows = [
@@ -111,14 +122,15 @@ def run_tests(evidence, file, chosen, workers):
         if executable == OPERATION_TESTS:
             invariance(evidence, output)
         seconds = round(time.monotonic() - start, 1)
-        print(f"{executable.name}: {sum(row['passed'] for row in rows)} of {len(rows)} passed in {seconds} s", flush=True)
-        return executable.name, seconds, rows
+        print(f"{executable.name}: {sum(row['passed'] for row in rows)} of {len(rows)} passed in {seconds} s, {len(without)} left out", flush=True)
+        return executable.name, seconds, rows, without
 
-    rows, times = [], {}
-    for name, seconds, of_executable in pool(evidence, one, chosen, workers):
+    rows, left_out, times = [], [], {}
+    for name, seconds, of_executable, without in pool(evidence, one, chosen, workers):
         rows += of_executable
+        left_out += without
         times[name] = seconds
-        evidence.write(file, seconds=times, rows=rows)
+        evidence.write(file, seconds=times, rows=rows, left_out=left_out)
     if not any(row["gpu"] for row in rows):
         evidence.fail(f"{file}: no GPU test ran")
 
@@ -244,12 +256,12 @@ def unvisited(evidence, what, images, result):
 
 def acceptance(evidence):
     """The acceptance problems, in f16 and bf16, on every image that takes them: those compiled for this GPU, and those of compute_89
-    within the shared memory of such a GPU. An image whose tiles do not hold a problem has no row of it."""
-    takers = {(image["family"], image["target"]) for image in evidence.images.values() if E4M3 not in image["features"]}
-    jobs = [(family, target, []) for family, target in cubins(evidence) if (family, target) in takers]
-    for family in sorted(family for family, target in takers if target == "compute_89"):
-        jobs.append((family, "compute_89", ["--shared-kib", SHARED_KIB_89]))
-    jobs = [(*job, element) for job in jobs for element in ("f16", "bf16")]
+    within the shared memory of such a GPU. An image whose tiles do not hold a problem has no row of it, and a family has none in an element
+    type that it has no images for."""
+    takers = {(image["family"], image["target"], image["element"]) for image in evidence.images.values() if E4M3 not in image["features"]}
+    jobs = [(family, target, []) for family, target in cubins(evidence)]
+    jobs += [(family, target, ["--shared-kib", SHARED_KIB_89]) for family, target in ptx(evidence) if target == "compute_89"]
+    jobs = [(*job, element) for job in jobs for element in ("f16", "bf16") if (*job[:2], element) in takers]
 
     def one(evidence, job):
         family, target, within, element = job

@@ -106,9 +106,11 @@ class NoSuchGpu(Exception):
 
 
 def choose_gpus(options):
-    """Makes `--gpu` the only GPU that the commands to come see: programs, tests and peers take the first one each, and counting by the driver
-    and by nvidia-smi may differ. Returns what names it to nvidia-smi, and what names `--second-gpu` to nvidia-smi and to
-    CUDA_VISIBLE_DEVICES, if there is one. On a host with one GPU, and where nvidia-smi lists none, the first GPU is left as it is."""
+    """Makes `--gpu` the only GPU that the commands to come see: programs, tests and peers take the first one each. Numbers, those in
+    CUDA_VISIBLE_DEVICES too, are nvidia-smi's, to the driver as well: by itself it counts from the fastest GPU. Returns what names the GPU to
+    nvidia-smi, and what names `--second-gpu` to nvidia-smi and to CUDA_VISIBLE_DEVICES, if there is one. On a host with one GPU, and where
+    nvidia-smi lists none, the first GPU is left as it is."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     code, output = run(["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"], 60)
     uuids = dict(re.findall(r"^(\d+), *(GPU-\S+)$", output, re.MULTILINE)) if code == 0 else {}
     if len(uuids) < 2 and options.gpu == 0 and options.second_gpu is None:

@@ -15,19 +15,23 @@ use xtask::files;
 const PROGRAM: &str = r#"#!/usr/bin/env -S python3 -S -E
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
-print("warptile on", os.environ.get("CUDA_VISIBLE_DEVICES", "all") + ":", *words, file=open("seen", "a"))
+print("warptile on", os.environ.get("CUDA_VISIBLE_DEVICES", "all") + ":", *words, "by", os.environ.get("CUDA_DEVICE_ORDER"), file=open("seen", "a"))
+elements = {"scalar": "f16", "wgmma": "bf16", "wmma": "f16", "decode": "f16"}
 option = lambda name, other: words[words.index(name) + 1] if name in words else other
 images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80"), ("decode_e4m3_89", "decode", "compute_89")]
 if words[0] == "info":
     device = {"ordinal": 0, "compute_capability": "9.0", "shared_bytes_per_cta": 232448}
     paged = ["lse", "paged keys"] if fault != "pages" else ["lse"]
-    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "schedule": "persistent", "features": paged if family == "wmma" else ["keys and values in e4m3"] if family == "decode" else []}
+    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "element": elements.get(family), "schedule": "persistent", "features": paged if family == "wmma" else ["keys and values in e4m3"] if family == "decode" else []}
     result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
     result["images"].append({**fields("merge_w4_sm_90", "merge", "sm_90"), "role": "combine"})
 elif words[0] == "verify":
     chosen = [i for i in images if i[2] != "sm_80" and option("--kernel", i[1]) == i[1] and option("--target", i[2]) == i[2]]
     chosen = [i for i in chosen if fault != "missing" or i[1] != "scalar"]
-    count = words.count("--case") or 10
+    cases = [words[at + 1] for at, word in enumerate(words) if word == "--case"]
+    if cases and not any(f" {elements[i[1]]} " in cases[0] for i in chosen):
+        sys.exit("no kernel")
+    count = len(cases) or 10
     runs = lambda family: {"sha256": "ab", "persistent": family == "wgmma", "passed": 2, "failed": 0, "drew_tiles": int(family == "wgmma" and fault != "idle")}
     rows = [{"problem": "p", "image": i[0], "applicable": True, "passed": True, "reason": None} for i in chosen]
     tiles = [{"image": i[0], "passed": True, "fault": None} for i in chosen]
@@ -158,9 +162,12 @@ echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
 echo ok
 "#;
 
+/// One test needs more GPUs than it would see.
 const TEST: &str = r#"#!/bin/sh
 echo "$(basename "$0") on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
-[ "$1" = --list ] && echo 'a::b: test' && exit
+[ "$1" = --list ] && printf 'a::b: test\nc::d: test\n' && exit
+[ "$*" = "--exact a::b c::d" ] && printf 'test %s ... ignored, needs %s\n' a::b 'an NVIDIA GPU' c::d 'two NVIDIA GPUs' && exit
+case "$*" in *" --exact --skip c::d") ;; *) echo 'test c::d ... FAILED'; exit 101 ;; esac
 echo 'test a::b ... ok'
 "#;
 
@@ -426,7 +433,7 @@ fn parts_of_one_commit_are_put_together() {
         "1000 replays with 12 sequences, 0 of them differ\n",
         "broken kernel caught",
         "part peers ",
-        "3 of 3 passed\n",
+        "3 of 3 passed; 2 left out, which need several GPUs\n",
         "part tests ",
     ] {
         assert!(text.contains(line), "{line}: {text}");
@@ -454,9 +461,12 @@ fn parts_of_one_commit_are_put_together() {
             .as_array()
             .unwrap()
             .len(),
-        // Two families compiled for this GPU and one as PTX, in two element types.
-        3 * 2 * 5
+        // Two families compiled for this GPU and one as PTX, in the element type that each has.
+        3 * 5
     );
+    let left_out = host.json("tests.json")["left_out"].clone();
+    assert_eq!(left_out[0]["test"], "c::d");
+    assert_eq!(left_out[0]["needs"], "needs two NVIDIA GPUs");
     assert_eq!(host.json("default.json")["rows"][0]["backend"], "default");
     // Of all that every part wrote, nothing stays beside what another commit's part writes.
     assert_eq!(host.run("two", "tile", "").0, Some(0));
@@ -494,6 +504,7 @@ fn the_gpu_that_is_asked_for_is_the_only_one_that_is_seen() {
         ("1", None, "0", Ok("all")),
         ("1", Some("0"), "0", Ok("0")),
         ("0", None, "0", Ok("all")),
+        ("0", None, "1", Ok("1")),
         ("0", Some("MIG-c"), "0", Ok("MIG-c")),
         ("2", None, "0", Ok("GPU-a")),
         ("2", Some("1,0"), "0", Ok("GPU-b")),
@@ -523,6 +534,9 @@ fn the_gpu_that_is_asked_for_is_the_only_one_that_is_seen() {
                 assert_eq!(code, Some(0), "{text}");
                 for line in host.seen() {
                     assert!(line.contains(&format!(" on {gpu}: ")), "{line}");
+                    // As nvidia-smi counts.
+                    let of_program = line.starts_with("warptile ");
+                    assert!(!of_program || line.ends_with(" by PCI_BUS_ID"), "{line}");
                 }
             }
             Err(words) => {
