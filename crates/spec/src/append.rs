@@ -7,8 +7,9 @@ use crate::rotary::{check_places, check_positions};
 use crate::slots::UNWANTED;
 use crate::{
     Access, Angles, Count, DIMENSIONS, ElementType, Elements, Expected, Heads, Invalid, Kind,
-    Layout, Layouts, Numbers, Operand, Operations, Request, Result, Rotary, SideLengths, Slots,
-    Types, check_alone, check_types, expect_countable, expect_same, expect_scales,
+    Layout, Layouts, Numbers, Operand, Operations, PAGE_DIMENSIONS, Request, Result, Rotary,
+    SideLengths, Slots, Types, check_alone, check_types, expect_countable, expect_same,
+    expect_scales,
 };
 
 /// The operands that have the lengths of the new rows.
@@ -535,7 +536,11 @@ impl Append {
             Operand::QOut => "q",
             _ => "k",
         };
-        expect_same(argument, layout.shape, (other, shape), DIMENSIONS)?;
+        let dimensions = match operand {
+            Operand::KPages | Operand::VPages => PAGE_DIMENSIONS,
+            _ => DIMENSIONS,
+        };
+        expect_same(argument, layout.shape, (other, shape), dimensions)?;
         check_alone(argument, layout, access == Access::Write)?;
         let element = self.type_of(operand).unwrap_or(self.types.q);
         let size = element.size();
