@@ -1,14 +1,16 @@
 //! Attention with all its options, and the same as an operation of candle.
 
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, Device, DeviceLocation, Layout, Result, Shape, Storage,
-    Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp3, Device, DeviceLocation, Layout, Result, Shape,
+    Storage, Tensor,
 };
 use warptile::spec::{Operand, Scoring, Slots};
 
-use crate::caller::Caller;
+use crate::caller::{Caller, name_of};
 use crate::locks::Locks;
 use crate::{cpu, cuda};
 
@@ -189,16 +191,46 @@ impl Attention {
     }
 
     /// Computes attention. The output is contiguous and has the shape of q. Gradients flow to q, k and v, except for
-    /// pages, quantized keys and head sizes above 256: their backward pass is an error. They have the same bits each
-    /// time. `bwd` computes the output once more, for the log-sum-exp.
+    /// pages, quantized keys and head sizes above 256: their backward pass is an error, and so is that of calls in which
+    /// the tensor of an option, such as sinks, is a variable or computed from one. Gradients have the same bits each time.
+    /// `bwd` computes the output once more, for the log-sum-exp.
     ///
     /// # Errors
     /// A message that names the argument and the rule it breaks; what the GPU's driver reports.
     pub fn forward(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        match [q, k, v].into_iter().any(Tensor::track_op) {
-            true => q.apply_op3(k, v, self),
-            false => Ok(self.run([q, k, v], false)?.0),
+        let rows = [q, k, v];
+        let tracked = { rows.into_iter().chain(self.lists().map(|(_, list)| list)) }
+            .find(|tensor| tensor.track_op())
+            .cloned();
+        match (tracked, self.missing_gradient()) {
+            (None, _) => Ok(self.run(rows, false)?.0),
+            (Some(_), None) => q.apply_op3(k, v, self),
+            (Some(tracked), Some(rule)) => {
+                let (out, _) = self.compute(rows, false)?;
+                tracked.apply_op1(Computed {
+                    caller: self.caller,
+                    out: Mutex::new(Some(out)),
+                    shape: output_shape(q.layout(), v.layout()),
+                    rule,
+                })
+            }
         }
+    }
+
+    /// The reason if the gradients of all calls with these options are an error.
+    fn missing_gradient(&self) -> Option<String> {
+        let missing = [
+            (Operand::BlockTable, "in pages"),
+            (Operand::KScale, "in 8 bits"),
+        ];
+        if let Some((operand, what)) = { missing.into_iter() }.find(|(given, _)| self.has(*given)) {
+            let name = name_of(operand);
+            return Some(format!(
+                "{name} is given, but keys and values {what} have no backward pass"
+            ));
+        }
+        let (operand, _) = self.lists().find(|(_, list)| list.track_op())?;
+        Some(format!("{} has no gradient; detach it", name_of(operand)))
     }
 
     /// As [`forward`](Self::forward), with the log-sum-exp of each row's scores: f32, `(batch, heads, length)`, or `(heads, rows)`
@@ -214,6 +246,23 @@ impl Attention {
 
     /// The output, and the lse if it is wanted.
     fn run(&self, tensors: [&Tensor; 3], want_lse: bool) -> Result<(Tensor, Option<Tensor>)> {
+        let (out, lse) = self.compute(tensors, want_lse)?;
+        let tensor =
+            |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
+        let [q, _, v] = tensors.map(Tensor::layout);
+        let lse_shape = match *q.dims() {
+            [batch, length, heads, _] => Shape::from((batch, heads, length)),
+            [rows, heads, _] => Shape::from((heads, rows)),
+            _ => return Err(self.caller.broken("q has no rows")),
+        };
+        Ok((
+            tensor(out, output_shape(q, v)),
+            lse.map(|lse| tensor(lse, lse_shape)),
+        ))
+    }
+
+    /// As [`run`](Self::run), without the shapes.
+    fn compute(&self, tensors: [&Tensor; 3], want_lse: bool) -> Result<(Storage, Option<Storage>)> {
         let place = tensors[0].device().location();
         for (name, tensor) in [("k", tensors[1]), ("v", tensors[2])] {
             self.caller.check_place(name, tensor, "q", &place)?;
@@ -221,7 +270,7 @@ impl Attention {
         let layouts = tensors.map(Tensor::layout);
         let described = self.describe(tensors.map(Tensor::dtype), layouts, &place)?;
         let rows = { ROWS.into_iter() }.zip(tensors);
-        let (out, lse) = match place {
+        Ok(match place {
             DeviceLocation::Cpu => {
                 let lists = cpu::lists(self.caller, self.lists())?;
                 let mut locks = Locks::new(rows);
@@ -245,31 +294,14 @@ impl Attention {
                     cuda::forward(self, &described, storages, layouts, &locks, want_lse)?;
                 (Storage::Cuda(out), lse.map(Storage::Cuda))
             }
-        };
-        let tensor =
-            |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
-        let [q, _, v] = layouts;
-        let lse_shape = match *q.dims() {
-            [batch, length, heads, _] => Shape::from((batch, heads, length)),
-            [rows, heads, _] => Shape::from((heads, rows)),
-            _ => return Err(self.caller.broken("q has no rows")),
-        };
-        Ok((
-            tensor(out, output_shape(q, v)),
-            lse.map(|lse| tensor(lse, lse_shape)),
-        ))
+        })
     }
 
     /// The gradients of q, k and v from that of the output. The forward pass is computed once more: candle keeps its
     /// output alone, without the log-sum-exp.
     pub(crate) fn gradients(&self, tensors: [&Tensor; 3], grad: &Tensor) -> Result<[Tensor; 3]> {
-        for (operand, list) in self.lists() {
-            if list.track_op() {
-                let name = operand.name();
-                return Err(self
-                    .caller
-                    .broken(format!("{name} has no gradient; detach it")));
-            }
+        if let Some(rule) = self.missing_gradient() {
+            return Err(self.caller.broken(rule));
         }
         let (out, lse) = self.run(tensors, true)?;
         let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
@@ -394,5 +426,51 @@ impl CustomOp3 for Attention {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let [dq, dk, dv] = self.gradients([q, k, v], grad)?;
         Ok((Some(dq), Some(dk), Some(dv)))
+    }
+}
+
+/// The output of a call that has no gradients, as an operation on one of its tensors: its backward pass is an error. In [`CustomOp3`]
+/// candle would lock q, k and v in their own order while the call is computed.
+struct Computed {
+    caller: Caller,
+    /// Taken by the forward pass.
+    out: Mutex<Option<Storage>>,
+    shape: Shape,
+    /// Why there are no gradients.
+    rule: String,
+}
+
+impl Computed {
+    fn take(&self) -> Option<Storage> {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        out.take()
+    }
+
+    fn missing(&self) -> candle_core::Error {
+        self.caller.broken("the output is not on the device of q")
+    }
+}
+
+impl CustomOp1 for Computed {
+    fn name(&self) -> &'static str {
+        self.caller.0
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cpu(out)) => Ok((out, self.shape.clone())),
+            _ => Err(self.missing()),
+        }
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        match self.take() {
+            Some(Storage::Cuda(out)) => Ok((out, self.shape.clone())),
+            _ => Err(self.missing()),
+        }
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        Err(self.caller.broken(&self.rule))
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Tensor};
-use warptile::spec::{Append, AppendBuilder, Operand, Slots, Types};
+use warptile::spec::{Append, Operand, Slots, Types};
 
 use crate::caller::{Caller, Sizes};
 use crate::locks::{Locks, memory_of};
@@ -20,6 +20,9 @@ pub(crate) const CALLER: Caller = Caller("write-to-pages");
 ///
 /// The result is what [`Attention::paged`](crate::Attention::paged) reads. On a GPU it is one launch on the stream of the pages' device;
 /// a graph that captured it reads the slots again at each replay.
+///
+/// Other threads may read the pages at the same time by [`Attention::paged`](crate::Attention::paged). They must not compute gradients of
+/// dense keys and values that are parts of the same memory: candle locks these in an order of its own, and both calls could wait for ever.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -104,33 +107,37 @@ fn run(
     }
     inputs[Operand::NewSlots] = Some(slots);
     let given = || inputs.given().map(|(operand, tensor)| (operand, *tensor));
-    let mut write = Write {
-        new,
-        pages,
-        scales,
-        memory: pages.map(memory_of),
-        locks: RefCell::new(Locks::new([].into_iter())),
-        on_host: Default::default(),
-    };
-    write.check(slots)?;
+    check(new, pages, slots, &scales)?;
+    let memory = pages.map(memory_of);
     for (operand, tensor) in given() {
-        if write.memory.contains(&memory_of(tensor)) {
+        if memory.contains(&memory_of(tensor)) {
             return Err(CALLER.broken(format_args!(
                 "{} is a part of the tensor that it would be written to; copy it",
                 operand.name()
             )));
         }
     }
-    let locks = match slots.device().is_cpu() {
+    let on_cpu = slots.device().is_cpu();
+    let slots = match on_cpu {
+        true => Some(slots.to_vec1()?),
+        false => None,
+    };
+    let append = describe(new, pages, slots.as_deref(), &scales)?;
+    let (scales_on_host, locks) = match on_cpu {
         true => {
             let scales = scales.given().map(|(operand, scale)| (operand, *scale));
-            write.on_host = (slots.to_vec1()?, cpu::lists(CALLER, scales)?);
-            Locks::new(given().filter(|(operand, _)| operand.moves_rows()))
+            let locked = given().filter(|(operand, _)| operand.moves_rows());
+            (cpu::lists(CALLER, scales)?, Locks::new(locked))
         }
-        false => Locks::new(given()),
+        false => (Slots::default(), Locks::new(given())),
     };
-    write.locks = RefCell::new(locks);
-    let write = &write;
+    let write = &Write {
+        append,
+        pages,
+        memory,
+        locks: RefCell::new(locks),
+        scales_on_host,
+    };
     let first = usize::from(write.memory[1] < write.memory[0]);
     write.locks.borrow_mut().take(write.memory[first]);
     pages[first].inplace_op1(&First { write, first })
@@ -138,15 +145,14 @@ fn run(
 
 /// The tensors of a write.
 pub(crate) struct Write<'a> {
-    new: [&'a Tensor; 2],
+    /// Checked before anything is locked for writing.
+    pub(crate) append: Append,
     pub(crate) pages: [&'a Tensor; 2],
-    /// The scales of quantized pages.
-    scales: Slots<Option<&'a Tensor>>,
     /// Addresses of the memory of the pages.
     memory: [usize; 2],
     pub(crate) locks: RefCell<Locks<'a>>,
-    /// On the CPU, the slots and the scales.
-    pub(crate) on_host: (Vec<i64>, cpu::Lists),
+    /// On the CPU, the scales of quantized pages.
+    pub(crate) scales_on_host: cpu::Lists,
 }
 
 /// The memory of the pages.
@@ -157,54 +163,64 @@ pub(crate) enum Pages<'a, S> {
     Together(&'a mut S),
 }
 
+/// Checks devices, types and shapes of the lists.
+fn check(
+    [k, v]: [&Tensor; 2],
+    [k_pages, v_pages]: [&Tensor; 2],
+    slots: &Tensor,
+    scales: &Slots<Option<&Tensor>>,
+) -> Result<()> {
+    let place = k_pages.device().location();
+    for (name, tensor) in [("v_pages", v_pages), ("k", k), ("v", v)] {
+        CALLER.check_place(name, tensor, "k_pages", &place)?;
+    }
+    let sizes = Sizes {
+        rows: k.dims().first().copied().unwrap_or(0),
+        ..Sizes::default()
+    };
+    let slots = (Operand::NewSlots, &slots);
+    for (operand, tensor) in scales.given().chain([slots]) {
+        CALLER.check_list(operand, tensor, ("k_pages", &place), sizes)?;
+    }
+    Ok(())
+}
+
+/// The write; without `slots` these are on the device.
+fn describe(
+    [k, v]: [&Tensor; 2],
+    [k_pages, v_pages]: [&Tensor; 2],
+    slots: Option<&[i64]>,
+    scales: &Slots<Option<&Tensor>>,
+) -> Result<Append> {
+    let new = [("k", k.dtype()), ("v", v.dtype())];
+    let pages = [("k_pages", k_pages.dtype()), ("v_pages", v_pages.dtype())];
+    let types = match scales[Operand::KScale] {
+        None => Types::of(CALLER.element(&[pages, new].concat())?),
+        Some(_) => Types::of(CALLER.element(&new)?).keys(CALLER.scaled(pages)?),
+    };
+    let counts =
+        [Operand::KScale, Operand::VScale].map(|scale| scales[scale].map_or(1, Tensor::elem_count));
+    let rule = "(pages, page rows, heads, head size)";
+    let builder = Append::builder(
+        types,
+        [
+            &CALLER.packed("k", k.layout())?,
+            &CALLER.packed("v", v.layout())?,
+        ],
+        [
+            &CALLER.dense("k_pages", k_pages.layout(), rule)?,
+            &CALLER.dense("v_pages", v_pages.layout(), rule)?,
+        ],
+    );
+    let builder = builder.scale_counts(counts);
+    let builder = match slots {
+        Some(slots) => builder.slots(slots),
+        None => builder.device_slots(),
+    };
+    builder.build().map_err(|error| CALLER.failed(error))
+}
+
 impl Write<'_> {
-    fn check(&self, slots: &Tensor) -> Result<()> {
-        let place = self.pages[0].device().location();
-        let others = [
-            ("v_pages", self.pages[1]),
-            ("k", self.new[0]),
-            ("v", self.new[1]),
-        ];
-        for (name, tensor) in others {
-            CALLER.check_place(name, tensor, "k_pages", &place)?;
-        }
-        let sizes = Sizes {
-            rows: self.new[0].dims().first().copied().unwrap_or(0),
-            ..Sizes::default()
-        };
-        let slots = (Operand::NewSlots, &slots);
-        for (operand, tensor) in self.scales.given().chain([slots]) {
-            CALLER.check_list(operand, tensor, ("k_pages", &place), sizes)?;
-        }
-        Ok(())
-    }
-
-    /// The write without its slots.
-    pub(crate) fn describe<'b>(&self) -> Result<AppendBuilder<'b>> {
-        let ([k, v], [k_pages, v_pages]) = (self.new, self.pages);
-        let new = [("k", k.dtype()), ("v", v.dtype())];
-        let pages = [("k_pages", k_pages.dtype()), ("v_pages", v_pages.dtype())];
-        let types = match self.scales[Operand::KScale] {
-            None => Types::of(CALLER.element(&[pages, new].concat())?),
-            Some(_) => Types::of(CALLER.element(&new)?).keys(CALLER.scaled(pages)?),
-        };
-        let counts = [Operand::KScale, Operand::VScale]
-            .map(|scale| self.scales[scale].map_or(1, Tensor::elem_count));
-        let rule = "(pages, page rows, heads, head size)";
-        let builder = Append::builder(
-            types,
-            [
-                &CALLER.packed("k", k.layout())?,
-                &CALLER.packed("v", v.layout())?,
-            ],
-            [
-                &CALLER.dense("k_pages", k_pages.layout(), rule)?,
-                &CALLER.dense("v_pages", v_pages.layout(), rule)?,
-            ],
-        );
-        Ok(builder.scale_counts(counts))
-    }
-
     /// The first elements of keys and of values in the memory of their tensors.
     pub(crate) fn starts(&self) -> [usize; 2] {
         self.pages.map(|pages| pages.layout().start_offset())

@@ -191,6 +191,17 @@ impl Caller {
         self.check_shape(name, tensor, &[entries], rule)
     }
 
+    /// How many sequences `seqlens_q` has.
+    pub(crate) fn sequences(&self, seqlens_q: &Tensor) -> Result<usize> {
+        match *seqlens_q.dims() {
+            [entries] if entries >= 2 => Ok(entries - 1),
+            ref dims => {
+                let rule = "(sequences + 1), of at least one sequence";
+                Err(self.wrong_shape("seqlens_q", dims, rule))
+            }
+        }
+    }
+
     pub(crate) fn check_shape(
         &self,
         name: &str,

@@ -5,7 +5,7 @@ use candle_core::cpu_backend::CpuDevice;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use warptile::bytemuck;
 use warptile::cpu::{append_cpu, backward_cpu, forward_cpu};
-use warptile::kernels::Elements;
+use warptile::kernels::{Count, Elements, Kind};
 use warptile::spec::{HostInputs, HostOutputs, Numbers, Operand, Slots};
 
 use crate::attention::{Attention, GRADIENTS, ROWS};
@@ -93,8 +93,6 @@ pub(crate) fn backward(
 
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<()> {
-    let append = write.describe()?.slots(&write.on_host.0).build();
-    let append = append.map_err(|error| CALLER.failed(error))?;
     let mut inputs = HostInputs::default();
     let locks = write.locks.borrow();
     for operand in locks.operands() {
@@ -103,7 +101,7 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<(
         };
         inputs.set(operand, bytes(CALLER, storage, layout)?);
     }
-    set_floats(&mut inputs, &write.on_host.1);
+    set_floats(&mut inputs, &write.scales_on_host);
     let [k_start, v_start] = write.starts();
     let outputs = match pages {
         Pages::Apart(keys, values) => HostOutputs::cache(
@@ -114,7 +112,7 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<(
             HostOutputs::cache_in_one(bytes_mut(CALLER, both, k_start)?, write.values_at()?)
         }
     };
-    append_cpu(&append, &inputs, outputs).map_err(|error| CALLER.failed(error))
+    append_cpu(&write.append, &inputs, outputs).map_err(|error| CALLER.failed(error))
 }
 
 /// The numbers of lists.
@@ -141,12 +139,19 @@ pub(crate) fn lists<'a>(
     Ok(lists)
 }
 
-/// The numbers of a list row by row, by their bits.
+/// The numbers of a list row by row, by their bits. Lengths above i32's are refused; an entry of a table that no key needs, and a word of a
+/// state, may have any bits.
 fn list(caller: Caller, operand: Operand, tensor: &Tensor) -> Result<Vec<i32>> {
     match operand.elements() {
         Elements::F32 => {
             let floats = tensor.flatten_all()?.to_vec1::<f32>()?;
             Ok(floats.iter().map(|x| x.to_bits().cast_signed()).collect())
+        }
+        _ if matches!(operand.kind(), Kind::List(Count::Table | Count::State))
+            && tensor.dtype() == DType::U32 =>
+        {
+            let words = tensor.flatten_all()?.to_vec1::<u32>()?;
+            Ok(words.into_iter().map(u32::cast_signed).collect())
         }
         _ => numbers(caller, name_of(operand), tensor),
     }

@@ -119,8 +119,6 @@ pub(crate) fn backward(
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<()> {
     let locks = &write.locks.borrow();
-    let append = write.describe()?.device_slots().build();
-    let append = append.map_err(|error| CALLER.failed(error))?;
     let (mut keys, mut values, device) = match pages {
         Pages::Apart(keys, values) => {
             let device = keys.device().clone();
@@ -152,7 +150,7 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<
         bindings = bindings.with(operand, view(operand)?);
     }
     session(CALLER, &device.cuda_stream())?
-        .append(&append, bindings)
+        .append(&write.append, bindings)
         .map_err(|error| failed(CALLER, error))
 }
 

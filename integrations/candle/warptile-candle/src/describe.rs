@@ -47,13 +47,7 @@ impl Attention {
         let v = layout(v, layouts[2], Operand::KeyOffsets, key_rule)?;
         let sequences = match &self.tensors[Operand::QueryOffsets] {
             None => q.batch(),
-            Some(offsets) => match *offsets.dims() {
-                [entries] if entries >= 2 => entries - 1,
-                ref dims => {
-                    let rule = "(sequences + 1), of at least one sequence";
-                    return Err(caller.wrong_shape("seqlens_q", dims, rule));
-                }
-            },
+            Some(offsets) => caller.sequences(offsets)?,
         };
         let sizes = Sizes {
             sequences,

@@ -7,7 +7,7 @@ use warptile::{Backend, Layout};
 use warptile_distributed::{Group, Shards, World};
 
 use crate::attention::{Attention, ROWS};
-use crate::caller::Caller;
+use crate::caller::{Caller, Sizes};
 use crate::cuda::{Number, Rank};
 
 const CALLER: Caller = Caller("forward_over");
@@ -154,7 +154,7 @@ impl Devices {
         let rows = ranks.map(|(rank, place)| {
             let chunks = shards.map().chunks(rank).iter();
             let chunks = chunks.map(|chunk| all.narrow(1, chunk.rows.start, chunk.rows.len()));
-            Tensor::cat(&chunks.collect::<Result<Vec<_>>>()?, 1)?.to_device(&place.device())
+            cat(&chunks.collect::<Result<Vec<_>>>()?, all)?.to_device(&place.device())
         });
         rows.collect()
     }
@@ -181,7 +181,15 @@ impl Devices {
         }
         chunks.sort_by_key(|(start, _)| *start);
         let chunks: Vec<_> = chunks.into_iter().map(|(_, rows)| rows).collect();
-        Tensor::cat(&chunks, 1)
+        cat(&chunks, &rows[0])?.to_device(device)
+    }
+}
+
+/// Chunks of rows one after the other. If there are none, no rows of the tensor `of`.
+fn cat(chunks: &[Tensor], of: &Tensor) -> Result<Tensor> {
+    match chunks.is_empty() {
+        true => of.narrow(1, 0, 0),
+        false => Tensor::cat(chunks, 1),
     }
 }
 
@@ -223,7 +231,7 @@ impl Attention {
         let dtypes = [("q", q), ("k", k), ("v", v)];
         let dtypes = dtypes.map(|(name, all)| all.iter().map(move |one| (name, one.dtype())));
         caller.element(&dtypes.into_iter().flatten().collect::<Vec<_>>())?;
-        let attention = self.options(shards.map().len())?;
+        let attention = self.options(shards.map().len(), q[0].dim(2)?)?;
         match q[0].dtype() {
             DType::F16 => over::<f16>(devices, shards, &attention, rows),
             DType::BF16 => over::<bf16>(devices, shards, &attention, rows),
@@ -231,8 +239,8 @@ impl Attention {
         }
     }
 
-    /// As warptile has them.
-    fn options(&self, len: usize) -> Result<warptile::Attention> {
+    /// The options of sequences of this length with as many query heads, as warptile has them.
+    fn options(&self, len: usize, heads: usize) -> Result<warptile::Attention> {
         let mut attention = warptile::Attention::new()
             .scoring(self.scoring.mask(self.mask(len)))
             .without_lse();
@@ -242,6 +250,12 @@ impl Attention {
                 let name = crate::caller::name_of(operand);
                 return Err(CALLER.broken(format!("{name} is not taken over several devices")));
             }
+            let sizes = Sizes {
+                heads,
+                ..Sizes::default()
+            };
+            let place = tensor.device().location();
+            CALLER.check_list(operand, tensor, ("it", &place), sizes)?;
             attention = attention.numbers(operand, &numbers()?);
         }
         Ok(attention)

@@ -6,6 +6,7 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Ten
 use warptile::spec::Operand;
 
 use crate::attention::Attention;
+use crate::caller::Sizes;
 use crate::key_lengths::key_lengths;
 
 /// Attention between dense tensors as an operation of candle, for `Tensor::apply_op3`.
@@ -365,7 +366,16 @@ pub fn flash_attn_varlen_paged_windowed(
             k.dims()
         )));
     }
-    let key_lengths = key_lengths(attention.caller, seqlens_k)?;
+    let caller = attention.caller;
+    let sizes = Sizes {
+        sequences: caller.sequences(seqlens_q)?,
+        ..Sizes::default()
+    };
+    let place = ("q", &q.device().location());
+    caller.check_list(Operand::KeyOffsets, seqlens_k, place, sizes)?;
+    let columns = block_table.dims().get(1).copied().unwrap_or(usize::MAX);
+    let room = columns.saturating_mul(page_block_size);
+    let key_lengths = key_lengths(caller, seqlens_k, room)?;
     attention
         .paged(block_table, &key_lengths, max_seqlen_k)
         .forward(q, k, v)

@@ -5,17 +5,9 @@ use candle_core::{DType, Result, Tensor};
 use crate::caller::Caller;
 use crate::cpu::numbers;
 
-/// The differences of neighbours in `seqlens_k`, on its device.
-pub(crate) fn key_lengths(caller: Caller, seqlens_k: &Tensor) -> Result<Tensor> {
-    let sequences = match (seqlens_k.dims(), seqlens_k.dtype()) {
-        (&[entries], DType::U32 | DType::I32) if entries >= 2 => entries - 1,
-        (dims, dtype) => {
-            return Err(caller.broken(format_args!(
-                "seqlens_k has shape {dims:?} and dtype {}, but must be (sequences + 1), of at least one sequence, u32 or i32",
-                dtype.as_str()
-            )));
-        }
-    };
+/// The differences of neighbours in `seqlens_k`, on its device. It is a list of offsets. `room` is how many keys the pages of a sequence
+/// have.
+pub(crate) fn key_lengths(caller: Caller, seqlens_k: &Tensor, room: usize) -> Result<Tensor> {
     if !seqlens_k.device().is_cpu() {
         if seqlens_k.dtype() == DType::I32 {
             return Err(caller.broken(
@@ -23,19 +15,28 @@ pub(crate) fn key_lengths(caller: Caller, seqlens_k: &Tensor) -> Result<Tensor> 
             ));
         }
         // Not read here, as that would wait for the device.
+        let sequences = seqlens_k.elem_count().saturating_sub(1);
         return seqlens_k.narrow(0, 1, sequences)? - seqlens_k.narrow(0, 0, sequences)?;
     }
     let ends = numbers(caller, "seqlens_k", seqlens_k)?;
     let length = |(index, pair): (usize, &[i32])| {
         let length = i64::from(pair[1]) - i64::from(pair[0]);
-        u32::try_from(length).map_err(|_| {
+        let length = u32::try_from(length).map_err(|_| {
             caller.broken(format_args!(
                 "seqlens_k[{}] is {}, less than the entry before it ({}); entries must not decrease",
                 index + 1,
                 pair[1],
                 pair[0]
             ))
-        })
+        })?;
+        match length as usize <= room {
+            true => Ok(length),
+            false => Err(caller.broken(format_args!(
+                "seqlens_k[{}] is {}, {length} more than the entry before it, but block_table has pages for {room} keys of a sequence",
+                index + 1,
+                pair[1]
+            ))),
+        }
     };
     let lengths: Result<Vec<u32>> = ends.windows(2).enumerate().map(length).collect();
     Tensor::new(lengths?, seqlens_k.device())

@@ -28,7 +28,9 @@
 //! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v possibly different from that of q and k. On NVIDIA
 //!   GPUs from compute capability 8.0 on, and on the CPU.
 //! - The results of candle-flash-attn except for rounding, with all its options: masks and windows aligned bottom-right, grouped heads,
-//!   packed sequences, keys and values in pages of 1 to 256 rows, and so on. A query that sees no key gives 0.
+//!   packed sequences, keys and values in pages of 1 to 256 rows, and so on. A query that sees no key gives 0. One exception: a window with
+//!   a left limit alone has no other here. In candle-flash-attn it also hides keys more than `seqlen_k` past the diagonal, which the first
+//!   of many queries have.
 //! - [`Attention`] has these options as methods, and some that candle-flash-attn lacks, such as the log-sum-exp of each row, and pages
 //!   whose key lengths a captured graph reads at each replay. [`write_to_pages`] writes new keys and values into such pages.
 //! - Keys and values in 8 bits with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU

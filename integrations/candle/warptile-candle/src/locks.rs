@@ -2,8 +2,8 @@
 //!
 //! Candle locks the memory of its tensors. A call that locks several could wait for another that has some of them and waits for the rest,
 //! or for itself: a second lock of what it has already waits behind a writer that waits for the first. So every function here computes
-//! the addresses first, and then locks in their order, each memory once. Calls whose gradients candle tracks are the exception:
-//! `Tensor::apply_op3` locks q, k and v in the order of its arguments.
+//! the addresses first, and then locks in their order, each memory once. Calls through which gradients flow are the exception:
+//! `Tensor::apply_op3` locks q, k and v in the order of its arguments. Their keys and values are not in pages.
 
 use std::ops::Deref;
 

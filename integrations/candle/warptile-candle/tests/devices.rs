@@ -1,7 +1,7 @@
 //! Several devices against one.
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::{Attention, Devices, Sharding};
+use warptile_candle::{Attention, Devices, Sharding, flash_attn};
 
 /// In f32 only the order of additions may differ, in 16 bits also the rounding.
 fn close(found: &Tensor, expected: &Tensor) -> Result<()> {
@@ -51,6 +51,40 @@ fn ranks_have_the_results_of_one_device() -> Result<()> {
     Ok(())
 }
 
+/// Documents stay whole, so there can be ranks without rows.
+#[test]
+fn ranks_may_have_no_rows() -> Result<()> {
+    let cpu = Device::Cpu;
+    let devices = Devices::local(&vec![cpu.clone(); 3])?;
+    let documents = |offsets: &[usize]| Sharding::Documents(offsets.to_vec());
+    for (sharding, offsets) in [
+        (documents(&[0, 3, 6]), vec![0, 3, 6]),
+        (documents(&[0, 300, 1100, 1110]), vec![0, 300, 1100, 1110]),
+        (Sharding::Contiguous, vec![0, 1]),
+        (Sharding::Contiguous, vec![0, 0]),
+    ] {
+        let len = offsets[offsets.len() - 1];
+        let shards = devices.shards(&sharding, len)?;
+        let normal =
+            |heads: usize, dim: usize| Tensor::randn(0_f32, 1.0, (1, len, heads, dim), &cpu);
+        let (q, k, v) = (normal(4, 32)?, normal(2, 32)?, normal(2, 16)?);
+        let rows = [&q, &k, &v].map(|all| devices.split(&shards, all));
+        let [q_rows, k_rows, v_rows] = rows;
+        let rows = [&q_rows?[..], &k_rows?[..], &v_rows?[..]];
+        let found = Attention::new(0.2)
+            .causal()
+            .forward_over(&devices, &shards, rows)?;
+        let found = devices.join(&shards, &found, &cpu)?;
+        assert_eq!(found.dims(), [1, len, 4, 16]);
+        for ends in offsets.windows(2).filter(|ends| ends[0] < ends[1]) {
+            let of = |all: &Tensor| all.narrow(1, ends[0], ends[1] - ends[0]);
+            let expected = flash_attn(&of(&q)?, &of(&k)?, &of(&v)?, 0.2, true)?;
+            close(&of(&found)?, &expected)?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_is_wrong_is_named() -> Result<()> {
     let cpu = Device::Cpu;
@@ -86,6 +120,18 @@ fn what_is_wrong_is_named() -> Result<()> {
         &attention.clone().packed_queries(&offsets, 8),
         [&rows, &rows, &rows],
         "seqlens_q is not taken over several devices",
+    );
+    let slopes = Tensor::zeros(3, DType::F32, &cpu)?;
+    refused(
+        &attention.clone().alibi_slopes(&slopes),
+        [&rows, &rows, &rows],
+        "alibi_slopes has shape [3], but must be [2]: one entry per query head",
+    );
+    let sinks = Tensor::zeros(2, DType::F16, &cpu)?;
+    refused(
+        &attention.clone().sinks(&sinks),
+        [&rows, &rows, &rows],
+        "sinks has dtype f16, but must be f32",
     );
     let error = devices.split(&shards, &rows[0]).unwrap_err().to_string();
     assert!(error.contains("all has shape [1, 4, 2, 16]"), "{error}");

@@ -284,7 +284,25 @@ fn keys_in_pages() {
     );
     expect(
         call(&k, &list(&[0]), &table, None, 16, 17),
-        &named("seqlens_k has shape [1] and dtype u32, but must be (sequences + 1)"),
+        &named(
+            "seqlens_k has shape [1], but must be [3]: as many entries as there are sequences of queries",
+        ),
+    );
+    expect(
+        call(&k, &list(&[0, 17]), &table, None, 16, 17),
+        &named(
+            "seqlens_k has shape [2], but must be [3]: as many entries as there are sequences of queries",
+        ),
+    );
+    expect(
+        call(&k, &tensor(&[3], DType::I64), &table, None, 16, 17),
+        &named("seqlens_k has dtype i64, but must be u32 or i32"),
+    );
+    expect(
+        call(&k, &list(&[0, 17, 50]), &table, None, 16, 33),
+        &named(
+            "seqlens_k[2] is 50, 33 more than the entry before it, but block_table has pages for 32 keys",
+        ),
     );
     expect(
         call(&k, &sk, &table.narrow(0, 0, 1).unwrap(), None, 16, 17),
@@ -318,11 +336,79 @@ fn gradients_that_there_are_not_are_refused() {
         "{error}"
     );
     let (q, slopes) = (var(&[1, 5, 4, 64]), var(&[4]));
-    let error = error_of(flash_attn_alibi(&q, &q, &q, &slopes, 0.125, true).unwrap());
-    assert!(
-        error.contains("alibi_slopes has no gradient; detach it"),
-        "{error}"
+    for q in [q.as_tensor(), &q.as_detached_tensor()] {
+        let error = error_of(flash_attn_alibi(q, q, q, &slopes, 0.125, true).unwrap());
+        assert!(
+            error.contains("alibi_slopes has no gradient; detach it"),
+            "{error}"
+        );
+    }
+    let (pages, lengths) = (var(&[1, 16, 4, 64]), list(&[9]));
+    let table = list(&[0]).reshape((1, 1)).unwrap();
+    let small = tensor(&[1, 9, 4, 64], DType::F8E4M3);
+    let scale = tensor(&[1], DType::F32).affine(0.0, 1.0).unwrap();
+    let paged = Attention::new(0.125).paged(&table, &lengths, 16);
+    let detached = pages.as_detached_tensor();
+    for (call, k, rule) in [
+        (
+            &paged,
+            &detached,
+            "block_table is given, but keys and values in pages have no backward pass",
+        ),
+        (
+            &Attention::new(0.125).scales(&scale, &scale),
+            &small,
+            "k_scale is given, but keys and values in 8 bits have no backward pass",
+        ),
+    ] {
+        let out = call.clone().forward(&q, k, k).unwrap();
+        assert_eq!(out.dims(), q.dims());
+        let error = error_of(out);
+        assert!(error.contains(&format!("attention: {rule}")), "{error}");
+    }
+    let error = error_of(
+        paged
+            .forward(&q.as_detached_tensor(), &pages, &pages)
+            .unwrap(),
     );
+    assert!(error.contains("block_table is given"), "{error}");
+}
+
+/// Words that no key needs, and those of a state, may have any bits.
+#[test]
+fn words_above_those_of_i32() {
+    let q = Tensor::randn(0_f32, 1.0, (2, 1, 4, 16), &Device::Cpu).unwrap();
+    let k = Tensor::randn(0_f32, 1.0, (3, 4, 2, 16), &Device::Cpu).unwrap();
+    let numbers = |out: Result<Tensor>| {
+        out.unwrap()
+            .flatten_all()
+            .unwrap()
+            .to_vec1::<f32>()
+            .unwrap()
+    };
+    let paged = |padding: u32| {
+        let table = Tensor::new(&[[2, 0], [1, padding]], &Device::Cpu).unwrap();
+        let attention = Attention::new(0.25).paged(&table, &list(&[6, 3]), 6);
+        numbers(attention.forward(&q, &k, &k))
+    };
+    assert_eq!(paged(u32::MAX), paged(0));
+    let table = Tensor::new(&[[2, 0], [u32::MAX, 0]], &Device::Cpu).unwrap();
+    expect(
+        Attention::new(0.25)
+            .paged(&table, &list(&[6, 3]), 6)
+            .forward(&q, &k, &k),
+        "attention: block_table[2] is -1, but k has 3 pages",
+    );
+    let state = list(&[u32::MAX, 0, 1 << 31, 0, 0, 0, 0, 0]);
+    let signed = Tensor::new(&[-1, 0, i32::MIN, 0, 0, 0, 0, 0], &Device::Cpu).unwrap();
+    let [words, same] = [state, signed].map(|state| {
+        numbers(
+            Attention::new(0.25)
+                .dropout(0.5, &state)
+                .forward(&k, &k, &k),
+        )
+    });
+    assert_eq!(words, same);
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -4,8 +4,10 @@ use candle_core::{DType, Device, Result, Tensor};
 use quickcheck::quickcheck;
 use warptile_candle::{flash_attn, flash_attn_windowed};
 
+use crate::common::assert_close;
 use crate::common::calls::{dense, packed, paged, repeated_heads};
 use crate::common::draw::Problem;
+use crate::common::reference::{Options, attention};
 
 quickcheck! {
     fn dense_tensors(problem: Problem) -> bool {
@@ -37,6 +39,28 @@ fn windows_wider_than_the_keys() -> Result<()> {
     };
     assert_eq!((first(3)?, first(4)?), (0.0, 1.0));
     Ok(())
+}
+
+/// Without a limit to the right the first of many queries see all keys. In candle-flash-attn they see none: its limit there is as many keys
+/// as there are.
+#[test]
+fn windows_without_a_right_side() -> Result<()> {
+    let q = Tensor::randn(0_f32, 1.0, (1, 100, 2, 8), &Device::Cpu)?;
+    let k = Tensor::randn(0_f32, 1.0, (1, 40, 2, 8), &Device::Cpu)?;
+    let found = flash_attn_windowed(&q, &k, &k, 0.3, Some(3), None)?.get(0)?;
+    let (q, k) = (q.get(0)?, k.get(0)?);
+    let expected = |left| {
+        let options = Options {
+            scale: 0.3,
+            left,
+            ..Options::default()
+        };
+        Ok::<_, candle_core::Error>(attention(&q, &k, &k, &options)?.0)
+    };
+    assert_close(&found, &expected(Some(3))?, DType::F32, "all rows")?;
+    let first = |rows: &Tensor| rows.narrow(0, 0, 1);
+    let unmasked = expected(None)?;
+    assert_close(&first(&found)?, &first(&unmasked)?, DType::F32, "row 0")
 }
 
 /// A column of the output follows from the same column of v, however many there are.

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use warptile_candle::{Attention, flash_attn, write_to_pages, write_to_pages_quantized};
 
 use crate::common::e4m3;
@@ -96,6 +96,8 @@ fn bad_input_is_named() -> Result<()> {
     let (first, second) = (both.get(0)?, both.get(1)?);
     let part = pages.get(0)?.narrow(0, 0, 3)?;
     let wide = zeros(&[3, 2, 16], DType::F32)?;
+    let fewer = zeros(&[4, 6, 2, 16], DType::F16)?;
+    let expanded = zeros(&[1, 6, 2, 16], DType::F16)?.broadcast_as((5, 6, 2, 16))?;
     let cases = [
         (
             &k,
@@ -161,6 +163,30 @@ fn bad_input_is_named() -> Result<()> {
             slots.clone(),
             "k_pages overlaps v_pages",
         ),
+        (
+            &k,
+            &k,
+            &pages,
+            &fewer,
+            slots.clone(),
+            "v_pages has pages 4, but k_pages has 5",
+        ),
+        (
+            &k,
+            &k,
+            &expanded,
+            &pages,
+            slots.clone(),
+            "k_pages overlaps itself",
+        ),
+        (
+            &k,
+            &k,
+            &pages,
+            &expanded,
+            slots.clone(),
+            "v_pages overlaps itself",
+        ),
     ];
     for (k, v, k_pages, v_pages, slots, message) in cases {
         let error = write_to_pages(k, v, k_pages, v_pages, &slots)
@@ -223,6 +249,39 @@ fn orders_of_tensors_do_not_block_each_other() -> Result<()> {
         });
     }
     for _ in orders {
+        let result = ended.recv_timeout(Duration::from_secs(120));
+        assert_eq!(result, Ok(Ok(())), "calls wait for each other");
+    }
+    Ok(())
+}
+
+/// Calls whose queries are variables read pages in either order while another thread writes to them.
+#[test]
+fn variables_and_writes_do_not_block_each_other() -> Result<()> {
+    let tensor = || Tensor::zeros((4, 1, 2, 16), DType::F32, &Device::Cpu);
+    let (q, a, b) = (Var::from_tensor(&tensor()?)?, tensor()?, tensor()?);
+    let new = Tensor::zeros((2, 2, 16), DType::F32, &Device::Cpu)?;
+    let slots = Tensor::new(&[0_i64, 3], &Device::Cpu)?;
+    let table = Tensor::new(&[[0_u32], [1], [2], [3]], &Device::Cpu)?;
+    let lengths = Tensor::new(&[1_u32; 4], &Device::Cpu)?;
+    let (done, ended) = mpsc::channel();
+    let calls = move |reads: bool, [keys, values]: [&Tensor; 2]| match reads {
+        true => Attention::new(1.0)
+            .paged(&table, &lengths, 1)
+            .forward(&q, keys, values)
+            .map(drop),
+        false => write_to_pages(&new, &new, keys, values, &slots),
+    };
+    for reads in [true, false] {
+        let (calls, done, a, b) = (calls.clone(), done.clone(), a.clone(), b.clone());
+        // Threads that nobody joins: one that is blocked does not keep the test from failing.
+        thread::spawn(move || {
+            let both = || calls(reads, [&a, &b]).and_then(|()| calls(reads, [&b, &a]));
+            let result: Result<()> = { 0..5000 }.try_for_each(|_| both());
+            done.send(result.map_err(|error| error.to_string()))
+        });
+    }
+    for _ in 0..2 {
         let result = ended.recv_timeout(Duration::from_secs(120));
         assert_eq!(result, Ok(Ok(())), "calls wait for each other");
     }
