@@ -295,11 +295,12 @@ typedef struct warptile_attention_desc {
    */
   struct warptile_layout out;
   /**
-   * Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none.
+   * Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none. Four zeros for strides mean a bias without gaps
+   * here, too: for one number that counts for all scores, pass extents of 1 instead.
    */
   struct warptile_layout bias;
   /**
-   * Hides keys where its byte is 0; shape as that of bias. Not given: none.
+   * Hides keys where its byte is 0; shape and strides as those of bias. Not given: none.
    */
   struct warptile_layout key_mask;
   /**
@@ -1518,4 +1519,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 9a123e3b1ff3f1854b0677996edbce4f53d26a869dfe288146cbee7f0d9534e9 */
+/* Seal of header.sh: b3d83af72ccc27604060513ddec25193d4bcf27376c0bd7cea7768e54b6437c0 */

@@ -55,9 +55,10 @@ pub struct AttentionDesc {
     pub v: Layout,
     /// Output, of the shape of q but with the head size of v. Not given: dense, in the order in which q is stored.
     pub out: Layout,
-    /// Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none.
+    /// Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none. Four zeros for strides mean a bias without gaps
+    /// here, too: for one number that counts for all scores, pass extents of 1 instead.
     pub bias: Layout,
-    /// Hides keys where its byte is 0; shape as that of bias. Not given: none.
+    /// Hides keys where its byte is 0; shape and strides as those of bias. Not given: none.
     pub key_mask: Layout,
     /// Keys before the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
     pub window_left: i64,
@@ -271,10 +272,7 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
     let lists = Lists {
         memory,
         sequences,
-        entries: table.map_or(0, |table| {
-            let rows = sequences.saturating_sub(1);
-            { rows.saturating_mul(table.row_stride) }.saturating_add(table.shape[1])
-        }),
+        entries: table.map_or(0, |table| table.elements().reach()),
         new_rows: 0,
         blocks: blocks.map_or([0; 2], |(_, counts)| counts),
     };
@@ -338,7 +336,16 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
     let mut scoring = Scoring::new().mask(mask.diagonal(diagonal));
     scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
     scoring.softcap = (desc.softcap != 0.0).then_some(desc.softcap);
-    scoring.dropout = (desc.dropout != 0.0).then_some(desc.dropout as f32);
+    if !(0.0..1.0).contains(&desc.dropout) {
+        let rule = "but must be a probability from 0 to below 1";
+        return Err(Failure::of(
+            "dropout",
+            format!("is {}, {rule}", desc.dropout),
+        ));
+    }
+    // The nearest f32 may be 1.
+    let dropout = (desc.dropout as f32).min(1_f32.next_down());
+    scoring.dropout = (desc.dropout != 0.0).then_some(dropout);
     scoring.alibi = match desc.alibi {
         WARPTILE_ALIBI_NONE => None,
         WARPTILE_ALIBI_PER_HEAD => Some(AlibiShape::PerHead),

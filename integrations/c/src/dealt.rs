@@ -256,8 +256,8 @@ struct Typed<T: Element> {
     dims: [usize; 2],
     sequences: BTreeMap<i64, SequenceId>,
     next: i64,
-    /// Sequences and rows of the step.
-    step: [usize; 2],
+    /// Sequences and rows of the step, if one has begun.
+    step: Option<[usize; 2]>,
 }
 
 impl<T: Element> Typed<T> {
@@ -286,7 +286,7 @@ impl<T: Element> Typed<T> {
             dims,
             sequences: BTreeMap::new(),
             next: 0,
-            step: [0; 2],
+            step: None,
         })
     }
 
@@ -297,6 +297,14 @@ impl<T: Element> Typed<T> {
                 argument,
                 format!("is {sequence}, which is no sequence of the cache"),
             )
+        })
+    }
+
+    /// Sequences and rows of the step.
+    fn begun(&self) -> Result<[usize; 2]> {
+        self.step.ok_or_else(|| {
+            let rule = "has no step: warptile_dealt_cache_step must succeed first";
+            Failure::of("cache", rule)
         })
     }
 
@@ -337,14 +345,14 @@ impl<T: Element> Dealt for Typed<T> {
         });
         let pairs = pairs.collect::<Result<Vec<_>>>()?;
         check_idle(self.ranks)?;
-        self.step = [0; 2];
+        self.step = None;
         self.cache.step(&pairs)?;
-        self.step = [pairs.len(), pairs.iter().map(|(_, rows)| rows).sum()];
+        self.step = Some([pairs.len(), pairs.iter().map(|(_, rows)| rows).sum()]);
         Ok(())
     }
 
     unsafe fn append(&mut self, layer: usize, kv: [*const c_void; 2]) -> Result<()> {
-        let [_, rows] = self.step;
+        let [_, rows] = self.begun()?;
         let layouts = self
             .dims
             .map(|dim| Layout::bshd([1, rows, self.kv_heads, dim]));
@@ -364,8 +372,14 @@ impl<T: Element> Dealt for Typed<T> {
         mut desc: AttentionDesc,
         memory: &AttentionMemory,
     ) -> Result<()> {
+        let [sequences, _] = self.begun()?;
+        let found = desc.q.shape[0];
+        if found != sequences as i64 {
+            let rule = format!("has batch {found}, but the step has {sequences} sequences");
+            return Err(Failure::of("q", rule));
+        }
         let keys = |dim| StructLayout {
-            shape: [self.step[0], 1, self.kv_heads, dim].map(|extent| extent as i64),
+            shape: [sequences, 1, self.kv_heads, dim].map(|extent| extent as i64),
             strides: [0; 4],
         };
         [desc.k, desc.v] = self.dims.map(keys);

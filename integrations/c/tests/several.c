@@ -384,6 +384,8 @@ static void decoding(uint32_t element) {
     of_call.size = sizeof of_call;
     of_call.q = q;
     of_call.out = out;
+    INVALID(warptile_dealt_cache_attend(cache, 0, &call, &of_call), "cache has no step");
+    INVALID(warptile_dealt_cache_append(cache, 0, in[0], in[1]), "cache has no step");
     for (int step = 0; step < STEPS; step++) {
         int64_t rows[SEQUENCES], at = 0;
         for (int b = 0; b < SEQUENCES; b++) {
@@ -444,7 +446,7 @@ static void decoding(uint32_t element) {
     INVALID(ATTEND(bad_memory.q = NULL), "q is null");
     INVALID(ATTEND(bad_memory.out = NULL), "out is null");
     INVALID(ATTEND(bad.q.shape[2] = 3), "");
-    INVALID(ATTEND(bad.q.shape[0] = SEQUENCES), "");
+    INVALID(ATTEND(bad.q.shape[0] = SEQUENCES), "q has batch ");
     INVALID(ATTEND(bad.q.shape[3] = 2 * SIZE), "");
     INVALID(ATTEND(bad.q.strides[0] = HEADS * SIZE, bad.q.strides[1] = 16, bad.q.strides[2] = 16, bad.q.strides[3] = 1), "q.strides must be zeros");
     INVALID(ATTEND(bad.element = element % 3 + 1), "element is ");

@@ -71,7 +71,12 @@ static void descriptions(void) {
     INVALID(DESC(d.alibi = 3), "alibi is 3");
     INVALID(DESC(d.sinks = 2), "sinks is 2, but must be 0 or 1");
     INVALID(DESC(d.dropout = 1), "dropout is 1, but must be a probability from 0 to below 1");
+    INVALID(DESC(d.dropout = 1.25), "dropout is 1.25, but must be a probability from 0 to below 1");
+    INVALID(DESC(d.dropout = -1e-300), "dropout is -0.000");
+    INVALID(DESC(d.dropout = NAN), "dropout is NaN");
     WORKS(DESC(d.dropout = 0.5));
+    // Above 1 - 2^-25, and so 1 as a float.
+    WORKS(DESC(d.dropout = 0.99999999));
     INVALID(RUN(d.dropout = 0.5), "dropout_state is null");
     INVALID(RUN(m.dropout_state = (int32_t[8]){0}), "dropout_state is given, but");
     WORKS(RUN(d.dropout = 0.5; m.dropout_state = (int32_t[8]){1, 2, 3}));
@@ -214,6 +219,8 @@ static void memories(void) {
     // Nothing lies in an empty tensor.
     WORKS(RUN(d.q.shape[0] = d.k.shape[0] = d.v.shape[0] = 0; m.q = m.k = m.v = m.out = NULL));
     WORKS(RUN(d.q.shape[1] = 0; m.q = m.out = NULL));
+    WORKS(RUN(d.q.shape[0] = 0; d.table_columns = 2; m.q = m.out = NULL));
+    WORKS(RUN(d.q.shape[0] = 0; d.table_columns = 2; d.table_stride = 3; m.q = m.out = NULL));
 }
 
 static void explanations(void) {
@@ -297,6 +304,7 @@ static void appends(void) {
     WORKS(APPEND(ROWS; d.longest = 2));
     WORKS(APPEND(ROWS; d.longest = 1; d.row_lengths = 1; m.row_lengths = (int32_t[]){0, 1}));
     INVALID(APPEND(m.v_pages = pages), "k_pages overlaps v_pages");
+    INVALID(APPEND(d.v_pages.shape[0] = 2), "v_pages has pages 2, but k_pages has 1");
     INVALID(APPEND(m.k_pages = pages + 8; m.v_pages = pages), "v_pages shares memory with k_pages, but does not come after it");
     INVALID(APPEND(m.k = pages + 100), "k_pages shares memory with k");
     INVALID(APPEND(m.k_pages = NULL), "k_pages is null");
