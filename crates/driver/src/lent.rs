@@ -113,6 +113,11 @@ impl<T: Pod> Lent<'_, T> {
         self.view.pointer()
     }
 
+    /// The owner that keeps the memory alive.
+    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.memory.clone()
+    }
+
     /// Ends the loan, as dropping it does.
     ///
     /// # Errors
@@ -161,6 +166,7 @@ impl<T: Pod> LentBuffer<T> {
             return Ok(());
         }
         let _current = stream.context().enter()?;
+        stream.wait_for_lent(&used)?;
         let _held = stream.hold();
         let copies: Vec<_> = { copies.iter() }
             .filter(|(_, rows)| !rows.is_empty() && size_of::<T>() > 0)
@@ -169,7 +175,7 @@ impl<T: Pod> LentBuffer<T> {
             let mut copies = copies.iter();
             copies.try_for_each(|(source, rows)| self.copy(stream, source, rows))
         };
-        stream.ordered(&used, || {
+        stream.use_available(&used, || {
             // A batch takes the driver a tenth of the time that the copies take one by one. The legacy default stream takes none.
             let takes_batches = !copies.is_empty() && stream.raw() != CUstream::NULL;
             let batched = match stream.capture()? {
@@ -339,11 +345,19 @@ impl Stream {
     }
 
     fn ordered<R>(&self, used: &[Used<'_>], queue: impl FnOnce() -> R) -> Result<R> {
-        for (uses, memory) in used {
-            uses.available_to(self)?;
-            for owner in memory {
-                self.keep_for_graph(owner.clone())?;
-            }
+        self.wait_for_lent(used)?;
+        self.use_available(used, queue)
+    }
+
+    /// Has the stream wait until all of the memory may be used, which may take the stream into a capture: nobody holds it yet.
+    fn wait_for_lent(&self, used: &[Used<'_>]) -> Result<()> {
+        { used.iter() }.try_for_each(|(uses, _)| uses.available_to(self))
+    }
+
+    /// Queues uses of memory that the stream has waited for.
+    fn use_available<R>(&self, used: &[Used<'_>], queue: impl FnOnce() -> R) -> Result<R> {
+        for owner in used.iter().flat_map(|(_, memory)| memory) {
+            self.keep_for_graph(owner.clone())?;
         }
         let queued = queue();
         // Also after an error, as some may be queued.

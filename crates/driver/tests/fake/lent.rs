@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use warptile_driver::sys::CUstream;
-use warptile_driver::{DeviceBuffer, DriverError, Result, Rows, Stream};
+use warptile_driver::{DeviceBuffer, DriverError, Graph, Result, Rows, Stream};
 use warptile_fake_cuda::FakeDriver;
 
 use crate::{increment, launch, open, open_two, open_two_of};
@@ -150,6 +150,29 @@ fn copies_and_later_kernels_do_not_wait_for_each_other() {
     drop(lent);
     drop(target);
     drop((source, other, pull, streams, contexts));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_copy_takes_its_stream_into_a_capture() {
+    let (fake, context, stream) = open();
+    let pull = Stream::new(&context).unwrap();
+    let source = numbers(&stream);
+    let mut target = Some(DeviceBuffer::<u32>::zeroed(&stream, 17).unwrap());
+    let graph = Graph::capture::<DriverError>(&stream, |_| {
+        let lent = source.as_slice().lend()?;
+        if let Some(buffer) = target.take() {
+            let mut buffer = buffer.lend()?;
+            buffer.copy_rows(&pull, &[(&lent, ROWS), (&lent, ROW)])?;
+            target = Some(buffer.into_buffer()?);
+        }
+        lent.end()
+    });
+    let graph = graph.unwrap();
+    graph.launch(&stream).unwrap();
+    let target = target.unwrap();
+    assert_eq!(target.to_vec().unwrap(), COPIED);
+    drop((graph, source, target, pull, stream, context));
     fake.assert_clean();
 }
 
