@@ -8,11 +8,11 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use warptile::driver::{Context, Driver, Graph};
+use warptile::driver::{Context, DeviceBuffer, Driver, Graph, Stream};
 use warptile::{Attention, Backend, Element, KvCache, Mask, half::bf16, half::f16};
 use warptile_distributed::nccl_sys::{LoadError, NcclApi};
 use warptile_distributed::{Error, Failure, Group, Result, Scheme, ShardedCache, Sharding, World};
-use warptile_fake_cuda::FakeDriver;
+use warptile_fake_cuda::{FakeDriver, Stalled};
 use warptile_fake_nccl::{FakeNccl, Fault};
 
 /// A bound that even a busy machine does not reach, for ranks that wait for nothing.
@@ -269,6 +269,10 @@ fn a_failure_amid_a_call_is_that_of_all_ranks() {
                 });
                 let has_happened = host.cuda.fault().is_some();
                 host.cuda.fail(None, 0, 0);
+                // A rank that dropped its group before it knew of the failure has left that to its device.
+                for backend in &backends {
+                    let _ = backend.synchronize();
+                }
                 if !has_happened {
                     break;
                 }
@@ -696,27 +700,125 @@ fn lost_and_stopped_ranks_are_named() {
     }
 }
 
-/// The GPU of a rank hangs: its queries never end.
 #[test]
 fn messages_that_do_not_come_end_the_group() {
-    let host = Host::new(2);
-    let met = Barrier::new(2);
-    let stalled = AtomicBool::new(false);
+    let (host, met) = (Host::new(2), Barrier::new(2));
     let failures = each(&worlds_within(TIMEOUT, 2), |world| {
         let group = host.group(world).unwrap();
-        forward(&group, 512).unwrap();
+        host.cuda.set_stalled(Stalled::Copies);
+        let called = forward(&group, 512);
+        let failure = failure(called.and_then(|()| group.synchronize(PATIENCE)));
         met.wait();
-        if !stalled.swap(true, Ordering::Relaxed) {
-            host.cuda.set_stalled(true);
-        }
-        met.wait();
-        let failure = failure(group.synchronize(PATIENCE));
-        met.wait();
-        host.cuda.set_stalled(false);
+        host.cuda.set_stalled(Stalled::Nothing);
         failure
     });
     let text = same(&failures).to_string();
     assert!(text.contains("messages have not come"), "{text}");
+    host.assert_clean();
+}
+
+/// The GPUs take long for kernels that were submitted before the messages.
+#[test]
+fn a_long_queue_does_not_end_the_group() {
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    let results = each(&worlds_within(TIMEOUT, 2), |world| {
+        let group = host.group(world).unwrap();
+        host.cuda.set_stalled(Stalled::Kernels);
+        decode(&group, 8).unwrap();
+        let early = group.synchronize(TIMEOUT + Duration::from_secs(2));
+        met.wait();
+        host.cuda.set_stalled(Stalled::Nothing);
+        let result = group.synchronize(PATIENCE);
+        met.wait();
+        (early, result)
+    });
+    for (early, result) in results {
+        assert!(matches!(early, Err(Error::TimedOut { .. })), "{early:?}");
+        result.unwrap();
+    }
+    host.assert_clean();
+}
+
+/// These take longer than a communicator may take to end.
+#[test]
+fn a_dropped_group_waits_for_kernels_before_its_messages() {
+    let host = Host::new(2);
+    let results = each(&worlds_within(TIMEOUT, 2), |world| {
+        let group = host.group(world).unwrap();
+        let backend = group.backends()[0].clone();
+        let goes_on = AtomicBool::new(false);
+        host.cuda.set_stalled(Stalled::Kernels);
+        decode(&group, 8).unwrap();
+        let has_waited = thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(TIMEOUT + Duration::from_secs(2));
+                goes_on.store(true, Ordering::Relaxed);
+                host.cuda.set_stalled(Stalled::Nothing);
+            });
+            drop(group);
+            goes_on.load(Ordering::Relaxed)
+        });
+        (has_waited, backend.synchronize())
+    });
+    for (has_waited, result) in results {
+        assert!(has_waited, "{result:?}");
+        result.unwrap();
+    }
+    host.assert_clean();
+}
+
+#[test]
+fn an_abort_of_a_dropped_group_is_an_error_of_its_device() {
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    let results = each(&worlds_within(TIMEOUT, 2), |world| {
+        let group = host.group(world).unwrap();
+        let backend = group.backends()[0].clone();
+        host.cuda.set_stalled(Stalled::Copies);
+        decode(&group, 8).unwrap();
+        drop(group);
+        met.wait();
+        host.cuda.set_stalled(Stalled::Nothing);
+        let result = backend.synchronize();
+        (result, backend.synchronize())
+    });
+    for (result, again) in results {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("messages have not come"), "{text}");
+        again.unwrap();
+    }
+    host.assert_clean();
+}
+
+/// The watch does not take it from who waits for the device.
+#[test]
+fn an_error_of_a_destructor_does_not_end_the_group() {
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    let results = each(&worlds(2), |world| {
+        let group = host.group(world).unwrap();
+        let stream = Stream::new(group.backends()[0].gpu().unwrap().context()).unwrap();
+        let buffer = DeviceBuffer::<u8>::uninit(&stream, 64).unwrap();
+        host.cuda.set_stalled(Stalled::Copies);
+        decode(&group, 8).unwrap();
+        met.wait();
+        if world.rank() == 0 {
+            host.cuda.fail(Some("cuMemFreeAsync"), 1, 1);
+            drop(buffer);
+            assert!(host.cuda.fault().is_some());
+        }
+        met.wait();
+        host.cuda.set_stalled(Stalled::Nothing);
+        // For the watch to find all messages done.
+        thread::sleep(Duration::from_secs(2));
+        let result = group.synchronize(PATIENCE);
+        met.wait();
+        (result, group.synchronize(PATIENCE))
+    });
+    let text = results[0].0.as_ref().unwrap_err().to_string();
+    assert!(
+        text.starts_with("rank 0: ") && text.contains("cuMemFreeAsync"),
+        "{text}"
+    );
+    assert!(results[1].0.is_ok() && results.iter().all(|(_, again)| again.is_ok()));
     host.assert_clean();
 }
 

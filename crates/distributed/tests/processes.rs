@@ -2,8 +2,9 @@
 
 #![cfg(unix)]
 
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,15 +29,19 @@ fn own_rank() -> Option<World> {
 
 /// `word` is for the process to read.
 fn start(test: &str, rank: usize, port: u16, word: &str) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    command(test, rank, port, word).spawn().unwrap()
+}
+
+fn command(test: &str, rank: usize, port: u16, word: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--exact", test, "--include-ignored", "--nocapture"])
         .env("WARPTILE_TEST_RANK", word)
         .envs(["RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string())))
         .env("WORLD_SIZE", "2")
         .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", (port - 1).to_string())
-        .spawn()
-        .unwrap()
+        .env("MASTER_PORT", (port - 1).to_string());
+    command
 }
 
 fn free_port() -> u16 {
@@ -117,6 +122,52 @@ fn a_killed_or_stopped_process_is_lost() {
             matches!(failure, Failure::Lost { rank: 1, .. }),
             "{failure}"
         );
+    }
+}
+
+/// Both ranks stand still for longer than a rank may be silent.
+#[test]
+fn a_job_that_is_suspended_as_a_whole_goes_on() {
+    if let Some(world) = own_rank() {
+        let result = meet(&world.timeout(3 * SILENCE), |nccl| {
+            while nccl.live() == 0 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            println!("begun");
+        });
+        // The communicators of two stand-ins do not begin in time.
+        assert!(
+            matches!(result, Err(Error::Failure(Failure::Failed { .. }))),
+            "{result:?}"
+        );
+        return;
+    }
+    let port = free_port();
+    let mut ranks = [0, 1].map(|rank| {
+        let mut rank = command("a_job_that_is_suspended_as_a_whole_goes_on", rank, port, "");
+        Process(rank.stdout(Stdio::piped()).spawn().unwrap())
+    });
+    // Kept, as the ranks write more.
+    let mut outputs = ranks.each_mut().map(|rank| {
+        let output = rank.0.stdout.take().unwrap();
+        BufReader::new(output).lines()
+    });
+    for output in &mut outputs {
+        assert!(output.any(|line| line.unwrap().contains("begun")));
+    }
+    // Rank 0 goes on first, and has heard before what rank 1 had said.
+    let moment = Duration::from_millis(300);
+    for (rank, signal, pause) in [
+        (1, "-STOP", moment),
+        (0, "-STOP", SILENCE + Duration::from_secs(1)),
+        (0, "-CONT", moment),
+        (1, "-CONT", moment),
+    ] {
+        signal_to(ranks[rank].0.id(), signal);
+        thread::sleep(pause);
+    }
+    for rank in &mut ranks {
+        assert!(rank.wait(TIMEOUT + SLACK).success());
     }
 }
 

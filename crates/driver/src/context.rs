@@ -338,8 +338,9 @@ impl Context {
         lock(&self.inner.launches)
     }
 
-    /// Keeps an error that a destructor met, for the next synchronization to report.
-    pub(crate) fn defer(&self, result: Result<()>) {
+    /// Keeps an error that a destructor met, for the next synchronization of the context or one of its streams to report. Of several, the
+    /// first is kept.
+    pub fn defer(&self, result: Result<()>) {
         if let Err(error) = result {
             lock(&self.inner.deferred).get_or_insert(error);
         }

@@ -128,6 +128,13 @@ pub enum DriverError {
         destination_len: usize,
     },
 
+    /// Work of another library in a stream was ended early, so that memory lacks the values that the work was to write.
+    #[error("work in a stream was ended before it was done: {why}")]
+    Ended {
+        /// The reason.
+        why: String,
+    },
+
     /// A range that does not lie in the buffer.
     #[error("elements {}..{} are not within a buffer of {len} elements", range.start, range.end)]
     OutOfRange {

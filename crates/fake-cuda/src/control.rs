@@ -127,6 +127,28 @@ impl Kind {
     ];
 }
 
+/// The work that queries of streams and events find unfinished, and everything that waits for it. A synchronization still does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Stalled {
+    /// Every query is progress.
+    Nothing = 0,
+    /// Kernels: a GPU that is busy.
+    Kernels = 1,
+    /// Copies between device memory, such as messages of the stand-in for NCCL.
+    Copies = 2,
+}
+
+impl Stalled {
+    fn of(number: c_int) -> Stalled {
+        match number {
+            1 => Stalled::Kernels,
+            2 => Stalled::Copies,
+            _ => Stalled::Nothing,
+        }
+    }
+}
+
 fn live(state: &State, kind: c_int) -> usize {
     match kind {
         0 => state.retained.values().sum(),
@@ -213,9 +235,9 @@ controls! {
     fn raw_set_clusters = fake_set_clusters(clusters: c_int) -> () {
         |state| state.config.clusters = clusters
     }
-    /// Sets whether queries find all work unfinished.
+    /// Sets the work that no query advances, a [`Stalled`].
     fn raw_set_stalled = fake_set_stalled(stalled: c_int) -> () {
-        |state| state.config.stalled = stalled != 0
+        |state| state.config.stalled = Stalled::of(stalled)
     }
     /// Makes the n-th call from now of the function, or of any if null, return the code.
     fn raw_fail = fake_fail(symbol: *const c_char, nth: u64, code: u32) -> () {

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::path::Path;
 
-use crate::control::{FakeLaunch, Kind};
+use crate::control::{FakeLaunch, Kind, Stalled};
 use crate::private_copy::PrivateCopy;
 
 /// A stand-in driver of one's own.
@@ -71,9 +71,9 @@ impl FakeDriver {
         self.raw_set_clusters(i32::try_from(clusters).unwrap_or(i32::MAX));
     }
 
-    /// Sets whether those who ask if a stream is done are told that it is not, as of a GPU that hangs.
-    pub fn set_stalled(&self, stalled: bool) {
-        self.raw_set_stalled(i32::from(stalled));
+    /// Sets the work that those who ask find unfinished, as of a GPU that is busy or hangs.
+    pub fn set_stalled(&self, stalled: Stalled) {
+        self.raw_set_stalled(stalled as i32);
     }
 
     /// Makes the `nth` call from now, counted from 1, of a function (or, with `None`, of any that

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use warptile_cuda_sys::CUresult;
 
-use crate::control::FakeLaunch;
+use crate::control::{FakeLaunch, Stalled};
 use crate::copy::repeated;
 use crate::memory::Identity;
 use crate::state::State;
@@ -166,8 +166,22 @@ impl State {
         }
     }
 
-    /// Runs the next operation only: progress for those who poll.
+    /// Runs the next operation only, unless it waits for what is stalled: progress for those who poll.
     pub(crate) fn step(&mut self, stream: Key) {
+        let stalled = self.config.stalled;
+        let is_stalled = |op: &Op| match op {
+            Op::Launch { .. } => stalled == Stalled::Kernels,
+            Op::Copy {
+                to: Place::Device(..),
+                from: Place::Device(..),
+                ..
+            } => stalled == Stalled::Copies,
+            _ => false,
+        };
+        let has_next = { self.streams.get(&stream) }.is_some_and(|queue| !queue.ops.is_empty());
+        if has_next && stalled != Stalled::Nothing && self.is_behind((stream, 1), is_stalled) {
+            return;
+        }
         if let Some((place, op)) = self
             .streams
             .get_mut(&stream)
@@ -243,11 +257,12 @@ impl State {
             let places = (queue.ops.iter().enumerate()).filter(move |(_, (_, op))| is_copy(op));
             places.map(|(place, _)| (*stream, place))
         });
-        copies.filter(|at| self.is_behind_kernel(*at)).count()
+        let is_kernel = |op: &Op| matches!(op, Op::Launch { .. });
+        copies.filter(|at| self.is_behind(*at, is_kernel)).count()
     }
 
-    /// Returns true if a kernel is among what the operation at this place of a stream's queue waits for.
-    fn is_behind_kernel(&self, at: (Key, usize)) -> bool {
+    /// Returns true if such an operation is among those that the one at this place of a stream's queue waits for.
+    fn is_behind(&self, at: (Key, usize), is_such: impl Fn(&Op) -> bool) -> bool {
         let mut seen = HashSet::new();
         let mut left = vec![at];
         while let Some((stream, place)) = left.pop() {
@@ -259,8 +274,11 @@ impl State {
                 if !seen.insert((stream, before)) {
                     break;
                 }
-                match queue.ops[before].1 {
-                    Op::Launch { .. } => return true,
+                let op = &queue.ops[before].1;
+                if is_such(op) {
+                    return true;
+                }
+                match *op {
                     Op::Wait {
                         event,
                         sequence,

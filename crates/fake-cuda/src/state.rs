@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 
 use crate::capture::Capture;
-use crate::control::FakeLaunch;
+use crate::control::{FakeLaunch, Stalled};
 use crate::event::Event;
 use crate::graph::Exec;
 use crate::memory::{Allocation, Identity, Pool};
@@ -25,8 +25,8 @@ pub(crate) struct Config {
     pub(crate) memory_pools: bool,
     /// Clusters that a device can hold at once.
     pub(crate) clusters: i32,
-    /// True if queries find all work unfinished.
-    pub(crate) stalled: bool,
+    /// The work that no query advances.
+    pub(crate) stalled: Stalled,
 }
 
 /// A failure that is to happen.
@@ -101,7 +101,7 @@ impl Default for Config {
             memory: 1 << 30,
             memory_pools: true,
             clusters: 16,
-            stalled: false,
+            stalled: Stalled::Nothing,
         }
     }
 }

@@ -142,9 +142,6 @@ pub(crate) fn stream_query(state: &mut State, stream: Key) -> CUresult {
     if let Err(code) = waitable(state, stream).and_then(|()| state.disturb_captures()) {
         return code;
     }
-    if state.config.stalled {
-        return CUresult::ERROR_NOT_READY;
-    }
     let idle = state
         .streams
         .get(&stream)

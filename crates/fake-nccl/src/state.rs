@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use warptile_cuda_sys::{CUcontext, CUevent, CUstream, DriverApi};
+use warptile_cuda_sys::{CUcontext, CUevent, CUresult, CUstream, DriverApi};
 use warptile_nccl_sys::{Config, NCCL_UINT8, NcclComm, NcclResult, UniqueId, Version};
 
 use crate::handle::Fault;
@@ -36,6 +36,8 @@ struct Comm {
     context: CUcontext,
     /// Messages that the other side has not called.
     open: usize,
+    /// The stream of the last messages.
+    stream: Option<CUstream>,
     error: Option<NcclResult>,
     finalized: bool,
     stuck: bool,
@@ -109,11 +111,20 @@ impl State {
         let world = &self.worlds[&of.world];
         let ranks = world.members.len();
         let waits = world.members.iter().any(Option::is_none) && world.finalized == 0
-            || of.finalized && world.finalized < ranks;
+            || of.finalized && (world.finalized < ranks || self.is_busy(of));
         match of.stuck || of.open > 0 || waits {
             true => NcclResult::IN_PROGRESS,
             false => NcclResult::SUCCESS,
         }
+    }
+
+    /// Returns true if messages of a communicator, or what they wait for, are not done.
+    fn is_busy(&self, comm: &Comm) -> bool {
+        let (Some(driver), Some(stream)) = (&self.driver, comm.stream) else {
+            return false;
+        };
+        // SAFETY: the stream outlives the communicator.
+        unsafe { (driver.stream_query)(stream) == CUresult::ERROR_NOT_READY }
     }
 
     /// Checks that a call may be made.
@@ -188,6 +199,9 @@ impl State {
 
     fn exchange(&mut self, group: Vec<(bool, usize, Message)>) {
         for (sends, peer, message) in group {
+            if let Some(comm) = self.comms.get_mut(&message.comm) {
+                comm.stream = Some(message.stream);
+            }
             let Comm { world, rank, .. } = self.comms[&message.comm];
             let between = match sends {
                 true => (rank, peer),
@@ -305,6 +319,7 @@ pub(crate) fn comm_init_rank_config(
         rank,
         context,
         open: 0,
+        stream: None,
         error: None,
         finalized: false,
         stuck: false,

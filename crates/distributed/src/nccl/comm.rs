@@ -91,19 +91,12 @@ impl Comm {
         Ok(Some(code == NcclResult::SUCCESS))
     }
 
-    /// Waits until no call is in progress, at most until `until` and as long as `go_on` says so.
-    pub(crate) fn wait(
-        &self,
-        until: Instant,
-        go_on: impl Fn() -> Result<(), String>,
-    ) -> Result<(), String> {
+    /// Waits until no call is in progress, as long as `go_on` says so.
+    pub(crate) fn wait(&self, go_on: impl Fn() -> Result<(), String>) -> Result<(), String> {
         let mut pause = Duration::from_micros(1);
         // Up to its end a communicator may use memory, whoever has begun it.
         while !self.is_done()?.ok_or(ABORTED)? {
             go_on()?;
-            if Instant::now() > until {
-                return Err("NCCL's call is still in progress".to_owned());
-            }
             thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(1));
         }
@@ -161,8 +154,9 @@ impl Comm {
         })
     }
 
-    /// Destroys a communicator that has been finalized, or ends all of its work at once.
-    pub(crate) fn end(&self, aborts: bool) {
+    /// Destroys a communicator that has been finalized, or ends all of its work at once. `stream` is that of its messages, which is kept
+    /// meanwhile.
+    pub(crate) fn end(&self, aborts: bool, stream: Stream) {
         // Taken first: others must not wait for an end that hangs.
         let comm = { self.handle.lock() }
             .unwrap_or_else(PoisonError::into_inner)
@@ -175,6 +169,7 @@ impl Comm {
                     false => (self.api.comm_destroy)(comm),
                 }
             };
+            drop(stream);
             self.ended.store(true, Ordering::Release);
         }
     }

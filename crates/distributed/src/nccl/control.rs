@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::nccl::clock::Clock;
 use crate::nccl::failure::{Failure, clean};
 use crate::nccl::rendezvous::{Link, is_early};
 use crate::nccl::world::World;
@@ -32,8 +33,8 @@ pub(crate) struct Control {
 
 /// Work to do meanwhile: what the watch looks at each time, and what a failure sets off.
 pub(crate) trait Watched: Send + Sync {
-    /// Returns a failure of this rank's own.
-    fn look(&self) -> Option<String>;
+    /// Returns a failure of this rank's own. `now` is the time of [`Control::now`].
+    fn look(&self, now: Instant) -> Option<String>;
     /// Ends what is under way; must not wait.
     fn abort(&self);
 }
@@ -45,6 +46,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     watched: OnceLock<Arc<dyn Watched>>,
+    /// Each thread looks at it in each pass.
+    clock: Clock,
 }
 
 #[derive(Default)]
@@ -79,6 +82,7 @@ impl Control {
             links,
             changed: Condvar::new(),
             watched: OnceLock::new(),
+            clock: Clock::new((world.silence.min(world.timeout) / 2).max(BEAT)),
         });
         let mut control = Control {
             shared: shared.clone(),
@@ -102,6 +106,11 @@ impl Control {
         if self.shared.watched.set(watched.clone()).is_ok() && self.failure().is_some() {
             watched.abort();
         }
+    }
+
+    /// The time by which bounds count: it does not pass while this process stands still.
+    pub(crate) fn now(&self) -> Instant {
+        self.shared.clock.now()
     }
 
     /// The failure of the group.
@@ -130,7 +139,7 @@ impl Control {
             _ => shared.tell(&format!("call\t{call}")),
         }
         // Rank 0's own bound is the timeout.
-        let until = Instant::now() + timeout + 2 * GRACE;
+        let until = self.now() + timeout + 2 * GRACE;
         let mut state = shared.state();
         loop {
             if let Some(failure) = &state.failure {
@@ -143,7 +152,7 @@ impl Control {
                 drop(state);
                 return Err(self.fail(closed(0)));
             }
-            if Instant::now() > until {
+            if self.now() > until {
                 drop(state);
                 return Err(self.fail(Failure::Late {
                     ranks: vec![0],
@@ -163,9 +172,9 @@ impl Control {
     pub(crate) fn fail(&self, failure: Failure) -> Failure {
         let shared = &self.shared;
         shared.report(failure.clone());
-        let until = Instant::now() + shared.world.silence + GRACE;
+        let until = self.now() + shared.world.silence + GRACE;
         let mut state = shared.state();
-        while Instant::now() < until {
+        while self.now() < until {
             if let Some(failure) = &state.failure {
                 return failure.clone();
             }
@@ -209,13 +218,16 @@ impl Shared {
     /// Reads a link until it ends.
     fn listen(&self, link: &Link) {
         let (mut buffer, mut chunk) = (Vec::new(), [0; 4096]);
-        let (mut heard, mut said) = (Instant::now(), Instant::now());
+        let mut heard = self.clock.now();
+        let mut said = heard;
         let mut closing_since = None;
         loop {
-            match (&link.stream).read(&mut chunk) {
+            let read = (&link.stream).read(&mut chunk);
+            let now = self.clock.now();
+            match read {
                 Ok(0) => return self.gone(link.rank, "its connection has ended".to_owned()),
                 Ok(len) => {
-                    heard = Instant::now();
+                    heard = now;
                     buffer.extend_from_slice(&chunk[..len]);
                     while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
                         let line: Vec<u8> = buffer.drain(..=end).collect();
@@ -226,16 +238,16 @@ impl Shared {
                 Err(error) => return self.gone(link.rank, error.to_string()),
             }
             let silence = self.world.silence;
-            if heard.elapsed() > silence {
+            if now.saturating_duration_since(heard) > silence {
                 self.gone(link.rank, format!("no sign of life for {silence:?}"));
-                heard = Instant::now();
+                heard = now;
             }
-            if said.elapsed() >= BEAT {
+            if now.saturating_duration_since(said) >= BEAT {
                 let _ = link.say("alive");
-                said = Instant::now();
+                said = now;
             }
             if self.state().closing
-                && closing_since.get_or_insert_with(Instant::now).elapsed() > GRACE
+                && now.saturating_duration_since(*closing_since.get_or_insert(now)) > GRACE
             {
                 return;
             }
@@ -246,6 +258,8 @@ impl Shared {
     fn watch(&self) {
         while !self.state().closing {
             thread::sleep(TICK);
+            let now = self.clock.now();
+            let is_past = |since: Instant, bound| now.saturating_duration_since(since) > bound;
             let timeout = self.world.timeout;
             let (mut late, mut undecided) = (None, None);
             {
@@ -253,11 +267,7 @@ impl Shared {
                 if state.failure.is_some() {
                     continue;
                 }
-                let is_over = |call: &Option<(String, Instant)>| {
-                    call.as_ref()
-                        .is_some_and(|(_, since)| since.elapsed() > timeout)
-                };
-                if state.calls.iter().any(is_over) {
+                if { state.calls.iter().flatten() }.any(|(_, since)| is_past(*since, timeout)) {
                     let ranks = (0..self.world.ranks).filter(|rank| state.calls[*rank].is_none());
                     late = Some(Failure::Late {
                         ranks: ranks.collect(),
@@ -265,14 +275,14 @@ impl Shared {
                     });
                 }
                 if let Some((failure, since)) = &state.reported
-                    && since.elapsed() > self.world.silence
+                    && is_past(*since, self.world.silence)
                 {
                     undecided = Some(failure.clone());
                 }
             }
             if let Some(failure) = late.or(undecided) {
                 self.settle(failure);
-            } else if let Some(why) = self.watched.get().and_then(|watched| watched.look()) {
+            } else if let Some(why) = self.watched.get().and_then(|watched| watched.look(now)) {
                 self.report(Failure::Failed {
                     rank: self.world.rank,
                     why,
@@ -310,7 +320,7 @@ impl Shared {
 
     /// Rank 0: notes that a rank has made a call.
     fn called(&self, rank: usize, call: &str) {
-        self.state().calls[rank] = Some((call.to_owned(), Instant::now()));
+        self.state().calls[rank] = Some((call.to_owned(), self.clock.now()));
         self.settle_calls();
     }
 
@@ -362,7 +372,7 @@ impl Shared {
         }
         let mut state = self.state();
         if state.failure.is_none() && state.reported.is_none() {
-            state.reported = Some((failure.clone(), Instant::now()));
+            state.reported = Some((failure.clone(), self.clock.now()));
             drop(state);
             self.tell(&format!("fail\t{}", failure.to_line()));
         }

@@ -1,18 +1,23 @@
 //! Ranks in processes of their own, one for each GPU: NCCL moves rows between them, in a stream that kernels wait for.
 
+mod clock;
 pub(crate) mod comm;
 pub(crate) mod control;
 pub(crate) mod failure;
 mod rendezvous;
 pub(crate) mod world;
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use warptile::bytemuck::Pod;
-use warptile::driver::{DeviceBuffer, DeviceSlice, DriverError, Lent, LentBuffer, Rows, Stream};
+use warptile::driver::{
+    DeviceBuffer, DeviceSlice, DriverError, Event, Lent, LentBuffer, Rows, Stream,
+};
 use warptile::{Backend, Element};
 use warptile_nccl_sys::NcclApi;
 
@@ -26,7 +31,7 @@ use failure::Failure;
 use world::World;
 
 /// How long the end of a communicator may take before it is left behind.
-const END: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// A rank's connection to the others.
 pub(crate) struct Nccl {
@@ -42,8 +47,25 @@ struct Work {
     comm: Arc<Comm>,
     stream: Stream,
     timeout: Duration,
-    /// When messages were submitted that may not have come.
-    since: Mutex<Option<Instant>>,
+    /// Messages that may not have come, in their order.
+    pending: Mutex<VecDeque<Messages>>,
+}
+
+/// The messages of a call, in their stream.
+struct Messages {
+    /// Happens when the stream waits for nothing but them.
+    ready: Event,
+    /// Happens when they have come.
+    done: Event,
+    /// The time at which they were found to be ready.
+    since: Option<Instant>,
+}
+
+/// An event at the present end of a stream.
+fn mark(stream: &Stream) -> Result<Event, DriverError> {
+    let event = Event::new(stream.context())?;
+    stream.record(&event)?;
+    Ok(event)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -51,25 +73,44 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Watched for Work {
-    fn look(&self) -> Option<String> {
+    fn look(&self, now: Instant) -> Option<String> {
         if let Err(why) = self.comm.is_done() {
             return Some(why);
         }
-        let mut since = lock(&self.since);
-        let elapsed = (*since)?.elapsed();
-        match self.stream.query() {
-            Ok(true) => *since = None,
-            Ok(false) if elapsed <= self.timeout => {}
-            Ok(false) => return Some(format!("messages have not come within {:?}", self.timeout)),
-            Err(error) => return Some(error.to_string()),
+        match self.waited(now) {
+            Ok(waited) if waited <= self.timeout => None,
+            Ok(_) => Some(format!("messages have not come within {:?}", self.timeout)),
+            Err(error) => Some(error.to_string()),
         }
-        None
     }
 
     fn abort(&self) {
-        let comm = self.comm.clone();
+        let (comm, stream) = (self.comm.clone(), self.stream.clone());
         // NCCL may hang in it, and a thread that cannot be had leaves the communicator behind, too.
-        let _ = thread::Builder::new().spawn(move || comm.end(true));
+        let _ = thread::Builder::new().spawn(move || comm.end(true, stream));
+    }
+}
+
+impl Work {
+    /// Takes messages that have come off the list. Returns how long the next have been waited for since the GPU came to them.
+    fn waited(&self, now: Instant) -> Result<Duration, DriverError> {
+        let mut pending = lock(&self.pending);
+        while let Some(next) = pending.front_mut() {
+            if next.done.query()? {
+                pending.pop_front();
+                continue;
+            }
+            if next.since.is_none() && next.ready.query()? {
+                next.since = Some(now);
+            }
+            let since = next.since.unwrap_or(now);
+            return Ok(now.saturating_duration_since(since));
+        }
+        Ok(Duration::ZERO)
+    }
+
+    fn is_pending(&self) -> bool {
+        !lock(&self.pending).is_empty()
     }
 }
 
@@ -97,7 +138,7 @@ impl Nccl {
         let (id, links) =
             rendezvous::meet(world, &about, || comm::unique_id(api).map_err(nccl_failed))?;
         let control = Control::new(world, links).map_err(|error| nccl_failed(error.to_string()))?;
-        let until = Instant::now() + world.timeout;
+        let until = control.now() + world.timeout;
         let failed = |why: String| Error::from(control.fail(Failure::Failed { rank, why }));
         let begun = {
             let _current = context.enter().of_rank(rank)?;
@@ -107,7 +148,7 @@ impl Nccl {
             comm: Arc::new(begun.map_err(failed)?),
             stream: streams.far.clone(),
             timeout: world.timeout,
-            since: Mutex::default(),
+            pending: Mutex::default(),
         });
         control.watch(work.clone());
         let nccl = Nccl {
@@ -141,8 +182,13 @@ impl Nccl {
     }
 
     fn wait(&self, until: Instant) -> Result<(), String> {
-        let go_on = || self.control.check().map_err(|failure| failure.to_string());
-        self.work.comm.wait(until, go_on)
+        self.work.comm.wait(|| {
+            { self.control.check() }.map_err(|failure| failure.to_string())?;
+            match self.control.now() > until {
+                true => Err("NCCL's call is still in progress".to_owned()),
+                false => Ok(()),
+            }
+        })
     }
 
     /// Computes when all ranks are about to make this call, to which messages belong meanwhile. A failure of this rank's own becomes that
@@ -304,11 +350,13 @@ impl Nccl {
         writes: W,
         [sends, receives]: [&[Message]; 2],
     ) -> Result<W> {
-        let until = Instant::now() + self.world.timeout;
+        let until = self.control.now() + self.world.timeout;
+        let mark = || mark(&streams.far).of_rank(self.world.rank);
         let submit = || {
             if sends.is_empty() && receives.is_empty() {
                 return Ok(());
             }
+            let ready = mark().map_err(|error| (error, true))?;
             // SAFETY: the caller vouches for the messages.
             let begun = unsafe { self.work.comm.exchange(&streams.far, sends, receives) };
             begun.and_then(|()| self.wait(until)).map_err(|why| {
@@ -316,7 +364,12 @@ impl Nccl {
                 // Up to there NCCL may launch what uses the memory.
                 (error, self.work.comm.wait_for_end(END))
             })?;
-            *lock(&self.work.since) = Some(Instant::now());
+            let done = mark().map_err(|error| (error, true))?;
+            lock(&self.work.pending).push_back(Messages {
+                ready,
+                done,
+                since: None,
+            });
             Ok(())
         };
         let buffers: Vec<_> = writes.as_ref().iter().collect();
@@ -326,7 +379,8 @@ impl Nccl {
             Ok(()) => Ok(writes),
             Err((error, has_ended)) => {
                 if !has_ended {
-                    std::mem::forget(writes);
+                    reads.iter().for_each(|read| mem::forget(read.owner()));
+                    mem::forget(writes);
                 }
                 Err(error)
             }
@@ -361,18 +415,40 @@ fn messages<T>(
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        let comm = &self.work.comm;
-        let until = Instant::now() + END.min(self.world.timeout);
+        let (work, comm) = (&self.work, &self.work.comm);
+        let has_failed = || self.control.failure().is_some();
+        let had_failed = has_failed();
         self.control.close();
+        // Messages also end by an abort, which comes after the failure.
+        let is_pending = || work.is_pending() || has_failed();
+        let mut pending = is_pending();
+        // Kernels before the messages take as long as they take. The messages have a bound, which the watch minds.
+        while pending && !has_failed() {
+            thread::sleep(Duration::from_millis(1));
+            let _ = work.waited(self.control.now());
+            pending = is_pending();
+        }
+        let until = self.control.now() + END.min(self.world.timeout);
         let ended = self.check().map_err(|error| error.to_string());
         let ended = ended.and_then(|()| comm.finalize());
         match ended.and_then(|()| self.wait(until)) {
-            Ok(()) if self.control.failure().is_none() => comm.end(false),
+            Ok(()) if !has_failed() => comm.end(false, work.stream.clone()),
             // A failure has begun to abort.
-            _ if self.control.failure().is_some() => {}
-            _ => self.work.abort(),
+            _ if has_failed() => {}
+            _ => work.abort(),
         }
-        comm.wait_for_end(END);
+        if !comm.wait_for_end(END) {
+            // It may launch what is in the stream yet.
+            mem::forget(work.stream.clone());
+        }
+        // The group cannot be asked any more.
+        if let Some(failure) = self.control.failure()
+            && !had_failed
+            && pending
+        {
+            let why = failure.to_string();
+            { work.stream.context() }.defer(Err(DriverError::Ended { why }));
+        }
     }
 }
 
@@ -385,12 +461,11 @@ impl fmt::Debug for Nccl {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::thread;
 
     use warptile::driver::Driver;
     use warptile::{Backend, Layout, Mask, Tensor};
-    use warptile_fake_cuda::FakeDriver;
-    use warptile_fake_nccl::FakeNccl;
+    use warptile_fake_cuda::{FakeDriver, Kind};
+    use warptile_fake_nccl::{FakeNccl, Fault};
 
     use super::*;
     use crate::Sharding;
@@ -426,15 +501,55 @@ mod tests {
         assert!(of(0, [0, 8], rows(0, 4)).unwrap().is_empty());
     }
 
+    fn free_address() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().to_string()
+    }
+
+    /// The communicator may still use the memory of both sides, and their stream.
+    #[test]
+    fn what_an_abort_that_hangs_may_use_stays() {
+        let (cuda, address) = (FakeDriver::open(), free_address());
+        cuda.set_device_count(2);
+        // SAFETY: the library is the stand-in, with the driver's signatures.
+        let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();
+        let nccl = FakeNccl::open(cuda.path());
+        let api = nccl.load().unwrap();
+        nccl.fault(0, "ncclGroupEnd", 1, Fault::Async(6));
+        nccl.fault(0, "ncclCommAbort", 1, Fault::Takes(8000));
+        let run = |rank: usize| {
+            let backend = Backend::cuda_with(&driver, rank as u32).unwrap();
+            let world = World::new(rank, 2, &address);
+            let group = Group::nccl_with(&api, &world, &backend).unwrap();
+            let own = backend.tensor(&[0.0_f32; 5], [1, 1, 1, 5]).unwrap();
+            let slice = own.device_slice().unwrap();
+            let owner = Arc::downgrade(&slice.owner());
+            let nccl = group.processes().unwrap();
+            let gathered = nccl.gather(group.streams(rank).unwrap(), slice);
+            // Rank 1 may have its part before it knows.
+            assert!(rank == 1 || gathered.is_err());
+            owner
+        };
+        let owners = thread::scope(|scope| {
+            let run = &run;
+            let ranks = [0, 1].map(|rank| scope.spawn(move || run(rank)));
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        assert_eq!(nccl.live(), 1, "the abort is over already");
+        assert_eq!(owners.map(|owner| owner.strong_count()), [1, 0]);
+        // That of the messages, and that of the memory.
+        assert_eq!(cuda.live(Kind::Streams), 2);
+        while nccl.live() > 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Kernels of the stand-in compute nothing, so what they would read is looked at.
     #[test]
     fn every_rank_gets_the_rows_that_it_needs() {
         const RANKS: usize = 3;
         let ([len, heads], dims) = ([700, 3], [16, 8]);
-        let (cuda, address) = (FakeDriver::open(), {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().to_string()
-        });
+        let (cuda, address) = (FakeDriver::open(), free_address());
         cuda.set_device_count(RANKS as u32);
         // SAFETY: the library is the stand-in, with the driver's signatures.
         let driver = unsafe { Driver::load_from(cuda.path()) }.unwrap();

@@ -141,12 +141,21 @@ fn connect(
     let mut last = std::io::Error::from(ErrorKind::AddrNotAvailable);
     for address in addresses {
         let left = deadline.saturating_duration_since(Instant::now());
-        match TcpStream::connect_timeout(&address, left.clamp(PAUSE, ATTEMPT)) {
+        let stream = TcpStream::connect_timeout(&address, left.clamp(PAUSE, ATTEMPT));
+        match stream.and_then(not_to_itself) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Refuses a connection to itself: one to a port of this host that nobody listens at may get that port for its own.
+fn not_to_itself(stream: TcpStream) -> std::io::Result<TcpStream> {
+    match stream.local_addr()? == stream.peer_addr()? {
+        true => Err(ErrorKind::ConnectionRefused.into()),
+        false => Ok(stream),
+    }
 }
 
 /// Other ranks: connects to rank 0 and waits for the id.
@@ -280,6 +289,26 @@ mod tests {
         let stream = connect([full, free].into_iter(), begin + 30 * ATTEMPT).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), free);
         assert!(begin.elapsed() < 15 * ATTEMPT);
+    }
+
+    /// On Linux connections get even ports, in turn.
+    #[test]
+    fn a_rank_does_not_connect_to_itself() {
+        let port = loop {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port() & !1;
+            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                break port;
+            }
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        for attempt in 0..30_000 {
+            // Another program may listen there by now.
+            if let Ok(stream) = connect([address].into_iter(), Instant::now() + ATTEMPT) {
+                let ends = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+                assert_ne!(ends.0, ends.1, "attempt {attempt}");
+            }
+        }
     }
 
     #[test]

@@ -115,12 +115,16 @@ impl World {
 
     /// Sets how long each step may take by which the ranks find each other ([`Group::nccl`](crate::Group::nccl) has three), a rank to make a
     /// call that others have made, and the messages of a call to arrive: at most a year. Default: 60 seconds.
+    ///
+    /// The time for messages begins when this rank's GPU has done what precedes them, and includes a wait for the GPUs of other ranks. A
+    /// kernel that hangs is not found by this bound, but by that of [`Group::synchronize`](crate::Group::synchronize).
     pub fn timeout(self, timeout: Duration) -> World {
         let timeout = timeout.min(LONGEST);
         World { timeout, ..self }
     }
 
-    /// Sets after how long without a sign of life a rank is lost: at most a year. Default: 5 seconds.
+    /// Sets after how long without a sign of life a rank is lost: at most a year. Default: 5 seconds. Time in which this process itself
+    /// stands still, such as in a job that is suspended as a whole, counts for no bound if it is longer than half of the shorter one.
     pub fn silence(self, silence: Duration) -> World {
         let silence = silence.min(LONGEST);
         World { silence, ..self }
