@@ -278,19 +278,16 @@ impl State {
                 if is_such(op) {
                     return true;
                 }
-                match *op {
-                    Op::Wait {
-                        event,
-                        sequence,
-                        on,
-                    } => {
-                        let is_record = |op: &Op| matches!(op, Op::Record { event: of, sequence: number } if (*of, *number) == (event, sequence));
-                        let ops = self.streams.get(&on).map(|queue| &queue.ops);
-                        let record =
-                            ops.and_then(|ops| ops.iter().position(|(_, op)| is_record(op)));
-                        left.extend(record.map(|record| (on, record)));
-                    }
-                    _ => {}
+                if let Op::Wait {
+                    event,
+                    sequence,
+                    on,
+                } = *op
+                {
+                    let is_record = |op: &Op| matches!(op, Op::Record { event: of, sequence: number } if (*of, *number) == (event, sequence));
+                    let ops = self.streams.get(&on).map(|queue| &queue.ops);
+                    let record = ops.and_then(|ops| ops.iter().position(|(_, op)| is_record(op)));
+                    left.extend(record.map(|record| (on, record)));
                 }
             }
         }
