@@ -174,8 +174,11 @@ impl<T: Element> ShardedCache<'_, T> {
     /// processes each has all rows.
     ///
     /// # Errors
-    /// [`Error::Argument`] for tensors that are not the step's; [`Error::Rank`] as [`KvCache::append`].
+    /// [`Error::Argument`] without a step, and for tensors that are not the step's; [`Error::Rank`] as [`KvCache::append`].
     pub fn append(&mut self, layer: usize, k: &Tensor<T>, v: &Tensor<T>) -> Result<()> {
+        if self.step.runs.is_empty() {
+            return self.refused("the cache has no step: `step` must succeed first".to_owned());
+        }
         for (name, tensor) in [("k", k), ("v", v)] {
             let shape = tensor.shape();
             let is_dense = *tensor.layout() == Layout::bshd(shape);

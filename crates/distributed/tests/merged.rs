@@ -1,7 +1,7 @@
 //! Results of keys that stay with ranks on the CPU.
 
 use warptile::{Attention, Backend, KvCache};
-use warptile_distributed::Group;
+use warptile_distributed::{Group, ShardedCache};
 
 #[path = "common/dealt.rs"]
 mod dealt;
@@ -34,12 +34,21 @@ fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
     let unknown = group.cache(&builder::<f32>()).unwrap().allocate();
     assert!(cache.step(&[(unknown, 1)]).is_err());
     let x = backend.tensor(&data::<f32>(16, 0.0), [1, 1, 2, 8]).unwrap();
-    let error = cache.append(0, &x, &x).unwrap_err().to_string();
+    let none = backend.tensor::<f32>(&[], [1, 0, 2, 8]).unwrap();
+    let appended = |cache: &mut ShardedCache<'_, f32>, x| {
+        let error = cache.append(0, x, x).unwrap_err();
+        error.to_string()
+    };
+    for x in [&x, &none] {
+        let error = appended(&mut cache, x);
+        assert!(error.starts_with("rank 0: the cache has no step"), "{error}");
+    }
+    cache.step(&[(other, 0)]).unwrap();
+    let error = appended(&mut cache, &x);
     assert!(
         error.starts_with("rank 0: k must be dense, with"),
         "{error}"
     );
-    cache.step(&[(other, 0)]).unwrap();
     let refused = |attention: Attention| {
         let error = cache.attend(0, &attention, &x).unwrap_err();
         error.to_string()
