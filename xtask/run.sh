@@ -7,7 +7,7 @@ usage() {
 Usage: ./run.sh [OPTION]... [FILTER]...
 
 Prints `warptile info`, then runs every test, GPU tests included. A FILTER is a part of a test's name; with several, a test
-runs if any of them matches.
+runs if any of them matches. Tests that need several GPUs are left out, and counted, where `warptile info` shows fewer than two.
 
   --only NAME   run only the test executables whose name contains NAME (may be given again)
   --cpu         leave out the tests that need a GPU
@@ -66,9 +66,19 @@ if command -v timeout >/dev/null; then
 fi
 
 mkdir -p logs
+gpus=0
 if [ "$mode" = test ]; then
-    "$WARPTILE_BIN" info || echo "# warptile info ended with exit code $?"
+    info=$("$WARPTILE_BIN" info) || echo "# warptile info ended with exit code $?"
+    echo "$info"
+    gpus=$(echo "$info" | grep -c '^cuda:[0-9]')
 fi
+
+# The ignored tests of the executable $1 that need several GPUs: they say so where they do not run.
+of_several_gpus() {
+    names=$($limit "$1" --ignored --list --format=terse 2>/dev/null | sed -n 's/: test$//p')
+    # shellcheck disable=SC2086
+    [ -z "$names" ] || $limit "$1" --exact $names | sed -nE 's/^test ([^ ]+).* \.\.\. ignored, .*NVIDIA GPUs.*/\1/p'
+}
 
 # Filters are words: test names have no blanks.
 # shellcheck disable=SC2086
@@ -76,7 +86,7 @@ run_one() {
     case "$mode" in
     list) "$1" --list $filters ;;
     bench) "$1" --bench $filters ;;
-    test) $limit "$1" $ignored $filters ;;
+    test) $limit "$1" $ignored $filters $skipped ;;
     esac
 }
 
@@ -84,6 +94,7 @@ number=0
 failed_executables=0
 passed=0
 failed=0
+left_out=0
 failures=""
 
 # Runs a command as the suite named $1. Tests are in the words of Rust's tests, or of gpu_check.py.
@@ -123,6 +134,15 @@ for executable in "$directory"/*; do
     if [ "$mode" = list ]; then
         run_one "$executable" | sed -n "s/: test\$//p" | sed "s/^/$name /"
     else
+        skipped=""
+        if [ "$mode" = test ] && [ -n "$ignored" ] && [ "$gpus" -lt 2 ]; then
+            for test in $(of_several_gpus "$executable"); do
+                skipped="$skipped --skip $test"
+                left_out=$((left_out + 1))
+            done
+            # Filters are parts of names, so only without them --skip can be for whole names.
+            [ -z "$skipped" ] || [ -n "$filters" ] || skipped="--exact$skipped"
+        fi
         suite "$name" run_one "$executable"
     fi
 done
@@ -144,6 +164,7 @@ if [ "$number" -eq 0 ]; then
     exit 1
 fi
 [ "$mode" = test ] && echo "# $passed tests passed, $failed failed"
+[ "$left_out" -eq 0 ] || echo "# left out, as they need several GPUs: $left_out; GPUs here: $gpus"
 if [ "$failed_executables" -gt 0 ]; then
     echo "# failed:$failures"
     exit 1

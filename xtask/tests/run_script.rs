@@ -148,6 +148,44 @@ fn integrations_run_by_scripts_of_their_own() {
     }
 }
 
+/// They fail on one GPU. The executable says which they are, where it does not run them.
+#[test]
+fn tests_of_several_gpus_are_left_out_on_one() {
+    let of_gpus = format!(
+        "case \"$*\" in '--ignored --list --format=terse') echo 'one: test'; echo 'a::two: test';; \
+         '--exact one a::two') echo 'test one ... ignored, needs an NVIDIA GPU'; \
+         echo 'test a::two - should panic ... ignored, needs two NVIDIA GPUs and NCCL';; *) {PASSING};; esac"
+    );
+    let bundle = bundle(&[("distributed", &of_gpus)]);
+    let arguments = |gpus: &str, flags: &[&str]| {
+        let info = format!("#!/bin/sh\nprintf 'cpu      4 threads\\n{gpus}'\n");
+        files::write(&bundle.path().join("bin/warptile"), info.as_bytes()).unwrap();
+        files::make_executable(&bundle.path().join("bin/warptile")).unwrap();
+        let output = run(bundle.path(), flags);
+        assert!(output.status.success(), "{output:?}");
+        let log = std::fs::read_to_string(bundle.path().join("logs/distributed.log")).unwrap();
+        let given = log
+            .lines()
+            .find_map(|line| line.strip_prefix("arguments: "));
+        (given.unwrap().to_owned(), lines(&output))
+    };
+    let (given, printed) = arguments("cuda:0   NVIDIA H200\\n", &[]);
+    assert_eq!(given, "--include-ignored --exact --skip a::two");
+    let said = "# left out, as they need several GPUs: 1; GPUs here: 1";
+    assert!(printed.iter().any(|line| line == said), "{printed:?}");
+    let (given, _) = arguments("cuda:0   NVIDIA H200\\n", &["two"]);
+    assert_eq!(given, "--include-ignored two --skip a::two");
+    let two = "cuda:0   NVIDIA H200\\ncuda:1   NVIDIA H200\\n";
+    for (gpus, flags, expected) in [(two, &[][..], "--include-ignored"), ("", &["--cpu"], "")] {
+        let (given, printed) = arguments(gpus, flags);
+        assert_eq!(given, expected);
+        assert!(
+            printed.iter().all(|line| !line.contains("left out")),
+            "{printed:?}"
+        );
+    }
+}
+
 #[test]
 fn a_hanging_executable_is_ended() {
     let bundle = bundle(&[("driver", "sleep 60")]);
