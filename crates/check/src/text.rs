@@ -6,9 +6,10 @@ use std::str::FromStr;
 use warptile::ElementType;
 use warptile::kernels::Excerpt;
 use warptile::plan::DeviceProfile;
-use warptile::spec::{Heads, Operand, Scoring};
+use warptile::spec::{Call, Heads, Operand, Scoring};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
+use crate::error::Error;
 
 /// The errors in the text of a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -128,7 +129,23 @@ impl FromStr for Case {
 
     /// Parses what `Display` prints. Words may come in any order. Without the word, there is one sequence, one query,
     /// as many keys as queries, one head of size 64, `f32`, and no feature. Some word must give a length.
+    /// Fails if its data would not fit into the memory of an ordinary machine: see [`Case::parse_to_plan`].
     fn from_str(text: &str) -> Result<Self, ParseCaseError> {
+        Case::parse(text, Case::try_call)
+    }
+}
+
+impl Case {
+    /// Parses a problem that is only planned: its tensors may be of any size. There may be no [`call`](Self::call) of it and no data, but
+    /// [`call_to_plan`](Self::call_to_plan).
+    ///
+    /// # Errors
+    /// The error in the text.
+    pub fn parse_to_plan(text: &str) -> Result<Self, ParseCaseError> {
+        Case::parse(text, Case::check_to_plan)
+    }
+
+    fn parse(text: &str, call: fn(&Case) -> Result<Call, Error>) -> Result<Self, ParseCaseError> {
         let mut parser = Parser::default();
         let mut said: Vec<(&str, &str)> = Vec::new();
         for word in text.split_whitespace() {
@@ -167,7 +184,7 @@ impl FromStr for Case {
                 case.runs
             )));
         }
-        let call = case.try_call();
+        let call = call(&case);
         match case.backward {
             true => call.and_then(|call| case.backward_of(call)).map(drop),
             false => call.map(drop),
@@ -663,5 +680,39 @@ mod tests {
             "invalid problem: the problem has 1152921504606846976 heads in all sequences; the limit is 2147483648"
         );
         assert!("q16384 k16384 h32 d128".parse::<Case>().is_ok());
+    }
+
+    /// Plans need no data. What they list is limited.
+    #[test]
+    fn a_problem_of_any_size_can_be_planned() {
+        for text in [
+            "q1048576 h32/8 d128 bf16 mask=causal",
+            "q1048576 h32 d128 bf16 mask=causal backward",
+            "b1024 k1048576 h32/8 d128 bf16",
+            "q1000000000 h1024 d512 f16 layout=gaps",
+        ] {
+            let error = text.parse::<Case>().unwrap_err().to_string();
+            assert!(error.contains("elements in a tensor; the limit"), "{error}");
+            let case = Case::parse_to_plan(text).unwrap();
+            assert!(case.call_to_plan().is_ok() && case.call_on_gpu().is_err());
+        }
+        let error = |text: &str| Case::parse_to_plan(text).unwrap_err().to_string();
+        assert!(error("q1 k1 h18446744073709551615").contains("heads in all sequences"));
+        assert!(error("q1000000000 blocks=64x64 d64 f16").contains("blocks in its lists"));
+        let many = Case::parse_to_plan("b1073741824 h1 q1 d8 f16").unwrap();
+        assert!(
+            many.call_to_plan()
+                .unwrap_err()
+                .to_string()
+                .contains("16777216")
+        );
+    }
+
+    /// Otherwise a problem that was made smaller would not be read back.
+    #[test]
+    fn a_diagonal_goes_with_its_mask() {
+        let mut case: Case = "q3 mask=causal diagonal=2".parse().unwrap();
+        case.remove("mask");
+        assert_eq!(case.to_string(), "b1 q3 k3 h1 d64 f32 seed=0");
     }
 }

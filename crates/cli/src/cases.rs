@@ -1,8 +1,8 @@
 //! Problems as a line of text: [`Case`] as command lines take it.
 
-use warptile::ElementType;
 use warptile::kernels::{Count, Kind};
 use warptile::spec::{Operand, Scoring};
+use warptile::{Diagonal, ElementType};
 use warptile_check::{Case, ParseCaseError};
 
 use crate::text;
@@ -49,7 +49,7 @@ A problem is a line of words, such as
   backward        gradients instead of the output, for `bench`, `plan` and
                   `verify`
   dbias           that of the bias, too, with `backward`
-  seed=N          seed of the random values [0]";
+  seed=N          seed of the random values, from 0 to 2^64 - 1 [0]";
 
 /// Examples for `--help`: command lines without the name of the program.
 pub(crate) fn examples(lines: &[&str]) -> String {
@@ -60,6 +60,11 @@ pub(crate) fn examples(lines: &[&str]) -> String {
 
 /// The help of commands that take problems: the grammar follows.
 pub(crate) fn help(lines: &[&str]) -> String {
+    format!("{}\n\n{}", examples(lines), grammar())
+}
+
+/// All words of problems.
+fn grammar() -> String {
     let numbers = { Scoring::NUMBERS.into_iter() }.map(|(word, help)| (format!("{word}=X"), help));
     let operands = Operand::of_scores().filter_map(|operand| {
         let of_shape = if operand.kind() == Kind::List(Count::Slopes) {
@@ -77,11 +82,53 @@ pub(crate) fn help(lines: &[&str]) -> String {
         .chain([padding])
         .map(|(word, help)| text::wrapped(&format!("  {word:<16}{help}"), 80, 18) + "\n");
     let scaled: Vec<String> = ElementType::scaled().map(|one| one.to_string()).collect();
-    let grammar = { GRAMMAR.replace("{OPTIONS}", &options.collect::<String>()) }.replace(
+    { GRAMMAR.replace("{OPTIONS}", &options.collect::<String>()) }.replace(
         "{CACHE}",
         &format!("{:<16}", "cache=".to_owned() + &scaled.join("|")),
-    );
-    format!("{}\n\n{grammar}", examples(lines))
+    )
+}
+
+/// The lines of the help about a word whose value is wrong: those of its name before `=`, or of the letter before a number. `None` if no
+/// word is called so.
+fn help_of(word: &str) -> Option<String> {
+    let grammar = grammar();
+    let mut entries: Vec<(&str, String)> = Vec::new();
+    for line in grammar.lines() {
+        match (line.split_at_checked(18), entries.last_mut()) {
+            (Some((key, help)), _) if key.starts_with("  ") && !key.trim().is_empty() => {
+                entries.push((key.trim(), help.to_owned()));
+            }
+            (Some((_, more)), Some((_, help))) => *help += &format!(" {more}"),
+            _ => {}
+        }
+    }
+    let is_about = |key: &str| match (word.split_once('='), word.split_at_checked(1)) {
+        (Some((name, _)), _) => key.split('=').next() == Some(name),
+        (None, Some((letter, number))) => {
+            let of_letter = |one: &str| {
+                one.strip_prefix(letter) == Some(&letter.to_uppercase())
+                    || one.strip_prefix(letter) == Some("N")
+            };
+            number.starts_with(|first: char| first.is_ascii_digit() || first == '-')
+                && key.split(' ').any(of_letter)
+        }
+        _ => false,
+    };
+    let lines: Vec<String> = { entries.iter() }
+        .filter(|(key, _)| is_about(key))
+        .map(|(key, help)| format!("`{key}`: {help}"))
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("; "))
+}
+
+/// The error in the text of a problem. If a word is known and its value is not, the error says which values the word takes.
+fn described(error: &ParseCaseError) -> String {
+    if let ParseCaseError::Word { word, .. } = error
+        && let Some(help) = help_of(word)
+    {
+        return format!("`{word}` does not have a value of {help}");
+    }
+    error.to_string()
 }
 
 /// Parses a problem, for command lines.
@@ -89,11 +136,30 @@ pub(crate) fn help(lines: &[&str]) -> String {
 /// # Errors
 /// A description of the error in the text.
 pub(crate) fn parse(text: &str) -> Result<Case, String> {
-    let case: Case = { text.parse() }.map_err(|error: ParseCaseError| error.to_string())?;
-    match case.d_bias && !case.backward {
-        true => Err("`dbias` is one of the gradients of `backward`".to_owned()),
-        false => Ok(case),
+    checked(text.parse())
+}
+
+/// Parses a problem of a command that makes no tensors.
+///
+/// # Errors
+/// As [`parse`], but there may be any number of elements.
+pub(crate) fn parse_to_plan(text: &str) -> Result<Case, String> {
+    checked(Case::parse_to_plan(text))
+}
+
+fn checked(parsed: Result<Case, ParseCaseError>) -> Result<Case, String> {
+    let case = parsed.map_err(|error| described(&error))?;
+    if case.d_bias && !case.backward {
+        return Err("`dbias` is one of the gradients of `backward`".to_owned());
     }
+    let mask = case.scoring.mask;
+    if mask.hides_nothing() && mask.diagonal != Diagonal::default() {
+        return Err(format!(
+            "`diagonal={}` says where the mask runs, so it needs `mask=causal` or `mask=window,LEFT,RIGHT`",
+            mask.diagonal
+        ));
+    }
+    Ok(case)
 }
 
 /// Parses a problem of a command that knows no gradients.
@@ -127,6 +193,84 @@ pub(crate) fn without_seed(case: &Case) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_known_word_with_a_wrong_value_says_what_it_takes() {
+        for (word, expected) in [
+            (
+                "splits=-256",
+                "`splits=N`: keys are split at multiples of N, a power of two, so",
+            ),
+            (
+                "seed=-1",
+                "`seed=N`: seed of the random values, from 0 to 2^64 - 1 [0]",
+            ),
+            (
+                "cache=f16",
+                "`cache=e4m3`: type of keys and values, with random scales",
+            ),
+            (
+                "mask=window,-2,0",
+                "`mask=M`: none, causal or window,LEFT,RIGHT (-1: no limit)",
+            ),
+            (
+                "diagonal=x",
+                "`diagonal=D`: alignment of the mask's diagonal: bottom-right (",
+            ),
+            ("dropout=x", "`dropout=X`: drop weights with probability X"),
+            ("alibi=x", "`alibi=A`: "),
+            ("keymask=x", "; `keymask=padding`: a key mask of shape"),
+            (
+                "lengths=1,",
+                "`lengths=K,...`: numbers of keys of each sequence that are used;",
+            ),
+            (
+                "q99999999999999999999999",
+                "`bN qN kN`: sequences, query length, key length [b1,",
+            ),
+            ("k-1", "`bN qN kN`: "),
+            ("h8/x", "`hH or hH/K`: query heads, and"),
+            (
+                "d1.5",
+                "`dN or dN/M`: head size, and that of values and output if it differs [64]",
+            ),
+            (
+                "unaligned=1",
+                "`unaligned`: tensors begin at odd multiples of an element",
+            ),
+        ] {
+            let error = parse(word).unwrap_err();
+            let start = format!("`{word}` does not have a value of `");
+            assert!(
+                error.starts_with(&start) && error.contains(expected),
+                "{error}"
+            );
+        }
+        for other in [
+            "zebra",
+            "s512",
+            "causal=true",
+            "fp16",
+            "é=1",
+            "Q512",
+            "=",
+            "dx",
+        ] {
+            let error = parse(other).unwrap_err();
+            assert!(error.contains("is not part of a problem"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_diagonal_needs_a_mask() {
+        for text in ["q16 diagonal=3", "q16 mask=window,-1,-1 diagonal=top-left"] {
+            for error in [parse(text), parse_to_plan(text)] {
+                let error = error.unwrap_err();
+                assert!(error.contains("it needs `mask=causal` or"), "{error}");
+            }
+        }
+        assert!(parse("q16 diagonal=3 mask=causal").is_ok());
+    }
 
     #[test]
     fn the_seed_is_left_out() {

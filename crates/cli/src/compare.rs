@@ -38,17 +38,17 @@ pub(crate) struct CompareArgs {
     #[arg(value_name = "B")]
     b: PathBuf,
 
-    /// Allowed absolute difference
-    #[arg(long, default_value_t = 0.0)]
-    atol: f64,
+    /// For tensors: allowed absolute difference [default: 0]
+    #[arg(long, value_parser = tolerance)]
+    atol: Option<f64>,
 
-    /// Allowed difference relative to the value in B
-    #[arg(long, default_value_t = 0.0)]
-    rtol: f64,
+    /// For tensors: allowed difference relative to the value in B [default: 0]
+    #[arg(long, value_parser = tolerance)]
+    rtol: Option<f64>,
 
-    /// For records: percent by which a row of B may be slower
-    #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage)]
-    tolerance: f64,
+    /// For records: percent by which a row of B may be slower [default: 3]
+    #[arg(long, value_name = "PERCENT", value_parser = records::percentage)]
+    tolerance: Option<f64>,
 
     /// For records: draw the ratios as bars
     #[arg(long)]
@@ -77,23 +77,43 @@ struct Difference {
 
 /// Runs the command.
 pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    for (option, value) in [("atol", args.atol), ("rtol", args.rtol)] {
-        // NaN is neither.
-        if !(value >= 0.0 && value.is_finite()) {
-            return Err(Failure::Input(format!(
-                "--{option} {value} is not a tolerance"
-            )));
-        }
-    }
     if let Some(json) = args.json.as_ref().and_then(json::Target::file) {
         output::refuse_replacing([&args.a, &args.b], json)?;
     }
-    match (is_record(&args.a), is_record(&args.b)) {
-        (true, true) => records(args, console),
-        (false, false) => tensors(args, console),
-        _ => Err(Failure::Input(
-            "a .json record of times can only be compared with another".into(),
-        )),
+    let (records, files) = match (is_record(&args.a), is_record(&args.b)) {
+        (true, true) => (true, "records of times (.json)"),
+        (false, false) => (false, "files of tensors"),
+        _ => {
+            return Err(Failure::Input(
+                "a .json record of times can only be compared with another".into(),
+            ));
+        }
+    };
+    for (option, given, of_records) in [
+        ("atol", args.atol.is_some(), false),
+        ("rtol", args.rtol.is_some(), false),
+        ("tolerance", args.tolerance.is_some(), true),
+        ("chart", args.chart, true),
+    ] {
+        if given && of_records != records {
+            let (a, b) = (args.a.display(), args.b.display());
+            return Err(Failure::Input(format!(
+                "--{option} says nothing about {files}: {a} and {b}"
+            )));
+        }
+    }
+    match records {
+        true => self::records(args, console),
+        false => tensors(args, console),
+    }
+}
+
+/// An allowed difference, for command lines.
+fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        // NaN is neither.
+        Ok(value) if value >= 0.0 && value < f64::INFINITY => Ok(value),
+        _ => Err("a tolerance is a finite number that is not negative".to_owned()),
     }
 }
 
@@ -115,7 +135,7 @@ fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
     }
     write!(console, "{}", a.origin().differences(&b.origin()))?;
     let [before, now] = [&a, &b].map(|record| record.rows.iter().collect::<Vec<_>>());
-    let comparison = Comparison::new(&before, &now, args.tolerance);
+    let comparison = Comparison::new(&before, &now, args.tolerance.unwrap_or(records::TOLERANCE));
     write!(console, "{}", comparison.table(text::columns()))?;
     if args.chart {
         let bars: Vec<Bar> = comparison
@@ -228,6 +248,7 @@ fn difference(
         rms: 0.0,
         index: 0,
     };
+    let (atol, rtol) = (args.atol.unwrap_or(0.0), args.rtol.unwrap_or(0.0));
     let mut squares = 0.0;
     for (index, (&a, &b)) in in_a.iter().zip(&in_b).enumerate() {
         let apart = match a == b || (a.is_nan() && b.is_nan()) {
@@ -236,8 +257,7 @@ fn difference(
         };
         let apart = if apart.is_nan() { f64::INFINITY } else { apart };
         difference.different += 1;
-        difference.beyond +=
-            usize::from(apart > args.atol + args.rtol * b.abs() || apart.is_infinite());
+        difference.beyond += usize::from(apart > atol + rtol * b.abs() || apart.is_infinite());
         squares += apart * apart;
         if apart > difference.max {
             (difference.max, difference.index) = (apart, index);

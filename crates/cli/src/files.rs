@@ -3,7 +3,8 @@
 mod options;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,8 @@ use either::Either;
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
+use serde::Deserializer as _;
+use serde::de::{MapAccess, Visitor};
 use warptile::kernels::Operations;
 use warptile::spec::{E4m3, Operand, Slots, Types};
 use warptile::{Element, ElementType, Layout};
@@ -155,10 +158,7 @@ impl Tensors {
             data: array.data,
         };
         if self.tensors.contains_key(&name) {
-            return Err(format!(
-                "there are two tensors called {}",
-                text::name(&name)
-            ));
+            return Err(two_tensors(&name));
         }
         self.tensors.insert(name, stored);
         self.buffers.push(bytes);
@@ -196,9 +196,13 @@ impl Tensors {
     }
 
     fn add_safetensors(&mut self, bytes: Vec<u8>) -> Result<(), String> {
+        let entries = Entries::of(&bytes).unwrap_or_default();
+        if let Some(name) = entries.twice {
+            return Err(two_tensors(&name));
+        }
         let (header, metadata) = SafeTensors::deserialize(&bytes)
             .and_then(|_| SafeTensors::read_metadata(&bytes))
-            .map_err(|error| describe(&error, bytes.len()))?;
+            .map_err(|error| describe(&error, bytes.len(), entries.end))?;
         // The header is behind its length.
         let start = size_of::<u64>() + header;
         for (name, info) in metadata.tensors() {
@@ -251,9 +255,55 @@ impl Tensors {
     }
 }
 
-/// The library's message, with what a user can do about it.
-fn describe(error: &SafeTensorError, len: usize) -> String {
+fn two_tensors(name: &str) -> String {
+    format!("there are two tensors called {}", text::name(name))
+}
+
+/// The entries of a safetensors header, one by one: the library keeps the last of those with one name.
+#[derive(Default)]
+struct Entries {
+    /// A name that two entries have.
+    twice: Option<String>,
+    /// Where the data ends in the file.
+    end: u64,
+}
+
+impl Entries {
+    /// The entries of a file, if its header can be read.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let (len, rest) = bytes.split_first_chunk()?;
+        let header = rest.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+        let mut json = serde_json::Deserializer::from_slice(header);
+        let mut entries = json.deserialize_map(Entries::default()).ok()?;
+        entries.end = { entries.end }.saturating_add((len.len() + header.len()) as u64);
+        Some(entries)
+    }
+}
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the entries of a header")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        let mut names = HashSet::new();
+        while let Some((name, entry)) = map.next_entry::<String, serde_json::Value>()? {
+            let end = entry["data_offsets"][1].as_u64();
+            self.end = self.end.max(end.unwrap_or(0));
+            self.twice = names.replace(name).or(self.twice);
+        }
+        Ok(self)
+    }
+}
+
+/// The library's message, with what a user can do about it. `len` and `end`: bytes of the file, and those that its header describes.
+fn describe(error: &SafeTensorError, len: usize, end: u64) -> String {
     match error {
+        SafeTensorError::MetadataIncompleteBuffer if end < len as u64 => {
+            format!("the file has {len} bytes, but its header describes only the first {end}")
+        }
         SafeTensorError::HeaderTooSmall
         | SafeTensorError::InvalidHeaderLength
         | SafeTensorError::MetadataIncompleteBuffer => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{PathBuf, is_separator};
 use std::str::FromStr;
 
 use clap::Args;
@@ -38,7 +38,8 @@ pub(crate) struct GenArgs {
     #[arg(value_name = "PROBLEM", value_parser = cases::parse_attention)]
     case: Case,
 
-    /// Write the tensors to this file (.npz, or else safetensors), or to .npy files in this folder
+    /// Write the tensors to this file (.npz, or safetensors with any other end of its name), or to .npy files in this folder, which must
+    /// exist
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
@@ -143,6 +144,13 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
                 path.display()
             )));
         }
+    }
+    let is_folder = args.output.to_string_lossy().ends_with(is_separator);
+    if is_folder && !args.output.is_dir() {
+        return Err(Failure::Input(format!(
+            "{}: there is no such folder; one for .npy files must exist",
+            args.output.display()
+        )));
     }
     let is_output = |path: &PathBuf| output::is_same_file(path, &args.output);
     if args.expected.as_ref().is_some_and(is_output) {

@@ -9,6 +9,7 @@ use warptile::spec::{Call, HostInputs, Invalid, Numbers as Request, Operand, Slo
 use warptile::{Backend, Element, ElementType, Error, Layout};
 use warptile_check::Expectation;
 
+use crate::failure::Failure;
 use crate::tensors::{Numbers, Settings, Tensors};
 
 /// The tensors of a call, and its numbers.
@@ -110,7 +111,20 @@ pub(crate) fn to_reference_order<T: Copy>(data: &[T], layout: &Layout) -> Vec<T>
 
 impl<T: Element> Inputs<T> {
     /// The call that these inputs are for, validated.
-    pub(crate) fn call(&self, settings: &Settings) -> warptile::Result<Call> {
+    ///
+    /// # Errors
+    /// [`Failure::Input`]: an option without its tensor, a tensor without its option, or a rule of calls that is broken.
+    pub(crate) fn call(&self, settings: &Settings) -> Result<Call, Failure> {
+        for (operand, option) in OF_OPTIONS {
+            let name = operand.name();
+            let given = self.numbers.lists[operand].is_some();
+            match (settings.scoring.has(operand), given) {
+                (true, false) => Err(format!("{option} needs a tensor {name} in the file")),
+                (false, true) => Err(format!("the file has {name}: give {option}")),
+                _ => Ok(()),
+            }
+            .map_err(Failure::Input)?;
+        }
         let [q, k, v] = &self.layouts;
         let mut builder = Call::builder(q, k, v, self.types)
             .scoring(settings.scoring)
@@ -219,6 +233,13 @@ impl<T: Element> Inputs<T> {
         Expectation::new(call, &inputs)
     }
 }
+
+/// The tensors of a file that need an option of `warptile run`, and the option.
+const OF_OPTIONS: [(Operand, &str); 3] = [
+    (Operand::DropoutState, "--dropout"),
+    (Operand::BlockOffsets, "--blocks"),
+    (Operand::BlockIndices, "--blocks"),
+];
 
 /// Row offsets, pages and the key mask go by the names that the file has for them.
 fn in_terms_of_the_file(mut error: Invalid) -> Invalid {

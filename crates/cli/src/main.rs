@@ -39,7 +39,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::console::Console;
 use crate::failure::{EXIT_CODES, Failure};
@@ -124,9 +124,23 @@ impl Command {
     }
 }
 
+/// The arguments. A negative number behind an option is its value, which the option may refuse, and not another option.
+fn try_parse() -> Result<Cli, clap::Error> {
+    let negative = |arg: Arg| {
+        let is_option = !arg.is_positional() && arg.get_action().takes_values();
+        // `allow_hyphen_values` allows more.
+        match is_option && !arg.is_allow_hyphen_values_set() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        }
+    };
+    let command = Cli::command().mut_subcommands(|command| command.mut_args(negative));
+    Cli::from_arg_matches(&command.try_get_matches()?)
+}
+
 fn main() -> ExitCode {
     interrupt::install();
-    let cli = match Cli::try_parse() {
+    let cli = match try_parse() {
         Ok(cli) => cli,
         Err(error) if error.kind() == ErrorKind::DisplayVersion => {
             let mut console = Console::stdout();

@@ -216,6 +216,10 @@ impl Archive {
     /// A description of the error in the file.
     pub(crate) fn open(bytes: Vec<u8>) -> Result<(Self, Vec<(String, Array)>), String> {
         let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| words(&error))?;
+        // Only the last of those with one name could be read.
+        if archive.has_duplicate_names() {
+            return Err("there are two tensors with one name".to_owned());
+        }
         let mut members = Vec::new();
         for index in 0..archive.len() {
             let mut member = archive.by_index(index).map_err(|error| words(&error))?;

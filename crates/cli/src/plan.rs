@@ -27,6 +27,8 @@ use crate::text::{self, say};
 /// The GPU need not be in this machine. Without --gpu, the plan is for this machine's GPU, with the rates that `warptile tune` wrote for
 /// it. For a GPU without measurements, times are modelled: by the rates of the H200, scaled to the GPU's own limits. The plan says so.
 ///
+/// A problem may be larger than those with data: the commands that make tensors refuse one with more than 2^31 elements.
+///
 /// With --devices, the plan also predicts the time on several such GPUs together, by each scheme, and warns where they gain little. They
 /// are taken to be joined by NVLink.
 #[derive(Debug, Args)]
@@ -38,7 +40,7 @@ use crate::text::{self, say};
 ]))]
 pub(crate) struct PlanArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
-    #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
+    #[arg(value_name = "PROBLEM", value_parser = cases::parse_to_plan)]
     case: Case,
 
     /// GPUs to plan for: names such as a100 or rtx4090, compute capabilities such as 8.6, or `all` for every GPU with a name
@@ -71,7 +73,7 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
     if args.several.devices.is_some() {
         args.several.deal(&args.case)?;
     }
-    let asked = operation::asked(&args.case, args.case.call_on_gpu()?)?;
+    let asked = operation::asked(&args.case, args.case.call_to_plan()?)?;
     for_both!(asked, operation => of(args, &operation, console))
 }
 

@@ -15,8 +15,11 @@ pub(super) const PACKED_PADDING: usize = 3;
 /// Most entries of a block table, and most sequences with lengths of their own.
 pub(crate) const MAX_ENTRIES: u128 = 1 << 24;
 
-/// Most elements of a tensor, gaps included, and most heads of all sequences together.
+/// Most elements of a tensor with data, gaps included, and most heads of all sequences together.
 const MAX_ELEMENTS: u128 = 1 << 31;
+
+/// Most blocks of keys that are drawn for lists of blocks: with the numbers that end rows early, an `i32` still counts those shown.
+const MAX_BLOCKS: u128 = 1 << 29;
 
 impl Case {
     /// Layouts of q, k, v and out.
@@ -120,7 +123,7 @@ impl Case {
     /// # Errors
     /// When no [`Call`] is like this, or its data would not fit into the memory of an ordinary machine.
     pub fn try_call(&self) -> Result<Call> {
-        self.build(false, PACKED_PADDING)
+        self.build(false, PACKED_PADDING, MAX_ELEMENTS)
     }
 
     /// Fails if the host's float64 reference of this case would take too much memory or time.
@@ -140,7 +143,21 @@ impl Case {
     /// # Errors
     /// As [`try_call`](Self::try_call).
     pub fn call_on_gpu(&self) -> Result<Call> {
-        self.build(self.device_lengths, PACKED_PADDING)
+        self.build(self.device_lengths, PACKED_PADDING, MAX_ELEMENTS)
+    }
+
+    /// Like [`call_on_gpu`](Self::call_on_gpu), but the tensors may be of any size: for plans, which need no data.
+    ///
+    /// # Errors
+    /// When no [`Call`] is like this, or there are too many sequences to list their lengths.
+    pub fn call_to_plan(&self) -> Result<Call> {
+        limited("sequences", self.batch() as u128, MAX_ENTRIES)?;
+        self.build(self.device_lengths, PACKED_PADDING, u128::MAX)
+    }
+
+    /// Checks the rules of [`call_to_plan`](Self::call_to_plan) and the values of all lists.
+    pub(crate) fn check_to_plan(&self) -> Result<Call> {
+        self.build(false, PACKED_PADDING, u128::MAX)
     }
 
     /// The problem of a program that computes this case on a GPU: packed tensors have no unused rows behind the last sequence.
@@ -148,13 +165,15 @@ impl Case {
     /// # Errors
     /// As [`try_call`](Self::try_call).
     pub fn problem_of_programs(&self) -> Result<Problem> {
-        Ok(self.build(self.device_lengths, 0)?.problem())
+        let call = self.build(self.device_lengths, 0, MAX_ELEMENTS)?;
+        Ok(call.problem())
     }
 
-    fn build(&self, on_device: bool, padding: usize) -> Result<Call> {
+    /// `most`: the elements that a tensor may have.
+    fn build(&self, on_device: bool, padding: usize, most: u128) -> Result<Call> {
         let fits = |layout: &Layout| {
             let elements = layout.required_len().unwrap_or(usize::MAX);
-            limited("elements in a tensor", elements as u128, MAX_ELEMENTS)
+            limited("elements in a tensor", elements as u128, most)
         };
         let [q, k, v, out] = self.layouts(None, padding);
         fits(&q)?;
@@ -175,9 +194,11 @@ impl Case {
             });
         }
         // Before there are lists of this many numbers.
-        if self.used == Used::Ragged || matches!(self.lengths, Lengths::Packed(_)) {
+        let packed = matches!(self.lengths, Lengths::Packed(_));
+        if self.used == Used::Ragged || packed || self.scoring.blocks.is_some() {
             limited("lengths", self.batch() as u128, MAX_ENTRIES)?;
         }
+        limited("blocks in its lists", self.blocks_to_draw(), MAX_BLOCKS)?;
         if let Some(page_rows) = self.pages {
             let table = self.table_layout(page_rows.max(1));
             let entries = table.shape[0] as u128 * table.row_stride as u128;

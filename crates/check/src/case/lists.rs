@@ -94,25 +94,45 @@ impl Case {
         lists
     }
 
+    /// The blocks of queries and of keys that a list is about.
+    fn blocks_of_a_list(&self, lists: &BlockLists) -> [usize; 2] {
+        let [queries, keys] = match &self.lengths {
+            Lengths::Dense { query, key, .. } if self.batch() > 0 => [*query, *key],
+            Lengths::Dense { .. } => [0, 0],
+            Lengths::Packed(each) => {
+                let queries = each.iter().map(|lengths| lengths.0);
+                let queries = match self.device_lengths {
+                    // No sequence is longer than all rows, and the host knows no more.
+                    true => queries.fold(PACKED_PADDING, usize::saturating_add),
+                    false => queries.max().unwrap_or(0),
+                };
+                [queries, self.longest_keys()]
+            }
+        };
+        [
+            queries.div_ceil(lists.queries().max(1)),
+            keys.div_ceil(lists.keys().max(1)),
+        ]
+    }
+
+    /// The blocks of keys that are looked at, each once for a row, while the lists of blocks are drawn.
+    pub(super) fn blocks_to_draw(&self) -> u128 {
+        let Some(lists) = self.scoring.blocks else {
+            return 0;
+        };
+        let of_list = self.blocks_of_a_list(&lists).map(|count| count as u128);
+        let lists = lists.count(self.batch(), self.heads.query) as u128;
+        of_list[0].saturating_mul(of_list[1]).saturating_mul(lists)
+    }
+
     /// Offsets and indices of lists of blocks. A row has as many blocks as the case says, or else any number, none included; some rows
     /// end early, by a number below 0, and some lists have rows behind the last block of queries.
     fn draw_blocks(&self, lists: &BlockLists) -> (Vec<i32>, Vec<i32>) {
         let mut random = Random::new(self.seed ^ 0xb15c);
-        let each = self.lengths.each();
-        let longest = |length: fn(&(usize, usize)) -> usize| each.iter().map(length).max();
-        let queries = match &self.lengths {
-            // No sequence is longer than all rows, and the host knows no more.
-            Lengths::Packed(_) if self.device_lengths => {
-                let rows = each.iter().map(|lengths| lengths.0);
-                rows.fold(PACKED_PADDING, usize::saturating_add)
-            }
-            _ => longest(|lengths| lengths.0).unwrap_or(0),
-        };
-        let keys = longest(|lengths| lengths.1).unwrap_or(0);
-        let blocks = keys.div_ceil(lists.keys().max(1));
+        let [rows, blocks] = self.blocks_of_a_list(lists);
         let given = lists.blocks_of_a_row();
         let spare = if given.is_some() { 0 } else { random.below(2) };
-        let rows = queries.div_ceil(lists.queries().max(1)) + spare;
+        let rows = rows + spare;
         let (mut offsets, mut indices) = (vec![0], Vec::new());
         for _ in 0..rows * lists.count(self.batch(), self.heads.query) {
             let shown = match given {

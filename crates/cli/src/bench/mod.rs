@@ -102,7 +102,7 @@ pub(crate) struct BenchArgs {
     samples: u32,
 
     /// Seconds after which the next measurement begins, once a tenth of the samples is taken
-    #[arg(long, value_name = "X", default_value_t = 2.0)]
+    #[arg(long, value_name = "X", default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
 
     /// Take a sample for each line of standard input, and print its microseconds on a line
@@ -236,8 +236,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     let cases = cases_of(args)?;
     let effort = Effort {
         samples: args.samples as usize,
-        time: Duration::try_from_secs_f64(args.seconds)
-            .map_err(|error| Failure::Input(format!("--seconds {:?}: {error}", args.seconds)))?,
+        time: Duration::from_secs_f64(args.seconds),
         paced: args.paced,
     };
     if args.several.devices.is_some() {
@@ -377,6 +376,14 @@ fn chart(rows: &[Row], width: usize) -> String {
         chart::bars(&bars, width)
     };
     of(false) + &of(true)
+}
+
+/// A time for command lines, up to a day.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
+        _ => Err("it is a number of seconds from 0 to 86400".to_owned()),
+    }
 }
 
 fn cases_of(args: &BenchArgs) -> Result<Vec<Case>, Failure> {

@@ -72,7 +72,8 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     file: Vec<PathBuf>,
 
-    /// Tune for the problems in the log of a program that ran with WARPTILE_LOG=FILE; lines that are not problems are skipped
+    /// Tune for the problems in the log of a program that ran with WARPTILE_LOG=FILE; lines that are not problems are skipped, and, with
+    /// a note, problems that cannot be tuned for
     #[arg(long, value_name = "FILE")]
     from_log: Option<PathBuf>,
 
@@ -718,7 +719,10 @@ fn problems_of(args: &TuneArgs, console: &mut dyn Write) -> Result<Vec<Asked>, F
     if let Some(path) = &args.from_log {
         let text = fs::read_to_string(path).map_err(|source| Failure::read(path, source))?;
         // Another version's words, or a line that a full disk cut off, are no reason to do nothing.
-        cases.extend(text.lines().filter_map(|line| cases::parse(line).ok()));
+        cases.extend(
+            text.lines()
+                .filter_map(|line| Case::parse_to_plan(line).ok()),
+        );
     }
     let mut problems = Vec::new();
     let mut seen = HashMap::new();

@@ -55,7 +55,130 @@ fn a_file_that_ends_early() {
 fn a_file_with_something_after_its_end() {
     let mut bytes = file(&qkv());
     bytes.push(0);
-    fails(4, &bytes, &[]);
+    let stderr = fails(4, &bytes, &[]);
+    let described = format!("its header describes only the first {}", bytes.len() - 1);
+    assert!(stderr.contains(&described), "{stderr}");
+}
+
+/// The last of them would be taken in silence.
+#[test]
+fn two_tensors_of_one_name() {
+    let entry = |end| {
+        format!(
+            "\"q\":{{\"dtype\":\"F32\",\"shape\":[{end}],\"data_offsets\":[0,{}]}}",
+            4 * end
+        )
+    };
+    for second in [0, 1] {
+        let bytes = with_header(&format!("{{{},{}}}", entry(0), entry(second)));
+        let stderr = fails(4, &bytes, &[]);
+        assert!(stderr.contains("two tensors called q"), "{stderr}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("in.npz");
+    expect_code(0, warptile().args(["gen", "q3 d8 f16", "-o"]).arg(&path));
+    let mut bytes = fs::read(&path).unwrap();
+    for at in 0..bytes.len() - 5 {
+        if bytes[at..].starts_with(b"k.npy") {
+            bytes[at] = b'q';
+        }
+    }
+    fs::write(&path, bytes).unwrap();
+    let (_, stderr) = expect_code(4, &mut cpu_run(&path));
+    assert!(stderr.contains("two tensors with one name"), "{stderr}");
+}
+
+/// The message names the option of `run` and the tensor of the file.
+#[test]
+fn options_and_their_tensors() {
+    let state = i32_tensor("dropout_state", &[0; 8]);
+    let offsets = i32_tensor("block_offsets", &[0, 1]);
+    for (extra, flags, expected) in [
+        (
+            vec![],
+            &["--dropout", "0.5"][..],
+            "--dropout needs a tensor dropout_state in the file",
+        ),
+        (
+            vec![],
+            &["--blocks", "64x64"],
+            "--blocks needs a tensor block_offsets in the file",
+        ),
+        (
+            vec![offsets.clone()],
+            &["--blocks", "64x64"],
+            "--blocks needs a tensor block_indices in the file",
+        ),
+        (
+            vec![state],
+            &[],
+            "the file has dropout_state: give --dropout",
+        ),
+        (
+            vec![offsets],
+            &[],
+            "the file has block_offsets: give --blocks",
+        ),
+    ] {
+        let tensors = [qkv().to_vec(), extra].concat();
+        let stderr = fails(2, &file(&tensors), flags);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn values_that_an_option_does_not_take() {
+    let difference = "a tolerance is a finite number that is not negative";
+    let percentage = "a tolerance is a percentage from 0 to below 100";
+    let seconds = "it is a number of seconds from 0 to 86400";
+    for (arguments, expected) in [
+        (&["compare", "a", "b", "--atol", "-1"][..], difference),
+        (&["compare", "a", "b", "--rtol", "-0.5"], difference),
+        (&["compare", "a", "b", "--atol", "nan"], difference),
+        (&["compare", "a", "b", "--atol", "inf"], difference),
+        (&["compare", "a", "b", "--tolerance", "-5"], percentage),
+        (
+            &["bench", "--compare", "a", "--tolerance", "-5"],
+            percentage,
+        ),
+        (&["bench", "--seconds", "-1"], seconds),
+        (&["bench", "--seconds", "nan"], seconds),
+        (&["bench", "--seconds", "1e300"], seconds),
+        (&["bench", "--samples", "-1"], "-1 is not in 1..=1000000"),
+        (&["tune", "--budget", "-1"], "-1 is not in 0..=4294967295"),
+        (
+            &["verify", "--device", "-1"],
+            "a device is auto, cpu or cuda:N",
+        ),
+        (
+            &["compare", "x.json", "y.json", "--atol", "1"],
+            "--atol says nothing about records of times (.json): x.json and y.json",
+        ),
+        (
+            &["compare", "x.json", "y.json", "--rtol", "1"],
+            "--rtol says nothing about records",
+        ),
+        (
+            &["compare", "a", "b", "--tolerance", "5"],
+            "--tolerance says nothing about files of tensors: a and b",
+        ),
+        (
+            &["compare", "a", "b", "--chart"],
+            "--chart says nothing about files",
+        ),
+        (
+            &["gen", "q1", "-o", "no/such/"],
+            "no/such/: there is no such folder; one for .npy files must exist",
+        ),
+        (&["plan", "q16 diagonal=3"], "it needs `mask=causal`"),
+        (
+            &["plan", "q16 splits=-256"],
+            "`splits=N`: keys are split at",
+        ),
+    ] {
+        let (_, stderr) = expect_code(2, warptile().args(arguments));
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
 }
 
 #[test]
@@ -496,7 +619,7 @@ fn numbers_beyond_a_limit_are_told_it() {
         ),
         (
             &["bench", "--device", "cpu", "--seconds", "1e300"],
-            "--seconds 1e300: ",
+            "it is a number of seconds from 0 to 86400",
         ),
     ] {
         let stderr = beyond(arguments);

@@ -42,6 +42,36 @@ fn a_gpu_that_is_not_here_is_planned_for() {
     );
 }
 
+/// A plan makes no tensor. What does make them refuses these.
+#[test]
+fn long_contexts_are_planned() {
+    for words in [
+        "q1048576 h32/8",
+        "q1048576 h32 backward",
+        "b1024 q1 k1048576 h32/8",
+    ] {
+        let problem = format!("{words} d128 bf16 mask=causal");
+        let (stdout, _) = plan(0, &[&problem, "--gpu", "h200"]);
+        assert!(stdout.contains("\nexpected "), "{stdout}");
+        let mut bench = warptile();
+        bench.args(["bench", "--device", "cpu", "--shape", &problem]);
+        let (_, stderr) = expect_code(2, &mut bench);
+        assert!(
+            stderr.contains("elements in a tensor; the limit is 2147483648"),
+            "{stderr}"
+        );
+    }
+    let devices = [
+        "q1048576 h32/8 d128 bf16 mask=causal",
+        "--gpu",
+        "h200",
+        "--devices",
+        "0,1",
+    ];
+    let (stdout, _) = plan(0, &devices);
+    assert!(stdout.contains("\ndevices  2 by "), "{stdout}");
+}
+
 #[test]
 fn times_and_speeds_are_printed_and_what_is_faster_has_a_reason() {
     let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "b200"]);

@@ -607,17 +607,22 @@ fn problems_that_a_program_logged_are_tuned_for() {
         lines,
         format!("b2 q60 k128 h4/2 d64 f16 mask=causal\n{PROBLEM}\n")
     );
-    // A line that a full disk cut off, one of `Splits::EveryKeys`, and one of another GPU, for which this one has no kernel.
-    let others = "b1 q1 k512 h8 d64 f16 splits=512\nb1 q64 k64 h2 d512 f32\nb2 q60 h4/".to_owned();
+    // A line that a full disk cut off, one of `Splits::EveryKeys`, one of another GPU, for which this one has no kernel, and one whose
+    // tensors are too large to be measured with.
+    let long = "b1 q1048576 k1048576 h32/8 d128 bf16 mask=causal";
+    let others =
+        format!("b1 q1 k512 h8 d64 f16 splits=512\nb1 q64 k64 h2 d512 f32\n{long}\nb2 q60 h4/");
     fs::write(&log, lines + &others).unwrap();
     let arguments = ["tune", "--dry-run", "--from-log", log.to_str().unwrap()];
     let stdout = machine.run("", &arguments);
     assert!(stdout.contains("0 of 2 problems"), "{stdout}");
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for skipped in [
-        "skipped  b1 q1 k512 h8 d64 f16 splits=512: ",
-        "skipped  b1 q64 k64 h2 d512 f32: ",
+        "skipped b1 q1 k512 h8 d64 f16 splits=512: ",
+        "skipped b1 q64 k64 h2 d512 f32: ",
+        &format!("skipped {long}: the problem has 4294967296 elements in a tensor; the limit is"),
     ] {
-        assert!(stdout.contains(skipped), "{stdout}");
+        assert!(words.contains(skipped), "{stdout}");
     }
     // Asked for, it is refused.
     let asked = ["tune", "--shape", "b1 q64 k64 h2 d512 f32"];
