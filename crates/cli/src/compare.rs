@@ -111,8 +111,8 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
 /// An allowed difference, for command lines.
 fn tolerance(text: &str) -> Result<f64, String> {
     match text.parse() {
-        // NaN is neither.
-        Ok(value) if value >= 0.0 && value < f64::INFINITY => Ok(value),
+        // NaN is in no range.
+        Ok(value) if (0.0..f64::INFINITY).contains(&value) => Ok(value),
         _ => Err("a tolerance is a finite number that is not negative".to_owned()),
     }
 }
