@@ -20,8 +20,8 @@ use crate::shards::Shards;
 /// The ranks that compute together. Those of one process are GPUs of one host that reach each other's memory, or the CPU several times over,
 /// where a GPU may have several ranks; of several processes each has one.
 ///
-/// A group of several processes, when it is dropped, waits for messages that are under way, and for the kernels before them. If it fails
-/// meanwhile, the next wait for the device returns [`DriverError::Ended`](warptile::driver::DriverError::Ended).
+/// A group of several processes, when it is dropped, waits for messages that are under way, and for the kernels before them: for five times
+/// the bound of messages at most. If it fails meanwhile, the next wait for the device returns [`DriverError::Ended`](warptile::driver::DriverError::Ended).
 #[derive(Debug)]
 pub struct Group {
     /// Those of the ranks of this process.

@@ -41,7 +41,10 @@ fn a_step_that_a_rank_has_no_pages_for_grows_nothing() {
     };
     for x in [&x, &none] {
         let error = appended(&mut cache, x);
-        assert!(error.starts_with("rank 0: the cache has no step"), "{error}");
+        assert!(
+            error.starts_with("rank 0: the cache has no step"),
+            "{error}"
+        );
     }
     cache.step(&[(other, 0)]).unwrap();
     let error = appended(&mut cache, &x);

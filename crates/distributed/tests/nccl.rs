@@ -769,11 +769,23 @@ fn a_dropped_group_waits_for_kernels_before_its_messages() {
 
 #[test]
 fn an_abort_of_a_dropped_group_is_an_error_of_its_device() {
+    abort_dropped(Stalled::Copies, "messages have not come");
+}
+
+#[test]
+fn a_dropped_group_does_not_wait_for_ever_for_kernels() {
+    abort_dropped(
+        Stalled::Kernels,
+        "kernels before its messages have not ended",
+    );
+}
+
+fn abort_dropped(stalled: Stalled, why: &str) {
     let (host, met) = (Host::new(2), Barrier::new(2));
-    let results = each(&worlds_within(TIMEOUT, 2), |world| {
+    let results = each(&worlds_within(TIMEOUT / 2, 2), |world| {
         let group = host.group(world).unwrap();
         let backend = group.backends()[0].clone();
-        host.cuda.set_stalled(Stalled::Copies);
+        host.cuda.set_stalled(stalled);
         decode(&group, 8).unwrap();
         drop(group);
         met.wait();
@@ -783,7 +795,7 @@ fn an_abort_of_a_dropped_group_is_an_error_of_its_device() {
     });
     for (result, again) in results {
         let text = result.unwrap_err().to_string();
-        assert!(text.contains("messages have not come"), "{text}");
+        assert!(text.contains(why), "{text}");
         again.unwrap();
     }
     host.assert_clean();

@@ -33,6 +33,9 @@ use world::World;
 /// How long the end of a communicator may take before it is left behind.
 const END: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
+/// How many times as long as messages the kernels before them may take, once the group is dropped.
+const KERNELS_END: u32 = 5;
+
 /// A rank's connection to the others.
 pub(crate) struct Nccl {
     world: World,
@@ -422,11 +425,17 @@ impl Drop for Nccl {
         // Messages also end by an abort, which comes after the failure.
         let is_pending = || work.is_pending() || has_failed();
         let mut pending = is_pending();
-        // Kernels before the messages take as long as they take. The messages have a bound, which the watch minds.
+        // Kernels before the messages may take long, but not for ever. The messages have a bound, which the watch minds.
+        let kernels_end = self.control.now() + KERNELS_END * self.world.timeout;
         while pending && !has_failed() {
             thread::sleep(Duration::from_millis(1));
-            let _ = work.waited(self.control.now());
+            let now = self.control.now();
+            let _ = work.waited(now);
             pending = is_pending();
+            if pending && now > kernels_end {
+                let why = "kernels before its messages have not ended".to_owned();
+                self.failed(why);
+            }
         }
         let until = self.control.now() + END.min(self.world.timeout);
         let ended = self.check().map_err(|error| error.to_string());
