@@ -28,7 +28,9 @@ pub(crate) enum Given<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Side<'a> {
     pub(crate) given: Vec<(Operand, Given<'a>)>,
-    pub(crate) longest: Option<usize>,
+    longest: Option<usize>,
+    /// As `longest`, of the offsets on the device: others have another bound or none.
+    longest_packed: Option<usize>,
     pub(crate) table: Option<TableLayout>,
     pub(crate) blocks: Option<BlockLists>,
 }
@@ -38,24 +40,24 @@ impl<'a> Side<'a> {
         Side {
             given,
             longest: None,
+            longest_packed: None,
             table: None,
             blocks: None,
         }
     }
 
     fn set(&mut self, operand: Operand, given: Given<'a>) {
-        let is_bounded = |(other, given): &(Operand, Given<'a>)| {
-            let on_device = matches!(given, Given::Numbers(Numbers::Device(_)));
-            *other == operand && on_device
-        };
-        // The bound that offsets on the device had is not that of others.
-        if matches!(operand, Operand::QueryOffsets | Operand::KeyOffsets)
-            && self.given.iter().any(is_bounded)
-        {
-            self.longest = None;
+        if matches!(operand, Operand::QueryOffsets | Operand::KeyOffsets) {
+            self.longest_packed = None;
         }
         self.given.retain(|(other, _)| *other != operand);
         self.given.push((operand, given));
+    }
+
+    /// No sequence is taken to be longer.
+    pub(crate) fn bound(&self) -> Option<usize> {
+        let bounds = [self.longest, self.longest_packed];
+        bounds.into_iter().flatten().min()
     }
 
     fn host<T: Pod>(&mut self, operand: Operand, numbers: &'a [T]) {
@@ -120,7 +122,7 @@ macro_rules! lengths {
             longest: usize,
         ) -> Self {
             self.side.device(Operand::$offsets, offsets);
-            self.side.longest = Some(longest);
+            self.side.longest_packed = Some(longest);
             self
         }
 

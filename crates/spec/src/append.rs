@@ -17,7 +17,6 @@ const NEW_ROWS: Names = Names {
     tensor: Operand::K,
     offsets: Operand::RowOffsets,
     used: Operand::RowLengths,
-    longest: "longest",
 };
 
 /// The checked description of a cache write: layouts, destinations of rows, and rotation. `append_cpu` and

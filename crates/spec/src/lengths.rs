@@ -91,23 +91,22 @@ impl SideLengths {
 pub(crate) struct LengthsRequest<'a> {
     pub offsets: Request<'a>,
     pub used: Request<'a>,
-    /// The longest sequence, where only the device knows.
+    /// No sequence is taken to be longer.
     pub longest: Option<usize>,
+    /// As `longest`, of the offsets on the device: others have another bound or none.
+    pub longest_packed: Option<usize>,
 }
 
 impl<'a> LengthsRequest<'a> {
-    /// Packed, with these offsets. The bound that offsets on the device had is not theirs.
+    /// Packed, with these offsets, which have no bound.
     pub(crate) fn set_offsets(&mut self, offsets: Request<'a>) {
-        if self.offsets.on_device() {
-            self.longest = None;
-        }
-        self.offsets = offsets;
+        (self.offsets, self.longest_packed) = (offsets, None);
     }
 
     /// Packed, with the offsets on the device, where no sequence is taken to be longer than `longest`.
     pub(crate) fn packed_on_device(&mut self, sequences: usize, longest: usize) {
         self.offsets = Numbers::Device(sequences.saturating_add(1));
-        self.longest = Some(longest);
+        self.longest_packed = Some(longest);
     }
 
     /// A copy that owns its data; `None` if it has a list on the host.
@@ -116,6 +115,7 @@ impl<'a> LengthsRequest<'a> {
             offsets: self.offsets.kept()?,
             used: self.used.kept()?,
             longest: self.longest,
+            longest_packed: self.longest_packed,
         })
     }
 }
@@ -126,36 +126,33 @@ pub(crate) struct Names {
     pub tensor: Operand,
     pub offsets: Operand,
     pub used: Operand,
-    /// What the bound is called.
-    pub longest: &'static str,
 }
 
 pub(crate) const QUERIES: Names = Names {
     tensor: Operand::Q,
     offsets: Operand::QueryOffsets,
     used: Operand::QueryLengths,
-    longest: "longest_queries",
 };
 pub(crate) const KEYS: Names = Names {
     tensor: Operand::K,
     offsets: Operand::KeyOffsets,
     used: Operand::KeyLengths,
-    longest: "longest_keys",
 };
 
 impl LengthsRequest<'_> {
     /// As [`check`](Self::check), for a tensor whose rows lie one after the other: kernels look for the ends of sequences only where a list
-    /// says that there are some.
+    /// says that there are some. `longest` is the bound's name.
     pub(crate) fn check_rows(
         self,
         names: Names,
+        longest: &'static str,
         entries: usize,
         rows: usize,
     ) -> Result<(SideLengths, usize)> {
         let has_lengths = self.offsets.is_given() || self.used.is_given();
         if self.longest.is_some_and(|longest| longest < rows) && !has_lengths {
             return Err(Invalid::presence(
-                names.longest,
+                longest,
                 "is fewer than the rows that a dense tensor without lengths has: give lengths, or a view of fewer rows",
             ));
         }
@@ -201,7 +198,7 @@ impl LengthsRequest<'_> {
             let rule = format!("ends the list: {len} lengths for {sequences} sequences");
             return Err(broken(names.used.name(), len.min(sequences), rule));
         }
-        if let Some(longest) = self.longest {
+        for longest in [self.longest, self.longest_packed].into_iter().flatten() {
             bound = bound.min(longest);
         }
         let lengths = SideLengths {

@@ -15,7 +15,6 @@ const ROWS: Names = Names {
     tensor: Operand::Out,
     offsets: Operand::QueryOffsets,
     used: Operand::QueryLengths,
-    longest: "longest",
 };
 
 /// The description of a pre-pass, checked. For each query row and head it computes the sum over the row of the output times its gradient
@@ -143,7 +142,7 @@ impl<'a> PrepassBuilder<'a> {
     /// Row offsets of packed queries, or lengths in use.
     pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
         match operand {
-            Operand::QueryOffsets => self.rows.offsets = numbers,
+            Operand::QueryOffsets => self.rows.set_offsets(numbers),
             Operand::QueryLengths => self.rows.used = numbers,
             _ => {}
         }

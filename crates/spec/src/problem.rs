@@ -212,7 +212,16 @@ impl Problem {
 
     /// The features that an image needs to compute this problem.
     pub fn needs(&self) -> Features {
+        /// The least factor that kernels for positive scales multiply by (`ScoreScale` in kernels/forward/wgmma_softmax.cuh has the same
+        /// number). It leaves nothing of products of f16; those of bf16 may be as large as its inverse.
+        const LEAST_SCALE: f32 = 1e-30;
+        let is_tiny = self.scoring.softcap.is_none()
+            && self.scoring.scale.is_some_and(|scale| scale < LEAST_SCALE);
         let wanted = [
+            (
+                is_tiny && self.element() == ElementType::Bf16,
+                Features::NEGATIVE_SCALE,
+            ),
             (self.packed_queries || self.packed_keys, Features::PACKED),
             (self.device_lengths, Features::DEVICE_LENGTHS),
             (self.page_rows != 0, Features::PAGED),
@@ -234,7 +243,7 @@ impl Problem {
     ///
     /// The longest packed sequence is taken to have the bound's length, and the others to share the rest evenly. Neighbors with the same
     /// lengths are written once, with their number: the line is short for any number of sequences. The line leaves out what takes no time:
-    /// the scale, unless it is negative, and whether the logarithm of the sums is wanted.
+    /// the scale, unless the kernel must be one that takes it ([`Features::NEGATIVE_SCALE`]), and whether the logarithm of the sums is wanted.
     pub fn line(&self) -> String {
         use fmt::Write as _;
         let mut line = String::new();
@@ -252,8 +261,9 @@ impl Problem {
         if let Some(element) = self.types.scaled() {
             let _ = write!(line, " cache={element}");
         }
+        let names_scale = self.needs().contains(Features::NEGATIVE_SCALE);
         let scoring = Scoring {
-            scale: self.scoring.scale.filter(|scale| *scale < 0.0),
+            scale: self.scoring.scale.filter(|_| names_scale),
             ..self.scoring
         };
         let options = scoring.words_of(self.masks_keys_alone());
@@ -548,6 +558,45 @@ mod tests {
         assert_eq!(typical(&[0, 64], 64), (64, 64));
         // Rows that no sequence has say nothing.
         assert_eq!(typical(&[0, 2, 4, 6, 8], 8192), (2, 64));
+    }
+
+    /// A kernel that takes no scale of this kind is none for the line's choice.
+    #[test]
+    fn a_line_has_the_scale_that_few_kernels_take() {
+        let q = Layout::bshd([1, 64, 4, 64]);
+        let line = |element, words: &str| {
+            let builder = Call::builder(&q, &q, &q, element).scoring(words.parse().unwrap());
+            let problem = builder.build().unwrap().problem();
+            let needs = problem.needs().contains(Features::NEGATIVE_SCALE);
+            (problem.line(), needs)
+        };
+        for (words, rare_types) in [
+            ("", &[][..]),
+            ("scale=0.5", &[]),
+            ("scale=1e-30", &[]),
+            ("scale=1e-31", &[ElementType::Bf16]),
+            ("scale=0", &[ElementType::Bf16]),
+            (
+                "scale=-0.5",
+                &[ElementType::Bf16, ElementType::F16, ElementType::F32],
+            ),
+        ] {
+            for element in [ElementType::Bf16, ElementType::F16, ElementType::F32] {
+                let is_rare = rare_types.contains(&element);
+                let usual = format!("b1 q64 k64 h4 d64 {element}");
+                let expected = match is_rare {
+                    true => format!("{usual} {}", words.parse::<Scoring>().unwrap()),
+                    false => usual,
+                };
+                assert_eq!(line(element, words), (expected, is_rare));
+            }
+        }
+        // Scores are then at most the softcap, which is multiplied by.
+        let capped = line(ElementType::Bf16, "scale=0 softcap=3");
+        assert_eq!(
+            capped,
+            ("b1 q64 k64 h4 d64 bf16 softcap=3".to_owned(), false)
+        );
     }
 
     /// A decode step whose packed tensor has room for prompts, as under a CUDA graph.

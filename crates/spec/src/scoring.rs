@@ -219,23 +219,16 @@ impl Scoring {
         self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
     }
 
-    /// The features that an image needs for these options.
+    /// The features that an image needs for these options, whatever the element type: [`Problem::needs`](crate::Problem::needs) knows of
+    /// tiny scales.
     pub fn needs(&self) -> Features {
-        /// Of kernels that keep hidden keys hidden by a factor above 0 (`ScoreScale` in kernels/forward/wgmma_softmax.cuh has the same number).
-        const LEAST_SCALE: f32 = 1e-30;
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
             (self.alibi.is_some(), Features::ALIBI),
             (self.dropout.is_some(), Features::DROPOUT),
             (self.blocks.is_some(), Features::BLOCKS),
             (
-                { self.scale }.is_some_and(|x| {
-                    x < if self.softcap.is_some() {
-                        0.0
-                    } else {
-                        LEAST_SCALE
-                    }
-                }),
+                self.scale.is_some_and(|scale| scale < 0.0),
                 Features::NEGATIVE_SCALE,
             ),
         ];
@@ -608,9 +601,6 @@ mod tests {
     fn what_is_asked_for_is_what_is_needed() {
         let needs = |words: &str| words.parse::<Scoring>().unwrap().needs();
         assert_eq!(needs("mask=causal scale=0.5"), Features::empty());
-        assert_eq!(needs("scale=0"), Features::NEGATIVE_SCALE);
-        assert_eq!(needs("scale=1e-31"), Features::NEGATIVE_SCALE);
-        assert_eq!(needs("scale=0 softcap=3"), Features::SOFTCAP);
         let all: Scoring = "scale=-1 softcap=3 alibi=head sinks bias keymask"
             .parse()
             .unwrap();

@@ -26,8 +26,8 @@ features! {
     PAGED = 7, "paged keys";
     /// Rows that do not start at multiples of 16 bytes.
     UNALIGNED = 8, "rows that don't start at multiples of 16 bytes";
-    /// A scale below 0.
-    NEGATIVE_SCALE = 9, "a scale below 1e-30";
+    /// A negative scale, or with bf16 a tiny one.
+    NEGATIVE_SCALE = 9, "a negative or tiny scale";
     /// The log-sum-exp of each row.
     LSE = 10, "lse";
     /// Keys and values in e4m3 with scales. Unlike the others it is no option: an image that has it takes no other keys.

@@ -40,6 +40,7 @@ impl<'a> Arguments<'a> {
         keys: Keys<'a, T>,
     ) -> Self {
         let [k, v] = keys.tensors;
+        let longest = [queries.side.bound(), keys.side.bound()];
         let mut others = keys.side.given;
         others.extend(queries.side.given);
         let has_bias_f32 = others.iter().any(|(operand, given)| match given {
@@ -61,7 +62,7 @@ impl<'a> Arguments<'a> {
                 (Operand::V, Given::Tensor(v)),
             ],
             others,
-            longest: [queries.side.longest, keys.side.longest],
+            longest,
             table: keys.side.table,
             blocks: keys.side.blocks,
             has_bias_f32,

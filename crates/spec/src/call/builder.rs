@@ -222,19 +222,15 @@ impl<'a> CallBuilder<'a> {
 
     /// The queries are packed, and their `sequences + 1` offsets are on the device; no sequence is taken to be longer than
     /// `longest`. The kernels clamp what they read there.
-    pub fn device_query_offsets(self, sequences: usize, longest: usize) -> Self {
-        self.device_offsets(Operand::QueryOffsets, sequences)
-            .longest_queries(longest)
+    pub fn device_query_offsets(mut self, sequences: usize, longest: usize) -> Self {
+        self.lengths.queries.packed_on_device(sequences, longest);
+        self
     }
 
     /// As [`device_query_offsets`](Self::device_query_offsets), of k and v.
-    pub fn device_key_offsets(self, sequences: usize, longest: usize) -> Self {
-        self.device_offsets(Operand::KeyOffsets, sequences)
-            .longest_keys(longest)
-    }
-
-    fn device_offsets(self, operand: Operand, sequences: usize) -> Self {
-        self.numbers(operand, Numbers::Device(sequences.saturating_add(1)))
+    pub fn device_key_offsets(mut self, sequences: usize, longest: usize) -> Self {
+        self.lengths.keys.packed_on_device(sequences, longest);
+        self
     }
 
     /// As [`query_lengths`](Self::query_lengths), on the device.
@@ -398,13 +394,13 @@ impl<'a> CallBuilder<'a> {
         let (queries, batch) = self
             .lengths
             .queries
-            .check_rows(QUERIES, entries, query_rows)?;
+            .check_rows(QUERIES, "longest_queries", entries, query_rows)?;
         expect_countable("q", "batch", batch)?;
         let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
         let (keys, pages) = match self.lengths.table {
             None => {
                 let (keys, key_batch) =
-                    self.lengths.keys.check_rows(KEYS, key_entries, key_rows)?;
+                    self.lengths.keys.check_rows(KEYS, "longest_keys", key_entries, key_rows)?;
                 one_batch("k", key_batch)?;
                 (keys, None)
             }

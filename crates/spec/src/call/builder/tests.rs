@@ -584,6 +584,29 @@ fn a_bound_below_the_rows_of_a_dense_tensor_needs_lengths() {
     assert_eq!(key_len(builder().key_lengths(&[9, 7]).longest_keys(8)), 8);
 }
 
+/// That of offsets on the device goes with them, and the least of both counts.
+#[test]
+fn a_bound_stays_when_offsets_change() {
+    let q = Layout::packed(6, 2, 64);
+    let builder = || {
+        Call::builder(&q, &q, &q, ElementType::F16)
+            .device_query_offsets(2, 1)
+            .device_key_offsets(2, 1)
+    };
+    let on_host = |builder: CallBuilder<'static>| builder.packed(&[0, 4, 6], &[0, 4, 6]);
+    let bounded = |builder: CallBuilder<'static>| builder.longest_queries(2).longest_keys(3);
+    for (builder, bounds) in [
+        (builder(), (1, 1)),
+        (bounded(builder()), (1, 1)),
+        (on_host(builder()), (4, 4)),
+        (on_host(bounded(builder())), (2, 3)),
+        (bounded(on_host(builder())), (2, 3)),
+    ] {
+        let call = builder.build().unwrap();
+        assert_eq!((call.query_len(), call.key_len()), bounds);
+    }
+}
+
 #[test]
 fn every_rule_of_a_block_table() {
     let k = pages(9, 16);
