@@ -170,6 +170,8 @@ template <class Kernel> struct Problem {
         if constexpr (HAS_SCALES) set_scales(random);
         k = quantized(random, scales[0], head_dim);
         v = quantized(random, scales[1], value_dim);
+        if constexpr (HAS_SCALES)
+            if (random.one_in(8)) spoil_key_scale(random.between(0, kv_heads - 1));
         if (kernel.has(FEATURE_UNALIGNED) && random.one_in(3)) behind = 1;
         device_q = guarded(beginning_in_between(q));
         out = guarded(std::vector<Element>((size_t)query_rows * heads * value_dim + behind));
@@ -208,6 +210,14 @@ template <class Kernel> struct Problem {
             lists[i] = device_scales[i]->data();
         }
         block = {lists[0], lists[1], steps[0], steps[1]};
+    }
+    // Only a device can hold such a scale; the keys stay numbers.
+    void spoil_key_scale(int head)
+    {
+        const int step = whole_block.scales.k_step;
+        (*device_scales[0])[head * step] = NAN;
+        for (int other = 0; other < kv_heads; other++)
+            if (other * step == head * step) scales[0][other] = NAN;
     }
     // Normal numbers, each divided by its head's scale. What no sequence owns must never be seen.
     std::vector<Key> quantized(Random& random, const float (&scales)[4], int dim) const
@@ -305,6 +315,7 @@ template <class Kernel> struct Problem {
         put_diagonal(random, scoring, query_len, key_len);
         if (kernel.has(FEATURE_SINKS) && random.one_in(3)) {
             for (int head = 0; head < heads; head++) sinks.push_back(random.normal());
+            if (random.one_in(4)) sinks[random.between(0, heads - 1)] = NAN;
             scoring.sinks = sinks.data();
         }
         if (kernel.has(FEATURE_ALIBI) && random.one_in(4)) {
@@ -620,10 +631,12 @@ template <class Kernel> struct Problem {
                                                                                                : 0);
         }
         const float found_lse = (*lse)[b * block.lse_batch + head * block.lse_head + (packs_queries ? query_row : query)];
-        if (!is_number(of_query[0]) && !scores.empty()) {
+        const bool is_nan_sink = scoring.sinks && std::isnan(sinks[head]);
+        if (!scores.empty() && (is_nan_sink || !is_number(of_query[0]) || std::isnan(scales[0][head / group]))) {
             const bool all = std::none_of(found, found + value_dim, is_number);
-            return all && found_lse != found_lse ? "" : "a query that is no number has a result that is one";
+            return all && std::isnan(found_lse) ? "" : "a query, scale or sink that is no number has a result that is one";
         }
+        if (is_nan_sink) return std::isnan(found_lse) ? "" : "a sink that is no number has an lse that is one";
         double largest = scoring.sinks ? sinks[head] : -INFINITY;
         for (double score : scores) largest = std::max(largest, score);
         double sum = scoring.sinks ? exp(sinks[head] - largest) : 0;
