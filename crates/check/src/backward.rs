@@ -62,6 +62,7 @@ impl Case {
         (case.pages, case.runs, case.quantized) = (None, 1, None);
         case.scoring = case.scoring.bias_as_queries();
         case.scoring.blocks = None;
+        case.device_lengths &= case.has_lists();
         let sizes = case
             .heads
             .dims()

@@ -186,7 +186,7 @@ impl Case {
     }
 
     /// Returns true if there are [lists](Self::lists) that could be in device memory.
-    fn has_lists(&self) -> bool {
+    pub(crate) fn has_lists(&self) -> bool {
         matches!(self.lengths, Lengths::Packed(_))
             || self.used != Used::All
             || self.pages.is_some()

@@ -389,7 +389,7 @@ impl Call {
 
     /// Checks the numbers of an operand against what the call says: their count, and that each is one that the operand may have. The
     /// scales of keys times the call's scale are not larger than [`Scoring::MAX_SCALE`]. (On a GPU, where they cannot be checked, kernels
-    /// take a product beyond the range of `f32` as the end of it; NaN makes the results NaN.)
+    /// take a product beyond the range of `f32` as the end of it; NaN makes the results of queries that see a key NaN.)
     ///
     /// # Errors
     /// [`Invalid::Presence`], [`Invalid::Scales`], [`Invalid::Count`], [`Invalid::Value`] or [`Invalid::Number`].

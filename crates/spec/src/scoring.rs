@@ -23,8 +23,8 @@ pub enum AlibiShape {
 /// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
 /// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the bias, then the masks. With sinks, the denominator of the
 /// softmax has one more term, `exp(sink)` of the head; the lse of a query that sees no key is the sink. In device memory,
-/// where sinks are not checked, infinity counts as the largest number, and a NaN makes the results NaN. With dropout, weights that are not
-/// kept become 0 and the others are divided by `1 - p` after the softmax: the lse does not depend on it.
+/// where sinks are not checked, infinity counts as the largest number, and a NaN makes the results of queries that see a key NaN. With
+/// dropout, weights that are not kept become 0 and the others are divided by `1 - p` after the softmax: the lse does not depend on it.
 ///
 /// The values of slopes, sinks, bias and key mask belong to a call; here stands only whether there are any. Prints and parses
 /// as words: `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`, nothing for an option that is not used.

@@ -13,6 +13,7 @@ impl Case {
         let mut push = |edit: &dyn Fn(&mut Case)| {
             let mut case = self.clone();
             edit(&mut case);
+            case.device_lengths &= case.has_lists();
             if case != *self {
                 smaller.push(case);
             }
@@ -122,7 +123,6 @@ impl Case {
             *used = most.map(|(a, b)| (a.0.min(b.0), a.1.min(b.1))).collect();
         }
         self.lengths = lengths;
-        self.device_lengths &= self.has_lists();
     }
 }
 
@@ -180,8 +180,11 @@ mod tests {
     quickcheck! {
         fn random_cases_are_valid_and_so_is_what_they_shrink_to(seed: u64) -> bool {
             let case = Case::random(seed, 600);
-            let valid = |case: &Case| case.try_call().is_ok() && case.call_on_gpu().is_ok();
-            valid(&case) && case.shrink().iter().all(valid)
+            let valid = |case: &Case| {
+                let lengths_are_somewhere = !case.device_lengths || case.has_lists();
+                lengths_are_somewhere && case.try_call().is_ok() && case.call_on_gpu().is_ok()
+            };
+            valid(&case) && valid(&case.differentiable()) && case.shrink().iter().all(valid)
         }
     }
 
