@@ -13,7 +13,7 @@ pub const SIZE_LIMIT: u64 = 64 << 20;
 
 /// Every executable that launches kernels embeds the same images. A dictionary larger than the bundle lets xz store them
 /// once; beyond that, its fastest preset is hardly larger than its best (9.4 and 8.9 MB of 77).
-const XZ_OPTIONS: &str = "--lzma2=preset=1,dict=128MiB";
+const XZ_OPTIONS: &str = "--lzma2=preset=1,dict=256MiB";
 
 /// The bundle is for Linux hosts, as is `run.sh`.
 const LIBRARY_SUFFIX: &str = ".so";

@@ -4,7 +4,7 @@ use half::f16;
 use warptile::gpu::Bindings;
 use warptile::kernels::abi;
 use warptile::ops::{CacheTensors, CacheWrite};
-use warptile::spec::{Append, Call, Operand, Pairing, Rotary, Slots};
+use warptile::spec::{Append, Operand, Pairing, Rotary, Slots};
 use warptile::{Attention, Backend, ElementType, Keys, Layout, Queries, Tensor};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;

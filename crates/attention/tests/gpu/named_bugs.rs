@@ -1,9 +1,10 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
 use warptile::gpu::Bindings;
+use warptile::kernels::Family;
 use warptile::plan::Choice;
 use warptile::spec::{Call, Operand, Scoring};
-use warptile::{Attention, Backend, ElementType, Layout};
+use warptile::{Attention, Backend, ElementType, Error, Layout};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile_driver::DeviceBuffer;
 
@@ -320,7 +321,7 @@ fn every_feature_at_once() {
     assert!(matches!(
         passes(
             &case("b1 h1 q5 k5 d8 f32 seed=0"),
-            Images::Family(warptile::kernels::Family::Scalar)
+            Images::Family(Family::Scalar)
         ),
         Ok(true)
     ));
@@ -350,14 +351,19 @@ fn extreme_scales_keep_hidden_keys_hidden() {
     use half::bf16;
     let backend = Backend::cuda(0).unwrap();
     for head_dim in [64, 128] {
-        let case = case(&format!("q200 k200 h2 d{head_dim} bf16 mask=causal"));
         let data: Vec<bf16> = (0..200 * 2 * head_dim)
             .map(|i| bf16::from_f32((i as f32 * 0.61).sin()))
             .collect();
         let tensor = backend.tensor(&data, [1, 200, 2, head_dim]).unwrap();
-        for family in families_of(ElementType::Bf16) {
-            let plan = Images::Family(family).plan(&case).unwrap();
-            for scale in [Scoring::MAX_SCALE, 1e37, 1e-38, 0.0] {
+        for scale in [Scoring::MAX_SCALE, 1e37, 1e-38, 0.0] {
+            let words = format!("q200 k200 h2 d{head_dim} bf16 mask=causal scale={scale}");
+            for family in families_of(ElementType::Bf16) {
+                let plan = match Images::Family(family).plan(&case(&words)) {
+                    Err(Error::NoKernel { .. }) if family == Family::Wgmma && scale < 1e-30 => {
+                        continue; // it has no factor as small
+                    }
+                    plan => plan.unwrap(),
+                };
                 let output = Attention::new()
                     .mask(warptile::Mask::causal())
                     .scale(scale)

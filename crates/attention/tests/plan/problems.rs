@@ -226,6 +226,38 @@ fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
     }
 }
 
+/// A scale that `wgmma` has no factor for counts where products may be large. The GPU's test of extreme scales names these families.
+#[test]
+fn scales_that_the_hopper_kernels_lack_depend_on_the_type() {
+    let h200 = DeviceProfile::h200();
+    for (element, scale, on_wgmma) in [
+        ("f16", "1e37", true),
+        ("f16", "1e-38", true),
+        ("f16", "0", true),
+        ("f16", "-1e-38", false),
+        ("bf16", "1e37", true),
+        ("bf16", "1e-30", true),
+        ("bf16", "1e-38", false),
+        ("bf16", "0", false),
+    ] {
+        let words = format!("q200 k200 h2 d64 {element} mask=causal scale={scale}");
+        let problem = case(&words).call().problem();
+        let element = problem.element();
+        for family in [Family::Scalar, Family::Mma, Family::Decode, Family::Wgmma] {
+            let images = images_for(Role::Forward).filter(|image| image.family == family);
+            let images = images.filter(|image| image.element == element);
+            let plan = Planner::new(&h200)
+                .images(images)
+                .plan(problem, &Choice::Best);
+            let takes = family != Family::Wgmma || on_wgmma;
+            assert_eq!(plan.is_ok(), takes, "{family}: {words}");
+        }
+        let listed = case(&format!("{words} blocks=64x64")).call().problem();
+        let plan = Plan::gpu(listed, &h200, &Choice::Best);
+        assert_eq!(plan.is_ok(), on_wgmma, "{words}");
+    }
+}
+
 #[test]
 fn keys_that_no_row_sees_are_no_reason_against_the_hopper_kernels() {
     for text in [

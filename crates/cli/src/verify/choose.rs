@@ -26,9 +26,9 @@ const TURNS_TO_HOST: u64 = 17;
 /// At one of this many turns an image that shares keys cuts them at fixed places. Odd, as above.
 const TURNS_TO_SPLITS: u64 = 3;
 
-/// At one of this many problems that no image is given for, keys are cut at fixed places, and keys and values are quantized. Primes, so that
-/// both go with each number of multiprocessors.
-const PROBLEMS_TO_SPLITS: u64 = 5;
+/// At one of this many problems that no image is given for, keys are cut at fixed places, and keys and values are quantized. Primes other
+/// than [`FEW_MULTIPROCESSORS`], so that both go with each number of multiprocessors.
+const PROBLEMS_TO_SPLITS: u64 = 3;
 const PROBLEMS_TO_CACHE: u64 = 7;
 
 /// A problem and where to compute it.

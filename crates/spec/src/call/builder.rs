@@ -391,16 +391,18 @@ impl<'a> CallBuilder<'a> {
             }
             _ => {}
         }
-        let (queries, batch) = self
-            .lengths
-            .queries
-            .check_rows(QUERIES, "longest_queries", entries, query_rows)?;
+        let (queries, batch) =
+            self.lengths
+                .queries
+                .check_rows(QUERIES, "longest_queries", entries, query_rows)?;
         expect_countable("q", "batch", batch)?;
         let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
         let (keys, pages) = match self.lengths.table {
             None => {
                 let (keys, key_batch) =
-                    self.lengths.keys.check_rows(KEYS, "longest_keys", key_entries, key_rows)?;
+                    self.lengths
+                        .keys
+                        .check_rows(KEYS, "longest_keys", key_entries, key_rows)?;
                 one_batch("k", key_batch)?;
                 (keys, None)
             }
