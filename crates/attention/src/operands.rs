@@ -431,7 +431,7 @@ impl<'a, T: Element> Keys<'a, T> {
     /// let k = backend.tensor(&[0.0_f32; 192 * 8], [1, 192, 1, 8])?;
     /// // The first 64 queries see the last 64 keys, the others all but those.
     /// let lists = BlockLists::new(64, 64);
-    /// let blocks = BlockList::from_mask(lists, [1, 1, 2, 3], &[false, false, true, true, true, false]);
+    /// let blocks = BlockList::from_mask(lists, [1, 1, 2, 3], &[false, false, true, true, true, false])?;
     /// let output = Attention::new().forward(&q, Keys::new(&k, &k).blocks(&blocks))?;
     /// let lse: Vec<f32> = output.lse.map_or(Ok(Vec::new()), |lse| lse.to_vec())?;
     /// assert!((lse[0] - 64_f32.ln()).abs() < 1e-5 && (lse[64] - 128_f32.ln()).abs() < 1e-5);

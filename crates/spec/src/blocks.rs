@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::{Invalid, Mask, Numbers, Operand, Request, Result, SideLengths};
+use crate::{Invalid, Mask, Numbers, Operand, Request, Result, SideLengths, expect_countable};
 
 /// How lists of blocks are arranged: the sizes of the blocks, and which sequences and heads have lists of their own.
 ///
@@ -177,9 +177,10 @@ impl FromStr for BlockLists {
 ///
 /// // Of 3 blocks of queries and 4 of keys: every other one.
 /// let mask: Vec<bool> = (0..12).map(|i| (i / 4 + i % 4) % 2 == 0).collect();
-/// let list = BlockList::from_mask(BlockLists::new(64, 64), [1, 1, 3, 4], &mask);
+/// let list = BlockList::from_mask(BlockLists::new(64, 64), [1, 1, 3, 4], &mask)?;
 /// assert_eq!(list.offsets(), [0, 2, 4, 6]);
 /// assert_eq!(list.indices(), [0, 2, 1, 3, 0, 2]);
+/// # Ok::<(), warptile_spec::Invalid>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[must_use]
@@ -199,15 +200,26 @@ impl BlockList {
         }
     }
 
-    /// Lists the blocks that are true in a mask of shape `[lists of a batch, lists of its heads, blocks of queries, blocks of keys]`. The
-    /// first two are 1 where `lists` says that sequences or heads share theirs. A shorter mask leaves its last blocks out.
-    pub fn from_mask(lists: BlockLists, shape: [usize; 4], mask: &[bool]) -> Self {
+    /// Lists the blocks that are true in a mask of shape `[batch or 1, query heads or 1, blocks of queries, blocks of keys]`. Sequences and
+    /// heads share their lists where the extent is 1, and have lists of their own otherwise, regardless of what `lists` says.
+    ///
+    /// # Errors
+    /// [`Invalid::Count`] if the mask does not have as many elements as its shape; [`Invalid::TooLong`].
+    pub fn from_mask(lists: BlockLists, shape: [usize; 4], mask: &[bool]) -> Result<Self> {
         let [batch, heads, rows, columns] = shape;
-        let row = |row: usize| {
-            let shown = move |column: &usize| mask.get(row * columns + column) == Some(&true);
-            (0..columns).filter(shown)
+        let rows = batch.saturating_mul(heads).saturating_mul(rows);
+        expect_countable("mask", "rows", rows)?;
+        let needed = rows.saturating_mul(columns);
+        if mask.len() != needed {
+            return Err(Invalid::count("mask", mask.len(), needed));
+        }
+        let lists = BlockLists {
+            per_batch: batch != 1,
+            per_head: heads != 1,
+            ..lists
         };
-        Self::from_rows(lists, (0..batch * heads * rows).map(row))
+        let row = |row: usize| (0..columns).filter(move |column| mask[row * columns + column]);
+        Ok(Self::from_rows(lists, (0..rows).map(row)))
     }
 
     /// Lists a block if some of its queries sees a key: one of the first `sinks`, or one that the mask shows. `lengths`: queries
@@ -235,11 +247,13 @@ impl BlockList {
     /// Lists the blocks of documents that lie end to end in a sequence, where each sees itself.
     ///
     /// # Errors
-    /// [`Invalid::Lengths`] if a document other than the last does not consist of whole blocks.
+    /// [`Invalid::Number`] if the blocks have a size that no call takes; [`Invalid::Lengths`] if a document other than the last does not
+    /// consist of whole blocks; [`Invalid::TooLong`].
     pub fn documents(lists: BlockLists, lengths: &[usize]) -> Result<Self> {
-        let (queries, keys) = (lists.queries().max(1), lists.keys().max(1));
+        lists.validate()?;
+        let (queries, keys) = (lists.queries(), lists.keys());
         let mut rows: Vec<Range<usize>> = Vec::new();
-        let mut start = 0;
+        let (mut start, mut listed) = (0_usize, 0);
         for (index, &length) in lengths.iter().enumerate() {
             let is_last = index + 1 == lengths.len();
             if !is_last && !length.is_multiple_of(queries.max(keys)) {
@@ -252,9 +266,14 @@ impl BlockList {
                     ),
                 });
             }
-            let blocks = start / keys..(start + length).div_ceil(keys);
-            rows.resize(rows.len() + length.div_ceil(queries), blocks);
-            start += length;
+            let end = start.saturating_add(length);
+            expect_countable("documents", "length", end)?;
+            let blocks = start / keys..end.div_ceil(keys);
+            let more = length.div_ceil(queries);
+            listed += more * blocks.len();
+            expect_countable("documents", "blocks", listed)?;
+            rows.resize(rows.len() + more, blocks);
+            start = end;
         }
         Ok(Self::from_rows(lists, rows.into_iter()))
     }
@@ -572,6 +591,51 @@ mod tests {
         let pairs = 64 * 128 + 64 * 128 + 2 * 44;
         assert_eq!(call.visible_pairs(), 2 * pairs);
         assert_eq!(call.flops(), 2 * 4 * 2 * pairs * 16);
+    }
+
+    #[test]
+    fn a_mask_says_which_lists_there_are() {
+        let lists = BlockLists::new(64, 64);
+        let listed = |lists, shape: [usize; 4]| {
+            let mask = vec![true; shape.iter().product()];
+            BlockList::from_mask(lists, shape, &mask).unwrap().lists()
+        };
+        for all in [lists, lists.per_batch().per_head()] {
+            assert_eq!(listed(all, [1, 1, 2, 2]), lists);
+            assert_eq!(listed(all, [1, 2, 2, 2]), lists.per_head());
+            assert_eq!(listed(all, [2, 1, 2, 2]), lists.per_batch());
+            assert_eq!(listed(all, [2, 2, 2, 2]), lists.per_batch().per_head());
+            assert_eq!(listed(all, [0, 1, 2, 2]), lists.per_batch());
+        }
+        let error = |shape, len| {
+            let list = BlockList::from_mask(lists, shape, &vec![true; len]);
+            list.unwrap_err().to_string()
+        };
+        for len in [7, 9] {
+            let found = error([1, 2, 2, 2], len);
+            assert_eq!(found, format!("mask has {len} values; 8 are needed"));
+        }
+        let found = error([1, 1, 1, usize::MAX], 4);
+        assert!(found.starts_with("mask has 4 values"), "{found}");
+        for shape in [[usize::MAX, 2, 4, 4], [1, 1, usize::MAX, 0]] {
+            let found = error(shape, 0);
+            assert!(found.starts_with("mask has rows 1844674407"), "{found}");
+        }
+    }
+
+    #[test]
+    fn documents_have_a_largest_length() {
+        for (lengths, expected) in [
+            (&[1 << 62, 1 << 62, 1 << 63][..], "documents has length 46"),
+            (&[1 << 30, 1 << 62], "documents has blocks 281474976710656"),
+            (&[1 << 20, usize::MAX], "documents has length 1844674407"),
+        ] {
+            let error = BlockList::documents(BlockLists::new(64, 64), lengths);
+            let error = error.unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let error = BlockList::documents(BlockLists::new(64, 0), &[64]).unwrap_err();
+        assert!(error.to_string().starts_with("blocks is 64x0"), "{error}");
     }
 
     #[test]
