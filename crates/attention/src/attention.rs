@@ -43,8 +43,8 @@ pub use backward::{Gradients, GradientsInto, OutputGiven, OutputGradient};
 #[must_use = "options do nothing until `forward` is called"]
 pub struct Attention {
     scoring: Scoring,
-    /// Numbers of options, each with its operand.
-    numbers: Vec<(Operand, Arc<[u32]>)>,
+    /// Numbers of options, each with its operand; `None` for an operand whose elements are not `f32`, which the call refuses.
+    numbers: Vec<(Operand, Option<Arc<[u32]>>)>,
     splits: Splits,
     choice: Choice,
     lse: bool,

@@ -10,8 +10,8 @@ use warptile_kernels::abi::CHUNK_BYTES;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::spec::{
-    BlockList, BlockLists, Element, ElementType, Invalid, Layout, LengthElement, MemoryType,
-    Numbers, Quantized, Request, TableLayout,
+    BlockList, BlockLists, Element, ElementType, Elements, Invalid, Layout, LengthElement,
+    MemoryType, Numbers, Quantized, Request, TableLayout,
 };
 use crate::tensor::{Bytes, Tensor};
 
@@ -20,7 +20,7 @@ use crate::tensor::{Bytes, Tensor};
 pub(crate) enum Given<'a> {
     /// A tensor, or a part of one.
     Tensor(Part<'a>),
-    /// Numbers of 32 bits.
+    /// Numbers of 32 bits; `None` for some of a different type from the operand's, which the call refuses.
     Numbers(Numbers<&'a [u8], DeviceSlice<'a, u8>>),
 }
 
@@ -132,9 +132,13 @@ macro_rules! lengths {
             self
         }
 
-        /// Row offsets or used lengths by their operand: [`packed`](Self::packed) or [`lengths`](Self::lengths).
+        /// Row offsets or used lengths by their operand: [`packed`](Self::packed) or [`lengths`](Self::lengths). The call refuses an
+        /// operand whose elements are not `i32`.
         pub fn numbers(mut self, operand: Operand, numbers: &'a [i32]) -> Self {
-            self.side.host(operand, numbers);
+            match operand.elements() {
+                Elements::I32 => self.side.host(operand, numbers),
+                _ => self.side.set(operand, Given::Numbers(Numbers::None)),
+            }
             self
         }
 

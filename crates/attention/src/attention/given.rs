@@ -50,8 +50,9 @@ impl<'a> Arguments<'a> {
             _ => false,
         });
         let numbers = attention.numbers.iter().map(|(operand, numbers)| {
-            let bytes = bytemuck::cast_slice(numbers);
-            (*operand, Given::Numbers(Numbers::Host(bytes)))
+            let words = numbers.as_deref().map(bytemuck::cast_slice);
+            let numbers = words.map_or(Numbers::None, Numbers::Host);
+            (*operand, Given::Numbers(numbers))
         });
         others.extend(numbers);
         Arguments {
@@ -126,18 +127,19 @@ impl<'a> Arguments<'a> {
         Ok(bindings)
     }
 
-    /// Refuses numbers of operands that are no lists, or that are written, and tensors for scores that are none, or whose elements have
-    /// another type than the call will read.
+    /// Refuses numbers of operands that are not lists, that are written, or whose elements have a different type, and tensors for scores
+    /// that are none, or whose elements have another type than the call will read.
     pub(super) fn check_others(&self) -> Result<()> {
         for (operand, given) in &self.others {
             let part = match given {
                 Given::Tensor(part) => part,
-                Given::Numbers(_) => {
+                Given::Numbers(numbers) => {
                     let is_list = matches!(operand.kind(), Kind::List(_));
-                    if is_list && !operand.is_written() {
-                        continue;
-                    }
-                    let rule = "is given as a list of numbers, but is a tensor or an output";
+                    let rule = match is_list && !operand.is_written() {
+                        true if numbers.is_given() => continue,
+                        true => "is given as numbers of a different type from its own",
+                        false => "is given as a list of numbers, but is a tensor or an output",
+                    };
                     return Err(Invalid::presence(operand.name(), rule).into());
                 }
             };

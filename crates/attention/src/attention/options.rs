@@ -1,10 +1,12 @@
 //! The options of attention, set one by one.
 
+use std::sync::Arc;
+
 use warptile_kernels::{Features, Operand};
 
 use super::Attention;
 use crate::plan::Choice;
-use crate::spec::{DropoutState, Mask, Scoring, Splits};
+use crate::spec::{DropoutState, Elements, Mask, Scoring, Splits};
 
 impl Default for Attention {
     fn default() -> Self {
@@ -119,7 +121,8 @@ impl Attention {
     /// ```
     pub fn dropout(mut self, p: f32, state: DropoutState) -> Self {
         self.scoring.dropout = (p != 0.0).then_some(p);
-        self.set(Operand::DropoutState, bytemuck::cast_slice(&state.words()));
+        let words = bytemuck::cast_slice::<_, u32>(&state.words()).into();
+        self.set(Operand::DropoutState, Some(words));
         if p == 0.0 {
             self.numbers
                 .retain(|(operand, _)| *operand != Operand::DropoutState);
@@ -131,10 +134,7 @@ impl Attention {
     /// whole's mask. Queries and keys begin at multiples of [`DropoutState::ALIGNMENT`].
     pub fn of_part(mut self, first: [u32; 4]) -> Self {
         let state = { self.numbers.iter_mut() }.find(|(given, _)| *given == Operand::DropoutState);
-        // The call refuses a list of another length.
-        if let Some((_, words)) = state
-            && words.len() == DropoutState::WORDS
-        {
+        if let Some((_, Some(words))) = state {
             let (random, numbers) = words.split_at(DropoutState::WORDS - first.len());
             let moved = numbers
                 .iter()
@@ -165,14 +165,17 @@ impl Attention {
         self
     }
 
-    /// The numbers of an option by its operand, such as those of [`alibi_slopes`](Self::alibi_slopes).
+    /// The numbers of an option by its operand, such as those of [`alibi_slopes`](Self::alibi_slopes). The call refuses an operand whose
+    /// elements are not `f32`.
     pub fn numbers(mut self, operand: Operand, numbers: &[f32]) -> Self {
-        self.set(operand, bytemuck::cast_slice(numbers));
+        let words: &[u32] = bytemuck::cast_slice(numbers);
+        let is_float = operand.elements() == Elements::F32;
+        self.set(operand, is_float.then(|| words.into()));
         self
     }
 
-    fn set(&mut self, operand: Operand, words: &[u32]) {
+    fn set(&mut self, operand: Operand, words: Option<Arc<[u32]>>) {
         self.numbers.retain(|(other, _)| *other != operand);
-        self.numbers.push((operand, words.into()));
+        self.numbers.push((operand, words));
     }
 }

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use warptile::cpu::forward_cpu;
-use warptile::kernels::Kind;
-use warptile::spec::{Call, HostInputs, HostOutputs, Operand, Scoring};
+use warptile::kernels::{Elements, Kind};
+use warptile::spec::{Call, DropoutState, HostInputs, HostOutputs, Operand, Scoring};
 use warptile::{Attention, Backend, Element, Keys, Layout, Mask, Queries};
 use warptile_check::Expectation;
 
@@ -96,7 +96,7 @@ fn tensors_of_scores_have_the_type_that_is_read() {
     );
 }
 
-/// Numbers are given of lists that a call reads, and of nothing else.
+/// Numbers are given of lists that a call reads, in the type of their elements, and of nothing else.
 #[test]
 fn tensors_are_not_given_as_numbers() {
     let backend = Backend::cpu();
@@ -107,19 +107,31 @@ fn tensors_are_not_given_as_numbers() {
     };
     let (new, queries, keys) = (Attention::new, || Queries::new(&x), || Keys::new(&x, &x));
     for operand in Operand::ALL {
-        let is_list = matches!(operand.kind(), Kind::List(_));
-        if is_list && !operand.is_written() {
-            continue;
+        let is_list = matches!(operand.kind(), Kind::List(_)) && !operand.is_written();
+        let given_as = match is_list {
+            true => "numbers of a different type",
+            false => "a list of numbers",
+        };
+        let expected = format!("{} is given as {given_as}", operand.name());
+        let refused = |found: String| assert!(found.starts_with(&expected), "{found}");
+        if !is_list || operand.elements() != Elements::F32 {
+            refused(error(new().numbers(operand, &[1.0; 4]), queries(), keys()));
         }
-        let expected = format!("{} is given as a list of numbers", operand.name());
-        for found in [
-            error(new().numbers(operand, &[1.0; 4]), queries(), keys()),
-            error(new(), queries().numbers(operand, &[1; 4]), keys()),
-            error(new(), queries(), keys().numbers(operand, &[1; 4])),
-        ] {
-            assert!(found.starts_with(&expected), "{found}");
+        if !is_list || operand.elements() != Elements::I32 {
+            refused(error(new(), queries().numbers(operand, &[1; 4]), keys()));
+            refused(error(new(), queries(), keys().numbers(operand, &[1; 4])));
         }
     }
+    let state = new().dropout(0.5, DropoutState::new(1, 2));
+    let found = error(
+        state.numbers(Operand::DropoutState, &[1.0; 8]),
+        queries(),
+        keys(),
+    );
+    assert!(
+        found.starts_with("dropout_state is given as numbers of a different type"),
+        "{found}"
+    );
 }
 
 #[test]
