@@ -243,16 +243,16 @@ const OF_OPTIONS: [(Operand, &str); 3] = [
 
 /// Row offsets, pages and the key mask go by the names that the file has for them.
 fn in_terms_of_the_file(mut error: Invalid) -> Invalid {
+    let name = |argument: &str| {
+        { Operand::of(Operations::FORWARD) }
+            .find(|operand| operand.name() == argument)
+            .and_then(Operand::file_name)
+    };
     match &mut error {
         Invalid::Lengths { argument, .. }
         | Invalid::Mismatch { argument, .. }
-        | Invalid::Presence { argument, .. } => {
-            let known =
-                { Operand::of(Operations::FORWARD) }.find(|operand| operand.name() == *argument);
-            if let Some(name) = known.and_then(Operand::file_name) {
-                *argument = name;
-            }
-        }
+        | Invalid::Presence { argument, .. } => *argument = name(argument).unwrap_or(argument),
+        Invalid::Sequences { .. } => error.rename(name),
         Invalid::Pages { argument, .. } if *argument == "k" => *argument = "k_pages",
         _ => {}
     }

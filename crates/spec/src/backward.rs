@@ -267,12 +267,7 @@ impl BackwardBuilder {
         }
         for (argument, head_dim) in ["q", "v"].into_iter().zip(call.heads().dims()) {
             if head_dim > Backward::MAX_HEAD_DIM {
-                return Err(Invalid::TooLong {
-                    argument,
-                    dimension: "head size",
-                    found: head_dim,
-                    limit: Backward::MAX_HEAD_DIM,
-                });
+                return Err(Invalid::GradientHeadDim { argument, head_dim });
             }
         }
         let mut gradients = Box::new(Slots::none());

@@ -48,6 +48,37 @@ pub enum Invalid {
         expected: usize,
     },
 
+    /// Packed sequences are more or fewer than those of another argument.
+    #[error(
+        "{argument} has {}, but {other} has {}{expected}",
+        crate::call::counted(*.found, "sequence"),
+        if *.other_is_packed { "" } else { "batch " }
+    )]
+    Sequences {
+        /// The row offsets at fault.
+        argument: &'static str,
+        /// Their sequences.
+        found: usize,
+        /// The argument that they are compared with: row offsets or a tensor.
+        other: &'static str,
+        /// True for row offsets.
+        other_is_packed: bool,
+        /// Its sequences.
+        expected: usize,
+    },
+
+    /// A head size without a backward pass.
+    #[error(
+        "{argument} has head size {head_dim}, but gradients have head sizes up to {}",
+        crate::Backward::MAX_HEAD_DIM
+    )]
+    GradientHeadDim {
+        /// `q` or `v`.
+        argument: &'static str,
+        /// Its head size.
+        head_dim: usize,
+    },
+
     /// The head dimension has gaps.
     #[error(
         "{argument} has stride {stride} in its last dimension (head size), which must be contiguous (stride 1)"
@@ -319,6 +350,8 @@ impl Invalid {
     pub fn rename(&mut self, name: impl Fn(&str) -> Option<&'static str>) {
         if let Invalid::HeadDimUnsupported { argument, .. }
         | Invalid::Mismatch { argument, .. }
+        | Invalid::Sequences { argument, .. }
+        | Invalid::GradientHeadDim { argument, .. }
         | Invalid::LastDimNotContiguous { argument, .. }
         | Invalid::ElementMismatch { argument, .. }
         | Invalid::StridesDiffer { argument, .. }
@@ -343,6 +376,7 @@ impl Invalid {
             *argument = name(argument).unwrap_or(argument);
         }
         if let Invalid::Mismatch { other, .. }
+        | Invalid::Sequences { other, .. }
         | Invalid::SharesMemory { other, .. }
         | Invalid::HeadsNotMultiple { keys: other, .. } = self
         {

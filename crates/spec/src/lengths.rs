@@ -139,7 +139,49 @@ pub(crate) const KEYS: Names = Names {
     used: Operand::KeyLengths,
 };
 
+/// The argument that says how many sequences a side has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Source {
+    /// A tensor, or a block table, by its batch extent.
+    Tensor(&'static str),
+    /// Row offsets.
+    Offsets(&'static str),
+}
+
+/// Checks that keys have as many sequences as queries.
+pub(crate) fn expect_sequences(
+    (keys, of_keys): (Source, usize),
+    (queries, of_queries): (Source, usize),
+) -> Result<()> {
+    if of_keys == of_queries {
+        return Ok(());
+    }
+    let sequences = |argument, found, other, other_is_packed, expected| Invalid::Sequences {
+        argument,
+        found,
+        other,
+        other_is_packed,
+        expected,
+    };
+    Err(match (keys, queries) {
+        (Source::Offsets(k), Source::Offsets(q)) => sequences(k, of_keys, q, true, of_queries),
+        (Source::Offsets(k), Source::Tensor(q)) => sequences(k, of_keys, q, false, of_queries),
+        (Source::Tensor(k), Source::Offsets(q)) => sequences(q, of_queries, k, false, of_keys),
+        (Source::Tensor(k), Source::Tensor(q)) => {
+            return expect_same(k, [of_keys], (q, [of_queries]), ["batch"]);
+        }
+    })
+}
+
 impl LengthsRequest<'_> {
+    /// The argument that says how many sequences there are.
+    pub(crate) fn source(&self, names: Names) -> Source {
+        match self.offsets.is_given() {
+            true => Source::Offsets(names.offsets.name()),
+            false => Source::Tensor(names.tensor.name()),
+        }
+    }
+
     /// As [`check`](Self::check), for a tensor whose rows lie one after the other: kernels look for the ends of sequences only where a list
     /// says that there are some. `longest` is the bound's name.
     pub(crate) fn check_rows(

@@ -497,7 +497,7 @@ fn what_has_no_backward_pass_is_refused() {
     };
     assert_eq!(
         refused(512, &Attention::new()),
-        "q has head size 512; the limit is 256"
+        "q has head size 512, but gradients have head sizes up to 256"
     );
     assert_eq!(
         refused(64, &Attention::new().without_lse()),

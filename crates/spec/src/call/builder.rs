@@ -2,7 +2,7 @@
 
 use crate::blocks::BlocksRequest;
 use crate::call::Terms;
-use crate::lengths::{KEYS, LengthsRequest, QUERIES};
+use crate::lengths::{KEYS, LengthsRequest, QUERIES, Source, expect_sequences};
 use crate::pages::{BLOCK_TABLE, TableRequest};
 use crate::slots::UNWANTED;
 use crate::{
@@ -396,18 +396,19 @@ impl<'a> CallBuilder<'a> {
                 .queries
                 .check_rows(QUERIES, "longest_queries", entries, query_rows)?;
         expect_countable("q", "batch", batch)?;
-        let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
+        let of_queries = (self.lengths.queries.source(QUERIES), batch);
         let (keys, pages) = match self.lengths.table {
             None => {
                 let (keys, key_batch) =
                     self.lengths
                         .keys
                         .check_rows(KEYS, "longest_keys", key_entries, key_rows)?;
-                one_batch("k", key_batch)?;
+                expect_sequences((self.lengths.keys.source(KEYS), key_batch), of_queries)?;
                 (keys, None)
             }
             Some(table) => {
-                one_batch(BLOCK_TABLE, table.layout.shape[0])?;
+                let of_keys = (Source::Tensor(BLOCK_TABLE), table.layout.shape[0]);
+                expect_sequences(of_keys, of_queries)?;
                 let (keys, pages) = table.check(&k, self.lengths.keys)?;
                 (keys, Some(pages))
             }

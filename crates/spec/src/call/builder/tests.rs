@@ -228,7 +228,11 @@ fn row_offsets_that_break_a_rule() {
             "key_offsets[2] is 11, but the tensor has only 10 rows",
         ),
         (&[0, -5], &[0, 5], "query_offsets[1] is -5, less than"),
-        (&[0, 5], &[0, 5, 10], "k has batch 2, but q has 1"),
+        (
+            &[0, 5],
+            &[0, 5, 10],
+            "key_offsets has 2 sequences, but query_offsets has 1",
+        ),
         (
             &[0, i32::MAX],
             &[0, 5],
@@ -462,7 +466,26 @@ fn queries_may_be_packed_over_dense_keys() {
     let wrong = Call::builder(&q, &k, &k, ElementType::F32)
         .packed_queries(&[0, 6])
         .build();
-    assert_eq!(message(wrong), "k has batch 2, but q has 1");
+    assert_eq!(
+        message(wrong),
+        "query_offsets has 1 sequence, but k has batch 2"
+    );
+    let packed = Layout::packed(6, 2, 8);
+    let wrong = Call::builder(&k, &packed, &packed, ElementType::F32)
+        .packed_keys(&[0, 1, 3, 6])
+        .build();
+    assert_eq!(
+        message(wrong),
+        "key_offsets has 3 sequences, but q has batch 2"
+    );
+    let wrong = Call::builder(&q, &k, &k, ElementType::F32)
+        .packed_queries(&[0, 6])
+        .block_table(&[0, 1], [2, 1])
+        .build();
+    assert_eq!(
+        message(wrong),
+        "query_offsets has 1 sequence, but block_table has batch 2"
+    );
 }
 
 #[test]
