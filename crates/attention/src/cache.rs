@@ -199,7 +199,7 @@ impl<T: Element> KvCacheBuilder<T> {
     /// Allocates the pages of all layers.
     ///
     /// # Errors
-    /// A number that is beyond what attention can have: heads and head sizes, rows of a page, pages, keys of a sequence; if there
+    /// A number that is beyond what attention can have: layers, heads and head sizes, rows of a page, pages, keys of a sequence; if there
     /// is not enough memory; a type of [`quantized`](Self::quantized) that has no scales.
     pub fn build(self, backend: &Backend) -> Result<KvCache<T>> {
         let element_bytes = match self.quantized {
@@ -221,7 +221,12 @@ impl<T: Element> KvCacheBuilder<T> {
             }
         }
         // Then every count of rows, pages and sequences in a step fits 31 bits.
-        for (argument, found) in [("pages", all), ("sequences", self.sequences)] {
+        let counts = [
+            ("layers", self.layers),
+            ("pages", all),
+            ("sequences", self.sequences),
+        ];
+        for (argument, found) in counts {
             expect_countable(argument, "length", found)?;
         }
         let columns = longest.div_ceil(self.page_rows.max(1));
@@ -446,12 +451,21 @@ impl<T: Element> KvCache<T> {
         })
     }
 
-    /// The keys and values that the sequences of the step have in a layer, their new rows included.
+    /// The keys and values that the sequences of the step have in a layer, their new rows included. Queries whose rows lie one after the
+    /// other go with them as [`cache.queries(&q)`](Self::queries).
     ///
     /// # Errors
-    /// If no such layer exists.
+    /// If no such layer exists, or the cache is in no step.
     pub fn keys(&self, layer: usize) -> Result<Keys<'_, T>> {
         self.check_layer(layer)?;
+        if !self.step.is_set() {
+            let rule = step::NO_STEP.to_owned();
+            return Err(Invalid::Pages {
+                argument: "k",
+                rule,
+            }
+            .into());
+        }
         let keys = match &self.layers[layer] {
             Layer::Same(memory) => Keys::of(self.page_layout.parts(memory), None),
             Layer::Quantized {

@@ -13,6 +13,9 @@ use crate::spec::{Invalid, Layout};
 /// The entry of a table for a missing page: rows written there are dropped.
 const NO_PAGE: i32 = -1;
 
+/// The rule that tensors break before the first step.
+pub(super) const NO_STEP: &str = "has rows, but the cache is in no step";
+
 #[derive(Debug)]
 pub(super) struct Step {
     /// Sequences that a step can have, and pages that each can have.
@@ -22,6 +25,8 @@ pub(super) struct Step {
     longest: usize,
     /// Sequences of the present step, empty places included.
     batch: usize,
+    /// True from the first step on.
+    is_set: bool,
     /// True if all places are empty.
     vacant: bool,
     /// New rows of each sequence, if all have the same number.
@@ -101,6 +106,7 @@ impl Step {
             columns,
             longest,
             batch: 0,
+            is_set: false,
             vacant: true,
             rows_each: None,
             offsets: vec![0],
@@ -122,6 +128,11 @@ impl Step {
 
     pub(super) fn batch(&self) -> usize {
         self.batch
+    }
+
+    /// Returns true if the cache is in a step, which may have no sequence.
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set
     }
 
     pub(super) fn columns(&self) -> usize {
@@ -174,6 +185,7 @@ impl Step {
             changed.push(2 * self.most + start + from..2 * self.most + start + to);
         }
         self.batch = batch;
+        self.is_set = true;
         self.vacant = rows.is_empty();
         let first = rows.first().map(|&(_, more)| more);
         self.rows_each = first.filter(|&first| rows.iter().all(|&(_, more)| more == first));
@@ -186,6 +198,7 @@ impl Step {
     /// Makes this no step.
     pub(super) fn clear(&mut self) {
         self.batch = 0;
+        self.is_set = false;
         self.vacant = true;
         self.rows_each = None;
         self.offsets.truncate(1);
@@ -212,7 +225,7 @@ impl Step {
             () => Err(Invalid::Pages {
                 argument,
                 rule: match each {
-                    _ if self.batch == 0 => "has rows, but the cache is in no step".to_owned(),
+                    _ if self.batch == 0 => NO_STEP.to_owned(),
                     Some(each) => format!(
                         "has batch {batch} and length {rows}; the step has {} sequences of {each} new rows, or batch 1 and length {all} one after the other",
                         self.batch

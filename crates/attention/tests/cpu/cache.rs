@@ -435,6 +435,12 @@ fn tensors_must_have_the_rows_of_the_step() {
         text(cache.append(0, &one, &one)),
         "k has rows, but the cache is in no step"
     );
+    assert_eq!(
+        text(cache.keys(0)),
+        "k has rows, but the cache is in no step"
+    );
+    cache.step(&[]).unwrap();
+    assert!(cache.keys(0).is_ok());
     cache.step(&[(a, 2), (b, 1)]).unwrap();
     let (dense, packed) = (tensor(2, 2), tensor(1, 3));
     assert_eq!(
@@ -507,6 +513,7 @@ fn a_cache_has_what_attention_can_have() {
     let cases = [
         (builder().pages(0), "pages is 0"),
         (builder().layers(0), "layers is 0"),
+        (builder().layers(usize::MAX), "layers has length"),
         (builder().sequences(0), "sequences is 0"),
         (builder().page_rows(0), "k has pages of 0 rows"),
         (builder().page_rows(257), "k has pages of 257 rows"),
