@@ -294,7 +294,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             .with(|builder| builder.key_lengths(lengths))
     }
 
-    /// Row `j` of sequence `b` lies in page `table[b * columns + j / page rows]`. Without a table page `b` is its only one.
+    /// Row `j` of sequence `b` lies in page `table[b * columns + j / page rows]`. Without a table page `b` is its only one. Rows in pages
+    /// that do not exist, such as -1, go nowhere.
     pub fn block_table(self, table: &'a [i32], columns: usize) -> Self {
         self.list(Operand::BlockTable, None)
             .with(|builder| builder.block_table(table, columns))
@@ -382,7 +383,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         })
     }
 
-    /// Sets the position by which each row of k, counted through the batch, is rotated. Default: its place in its sequence.
+    /// Sets the position by which each row of k, counted through the batch, is rotated. A negative one counts as 0, and without tables one
+    /// from 2^30 on as the last. Default: its place in its sequence.
     pub fn positions(self, positions: &'a [i32]) -> Self {
         self.list(Operand::Positions, None)
             .with(|builder| builder.positions(positions))
