@@ -38,6 +38,13 @@ impl<T: Pod> Storage<T> {
         }
     }
 
+    fn address(&self) -> *const () {
+        match self {
+            Storage::Host(data) => Arc::as_ptr(data).cast(),
+            Storage::Device(buffer) => Arc::as_ptr(buffer).cast(),
+        }
+    }
+
     /// The elements `range`, copied to the host.
     pub(crate) fn to_vec(&self, range: Range<usize>) -> Result<Vec<T>> {
         match self {
@@ -212,7 +219,8 @@ impl<T: Pod> Tensor<T> {
     }
 
     /// Runs `f` on some rows and heads of the tensor, such as to have [`forward_into`](crate::Attention::forward_into) write them: a part
-    /// that [`rows`](Self::rows) gives shares its elements and cannot be written.
+    /// that [`rows`](Self::rows) gives shares its elements and cannot be written. A tensor of other elements that `f` puts in its place stays
+    /// there as it is.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -243,10 +251,14 @@ impl<T: Pod> Tensor<T> {
         offset: usize,
         f: impl FnOnce(&mut Self) -> R,
     ) -> R {
-        let whole = (self.layout, self.offset);
+        let (whole, storage) = ((self.layout, self.offset), self.storage.address());
         (self.layout, self.offset) = (layout, offset);
         let result = f(self);
-        (self.layout, self.offset) = whole;
+        // Elements that were freed may have left their address to fewer.
+        let fits = whole.1.saturating_add(whole.0.reach()) <= self.storage.len();
+        if self.storage.address() == storage && fits {
+            (self.layout, self.offset) = whole;
+        }
         result
     }
 

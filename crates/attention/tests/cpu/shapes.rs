@@ -86,6 +86,18 @@ fn a_part_of_a_tensor_without_elements_is_one() {
 }
 
 #[test]
+fn a_tensor_in_place_of_a_part_keeps_its_layout() {
+    let backend = Backend::cpu();
+    let mut q = backend.tensor(&[0.5_f32; 5 * 2 * 8], [1, 5, 2, 8]).unwrap();
+    let part = { q.with_part(1..3, 0..1, |part| part.shape()) }.unwrap();
+    assert_eq!((part, q.shape()), ([1, 2, 1, 8], [1, 5, 2, 8]));
+    let other = backend.tensor(&[2.0_f32; 8], [1, 1, 1, 8]).unwrap();
+    q.with_part(1..3, 0..1, |part| *part = other).unwrap();
+    assert_eq!(q.shape(), [1, 1, 1, 8]);
+    assert_eq!(q.as_slice(), Some(&[2.0; 8][..]));
+}
+
+#[test]
 fn an_lse_of_another_shape_is_refused_by_the_dimension_that_differs() {
     let backend = Backend::cpu();
     let q = backend.tensor(&[0.5_f32; 5 * 2 * 8], [1, 5, 2, 8]).unwrap();
