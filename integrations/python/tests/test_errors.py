@@ -114,7 +114,7 @@ class Errors(unittest.TestCase):
         ]:
             with self.subTest(offsets):
                 self.fails(ValueError, text, packed, packed, packed, cu_seqlens_q=offsets, cu_seqlens_k=[0, 6])
-        self.fails(ValueError, "k has batch 2, but q has 1", packed, packed, packed, cu_seqlens_q=[0, 6], cu_seqlens_k=[0, 3, 6])
+        self.fails(ValueError, "cu_seqlens_k has 2 sequences, but cu_seqlens_q has 1", packed, packed, packed, cu_seqlens_q=[0, 6], cu_seqlens_k=[0, 3, 6])
         q = tensor()
         self.fails(ValueError, "seqused_k.1. is 6, but sequence 1 has 5 rows", q, q, q, seqused_k=[5, 6])
         self.fails(ValueError, "seqused_k.2. ends the list", q, q, q, seqused_k=[1, 1, 1])
