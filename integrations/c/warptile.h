@@ -1404,8 +1404,9 @@ int32_t warptile_group_synchronize(const struct warptile_group *group,
                                    double timeout);
 
 /**
- * Frees a group. Over NCCL this leaves it, which takes at most 10 seconds; the other processes are told. Handles that were made of the
- * group keep it until they are freed.
+ * Frees a group. Over NCCL this leaves it, and the other processes are told: it waits for messages that are under way and for the kernels
+ * before them, for five times the group's timeout at most, and then for NCCL's end, which takes seconds. Handles that were made of the group
+ * keep it until they are freed.
  *
  * # Safety
  * `group` is null, or a handle that was not freed and that no other thread uses.
@@ -1519,4 +1520,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: b3d83af72ccc27604060513ddec25193d4bcf27376c0bd7cea7768e54b6437c0 */
+/* Seal of header.sh: a33457d20345083590d59dcfefb966344e3dcc2bf73b23032bc09ac941ff2404 */

@@ -21,7 +21,7 @@ use crate::shards::Shards;
 /// where a GPU may have several ranks; of several processes each has one.
 ///
 /// A group of several processes, when it is dropped, waits for messages that are under way, and for the kernels before them: for five times
-/// the bound of messages at most. If it fails meanwhile, the next wait for the device returns [`DriverError::Ended`](warptile::driver::DriverError::Ended).
+/// the bound of messages at most; then for NCCL's end. If it fails meanwhile, the next wait for the device returns [`DriverError::Ended`](warptile::driver::DriverError::Ended).
 #[derive(Debug)]
 pub struct Group {
     /// Those of the ranks of this process.

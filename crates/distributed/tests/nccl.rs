@@ -742,11 +742,10 @@ fn a_long_queue_does_not_end_the_group() {
 /// These take longer than a communicator may take to end.
 #[test]
 fn a_dropped_group_waits_for_kernels_before_its_messages() {
-    let host = Host::new(2);
+    let (host, goes_on) = (Host::new(2), AtomicBool::new(false));
     let results = each(&worlds_within(TIMEOUT, 2), |world| {
         let group = host.group(world).unwrap();
         let backend = group.backends()[0].clone();
-        let goes_on = AtomicBool::new(false);
         host.cuda.set_stalled(Stalled::Kernels);
         decode(&group, 8).unwrap();
         let has_waited = thread::scope(|scope| {
@@ -782,7 +781,7 @@ fn a_dropped_group_does_not_wait_for_ever_for_kernels() {
 
 fn abort_dropped(stalled: Stalled, why: &str) {
     let (host, met) = (Host::new(2), Barrier::new(2));
-    let results = each(&worlds_within(TIMEOUT / 2, 2), |world| {
+    let results = each(&worlds_within(TIMEOUT, 2), |world| {
         let group = host.group(world).unwrap();
         let backend = group.backends()[0].clone();
         host.cuda.set_stalled(stalled);

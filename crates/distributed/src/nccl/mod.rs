@@ -112,6 +112,13 @@ impl Work {
         Ok(Duration::ZERO)
     }
 
+    /// Whether the GPU has not come to the next messages yet.
+    fn waits_for_kernels(&self) -> bool {
+        lock(&self.pending)
+            .front()
+            .is_some_and(|next| next.since.is_none())
+    }
+
     fn is_pending(&self) -> bool {
         !lock(&self.pending).is_empty()
     }
@@ -432,7 +439,7 @@ impl Drop for Nccl {
             let now = self.control.now();
             let _ = work.waited(now);
             pending = is_pending();
-            if pending && now > kernels_end {
+            if work.waits_for_kernels() && now > kernels_end {
                 let why = "kernels before its messages have not ended".to_owned();
                 self.failed(why);
             }

@@ -124,7 +124,8 @@ impl World {
     }
 
     /// Sets after how long without a sign of life a rank is lost: at most a year. Default: 5 seconds. Time in which this process itself
-    /// stands still, such as in a job that is suspended as a whole, counts for no bound if it is longer than half of the shorter one.
+    /// stands still, such as in a job that is suspended as a whole, counts for no bound between ranks once the group has begun, if it is
+    /// longer than half of the shorter one.
     pub fn silence(self, silence: Duration) -> World {
         let silence = silence.min(LONGEST);
         World { silence, ..self }

@@ -21,8 +21,9 @@ pub(crate) const CALLER: Caller = Caller("write-to-pages");
 /// The result is what [`Attention::paged`](crate::Attention::paged) reads. On a GPU it is one launch on the stream of the pages' device;
 /// a graph that captured it reads the slots again at each replay.
 ///
-/// Other threads may read the pages at the same time by [`Attention::paged`](crate::Attention::paged). They must not compute gradients of
-/// dense keys and values that are parts of the same memory: candle locks these in an order of its own, and both calls could wait for ever.
+/// Other threads may read the pages at the same time by [`Attention::paged`](crate::Attention::paged). They must not call attention on
+/// dense keys and values that are parts of the same memory where q, k or v is a variable or computed from one: candle locks these in an
+/// order of its own, and both calls could wait for ever.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
