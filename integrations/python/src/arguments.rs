@@ -229,7 +229,10 @@ impl<'py> Options<'py> {
 
     /// The lists of a `warptile.BlockList`.
     fn set_blocks(&mut self, list: &Bound<'py, PyAny>) -> Result<()> {
-        let arrangement: String = list.getattr("arrangement")?.extract()?;
+        let arrangement = list
+            .getattr("arrangement")
+            .map_err(|_| Failure::Type("block_list must be a warptile.BlockList".to_owned()))?;
+        let arrangement: String = arrangement.extract()?;
         let lists = arrangement.parse().map_err(|error: ParseBlockListsError| {
             Failure::Invalid(format!("block_list: {error}"))
         })?;

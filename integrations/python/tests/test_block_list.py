@@ -32,6 +32,11 @@ def of_keys(mask, queries=200, keys=300, size=64):
 
 
 class BlockListTest(unittest.TestCase):
+    def test_a_mask_has_four_dimensions(self):
+        for mask in [masks(1), [[True]]]:
+            with self.assertRaisesRegex(ValueError, "mask must be an array of shape"):
+                BlockList.from_mask(mask)
+
     def test_a_list_is_its_mask(self):
         q, k, v = tensors()
         for lists in [(1, 1), (2, 1), (1, 4), (2, 4)]:

@@ -116,6 +116,7 @@ class Errors(unittest.TestCase):
                 self.fails(ValueError, text, packed, packed, packed, cu_seqlens_q=offsets, cu_seqlens_k=[0, 6])
         self.fails(ValueError, "cu_seqlens_k has 2 sequences, but cu_seqlens_q has 1", packed, packed, packed, cu_seqlens_q=[0, 6], cu_seqlens_k=[0, 3, 6])
         q = tensor()
+        self.fails(TypeError, "block_list must be a warptile.BlockList", q, q, q, block_list=q)
         self.fails(ValueError, "seqused_k.1. is 6, but sequence 1 has 5 rows", q, q, q, seqused_k=[5, 6])
         self.fails(ValueError, "seqused_k.2. ends the list", q, q, q, seqused_k=[1, 1, 1])
         table = np.array([[0], [7]], np.int32)

@@ -60,6 +60,8 @@ class BlockList:
     @classmethod
     def from_mask(cls, mask, block_size=64):
         """Of a boolean mask of shape `[batch or 1, heads or 1, blocks of queries, blocks of keys]`, the blocks that are true."""
+        if len(getattr(mask, "shape", ())) != 4:
+            raise ValueError("mask must be an array of shape [batch or 1, heads or 1, blocks of queries, blocks of keys]")
         of = _library(mask)
         batch, heads, rows, columns = mask.shape
         counts = mask.reshape(-1, columns).sum(-1)
