@@ -80,8 +80,7 @@ __device__ inline DropoutMask kernel_mask(const BackwardTma& block)
     return mask;
 }
 
-// Weights are multiplied by it as they are computed, so that sums need not be. The host leaves room for it in f16 (`LARGEST_F16_FACTOR` in
-// crates/attention/src/gpu/backward.rs).
+// Weights are multiplied by it as they are computed, so that sums need not be. In f16 that of one of 65,536 would be infinite.
 __device__ inline float kept_factor(const BackwardTma& block) { return fminf(dropout_of<BackwardTmaDropout>(block).factor, 65504.0f); }
 
 // Moves the highest bits of bytes in; those before move down.

@@ -217,10 +217,6 @@ impl Case {
     /// Without the option that has this word.
     pub(crate) fn remove(&mut self, word: &str) {
         self.scoring = self.scoring.without(word);
-        // A diagonal means nothing without a mask.
-        if self.scoring.mask.hides_nothing() {
-            self.scoring.mask = Mask::none();
-        }
         self.padding &= self.scoring.has(Self::PADDING);
         self.d_bias &= self.scoring.has(Operand::Bias);
         let has_scores = self.scoring.has_score_tensors();

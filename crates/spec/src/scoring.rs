@@ -332,7 +332,8 @@ impl fmt::Display for Scoring {
                 side(mask.right)
             ));
         }
-        if mask.diagonal != Diagonal::default() {
+        // It means nothing without a mask.
+        if !mask.hides_nothing() && mask.diagonal != Diagonal::default() {
             words.push(format!("diagonal={}", mask.diagonal));
         }
         words.extend(self.scale.map(|scale| format!("scale={scale}")));
@@ -554,7 +555,11 @@ mod tests {
                     .filter(|(index, _)| flags & (8 << index) != 0)
                     .fold(Features::empty(), |all, (_, (operand, _))| all | operand.feature()),
             };
-            scoring.to_string().parse() == Ok(scoring)
+            let read = match scoring.mask.hides_nothing() {
+                true => scoring.mask(Mask::none()),
+                false => scoring,
+            };
+            scoring.to_string().parse() == Ok(read)
         }
     }
 

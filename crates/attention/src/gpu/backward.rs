@@ -13,10 +13,6 @@ use crate::plan::{
 };
 use crate::spec::{Backward, ElementType, Expected, Layout};
 
-/// The largest factor of kept weights that are multiplied before they are rounded to f16, as `dqkv` and `wdkv` do for bf16, too: 15/16 of
-/// 65,536. Of rows with a large lse, which is rounded, weights are a little above 1.
-const LARGEST_F16_FACTOR: f32 = 61_440.0;
-
 impl Gpu {
     /// The kernels of a backward pass, planned and loaded: from the last time, if it is among the last 64 problems.
     ///
@@ -133,10 +129,11 @@ impl Operation for Backward {
                 };
                 let mut backward = block(self, shape, rows, at, of);
                 let mut dropout = dropout(self.call(), at);
-                let with_dropout = kernel.takes::<abi::BackwardTmaDropout>();
-                if with_dropout || self.call().element() == ElementType::F16 {
-                    dropout.factor = dropout.factor.min(LARGEST_F16_FACTOR);
+                // The pair multiplies weights before it rounds them, and f16 has no room for 65,536.
+                if self.call().element() == ElementType::F16 {
+                    dropout.factor = dropout.factor.min(65_504.0);
                 }
+                let with_dropout = kernel.takes::<abi::BackwardTmaDropout>();
                 if with_dropout || kernel.takes::<abi::BackwardTma>() {
                     backward.work.counter = workspace;
                     let driver = kernel.context().driver();

@@ -777,6 +777,8 @@ fn tunable(case: &Case) -> Result<Problem, Failure> {
             "`backward`: gradients are planned by fixed rates, so there is nothing to tune".into(),
         ));
     }
+    // What is measured is made.
+    case.try_call()?;
     Ok(case.problem_of_programs()?)
 }
 
