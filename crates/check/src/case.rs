@@ -7,7 +7,7 @@ mod shrink;
 
 use warptile::plan::DeviceProfile;
 use warptile::spec::{Heads, Operand, Scoring, Types};
-use warptile::{ElementType, Mask, Splits};
+use warptile::{ElementType, Splits};
 
 use crate::data::Random;
 
