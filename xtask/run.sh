@@ -73,9 +73,11 @@ if [ "$mode" = test ]; then
     gpus=$(echo "$info" | grep -c '^cuda:[0-9]')
 fi
 
-# The ignored tests of the executable $1 that need several GPUs: they say so where they do not run.
+# The tests of the executable $1 that would run and need several GPUs. The reason for which they are ignored says so, in the words that
+# SEVERAL_GPUS in scripts/evidence/checks.py has.
 of_several_gpus() {
-    names=$($limit "$1" --ignored --list --format=terse 2>/dev/null | sed -n 's/: test$//p')
+    # shellcheck disable=SC2086
+    names=$($limit "$1" --ignored --list --format=terse $filters 2>/dev/null | sed -n 's/: test$//p')
     # shellcheck disable=SC2086
     [ -z "$names" ] || $limit "$1" --exact $names | sed -nE 's/^test ([^ ]+).* \.\.\. ignored, .*NVIDIA GPUs.*/\1/p'
 }

@@ -1520,4 +1520,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: a33457d20345083590d59dcfefb966344e3dcc2bf73b23032bc09ac941ff2404 */
+/* Seal of header.sh: 282ed6c56bcbd9fda38a6d49f77662db3da7db197e6bc251c8e856093a10244e */

@@ -44,7 +44,7 @@ OPERATION_CASES, TESTED_CASES, SANITIZED_CASES = 2000, 100, 40
 # Random compositions of batches of which no bit may differ.
 COMPOSITIONS = 10000
 
-# What a test says that it needs, and why it is ignored, where one GPU is not enough.
+# Part of the reason for which a test is ignored if it needs several GPUs; xtask/run.sh looks for the same words.
 SEVERAL_GPUS = "NVIDIA GPUs"
 
 # Test executables that take the GPU's memory or measure on it: nothing may run beside them.
@@ -78,8 +78,8 @@ EXAMPLE_TOKENS, EXAMPLE_REPLAYS = 48, 1000
 
 
 def tests(evidence):
-    """Every test by name, those that need a GPU included, but for those of executables that must be alone and those that need several GPUs:
-    `choose_gpus` leaves one. Executables run side by side."""
+    """Runs every test by name, including those that need a GPU. Leaves out executables that must run alone, and tests that need several GPUs,
+    because `choose_gpus` leaves one visible. Executables run side by side."""
     run_tests(evidence, "tests.json", [path for path in executables() if not path.name.endswith(ALONE)], SIDE_BY_SIDE)
 
 

@@ -35,6 +35,18 @@ fn words_of_joint_sums_begin_behind_the_semaphores() {
 }
 
 #[test]
+fn the_least_factor_of_scores_is_the_same() {
+    let of_host = between(
+        "crates/spec/src/problem.rs",
+        "const LEAST_SCALE: f32 = ",
+        ";",
+    );
+    let path = "kernels/forward/wgmma_softmax.cuh";
+    let of_kernels = between(path, "params.scoring.scale) * LOG2_E, ", "f)");
+    assert_eq!(of_kernels, of_host);
+}
+
+#[test]
 fn the_same_images_pack_rows() {
     let of_kernels = between("kernels/forward/wgmma_layout.cuh", "PACKS_ROWS = ", " };");
     assert_eq!(

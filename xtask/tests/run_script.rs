@@ -152,9 +152,13 @@ fn integrations_run_by_scripts_of_their_own() {
 #[test]
 fn tests_of_several_gpus_are_left_out_on_one() {
     let of_gpus = format!(
-        "case \"$*\" in '--ignored --list --format=terse') echo 'one: test'; echo 'a::two: test';; \
-         '--exact one a::two') echo 'test one ... ignored, needs an NVIDIA GPU'; \
-         echo 'test a::two - should panic ... ignored, needs two NVIDIA GPUs and NCCL';; *) {PASSING};; esac"
+        "one='test one ... ignored, needs an NVIDIA GPU'
+         two='test a::two - should panic ... ignored, needs two NVIDIA GPUs and NCCL'
+         case \"$*\" in '--ignored --list --format=terse') echo 'one: test'; echo 'a::two: test';;
+         '--ignored --list --format=terse one') echo 'one: test';;
+         '--ignored --list --format=terse two') echo 'a::two: test';;
+         '--exact one a::two') echo \"$one\"; echo \"$two\";;
+         '--exact one') echo \"$one\";; '--exact a::two') echo \"$two\";; *) {PASSING};; esac"
     );
     let bundle = bundle(&[("distributed", &of_gpus)]);
     let arguments = |gpus: &str, flags: &[&str]| {
@@ -176,7 +180,11 @@ fn tests_of_several_gpus_are_left_out_on_one() {
     let (given, _) = arguments("cuda:0   NVIDIA H200\\n", &["two"]);
     assert_eq!(given, "--include-ignored two --skip a::two");
     let two = "cuda:0   NVIDIA H200\\ncuda:1   NVIDIA H200\\n";
-    for (gpus, flags, expected) in [(two, &[][..], "--include-ignored"), ("", &["--cpu"], "")] {
+    for (gpus, flags, expected) in [
+        (two, &[][..], "--include-ignored"),
+        ("cuda:0   NVIDIA H200\\n", &["one"], "--include-ignored one"),
+        ("", &["--cpu"], ""),
+    ] {
         let (given, printed) = arguments(gpus, flags);
         assert_eq!(given, expected);
         assert!(

@@ -101,9 +101,9 @@ impl Attention {
     /// As [`forward`](Self::forward), into existing tensors, which nothing else may hold. Rows of a packed output that no
     /// sequence owns are left alone, and so are the gaps of a strided one.
     ///
-    /// On a GPU only lengths, offsets, pages and lists of blocks on the host need an allocation, in a capture and where all memory that they
-    /// had before is in use, and kernels that draw tiles or share keys: these need a workspace for each stream and each capture. So this may
-    /// be part of a capture once the problem was computed before, with the same numbers of options: these are uploaded once.
+    /// On a GPU this allocates in two cases. Lengths, offsets, pages and lists of blocks on the host need memory in a capture, and while all
+    /// earlier such memory is in use. Kernels that draw tiles or share keys need a workspace for each stream and each capture. The call may
+    /// be part of a capture if the problem was computed before with the same numbers of options, which are uploaded once.
     ///
     /// # Errors
     /// As [`forward`](Self::forward); when `out` is not of q's shape with v's head size, or `lse` of its lse's.

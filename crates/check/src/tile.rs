@@ -497,7 +497,7 @@ mod tests {
         }
     }
 
-    /// Without options that change scores.
+    /// Only options that an image always reads are added.
     #[test]
     fn every_image_with_rows_of_one_head_takes_a_tile() {
         let device = DeviceProfile::h200();

@@ -126,7 +126,7 @@ fn described(error: &ParseCaseError) -> String {
     if let ParseCaseError::Word { word, .. } = error
         && let Some(help) = help_of(word)
     {
-        return format!("`{word}` does not have a value of {help}");
+        return format!("`{word}` is not valid; expected {help}");
     }
     error.to_string()
 }
@@ -240,7 +240,7 @@ mod tests {
             ),
         ] {
             let error = parse(word).unwrap_err();
-            let start = format!("`{word}` does not have a value of `");
+            let start = format!("`{word}` is not valid; expected `");
             assert!(
                 error.starts_with(&start) && error.contains(expected),
                 "{error}"

@@ -46,8 +46,12 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_parser = tolerance)]
     rtol: Option<f64>,
 
-    /// For records: percent by which a row of B may be slower [default: 3]
-    #[arg(long, value_name = "PERCENT", value_parser = records::percentage)]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        value_parser = records::percentage,
+        help = format!("For records: percent by which a row of B may be slower [default: {}]", records::TOLERANCE)
+    )]
     tolerance: Option<f64>,
 
     /// For records: draw the ratios as bars

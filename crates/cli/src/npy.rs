@@ -216,9 +216,9 @@ impl Archive {
     /// A description of the error in the file.
     pub(crate) fn open(bytes: Vec<u8>) -> Result<(Self, Vec<(String, Array)>), String> {
         let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| words(&error))?;
-        // Only the last of those with one name could be read.
+        // `zip` keeps only the last entry of each name.
         if archive.has_duplicate_names() {
-            return Err("there are two tensors with one name".to_owned());
+            return Err("two tensors in the archive have the same name".to_owned());
         }
         let mut members = Vec::new();
         for index in 0..archive.len() {

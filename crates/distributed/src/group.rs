@@ -20,8 +20,9 @@ use crate::shards::Shards;
 /// The ranks that compute together. Those of one process are GPUs of one host that reach each other's memory, or the CPU several times over,
 /// where a GPU may have several ranks; of several processes each has one.
 ///
-/// A group of several processes, when it is dropped, waits for messages that are under way, and for the kernels before them: for five times
-/// the bound of messages at most; then for NCCL's end. If it fails meanwhile, the next wait for the device returns [`DriverError::Ended`](warptile::driver::DriverError::Ended).
+/// When a group of several processes is dropped, it waits for messages under way, each within [`World::timeout`]; for kernels before them,
+/// until five times that has passed; and then for NCCL to end. If the group fails meanwhile, the next wait for the device returns
+/// [`DriverError::Ended`](warptile::driver::DriverError::Ended).
 #[derive(Debug)]
 pub struct Group {
     /// Those of the ranks of this process.

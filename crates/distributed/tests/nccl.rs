@@ -739,7 +739,7 @@ fn a_long_queue_does_not_end_the_group() {
     host.assert_clean();
 }
 
-/// These take longer than a communicator may take to end.
+/// The kernels take longer than a communicator may take to end.
 #[test]
 fn a_dropped_group_waits_for_kernels_before_its_messages() {
     let (host, goes_on) = (Host::new(2), AtomicBool::new(false));
@@ -800,7 +800,7 @@ fn abort_dropped(stalled: Stalled, why: &str) {
     host.assert_clean();
 }
 
-/// The watch does not take it from who waits for the device.
+/// The watch leaves the error to the caller that synchronizes the device.
 #[test]
 fn an_error_of_a_destructor_does_not_end_the_group() {
     let (host, met) = (Host::new(2), Barrier::new(2));

@@ -2,8 +2,8 @@
 //!
 //! The crate builds a shared library with every export of [`warptile_nccl_sys`]'s table. Communicators are non-blocking, and slower than
 //! real ones where that is allowed: a group stays in progress until all ranks that it exchanges messages with have called theirs. Then each
-//! message is a copy in the receiver's stream, for which both streams wait. A communicator is finalized once that of its last
-//! messages is done. Misuse that a real library punishes by luck only is a violation: messages of different lengths, a call while another
+//! message is a copy in the receiver's stream, for which both streams wait. Finalizing a communicator ends once the stream
+//! of its last messages is idle. Misuse that a real library punishes by luck only is a violation: messages of different lengths, a call while another
 //! is in progress, a communicator used after its end.
 //!
 //! [`FakeNccl`] opens a private copy and makes calls fail.

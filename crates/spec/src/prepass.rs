@@ -21,9 +21,10 @@ const ROWS: Names = Names {
 /// less the gradient of the row's lse if it is given (`delta`), and the lse to base 2 (`scaled_lse`).
 ///
 /// Both results are `[batch, heads, tiles * 64]`, or for packed queries `[heads, tiles * 64]`, with
-/// [`tiles`](Self::tiles) of 64 rows for each head, as many as the longest sequence may need: the rows of a sequence begin at a multiple of 64. Sequence `b` of
-/// packed queries begins at `(offset + 64 b) / 64 * 64`. Numbers that stand for no row are 0 and plus infinity; and a
-/// row that saw no key, whose lse is farther from 0 than [`LARGEST_LSE`](Self::LARGEST_LSE), has plus infinity, too.
+/// [`tiles`](Self::tiles) of 64 rows for each head, as many as the longest sequence may need: the rows of a sequence begin at a multiple of
+/// 64. Sequence `b` of packed queries begins at `(offset + 64 b) / 64 * 64`. Entries past the end of a sequence are 0 in `delta` and plus
+/// infinity in `scaled_lse`. `scaled_lse` is also plus infinity for rows that saw no key, and for rows whose lse has an absolute value above
+/// [`LARGEST_LSE`](Self::LARGEST_LSE).
 #[derive(Debug, Clone)]
 pub struct Prepass {
     element: ElementType,
@@ -49,9 +50,9 @@ impl Prepass {
     /// Rows of a tile.
     pub const TILE: usize = PREPASS_ROWS;
 
-    /// The largest lse, and the lowest if negative, of a row that passes gradients: 2^23. One farther from 0, such as that of a row whose keys
-    /// all have a bias of -1e9 or of the lowest finite number, has no digits behind the point, so that no weight can be recomputed from it:
-    /// the row counts as one that saw no key.
+    /// The largest absolute value of the lse of a row that passes gradients: 2^23. A larger one, such as that of a row whose keys all have a
+    /// bias of -1e9 or the lowest finite number, has no digits behind the point, so weights cannot be recomputed from it. The row counts as
+    /// one that saw no key.
     pub const LARGEST_LSE: f32 = 8_388_608.0;
 
     /// A pre-pass over an output and its gradient, both `[batch, length, heads, head size]`, or with packed queries

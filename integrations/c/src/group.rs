@@ -175,9 +175,9 @@ pub unsafe extern "C" fn warptile_group_synchronize(group: *const Group, timeout
     })
 }
 
-/// Frees a group. Over NCCL this leaves it, and the other processes are told: it waits for messages that are under way and for the kernels
-/// before them, for five times the group's timeout at most, and then for NCCL's end, which takes seconds. Handles that were made of the group
-/// keep it until they are freed.
+/// Frees a group. Over NCCL, this leaves the group and tells the other processes. It waits for messages under way, each within the group's
+/// timeout; for kernels before them, until five times the timeout has passed; and then for NCCL to end, which takes seconds. Handles made
+/// from the group keep it until they are freed.
 ///
 /// # Safety
 /// `group` is null, or a handle that was not freed and that no other thread uses.

@@ -225,7 +225,7 @@ impl Step {
             () => Err(Invalid::Pages {
                 argument,
                 rule: match each {
-                    _ if self.batch == 0 => NO_STEP.to_owned(),
+                    _ if !self.is_set => NO_STEP.to_owned(),
                     Some(each) => format!(
                         "has batch {batch} and length {rows}; the step has {} sequences of {each} new rows, or batch 1 and length {all} one after the other",
                         self.batch

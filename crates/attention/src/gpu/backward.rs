@@ -129,10 +129,6 @@ impl Operation for Backward {
                 };
                 let mut backward = block(self, shape, rows, at, of);
                 let mut dropout = dropout(self.call(), at);
-                // The pair multiplies weights before it rounds them, and f16 has no room for 65,536.
-                if self.call().element() == ElementType::F16 {
-                    dropout.factor = dropout.factor.min(65_504.0);
-                }
                 let with_dropout = kernel.takes::<abi::BackwardTmaDropout>();
                 if with_dropout || kernel.takes::<abi::BackwardTma>() {
                     backward.work.counter = workspace;
@@ -150,6 +146,10 @@ impl Operation for Backward {
                 }
                 if !kernel.takes::<abi::BackwardDropout>() {
                     return kernel.give(&backward, taker);
+                }
+                // The pair multiplies weights before it rounds them, and f16 has no room for 65,536. The kernels above limit it themselves.
+                if self.call().element() == ElementType::F16 {
+                    dropout.factor = dropout.factor.min(65_504.0);
                 }
                 kernel.give(&abi::BackwardDropout { backward, dropout }, taker)
             }

@@ -30,9 +30,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session for `stream`, with a workspace for every plan of attention that splits keys evenly. Those of gradients need
-    /// [`with_scratch`](Session::with_scratch). Allocates it outside any capture that is under
-    /// way, and waits for it.
+    /// A session for `stream`, with a workspace for every plan of attention that splits keys evenly. The workspace is allocated outside any
+    /// capture that is under way, and this waits for it. Plans of gradients need [`with_scratch`](Session::with_scratch).
     ///
     /// # Errors
     /// When the device is out of memory.

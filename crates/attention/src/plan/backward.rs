@@ -5,12 +5,12 @@ mod rates;
 use std::cmp::Reverse;
 use std::fmt;
 
-use warptile_kernels::{ElementType, Family, Features, Image, Role, catalog, images_for};
+use warptile_kernels::{ElementType, Family, Features, Image, Role, images_for};
 
 use crate::considered::{Considered, Reason};
 use crate::error::{Error, Result};
 use crate::plan::occupancy::{MAX_TILES, occupancy, shared_bytes};
-use crate::plan::planner::{check_images, place, preference};
+use crate::plan::planner::{check_images, preference, problem_on};
 use crate::plan::{Choice, DeviceProfile, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::{Backward, Layout, Operand, Prepass, Problem};
 
@@ -189,7 +189,7 @@ fn no_kernel(
     considered: Vec<Considered>,
 ) -> Error {
     Error::NoKernel {
-        problem: format!("{problem} on {}", place(device, catalog())),
+        problem: problem_on(problem, device),
         considered: once_each(considered),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::LazyLock;
 
 use warptile_kernels::abi::{MIN_BOX_ROWS, QUERY_BOX_ROWS};
@@ -226,7 +227,7 @@ impl<'a> Planner<'a> {
                     .is_some_and(|images| images.iter().any(|image| image.name == name)),
             });
             return Err(Error::NoKernel {
-                problem: format!("{problem} on {}", place(self.device, catalog())),
+                problem: problem_on(&problem, self.device),
                 considered,
             });
         };
@@ -478,9 +479,13 @@ pub(super) fn check_images(
     }
 }
 
-/// The device in [`Error::NoKernel`]. A program that has only PTX for it is told the cargo feature with more kernels; one with that feature
-/// lacks none that others have.
-pub(super) fn place(device: &DeviceProfile, images: &[Image]) -> String {
+/// The problem of [`Error::NoKernel`], with its device.
+pub(super) fn problem_on(problem: &impl Display, device: &DeviceProfile) -> String {
+    format!("{problem} on {}", place(device, catalog()))
+}
+
+/// The device's name and, if none of `images` is machine code for it, the cargo feature that has more kernels.
+fn place(device: &DeviceProfile, images: &[Image]) -> String {
     let (name, major, minor) = (&device.name, device.major, device.minor);
     let is_for_it = |image: &Image| {
         !matches!(image.target, Target::Ptx(_)) && image.target.runs_on(major, minor)

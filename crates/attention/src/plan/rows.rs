@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::fmt;
 
-use warptile_kernels::{Role, Types, catalog, images_for};
+use warptile_kernels::{Role, Types, images_for};
 
 use crate::error::{Error, Result};
-use crate::plan::planner::{check_images, place, preference};
+use crate::plan::planner::{check_images, preference, problem_on};
 use crate::plan::{DeviceProfile, LaunchShape, MAX_TILES, Plan, Step};
 
 /// The problem of an operation that works row by row: there is one kernel for each role and its element types.
@@ -39,7 +39,7 @@ impl Plan<RowProblem> {
             .filter(|image| image.target.runs_on(device.major, device.minor))
             .min_by_key(|image| Reverse(preference(image.target)))
             .ok_or_else(|| Error::NoKernel {
-                problem: format!("{problem} on {}", place(device, catalog())),
+                problem: problem_on(&problem, device),
                 considered: Vec::new(),
             })?;
         let step = Step::new(image, device, 0.0);

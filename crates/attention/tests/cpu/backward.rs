@@ -47,11 +47,11 @@ fn random_gradients_match_the_reference() {
         .quickcheck(right as fn(Any) -> TestResult);
 }
 
-/// A row whose keys are all hidden by the lowest number, as padded queries of masks that are added are, passes no gradient, and the others
-/// pass theirs. So does one whose bias is so large that its log-sum-exp has no digits behind the point.
+/// A row passes no gradient if its log-sum-exp is so far from 0 that it has no digits behind the point: a padded query whose keys all have
+/// the lowest bias, or one whose bias is very large. The other rows pass theirs.
 #[test]
-fn rows_hidden_by_the_lowest_bias_pass_nothing() {
-    fn hidden_by<T: Element>(lowest: f32) {
+fn rows_with_an_extreme_bias_pass_nothing() {
+    fn biased_by<T: Element>(bias_of_row: f32) {
         let backend = Backend::cpu();
         let tensor = |numbers: Vec<f32>, shape| {
             let numbers: Vec<T> = numbers.into_iter().map(T::from_f32).collect();
@@ -60,7 +60,17 @@ fn rows_hidden_by_the_lowest_bias_pass_nothing() {
         let numbers = |factor| tensor(numbers(3 * 8, factor), [1, 3, 1, 8]);
         let (q, k, v, d_out) = (numbers(1.0), numbers(0.7), numbers(0.4), numbers(0.9));
         // Of the second query.
-        let bias = vec![0.0, 0.0, 0.0, lowest, lowest, lowest, 0.0, 0.0, 0.0];
+        let bias = vec![
+            0.0,
+            0.0,
+            0.0,
+            bias_of_row,
+            bias_of_row,
+            bias_of_row,
+            0.0,
+            0.0,
+            0.0,
+        ];
         let bias = tensor(bias, [1, 3, 1, 3]);
         let attention = Attention::new().d_bias(true);
         let keys = || Keys::from((&k, &v)).bias(&bias);
@@ -72,22 +82,22 @@ fn rows_hidden_by_the_lowest_bias_pass_nothing() {
                 .collect()
         };
         let (dq, d_bias) = (of(&gradients.dq), of(&gradients.d_bias.unwrap()));
-        assert_eq!(dq[8..16], [0.0; 8], "{lowest:e}");
-        assert_eq!(d_bias[3..6], [0.0; 3], "{lowest:e}");
+        assert_eq!(dq[8..16], [0.0; 8], "{bias_of_row:e}");
+        assert_eq!(d_bias[3..6], [0.0; 3], "{bias_of_row:e}");
         // The sum of all weights of the two others, times their gradients.
         let (dv, d_out) = (of(&gradients.dv), of(&d_out));
         for column in 0..8 {
             let sum: f32 = (0..3).map(|key| dv[8 * key + column]).sum();
             let expected = d_out[column] + d_out[16 + column];
-            assert!((sum - expected).abs() < 0.02, "{lowest:e}: {dv:?}");
+            assert!((sum - expected).abs() < 0.02, "{bias_of_row:e}: {dv:?}");
         }
     }
-    hidden_by::<f32>(f32::MIN);
-    hidden_by::<f32>(-1e9);
-    hidden_by::<bf16>(bf16::MIN.to_f32());
-    hidden_by::<bf16>(-1e9);
-    hidden_by::<f32>(3e7);
-    hidden_by::<bf16>(1e9);
+    biased_by::<f32>(f32::MIN);
+    biased_by::<f32>(-1e9);
+    biased_by::<bf16>(bf16::MIN.to_f32());
+    biased_by::<bf16>(-1e9);
+    biased_by::<f32>(3e7);
+    biased_by::<bf16>(1e9);
 }
 
 /// A sum of 274 numbers next to 160 rows that are 0: the rule once took it for wrong.

@@ -115,7 +115,7 @@ impl Case {
         ]
     }
 
-    /// The blocks of keys that are looked at, each once for a row, while the lists of blocks are drawn.
+    /// The number of pairs of a block of queries and a block of keys in all lists, which bounds the work of drawing them.
     pub(super) fn blocks_to_draw(&self) -> u128 {
         let Some(lists) = self.scoring.blocks else {
             return 0;

@@ -777,7 +777,7 @@ fn tunable(case: &Case) -> Result<Problem, Failure> {
             "`backward`: gradients are planned by fixed rates, so there is nothing to tune".into(),
         ));
     }
-    // What is measured is made.
+    // Measuring allocates the tensors, with the padding of packed ones.
     case.try_call()?;
     Ok(case.problem_of_programs()?)
 }

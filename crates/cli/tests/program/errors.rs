@@ -85,7 +85,10 @@ fn two_tensors_of_one_name() {
     }
     fs::write(&path, bytes).unwrap();
     let (_, stderr) = expect_code(4, &mut cpu_run(&path));
-    assert!(stderr.contains("two tensors with one name"), "{stderr}");
+    assert!(
+        stderr.contains("two tensors in the archive have the same name"),
+        "{stderr}"
+    );
 }
 
 /// The message names the option of `run` and the tensor of the file.

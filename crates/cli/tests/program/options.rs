@@ -94,12 +94,16 @@ fn the_readme_says_what_kernels_take() {
         for (j, (second, of_second)) in OPTIONS.iter().enumerate().take(i) {
             let names = |row: &[&str], other: &str| row[4].split(", ").any(|one| one == other);
             let apart = names(&rows[i], second) || names(&rows[j], first);
-            let pairs = of_first
-                .iter()
-                .flat_map(|one| of_second.iter().map(move |other| [*one, *other, "f16"]));
-            let mut found = pairs.filter_map(|pair| has_kernel("h100", &pair));
-            if found.any(|found| found == apart) {
-                wrong.push(format!("{first} with {second}"));
+            for gpu in ["a100", "h100", "b200", "rtx5090"] {
+                let alone = |word: &&str| has_kernel(gpu, &[*word, "f16"]) == Some(true);
+                for one in of_first.iter().filter(|one| alone(one)) {
+                    let found = { of_second.iter() }
+                        .filter(|other| alone(other))
+                        .filter_map(|other| has_kernel(gpu, &[*one, *other, "f16"]));
+                    if found.into_iter().any(|found| found == apart) {
+                        wrong.push(format!("{first} with {second} on {gpu}"));
+                    }
+                }
             }
         }
     }

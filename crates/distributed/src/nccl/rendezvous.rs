@@ -150,7 +150,7 @@ fn connect(
     Err(last)
 }
 
-/// Refuses a connection to itself: one to a port of this host that nobody listens at may get that port for its own.
+/// Refuses a connection to itself. A connection to a local port without a listener may be given that same port as its own end.
 fn not_to_itself(stream: TcpStream) -> std::io::Result<TcpStream> {
     match stream.local_addr()? == stream.peer_addr()? {
         true => Err(ErrorKind::ConnectionRefused.into()),

@@ -110,11 +110,9 @@ impl<'a> CallBuilder<'a> {
         }
         if operand == Operand::Slopes {
             let heads = terms.layouts[Operand::Q as usize].map_or(0, |q| q.heads());
-            terms.scoring.alibi = Some(match count {
-                // An empty batch has none for its entries.
-                0 => AlibiShape::PerBatchHead,
-                _ if count <= heads => AlibiShape::PerHead,
-                _ => AlibiShape::PerBatchHead,
+            terms.scoring.alibi = Some(match (1..=heads).contains(&count) {
+                true => AlibiShape::PerHead,
+                false => AlibiShape::PerBatchHead,
             });
         }
         terms.scoring = terms.scoring.with(operand);
