@@ -265,17 +265,17 @@ impl<T: Element> ShardedCache<'_, T> {
         }
         let attention = attention.clone().mask(Mask::none());
         let group = self.group;
-        let Some(nccl) = group.processes() else {
+        // Before anything is launched.
+        group.refuse_capture()?;
+        if group.processes().is_none() {
             let [_, of_values] = self.caches[0].dims();
             let layout = Layout::bshd([batch, rows, heads, of_values]);
             return group.merge_of_each(q, layout, |rank, q, out, lse| {
                 let keys = self.caches[rank].keys(layer)?;
                 attention.forward_into(q, keys, out, Some(lse)).map(drop)
             });
-        };
+        }
         let rank = group.local_ranks().start;
-        // Before anything is launched.
-        { group.streams(rank) }.map_or(Ok(()), |streams| nccl.refuse_capture(streams))?;
         let compute = || attention.forward(q, self.caches[0].keys(layer)?);
         let parts = all_or_none(group, vec![compute().of_rank(rank)])?;
         let call = format!("attend to layer {layer}{FIELD}{attention:?}");

@@ -21,8 +21,8 @@ use crate::shards::Shards;
 /// where a GPU may have several ranks; of several processes each has one.
 ///
 /// When a group of several processes is dropped, it waits for messages under way, each within [`World::timeout`]; for kernels before them,
-/// until five times that has passed; and then for NCCL to end. If the group fails meanwhile, the next wait for the device returns
-/// [`DriverError::Ended`](warptile::driver::DriverError::Ended).
+/// until five times that has passed; and then for NCCL to end. If the group has failed while messages were under way, and no caller has
+/// been told, the next wait for the device returns [`DriverError::Ended`](warptile::driver::DriverError::Ended).
 #[derive(Debug)]
 pub struct Group {
     /// Those of the ranks of this process.
@@ -202,24 +202,45 @@ impl Group {
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let start = Instant::now();
         let check = || self.nccl.as_ref().map_or(Ok(()), Nccl::check);
-        for (rank, backend) in self.local_ranks().zip(&self.backends) {
-            let Some(gpu) = backend.gpu() else { continue };
-            while !gpu.stream().query().of_rank(rank)? {
-                check()?;
-                if start.elapsed() > timeout {
-                    return Err(Error::TimedOut {
-                        rank,
-                        waited: timeout,
-                    });
-                }
-                // At first it is asked at once, so that a short call is not found late.
-                match start.elapsed() < AT_ONCE {
-                    true => std::thread::yield_now(),
-                    false => std::thread::sleep(PAUSE),
+        let gpus = { self.local_ranks().zip(&self.backends) }
+            .filter_map(|(rank, backend)| Some((rank, backend.gpu()?)));
+        let mut waiting: Vec<_> = gpus.collect();
+        loop {
+            // All of them each time: one may wait for another that has failed.
+            let mut late = Vec::new();
+            for (rank, gpu) in waiting {
+                if !gpu.stream().query().of_rank(rank)? {
+                    late.push((rank, gpu));
                 }
             }
+            waiting = late;
+            check()?;
+            let Some(&(rank, _)) = waiting.first() else {
+                return Ok(());
+            };
+            if start.elapsed() > timeout {
+                return Err(Error::TimedOut {
+                    rank,
+                    waited: timeout,
+                });
+            }
+            // At first they are asked at once, so that a short call is not found late.
+            match start.elapsed() < AT_ONCE {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(PAUSE),
+            }
         }
-        check()
+    }
+
+    /// Refuses a call that would be captured from the stream of a rank of this process.
+    pub(crate) fn refuse_capture(&self) -> Result<()> {
+        for (rank, streams) in self.local_ranks().zip(&self.streams) {
+            if streams.kernels.is_capturing().of_rank(rank)? {
+                let rule = "a call over several ranks cannot be captured".to_owned();
+                return Err(Error::Argument { rank, rule });
+            }
+        }
+        Ok(())
     }
 }
 

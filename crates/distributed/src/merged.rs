@@ -125,6 +125,7 @@ impl Group {
         call: &str,
         parts: &[Output<T>],
     ) -> Result<(Tensor<T>, Lse)> {
+        self.refuse_capture()?;
         let home = &self.backends()[0];
         if parts.len() != self.backends().len() {
             return Err(Error::Argument {
@@ -194,7 +195,7 @@ impl Group {
             format!("merge of {:?}", out.layout()),
             format!("elements of {}", std::any::type_name::<T>()),
         ];
-        nccl.agreed(&call.join(&FIELD.to_string()), streams, || {
+        nccl.agreed(&call.join(&FIELD.to_string()), || {
             let outs = nccl.gather(streams, out_slice)?;
             let parts = outs.into_iter().zip(nccl.gather(streams, lse_slice)?);
             let part = |(of_out, of_lse)| match (of_out, of_lse) {

@@ -210,8 +210,8 @@ impl<'a> Shards<'a> {
         [q, k, v]: [[usize; 4]; 3],
         compute: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let streams = self.group.streams(self.group.local_ranks().start);
-        let Some((nccl, streams)) = self.group.processes().zip(streams) else {
+        self.group.refuse_capture()?;
+        let Some(nccl) = self.group.processes() else {
             return compute();
         };
         let mut sharding = DefaultHasher::new();
@@ -224,7 +224,7 @@ impl<'a> Shards<'a> {
             format!("elements of {}", std::any::type_name::<T>()),
             format!("{attention:?}"),
         ];
-        nccl.agreed(&call.join(&FIELD.to_string()), streams, compute)
+        nccl.agreed(&call.join(&FIELD.to_string()), compute)
     }
 
     /// The gradients of queries, keys and values, and of options' numbers, from that of the output. The arguments are those of

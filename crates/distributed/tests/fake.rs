@@ -5,7 +5,10 @@ use std::time::Duration;
 use warptile::driver::{DeviceBuffer, Driver, Stream};
 use warptile::{Attention, Backend, KvCache, Layout, Mask, Tensor, half::f16};
 use warptile_distributed::{Error, Group, Scheme, ShardedCache, Sharding};
-use warptile_fake_cuda::FakeDriver;
+use warptile_fake_cuda::{FakeDriver, Stalled};
+
+#[path = "common/captured.rs"]
+mod captured;
 
 fn open_devices(ranks: &[u32]) -> (FakeDriver, Vec<Backend>) {
     let fake = FakeDriver::open();
@@ -138,6 +141,52 @@ fn copies_wait_for_no_kernel_of_their_call() {
     group.synchronize(Duration::from_secs(10)).unwrap();
     drop(group);
     fake.assert_clean();
+}
+
+/// The one that failed is named, though another that may wait for it is asked first.
+#[test]
+fn all_ranks_are_asked_while_one_is_waited_for() {
+    let (fake, group) = open(&[0, 1]);
+    fake.set_stalled(Stalled::Kernels);
+    forward(&group, 512).unwrap();
+    fake.fail(Some("cuStreamQuery"), 2, 700);
+    let error = group.synchronize(Duration::from_secs(5)).unwrap_err();
+    assert!(error.to_string().starts_with("rank 1: "), "{error}");
+    fake.set_stalled(Stalled::Nothing);
+    group.synchronize(Duration::from_secs(10)).unwrap();
+    drop(group);
+    fake.assert_clean();
+}
+
+/// A call that does not fit, and one that fails amid its work, in a loop that launches a captured graph.
+#[test]
+fn a_captured_loop_ends_with_the_rank_that_failed() {
+    for amid in [false, true] {
+        let (fake, group) = open(&[0, 1]);
+        for _ in 0..2 {
+            let limit = Duration::from_secs(10);
+            let (error, _) = captured::until_failure(&group, limit, |number, shards, q| {
+                let short = [q[0].clone(), q[1].rows(1..4).unwrap()];
+                let is_last = number == 3;
+                if is_last && amid {
+                    fake.fail(Some("cuLaunchKernelEx"), 1, 1);
+                }
+                let kv = if is_last && !amid { &short } else { q };
+                Ok(shards.forward(&captured::causal(), q, (kv, kv))?.out)
+            });
+            let text = error.to_string();
+            match amid {
+                true => assert!(
+                    text.starts_with("rank ") && text.contains("cuLaunch"),
+                    "{text}"
+                ),
+                false => assert!(text.starts_with("rank 1: k has shape "), "{text}"),
+            }
+        }
+        group.synchronize(Duration::from_secs(10)).unwrap();
+        drop(group);
+        fake.assert_clean();
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ use warptile::half::{bf16, f16};
 use warptile::{Attention, Backend, Diagonal, ElementType, Keys, Mask, Queries};
 use warptile_distributed::{Group, Scheme, Sharding};
 
+#[path = "common/captured.rs"]
+mod captured;
 #[path = "common/dealt.rs"]
 mod dealt;
 #[path = "common/gradients.rs"]
@@ -302,5 +304,26 @@ fn random_gradients_match_float64() {
 fn dealt_cache() {
     for ranks in [2, 3, 4] {
         dealt::a_dealt_cache_is_one_cache::<bf16>(&group(ranks), 0.01);
+    }
+}
+
+/// A call that does not fit ends a loop that launches a captured graph, with the rank; the group is of use after it.
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn captured_loops() {
+    for ranks in [2, 4] {
+        let group = group(ranks);
+        for _ in 0..20 {
+            let (error, took) = captured::until_failure(&group, LIMIT, |number, shards, q| {
+                let mut kv = q.to_vec();
+                if number == 3 {
+                    kv[1] = q[1].rows(1..4).unwrap();
+                }
+                Ok(shards.forward(&captured::causal(), q, (&kv, &kv))?.out)
+            });
+            let text = error.to_string();
+            assert!(text.starts_with("rank 1: k has shape "), "{text}");
+            assert!(took < Duration::from_secs(2), "{took:?}");
+        }
     }
 }

@@ -15,6 +15,9 @@ use warptile_distributed::{Error, Failure, Group, Result, Scheme, ShardedCache, 
 use warptile_fake_cuda::{FakeDriver, Stalled};
 use warptile_fake_nccl::{FakeNccl, Fault};
 
+#[path = "common/captured.rs"]
+mod captured;
+
 /// A bound that even a busy machine does not reach, for ranks that wait for nothing.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The bound of ranks that wait in vain.
@@ -484,6 +487,45 @@ fn a_cache_is_dealt_to_processes() {
     host.assert_clean();
 }
 
+/// A rank makes another call, or is lost, amid a loop that launches a captured graph.
+#[test]
+fn a_captured_loop_ends_with_the_failure_of_all_ranks() {
+    for is_cut in [false, true] {
+        let (host, met) = (Host::new(2), Barrier::new(2));
+        let state = Arc::new(AtomicU8::new(PASS));
+        let address = format!("127.0.0.1:{}", free_port());
+        let to = [address.clone(), proxy(&address, &state)];
+        let worlds = [0, 1].map(|rank| World::new(rank, 2, &to[rank]).timeout(PATIENCE));
+        let failures = each(&worlds, |world| {
+            let group = host.group(world).unwrap();
+            let (error, _) = captured::until_failure(&group, PATIENCE, |number, shards, q| {
+                let mut attention = captured::causal();
+                if number == 3 && world.rank() == 1 {
+                    match is_cut {
+                        true => state.store(CUT, Ordering::Relaxed),
+                        false => attention = attention.scale(0.3),
+                    }
+                }
+                Ok(shards.forward(&attention, q, (q, q))?.out)
+            });
+            met.wait();
+            failure(Err(error))
+        });
+        match is_cut {
+            true => {
+                let texts: Vec<_> = failures.iter().map(Failure::to_string).collect();
+                assert_eq!(texts[0], "rank 1 is lost: its connection has ended");
+                assert!(texts[1].starts_with("rank 0 is lost: "), "{texts:?}");
+            }
+            false => {
+                let failure = same(&failures);
+                assert!(matches!(failure, Failure::Disagree { .. }), "{failure}");
+            }
+        }
+        host.assert_clean();
+    }
+}
+
 /// Nothing is added to the graph before that.
 #[test]
 fn a_captured_step_is_refused_before_it_launches() {
@@ -507,7 +549,7 @@ fn a_captured_step_is_refused_before_it_launches() {
             launches
         };
         let before = launches();
-        let rule = "a call over several processes cannot be captured";
+        let rule = "a call over several ranks cannot be captured";
         let stream = backend.gpu().unwrap().stream();
         let captured = Graph::capture(stream, |_| {
             let error = attend().unwrap_err().to_string();
@@ -797,6 +839,102 @@ fn abort_dropped(stalled: Stalled, why: &str) {
         assert!(text.contains(why), "{text}");
         again.unwrap();
     }
+    host.assert_clean();
+}
+
+/// A failure before the drop is an error of the device where messages were cut off and no caller was told.
+#[test]
+fn an_abort_before_the_drop_is_an_error_of_the_device_unless_a_caller_knows() {
+    for is_told in [false, true] {
+        let (host, met) = (Host::new(2), Barrier::new(2));
+        let results = each(&worlds_within(TIMEOUT, 2), |world| {
+            let group = host.group(world).unwrap();
+            let backend = group.backends()[0].clone();
+            host.cuda.set_stalled(Stalled::Copies);
+            decode(&group, 8).unwrap();
+            // Both have given up, as nobody asks.
+            while host.nccl.live() > 0 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            if is_told {
+                wait_for_failure(&group);
+            }
+            met.wait();
+            host.cuda.set_stalled(Stalled::Nothing);
+            drop(group);
+            let result = backend.synchronize();
+            (result, backend.synchronize())
+        });
+        for (result, again) in results {
+            match is_told {
+                true => result.unwrap(),
+                false => {
+                    let text = result.unwrap_err().to_string();
+                    assert!(text.contains("messages have not come"), "{text}");
+                }
+            }
+            again.unwrap();
+        }
+        host.assert_clean();
+    }
+}
+
+/// All messages have come before rank 1 makes a call alone.
+#[test]
+fn a_failure_without_messages_is_no_error_of_the_device() {
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    let results = each(&worlds_within(TIMEOUT, 2), |world| {
+        let group = host.group(world).unwrap();
+        let backend = group.backends()[0].clone();
+        decode(&group, 8).unwrap();
+        group.synchronize(PATIENCE).unwrap();
+        met.wait();
+        if world.rank() == 1 {
+            assert!(matches!(failure(decode(&group, 8)), Failure::Late { .. }));
+        }
+        met.wait();
+        drop(group);
+        backend.synchronize()
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    host.assert_clean();
+}
+
+/// It waits for its messages then.
+#[test]
+fn a_rank_that_is_lost_while_its_group_is_dropped_is_named_at_once() {
+    const LONG: Duration = Duration::from_secs(30);
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    let state = Arc::new(AtomicU8::new(PASS));
+    let address = format!("127.0.0.1:{}", free_port());
+    let to = [address.clone(), proxy(&address, &state)];
+    let worlds = [0, 1].map(|rank| World::new(rank, 2, &to[rank]).timeout(LONG));
+    let named = each(&worlds, |world| {
+        let group = host.group(world).unwrap();
+        host.cuda.set_stalled(Stalled::Copies);
+        decode(&group, 8).unwrap();
+        met.wait();
+        if world.rank() == 1 {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(Duration::from_secs(1));
+                    state.store(CUT, Ordering::Relaxed);
+                });
+                drop(group);
+            });
+            return String::new();
+        }
+        let until = Instant::now() + LONG;
+        let failed = loop {
+            match group.synchronize(PATIENCE) {
+                Ok(()) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+                ended => break ended.err(),
+            }
+        };
+        host.cuda.set_stalled(Stalled::Nothing);
+        failed.map_or_else(String::new, |error| error.to_string())
+    });
+    assert_eq!(named[0], "rank 1 is lost: its connection has ended");
     host.assert_clean();
 }
 

@@ -8,12 +8,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use warptile::driver::Driver;
+use warptile::driver::{Driver, Kernel, KernelOptions, LaunchConfig, Module};
 use warptile::half::bf16;
 use warptile::{Attention, Backend, Mask};
 use warptile_distributed::{Error, Failure, Group, Result, Scheme, Sharding, World};
 use warptile_fake_cuda::FakeDriver;
 use warptile_fake_nccl::FakeNccl;
+
+#[path = "common/captured.rs"]
+mod captured;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_secs(2);
@@ -311,6 +314,90 @@ fn two_gpus_of_which_one_is_lost() {
             assert!(first.wait(Duration::from_secs(60)).success());
         }
         println!("{} groups have lost a rank", 4 * (turn + 1));
+    }
+}
+
+/// What a rank may take beyond its bound, on GPUs.
+const SOON: Duration = Duration::from_secs(2);
+
+/// A rank makes another call, or aborts, amid a loop that launches a captured graph.
+#[test]
+#[ignore = "needs two NVIDIA GPUs and NCCL"]
+fn two_gpus_whose_captured_loop_ends() {
+    without_multicast();
+    if let Some(world) = own_rank() {
+        let group = gpu_group(&world);
+        let aborts = std::env::var("WARPTILE_TEST_RANK").unwrap() == "abort";
+        let (error, took) = captured::until_failure(&group, TIMEOUT, |number, shards, q| {
+            let mut attention = captured::causal();
+            if world.rank() == 1 && number == 3 {
+                match aborts {
+                    true => std::process::abort(),
+                    false => attention = attention.scale(0.3),
+                }
+            }
+            Ok(shards.forward(&attention, q, (q, q))?.out)
+        });
+        let text = error.to_string();
+        let is_right = match (aborts, error) {
+            (true, Error::Failure(Failure::Lost { rank: 1, .. })) => true,
+            (false, Error::Failure(Failure::Disagree { .. })) => text.contains("0.3"),
+            _ => false,
+        };
+        assert!(is_right, "{text}");
+        assert!(took < SILENCE + SOON, "{took:?}");
+        println!("after {:.1} s: {text}", took.as_secs_f64());
+        return;
+    }
+    for turn in 0..10 {
+        let groups = ["abort", "mismatch", "abort", "mismatch"].map(|word| {
+            let port = free_port();
+            let start =
+                |rank| Process(start("two_gpus_whose_captured_loop_ends", rank, port, word));
+            (word, [0, 1].map(start))
+        });
+        for (word, mut ranks) in groups {
+            let [first, second] = ranks.each_mut();
+            assert!(first.wait(Duration::from_secs(60)).success());
+            let ends_well = second.wait(Duration::from_secs(60)).success();
+            assert_eq!(ends_well, word == "mismatch");
+        }
+        println!("{} loops have ended", 4 * (turn + 1));
+    }
+}
+
+/// A kernel of a rank faults amid a loop that launches a captured graph: its GPU is of no use to the process after that.
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn two_gpus_of_which_one_faults_in_a_captured_loop() {
+    if own_rank().is_some() {
+        let backends = [0, 1].map(|gpu| Backend::cuda(gpu).unwrap());
+        let stream = backends[1].gpu().unwrap().stream().clone();
+        let ptx = include_bytes!("../../driver/tests/kernels.ptx");
+        let module = Module::load(stream.context(), ptx).unwrap();
+        let options = KernelOptions::new().param_bytes(16);
+        let kernel = Kernel::<[u64; 2]>::load(&module, "increment", &options).unwrap();
+        let group = Group::local(backends).unwrap();
+        let (error, took) = captured::until_failure(&group, TIMEOUT, |number, shards, q| {
+            if number == 3 {
+                let config = LaunchConfig::new([1, 1, 1], [128, 1, 1]);
+                // SAFETY: one number at address 0, which is no memory: the fault stays within the process.
+                unsafe { kernel.launch(&stream, &config, &[0, 1]) }.unwrap();
+            }
+            Ok(shards.forward(&captured::causal(), q, (q, q))?.out)
+        });
+        println!("after {:.1} s: {error}", took.as_secs_f64());
+        assert!(matches!(error, Error::Rank { rank: 1, .. }), "{error}");
+        assert!(took < SOON, "{took:?}");
+        return;
+    }
+    for turn in 0..5 {
+        let test = "two_gpus_of_which_one_faults_in_a_captured_loop";
+        let processes = [0; 4].map(|_| Process(start(test, 0, free_port(), "")));
+        for mut process in processes {
+            assert!(process.wait(Duration::from_secs(60)).success());
+        }
+        println!("{} loops have ended", 4 * (turn + 1));
     }
 }
 

@@ -61,7 +61,9 @@ struct State {
     refused: Option<(usize, String)>,
     /// On rank 0, the call that each rank has made and waits with, since when.
     calls: Vec<Option<(String, Instant)>>,
-    /// Ranks that have closed their groups.
+    /// Ranks that make no more calls.
+    left: Vec<usize>,
+    /// Those of them that have got all messages.
     closed: Vec<usize>,
     closing: bool,
 }
@@ -148,7 +150,7 @@ impl Control {
             if state.agreed >= wanted {
                 return Ok(state.refused.take());
             }
-            if rank > 0 && state.closed.contains(&0) {
+            if rank > 0 && state.left.contains(&0) {
                 drop(state);
                 return Err(self.fail(closed(0)));
             }
@@ -164,6 +166,11 @@ impl Control {
     }
 
     /// Tells the others that this rank makes no more calls.
+    pub(crate) fn leave(&self) {
+        self.shared.tell("leave");
+    }
+
+    /// Tells the others that this rank has got all messages: it may end its connection.
     pub(crate) fn close(&self) {
         self.shared.tell("close");
     }
@@ -304,11 +311,12 @@ impl Shared {
                 self.state().agreed += 1;
                 self.changed.notify_all();
             }
-            "close" => {
-                self.state().closed.push(from);
+            "leave" => {
+                self.state().left.push(from);
                 self.changed.notify_all();
                 self.settle_calls();
             }
+            "close" => self.state().closed.push(from),
             "fail" => {
                 if let Some(failure) = Failure::from_line(rest) {
                     self.settle(failure);
@@ -331,7 +339,7 @@ impl Shared {
             .filter_map(|(rank, call)| Some((rank, asked(&call.as_ref()?.0).0)));
         let Some(first) = calls.next() else { return };
         let different = calls.find(|(_, call)| *call != first.1);
-        let failure = match (different, state.closed.first()) {
+        let failure = match (different, state.left.first()) {
             (Some(other), _) => Some(disagree(first, other)),
             (None, Some(rank)) => Some(closed(*rank)),
             (None, None) => None,

@@ -10,6 +10,7 @@ pub(crate) mod world;
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,6 +44,8 @@ pub(crate) struct Nccl {
     work: Arc<Work>,
     /// Held from a call's agreement until all of its work is submitted.
     calls: Mutex<()>,
+    /// Whether a caller has been told of the failure.
+    told: AtomicBool,
 }
 
 /// The communicator, as it is watched.
@@ -52,6 +55,8 @@ struct Work {
     timeout: Duration,
     /// Messages that may not have come, in their order.
     pending: Mutex<VecDeque<Messages>>,
+    /// Whether messages were aborted that had not come.
+    cut: AtomicBool,
 }
 
 /// The messages of a call, in their stream.
@@ -88,6 +93,9 @@ impl Watched for Work {
     }
 
     fn abort(&self) {
+        // Those that have come by now are right.
+        let _ = self.waited(Instant::now());
+        self.cut.fetch_or(self.is_pending(), Ordering::Relaxed);
         let (comm, stream) = (self.comm.clone(), self.stream.clone());
         // NCCL may hang in it, and a thread that cannot be had leaves the communicator behind, too.
         let _ = thread::Builder::new().spawn(move || comm.end(true, stream));
@@ -159,6 +167,7 @@ impl Nccl {
             stream: streams.far.clone(),
             timeout: world.timeout,
             pending: Mutex::default(),
+            cut: AtomicBool::new(false),
         });
         control.watch(work.clone());
         let nccl = Nccl {
@@ -166,6 +175,7 @@ impl Nccl {
             control,
             work,
             calls: Mutex::default(),
+            told: AtomicBool::new(false),
         };
         nccl.wait(until).map_err(|why| nccl.failed(why))?;
         nccl.check()?;
@@ -182,13 +192,24 @@ impl Nccl {
 
     /// The failure that all ranks report, if there is one.
     pub(crate) fn check(&self) -> Result<()> {
-        Ok(self.control.check()?)
+        self.control.check().map_err(|failure| self.tell(failure))
+    }
+
+    /// The error of a call that the group's failure ends.
+    fn tell(&self, failure: Failure) -> Error {
+        self.told.store(true, Ordering::Relaxed);
+        failure.into()
     }
 
     /// Tells all ranks that this one has failed.
     fn failed(&self, why: String) -> Error {
+        self.tell(self.fail(why))
+    }
+
+    /// As [`failed`](Self::failed), where no caller is told.
+    fn fail(&self, why: String) -> Failure {
         let rank = self.world.rank;
-        self.control.fail(Failure::Failed { rank, why }).into()
+        self.control.fail(Failure::Failed { rank, why })
     }
 
     fn wait(&self, until: Instant) -> Result<(), String> {
@@ -203,28 +224,11 @@ impl Nccl {
 
     /// Computes when all ranks are about to make this call, to which messages belong meanwhile. A failure of this rank's own becomes that
     /// of all.
-    pub(crate) fn agreed<R>(
-        &self,
-        call: &str,
-        streams: &Streams,
-        compute: impl FnOnce() -> Result<R>,
-    ) -> Result<R> {
-        self.refuse_capture(streams)?;
+    pub(crate) fn agreed<R>(&self, call: &str, compute: impl FnOnce() -> Result<R>) -> Result<R> {
         let _calls = lock(&self.calls);
-        self.control.agree(call, None)?;
+        let agreed = self.control.agree(call, None);
+        agreed.map_err(|failure| self.tell(failure))?;
         self.or_fail(compute())
-    }
-
-    /// Refuses a call that would be captured.
-    pub(crate) fn refuse_capture(&self, streams: &Streams) -> Result<()> {
-        let rank = self.world.rank;
-        match streams.kernels.is_capturing().of_rank(rank)? {
-            true => Err(Error::Argument {
-                rank,
-                rule: "a call over several processes cannot be captured".to_owned(),
-            }),
-            false => Ok(()),
-        }
     }
 
     /// Waits until all ranks are about to make this call, without messages, which one that cannot prevents for all.
@@ -235,7 +239,8 @@ impl Nccl {
             Err(Error::Rank { source, .. }) => Some(source.to_string()),
             Err(error) => Some(error.to_string()),
         };
-        match self.control.agree(call, why.as_deref())? {
+        let agreed = self.control.agree(call, why.as_deref());
+        match agreed.map_err(|failure| self.tell(failure))? {
             Some((rank, rule)) if prepared.is_ok() || rank != self.world.rank => {
                 Err(Error::Argument { rank, rule })
             }
@@ -427,25 +432,20 @@ impl Drop for Nccl {
     fn drop(&mut self) {
         let (work, comm) = (&self.work, &self.work.comm);
         let has_failed = || self.control.failure().is_some();
-        let had_failed = has_failed();
-        self.control.close();
-        // Messages also end by an abort, which comes after the failure.
-        let is_pending = || work.is_pending() || has_failed();
-        let mut pending = is_pending();
+        self.control.leave();
         // Kernels before the messages may take long, but not for ever. The messages have a bound, which the watch minds.
         let kernels_end = self.control.now() + KERNELS_END * self.world.timeout;
-        while pending && !has_failed() {
+        while work.is_pending() && !has_failed() {
             thread::sleep(Duration::from_millis(1));
             let now = self.control.now();
             let _ = work.waited(now);
-            pending = is_pending();
             if work.waits_for_kernels() && now > kernels_end {
-                let why = "kernels before its messages have not ended".to_owned();
-                self.failed(why);
+                self.fail("kernels before its messages have not ended".to_owned());
             }
         }
+        self.control.close();
         let until = self.control.now() + END.min(self.world.timeout);
-        let ended = self.check().map_err(|error| error.to_string());
+        let ended = { self.control.check() }.map_err(|failure| failure.to_string());
         let ended = ended.and_then(|()| comm.finalize());
         match ended.and_then(|()| self.wait(until)) {
             Ok(()) if !has_failed() => comm.end(false, work.stream.clone()),
@@ -459,8 +459,8 @@ impl Drop for Nccl {
         }
         // The group cannot be asked any more.
         if let Some(failure) = self.control.failure()
-            && !had_failed
-            && pending
+            && work.cut.load(Ordering::Relaxed)
+            && !self.told.load(Ordering::Relaxed)
         {
             let why = failure.to_string();
             { work.stream.context() }.defer(Err(DriverError::Ended { why }));
