@@ -77,6 +77,20 @@ impl Lse {
         entry.heads(heads).map(Lse)
     }
 
+    /// Runs `f` on some heads of every batch entry, such as to have [`forward_into`](crate::Attention::forward_into) write them: as
+    /// [`Tensor::with_part`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub fn with_heads<R>(
+        &mut self,
+        heads: Range<usize>,
+        f: impl FnOnce(&mut Self) -> R,
+    ) -> Result<R> {
+        let rows = 0..self.0.shape()[1];
+        Tensor::with_part_of(self, |lse| &mut lse.0, rows, heads, f)
+    }
+
     /// Where the values are.
     pub fn backend(&self) -> &Backend {
         self.0.backend()

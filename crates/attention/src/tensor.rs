@@ -230,10 +230,21 @@ impl<T: Pod> Tensor<T> {
         heads: Range<usize>,
         f: impl FnOnce(&mut Self) -> R,
     ) -> Result<R> {
-        let part = self.rows(rows)?.heads(heads)?;
+        Self::with_part_of(self, |tensor| tensor, rows, heads, f)
+    }
+
+    /// As [`with_part`](Self::with_part), of the tensor in a holder.
+    pub(crate) fn with_part_of<S, R>(
+        holder: &mut S,
+        tensor: impl Fn(&mut S) -> &mut Self,
+        rows: Range<usize>,
+        heads: Range<usize>,
+        f: impl FnOnce(&mut S) -> R,
+    ) -> Result<R> {
+        let part = tensor(holder).rows(rows)?.heads(heads)?;
         let (layout, offset) = (part.layout, part.offset);
         drop(part);
-        Ok(self.with_place(layout, offset, f))
+        Ok(Self::with_place(holder, tensor, layout, offset, f))
     }
 
     /// Runs `f` on the memory under another layout, counted from the tensor's first element: as [`with_part`](Self::with_part).
@@ -242,22 +253,25 @@ impl<T: Pod> Tensor<T> {
     /// [`Invalid::BufferTooSmall`] if the layout reaches beyond the memory.
     pub fn with_layout<R>(&mut self, layout: Layout, f: impl FnOnce(&mut Self) -> R) -> Result<R> {
         let Tensor { offset, .. } = self.view_as(layout)?;
-        Ok(self.with_place(layout, offset, f))
+        Ok(Self::with_place(self, |tensor| tensor, layout, offset, f))
     }
 
-    fn with_place<R>(
-        &mut self,
+    fn with_place<S, R>(
+        holder: &mut S,
+        tensor: impl Fn(&mut S) -> &mut Self,
         layout: Layout,
         offset: usize,
-        f: impl FnOnce(&mut Self) -> R,
+        f: impl FnOnce(&mut S) -> R,
     ) -> R {
-        let (whole, storage) = ((self.layout, self.offset), self.storage.address());
-        (self.layout, self.offset) = (layout, offset);
-        let result = f(self);
+        let of = tensor(holder);
+        let (whole, storage) = ((of.layout, of.offset), of.storage.address());
+        (of.layout, of.offset) = (layout, offset);
+        let result = f(holder);
+        let of = tensor(holder);
         // Elements that were freed may have left their address to fewer.
-        let fits = whole.1.saturating_add(whole.0.reach()) <= self.storage.len();
-        if self.storage.address() == storage && fits {
-            (self.layout, self.offset) = whole;
+        let fits = whole.1.saturating_add(whole.0.reach()) <= of.storage.len();
+        if of.storage.address() == storage && fits {
+            (of.layout, of.offset) = whole;
         }
         result
     }

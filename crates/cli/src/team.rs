@@ -70,13 +70,7 @@ impl Team {
         if let [group] = &self.0[..] {
             return Ok(vec![f(0, group)?]);
         }
-        let f = &f;
-        thread::scope(|scope| {
-            let threads = { self.0.iter().enumerate() }
-                .map(|(place, group)| scope.spawn(move || f(place, group)));
-            let threads: Vec<_> = threads.collect();
-            threads.into_iter().map(joined).collect()
-        })
+        side_by_side(self.0.iter().enumerate(), |(place, group)| f(place, group))
     }
 
     /// A cache of each group, whose pages are dealt out to all ranks.
@@ -107,6 +101,18 @@ impl Drop for Team {
         let groups = self.0.drain(..);
         thread::scope(|scope| groups.for_each(|group| drop(scope.spawn(|| drop(group)))));
     }
+}
+
+/// Runs `f` on all items at the same time.
+pub(crate) fn side_by_side<I: Send, R: Send>(
+    items: impl Iterator<Item = I>,
+    f: impl Fn(I) -> Result<R, Failure> + Sync,
+) -> Result<Vec<R>, Failure> {
+    let f = &f;
+    thread::scope(|scope| {
+        let threads: Vec<_> = items.map(|item| scope.spawn(move || f(item))).collect();
+        threads.into_iter().map(joined).collect()
+    })
 }
 
 /// The result of a thread, or its panic.

@@ -197,8 +197,9 @@ impl<T: Element> ShardedCache<'_, T> {
         let home = group.local_ranks().start;
         let lent = [Source::lend(home, k)?, Source::lend(home, v)?];
         let written = group.each_of(&mut self.caches, |rank, cache| {
-            let own = |source| {
-                let [_, _, heads, dim] = { source as &Source<'_, T> }.tensor.shape();
+            let own = |at: usize| {
+                let source = &lent[at];
+                let [_, _, heads, dim] = source.tensor.shape();
                 let (row, mut to) = (heads * dim, 0);
                 let copies = runs[group.place(rank)].iter().map(|run| {
                     let rows = Rows {
@@ -214,10 +215,9 @@ impl<T: Element> ShardedCache<'_, T> {
                 });
                 let copies: Vec<_> = copies.collect();
                 let layout = Layout::bshd([1, to, heads, dim]);
-                put_together(group, rank, layout, copies.into_iter())?.into_tensor()
+                put_together(group, (rank, at), layout, copies.into_iter())?.into_tensor()
             };
-            let [k, v] = lent.each_ref().map(own);
-            let (k, v) = (k?, v?);
+            let (k, v) = (own(0)?, own(1)?);
             cache.append(layer, &k, &v)?.run()
         });
         let written = group.local_ranks().zip(written);

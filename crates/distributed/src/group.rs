@@ -41,8 +41,8 @@ pub struct Group {
 pub(crate) struct Streams {
     /// The backend's own.
     pub(crate) kernels: Stream,
-    /// Copies from other GPUs.
-    pub(crate) far: Stream,
+    /// Copies from other GPUs: of short ones a link is not full, so keys and values have a stream each.
+    pub(crate) far: [Stream; 2],
     /// Copies within the GPU.
     pub(crate) near: Stream,
 }
@@ -256,9 +256,10 @@ pub(crate) fn all_or_none<R>(group: &Group, computed: Vec<Result<R>>) -> Result<
 impl Streams {
     /// Copies from other GPUs have the given priority.
     pub(crate) fn new(kernels: &Stream, priority: i32) -> warptile::driver::Result<Self> {
+        let far = || Stream::with_priority(kernels.context(), priority);
         Ok(Streams {
             kernels: kernels.clone(),
-            far: Stream::with_priority(kernels.context(), priority)?,
+            far: [far()?, far()?],
             near: Stream::new(kernels.context())?,
         })
     }

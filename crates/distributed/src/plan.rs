@@ -48,20 +48,21 @@ pub(crate) fn groups(kv_heads: usize, one_group: bool) -> Vec<Range<usize>> {
         true => kv_heads,
         false => kv_heads.div_ceil(FIRST_PART),
     };
-    { [0..first, first..kv_heads].into_iter() }
-        .filter(|heads| !heads.is_empty())
-        .collect()
+    in_two(first, kv_heads)
 }
 
-/// As [`groups`], of a backward pass: the last is short as well, because its gradients travel when nothing is left to compute.
+/// As [`groups`], of a backward pass: two halves, as the first one's keys are waited for, and the last one's gradients travel when nothing is
+/// left to compute. With a third group kernels take longer than that hides (docs/several-gpus.md).
 pub(crate) fn groups_of_gradients(kv_heads: usize, one_group: bool) -> Vec<Range<usize>> {
-    let all = kv_heads;
-    let short = match one_group {
-        true => all,
-        false => all.div_ceil(FIRST_PART),
+    let half = match one_group {
+        true => kv_heads,
+        false => kv_heads.div_ceil(2),
     };
-    let last = all.saturating_sub(short).max(short.min(all));
-    { [0..short, short..last, last..all].into_iter() }
+    in_two(half, kv_heads)
+}
+
+fn in_two(first: usize, all: usize) -> Vec<Range<usize>> {
+    { [0..first, first..all].into_iter() }
         .filter(|heads| !heads.is_empty())
         .collect()
 }

@@ -160,7 +160,7 @@ pub(crate) fn fetched<'s, T: Element, const N: usize>(
             let put = all.map(|(at, (from, layout))| {
                 let copies = copies(at, rank).into_iter();
                 let copies = copies.map(|(owner, rows)| (&from[owner], rows));
-                put_together(group, rank, layout, copies).of_rank(rank)
+                put_together(group, (rank, at), layout, copies).of_rank(rank)
             });
             put.collect::<Result<Vec<_>>>()?
         }
@@ -208,10 +208,11 @@ pub(crate) fn copies(
     pieces.map(copy).collect()
 }
 
-/// A tensor of copies from several ranks. Those from other GPUs are submitted, those within the GPU not yet.
+/// A tensor of copies from several ranks, the `at`-th of those that come side by side. Those from other GPUs are submitted, those within the GPU
+/// not yet.
 pub(crate) fn put_together<'s, T: Element>(
     group: &'s Group,
-    rank: usize,
+    (rank, at): (usize, usize),
     layout: Layout,
     copies: impl Iterator<Item = (&'s Source<'s, T>, Rows)>,
 ) -> warptile::Result<Staged<'s, T>> {
@@ -236,7 +237,7 @@ pub(crate) fn put_together<'s, T: Element>(
     let (own, others): (Vec<_>, Vec<_>) = { copies.into_iter() }
         .partition(|(lent, _)| lent.context().is_same(streams.kernels.context()));
     let mut buffer = DeviceBuffer::uninit(&streams.kernels, layout.reach())?.lend()?;
-    buffer.copy_rows(&streams.far, &others)?;
+    buffer.copy_rows(&streams.far[at % streams.far.len()], &others)?;
     Ok(Staged::underway(
         backend,
         buffer,

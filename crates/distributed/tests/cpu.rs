@@ -398,7 +398,7 @@ fn small_problems_are_warned_of() {
             .unwrap()
             .groups
     };
-    assert_eq!([groups(false, F16), groups(false, BACK)], [2, 3]);
+    assert_eq!([groups(false, F16), groups(false, BACK)], [2, 2]);
     assert_eq!([groups(true, F16), groups(true, BACK)], [1, 1]);
     let one_head = Heads::new(1, 128);
     let expected = Expected::new(

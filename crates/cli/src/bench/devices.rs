@@ -25,7 +25,7 @@ use crate::interrupt;
 use crate::json;
 use crate::machine::{self, Machine};
 use crate::progress;
-use crate::team::{OnTeam, Team};
+use crate::team::{OnTeam, Team, side_by_side};
 use crate::tensors::{self, Settings};
 use crate::text::say;
 
@@ -336,26 +336,32 @@ impl<'a> OfDevices<'a> {
         }
     }
 
-    /// Microseconds of a call on each device alone, and of each on all together, measured in turn: clocks fall as GPUs get warm. `compute`
-    /// submits the call of the group at a place.
+    /// Microseconds of a call on each device alone, and of each on all together, in turn. Alone all devices compute a call of their own at the
+    /// same time: clocks fall as GPUs get warm, so a device that waited for the others would be faster afterwards. `compute` submits the call
+    /// of the group at a place.
     pub(super) fn in_turn<R>(
         &self,
         alone: &[Alone<'_>],
         compute: impl Fn(usize) -> Result<R, Failure> + Sync,
     ) -> Result<(Vec<f64>, Samples), Failure> {
         let devices: Vec<_> = distinct(&self.backends).collect();
+        let timed = |calls: usize, submit: &mut dyn FnMut() -> Result<(), Failure>| {
+            let start = Instant::now();
+            submit()?;
+            Ok::<_, Failure>(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
+        };
+        let each_alone = |calls: usize| {
+            let one = |(device, call): (&Backend, &Alone<'_>)| {
+                timed(calls, &mut || {
+                    burst(std::slice::from_ref(device), calls, call)
+                })
+            };
+            side_by_side(devices.iter().copied().zip(alone), one)
+        };
         let all = |calls: usize| {
             let each =
                 |place, group: &Group| burst(group.backends(), calls, || compute(place).map(drop));
-            self.team.each(each).map(drop)
-        };
-        let timed = |at: usize, calls: usize| -> Result<f64, Failure> {
-            let start = Instant::now();
-            match alone.get(at) {
-                Some(call) => burst(std::slice::from_ref(devices[at]), calls, call)?,
-                None => all(calls)?,
-            }
-            Ok(start.elapsed().as_secs_f64() * 1e6 / calls as f64)
+            timed(calls, &mut || self.team.each(each).map(drop))
         };
         let [on_gpus, on_cpu] = SAMPLE_US;
         let sample_us = if self.backends[0].is_gpu() {
@@ -363,35 +369,32 @@ impl<'a> OfDevices<'a> {
         } else {
             on_cpu
         };
-        let mut calls = Vec::new();
-        for at in 0..=alone.len() {
-            // Loads kernels, and touches the memory.
-            self.effort.warm_up(|| timed(at, 1).map(drop))?;
-            calls.push((sample_us / timed(at, 2)?).ceil().clamp(CALLS[0], CALLS[1]) as usize);
-        }
-        let mut times = vec![Vec::new(); calls.len()];
-        self.effort.times(calls.len() as u32).spend(|| {
-            let mut last = 0.0;
-            for (at, (calls, times)) in calls.iter().zip(&mut times).enumerate() {
-                last = timed(at, *calls)?;
-                times.push(last);
-            }
-            Ok::<_, Failure>(last)
+        let calls_of = |us: f64| (sample_us / us).ceil().clamp(CALLS[0], CALLS[1]) as usize;
+        // Loads kernels, and touches the memory.
+        self.effort.warm_up(|| each_alone(1).map(drop))?;
+        self.effort.warm_up(|| all(1).map(drop))?;
+        let calls = [
+            calls_of(each_alone(2)?.into_iter().fold(0.0, f64::max)),
+            calls_of(all(2)?),
+        ];
+        let mut each = vec![Vec::new(); devices.len()];
+        let together = self.effort.times(2).spend(|| {
+            { each.iter_mut().zip(each_alone(calls[0])?) }.for_each(|(times, us)| times.push(us));
+            all(calls[1])
         })?;
         self.team.synchronize()?;
-        let samples = times.into_iter().map(Samples::new);
-        let samples = samples
-            .collect::<Option<Vec<_>>>()
-            .filter(|_| !interrupt::requested());
         let nothing = || Failure::Interrupted("nothing was measured".into());
-        let mut each = samples.ok_or_else(nothing)?;
-        let all = each.pop().ok_or_else(nothing)?;
-        Ok((each.iter().map(Samples::median).collect(), all))
+        let samples = |times| {
+            let samples = Samples::new(times).filter(|_| !interrupt::requested());
+            samples.ok_or_else(nothing)
+        };
+        let each = { each.into_iter() }.map(|times| Ok::<_, Failure>(samples(times)?.median()));
+        Ok((each.collect::<Result<_, _>>()?, samples(together)?))
     }
 }
 
 /// A call on one device.
-pub(super) type Alone<'a> = Box<dyn Fn() -> Result<(), Failure> + 'a>;
+pub(super) type Alone<'a> = Box<dyn Fn() -> Result<(), Failure> + Send + Sync + 'a>;
 
 /// A failure that names the problem.
 pub(super) fn of_problem(case: &Case, failure: Failure) -> Failure {

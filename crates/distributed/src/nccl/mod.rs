@@ -164,7 +164,7 @@ impl Nccl {
         };
         let work = Arc::new(Work {
             comm: Arc::new(begun.map_err(failed)?),
-            stream: streams.far.clone(),
+            stream: streams.far[0].clone(),
             timeout: world.timeout,
             pending: Mutex::default(),
             cut: AtomicBool::new(false),
@@ -366,14 +366,14 @@ impl Nccl {
         [sends, receives]: [&[Message]; 2],
     ) -> Result<W> {
         let until = self.control.now() + self.world.timeout;
-        let mark = || mark(&streams.far).of_rank(self.world.rank);
+        let mark = || mark(&streams.far[0]).of_rank(self.world.rank);
         let submit = || {
             if sends.is_empty() && receives.is_empty() {
                 return Ok(());
             }
             let ready = mark().map_err(|error| (error, true))?;
             // SAFETY: the caller vouches for the messages.
-            let begun = unsafe { self.work.comm.exchange(&streams.far, sends, receives) };
+            let begun = unsafe { self.work.comm.exchange(&streams.far[0], sends, receives) };
             begun.and_then(|()| self.wait(until)).map_err(|why| {
                 let error = self.failed(why);
                 // Up to there NCCL may launch what uses the memory.
@@ -389,7 +389,7 @@ impl Nccl {
         };
         let buffers: Vec<_> = writes.as_ref().iter().collect();
         // SAFETY: as above; all messages are in this stream.
-        let submitted = unsafe { streams.far.use_lent(reads, &buffers, submit) };
+        let submitted = unsafe { streams.far[0].use_lent(reads, &buffers, submit) };
         match submitted.of_rank(self.world.rank)? {
             Ok(()) => Ok(writes),
             Err((error, has_ended)) => {
