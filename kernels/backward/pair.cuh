@@ -177,9 +177,9 @@ template <class Traits> class PairScores {
                 if (query < place.q.len && key < place.k.len)
                     score = fmaf(widen(bias_row<Element>(scoring, place.batch, head, query)[key * scoring.bias_key]), LOG2_E, score);
             });
-        if (scoring.key_mask)
+        if (has_mask(scoring))
             each(row, column, scores, [&](float& score, int query, int key) {
-                if (query < place.q.len && key < place.k.len && !mask_row(scoring, place.batch, head, query)[key * scoring.mask_key])
+                if (query < place.q.len && key < place.k.len && !mask_shows(scoring, place.batch, head, query, key))
                     score = negative_infinity();
             });
         each(row, column, scores, [&](float& score, int query, int key) {
@@ -256,7 +256,7 @@ template <class Traits> class PairScores {
         }
         unsigned numbers = shared + Traits::NUMBERS_AT + (first_row() + lane / 4) * 2 * (unsigned)sizeof(float);
         if constexpr (Traits::OF_KEYS) numbers = moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float);
-        if (rule.has_softcap() || rule.has_alibi() || scoring.bias || scoring.key_mask || hides) {
+        if (rule.has_softcap() || rule.has_alibi() || scoring.bias || has_mask(scoring) || hides) {
             each_pair(s, g, numbers, [&](float& score, float& gradient, float, float delta) {
                 gradient -= delta;
                 score = rule.score(score);

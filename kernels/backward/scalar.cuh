@@ -36,7 +36,7 @@ __device__ inline void weigh_one(const Backward& params, const GradientPlace& pl
     using Element = typename Traits::Element;
     const Scoring& scoring = params.scoring;
     bool sees = query < place.q.len && mask.sees(query, key);
-    if (sees && scoring.key_mask) sees = mask_row(scoring, place.batch, head, query)[key * scoring.mask_key];
+    if (sees && has_mask(scoring)) sees = mask_shows(scoring, place.batch, head, query, key);
     if (!sees) {
         score = gradient = 0;
         return;

@@ -31,3 +31,12 @@ template <class Traits, class Block> __device__ constexpr RecordWords image_reco
 }
 
 } // namespace warptile
+
+// Makes the image: its record, and the entry, which the build names. That calls `__VA_ARGS__`, with `params`.
+#define WARPTILE_IMAGE(...)                                                                                             \
+    extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();     \
+    extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)                                 \
+        WARPTILE_ENTRY(const __grid_constant__ Params params)                                                           \
+    {                                                                                                                   \
+        __VA_ARGS__;                                                                                                    \
+    }

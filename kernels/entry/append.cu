@@ -10,10 +10,4 @@ using Cache = warptile::SameCache<WARPTILE_ELEMENT>;
 using Params = Cache::Block;
 using Instance = warptile::AppendTraits<WARPTILE_ELEMENT, WARPTILE_WARPS, Cache>;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-    warptile::append_rows<Instance>(params);
-}
+WARPTILE_IMAGE(warptile::append_rows<Instance>(params))

@@ -28,10 +28,4 @@ using Params = Keys::Block;
 using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
                                      WARPTILE_STAGES, SCHEDULE, Keys, OPTIONS>;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-    warptile::mma_attention<Instance>(params);
-}
+WARPTILE_IMAGE(warptile::mma_attention<Instance>(params))

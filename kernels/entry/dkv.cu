@@ -1,27 +1,16 @@
 // One image of the gradients of keys and values; the build names the element type, the tiling and the entry.
 #include "backward/gradients.cuh"
 
-#ifdef WARPTILE_VARIANT_DROPOUT
-using Params = warptile::BackwardDropout;
-#else
-using Params = warptile::Backward;
-#endif
 using Plain = warptile::GradientTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
                                           WARPTILE_STAGES, true>::Type;
 #ifdef WARPTILE_VARIANT_DROPOUT
+using Params = warptile::BackwardDropout;
 using Instance = warptile::Dropping<Plain>;
+#define PLAIN params.backward
 #else
+using Params = warptile::Backward;
 using Instance = Plain;
+#define PLAIN params
 #endif
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-#ifdef WARPTILE_VARIANT_DROPOUT
-    warptile::gradients<Instance>(params.backward);
-#else
-    warptile::gradients<Instance>(params);
-#endif
-}
+WARPTILE_IMAGE(warptile::gradients<Instance>(PLAIN))

@@ -11,10 +11,4 @@ using Chosen = warptile::OnePass<Plain, warptile::OnePassVariant::WARPTILE_VARIA
 using Instance = Chosen::Traits;
 using Params = Chosen::Params;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-    warptile::all_gradients<Instance>(warptile::plain_block(params));
-}
+WARPTILE_IMAGE(warptile::all_gradients<Instance>(warptile::plain_block(params)))

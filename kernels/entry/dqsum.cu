@@ -4,10 +4,4 @@
 using Params = warptile::Backward;
 using Instance = warptile::SumTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS>;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-    warptile::write_sums<Instance>(params);
-}
+WARPTILE_IMAGE(warptile::write_sums<Instance>(params))

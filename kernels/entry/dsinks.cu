@@ -4,10 +4,4 @@
 using Params = warptile::SinkGradient;
 using Instance = warptile::SinkTraits<WARPTILE_ELEMENT, WARPTILE_WARPS>;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-    warptile::sum_sinks<Instance>(params);
-}
+WARPTILE_IMAGE(warptile::sum_sinks<Instance>(params))

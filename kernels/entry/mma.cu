@@ -5,11 +5,13 @@
 #endif
 #include "forward/mma_tile.cuh"
 
-#if defined(WARPTILE_VARIANT_DROPOUT_UNALIGNED)
+#if defined(WARPTILE_VARIANT_DROPOUT)
+#ifdef WARPTILE_VARIANT_DROPOUT_UNALIGNED
 #define WARPTILE_TRAITS DroppingUnalignedTileTraits
-using Params = warptile::ForwardDropout;
-#elif defined(WARPTILE_VARIANT_DROPOUT)
+#else
 #define WARPTILE_TRAITS DroppingTileTraits
+#endif
+#define PLAIN params.forward
 using Params = warptile::ForwardDropout;
 #else
 #if defined(WARPTILE_VARIANT_TENSORS)
@@ -19,20 +21,11 @@ using Params = warptile::ForwardDropout;
 #else
 #define WARPTILE_TRAITS TileTraits
 #endif
+#define PLAIN params
 using Params = warptile::Forward;
 #endif
 
 using Instance =
     warptile::WARPTILE_TRAITS<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-#ifdef WARPTILE_VARIANT_DROPOUT
-    warptile::tile_attention<Instance>(params.forward);
-#else
-    warptile::tile_attention<Instance>(params);
-#endif
-}
+WARPTILE_IMAGE(warptile::tile_attention<Instance>(PLAIN))

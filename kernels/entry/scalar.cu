@@ -5,19 +5,11 @@ using Plain = warptile::ScalarTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTI
 #ifdef WARPTILE_VARIANT_DROPOUT
 using Params = warptile::ForwardDropout;
 using Instance = warptile::Dropping<Plain>;
+#define PLAIN params.forward
 #else
 using Params = warptile::Forward;
 using Instance = Plain;
+#define PLAIN params
 #endif
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-#ifdef WARPTILE_VARIANT_DROPOUT
-    warptile::scalar_attention<Instance>(params.forward);
-#else
-    warptile::scalar_attention<Instance>(params);
-#endif
-}
+WARPTILE_IMAGE(warptile::scalar_attention<Instance>(PLAIN))

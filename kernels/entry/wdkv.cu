@@ -6,19 +6,11 @@ using Plain =
 #ifdef WARPTILE_VARIANT_DROPOUT
 using Params = warptile::BackwardTmaDropout;
 using Instance = warptile::KeyDropping<Plain>;
+#define PLAIN params.tma
 #else
 using Params = warptile::BackwardTma;
 using Instance = Plain;
+#define PLAIN params
 #endif
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-#ifdef WARPTILE_VARIANT_DROPOUT
-    warptile::gradients_of_keys<Instance>(params.tma);
-#else
-    warptile::gradients_of_keys<Instance>(params);
-#endif
-}
+WARPTILE_IMAGE(warptile::gradients_of_keys<Instance>(PLAIN))

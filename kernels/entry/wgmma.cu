@@ -15,10 +15,4 @@ using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARP
                                        WARPTILE_WARPS, WARPTILE_STAGES, warptile::Variant::WARPTILE_VARIANT>;
 using Params = warptile::ParamsOf<warptile::Variant::WARPTILE_VARIANT>::Type;
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
-
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ Params params)
-{
-    warptile::wgmma_attention<Instance>(warptile::plain_block(params));
-}
+WARPTILE_IMAGE(warptile::wgmma_attention<Instance>(warptile::plain_block(params)))

@@ -323,7 +323,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             if (scoring.bias)
                 each_of_row<KEY_TILES>(bias_row<Element>(scoring, of.batch, head, query), scoring.bias_key, key, of.k.len,
                                        [&](int i, Element bias) { score(i) = with_bias(score(i), widen(bias)); });
-            if (scoring.key_mask)
+            if (has_mask(scoring))
                 each_of_row<KEY_TILES>(mask_row(scoring, of.batch, head, query), scoring.mask_key, key, of.k.len, [&](int i, unsigned char shown) {
                     if (!shown) score(i) = negative_infinity();
                 });

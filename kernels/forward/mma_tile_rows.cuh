@@ -48,7 +48,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRow
         place = kept(Traits::place(lane % 16, lane / 16));
         const Scoring& scoring = params.scoring;
         scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
-        const bool hides_rows = has_tensors() && scoring.key_mask && !masks_keys_alone(scoring);
+        const bool hides_rows = has_tensors() && has_mask(scoring) && !masks_keys_alone(scoring);
         // Hidden scores are -inf, also when they are scaled.
         const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0) || hides_rows;
         const Mask mask(scoring, tile.q.len, tile.k.len);
@@ -493,7 +493,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRow
     {
         if (params.scoring.bias)
             each_bias(first_key, scores, [](float& score, float bias) { score = with_bias(score, bias); });
-        if (params.scoring.key_mask)
+        if (has_mask(params.scoring))
             each_tensor_row([&](int one, int head, int query, int lane_key) {
                 each_of_row<KEY_TILES>(mask_row(params.scoring, tile.batch, head, query), params.scoring.mask_key, first_key + lane_key,
                                        tile.k.len, [&](int i, unsigned char shown) {

@@ -12,6 +12,7 @@
 #include "rule/dropout.cuh"
 #include "rule/mask.cuh"
 #include "rule/score.cuh"
+#include "rule/tensors.cuh"
 #include "work/item.cuh"
 
 namespace warptile {
@@ -358,10 +359,8 @@ __device__ void apply_tensors(float (&scores)[Traits::ROWS][Traits::KEYS], float
 #pragma unroll
         for (int j = 0; j < Traits::KEYS; ++j) place(i, j) = scores[i][j];
 
-    const Element* const bias =
-        static_cast<const Element*>(scoring.bias) + work.batch * scoring.bias_batch + work.head * scoring.bias_head;
-    const unsigned char* const visible =
-        scoring.key_mask + work.batch * scoring.mask_batch + work.head * scoring.mask_head;
+    const Element* const bias = bias_row<Element>(scoring, work.batch, work.head, 0);
+    const unsigned char* const visible = mask_row(scoring, work.batch, work.head, 0);
 #pragma unroll 1
     for (int i = 0; i < Traits::ROWS; ++i)
 #pragma unroll 1
@@ -372,7 +371,7 @@ __device__ void apply_tensors(float (&scores)[Traits::ROWS][Traits::KEYS], float
             // The sum of two finite numbers may be infinite, and infinity - infinity is NaN.
             if (scoring.bias)
                 score = min_keeping_nan(score + widen(bias[row * scoring.bias_row + column * scoring.bias_key]), MAX_FLOAT);
-            if (scoring.key_mask && !visible[row * scoring.mask_row + column * scoring.mask_key])
+            if (has_mask(scoring) && !visible[row * scoring.mask_row + column * scoring.mask_key])
                 score = negative_infinity();
         }
 #pragma unroll
@@ -483,7 +482,7 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
         const int first_key = tile * Traits::BLOCK_N;
         const bool masked = mask.hides_part_of(work.first_query, Traits::BLOCK_M, first_key, Traits::BLOCK_N);
         apply_score_rules<Traits>(scores, rule, mask, masked, work.first_query + place.row, first_key + place.key);
-        if (params.scoring.bias || params.scoring.key_mask)
+        if (params.scoring.bias || has_mask(params.scoring))
             apply_tensors<Traits>(scores, p + warp_row * Traits::P_STRIDE + place.column, params.scoring, work,
                                   work.first_query + place.row, first_key + place.key);
         state.update(scores);

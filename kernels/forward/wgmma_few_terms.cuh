@@ -49,7 +49,7 @@ template <class Traits> class ScoreTerms<Traits, true, false> {
 
     // Returns true if there is a number for each score.
     __device__ static bool has_pairs(const Scoring& scoring) { return scoring.bias || masks_queries(scoring); }
-    __device__ static bool masks_queries(const Scoring& scoring) { return scoring.key_mask && !masks_keys_alone(scoring); }
+    __device__ static bool masks_queries(const Scoring& scoring) { return has_mask(scoring) && !masks_keys_alone(scoring); }
 
     __device__ void ask_for_bias(const Scoring& scoring, const Tile& tile, int query, int key, bool whole, int row)
     {
@@ -69,7 +69,7 @@ template <class Traits> class ScoreTerms<Traits, true, false> {
     {
         if (!masks_queries(scoring)) return;
         const long long strides = scoring.mask_batch | scoring.mask_head | scoring.mask_row, step = scoring.mask_key;
-        const bool in_pairs = whole && step == 1 && strides % 2 == 0 && (unsigned long long)scoring.key_mask % 2 == 0;
+        const bool in_pairs = whole && step == 1 && strides % 2 == 0 && (unsigned long long)mask_row(scoring, 0, 0, 0) % 2 == 0;
         each_pair<key_pairs(), unsigned char, unsigned short>(mask_row(scoring, tile.batch, tile.head, query) + key * step, step,
                                                               tile.key_len - key, in_pairs, [&](int i, unsigned both) {
                                                                   unsigned& word = words[2 * i + row];

@@ -58,7 +58,7 @@ template <class Traits> class MaskReader {
             Tile& tile = layout.tile(shared, tiles);
             const int batch = of_first_lane(tile.batch);
             if (batch == Tile::END) return;
-            find(scoring.key_mask ? mask_row(scoring, batch, of_first_lane(tile.head), 0) : nullptr, of_first_lane(tile.key_len));
+            find(has_mask(scoring) ? mask_row(scoring, batch, of_first_lane(tile.head), 0) : nullptr, of_first_lane(tile.key_len));
             const int first_block = max(of_first_lane(tile.first_block), first_key / Traits::BLOCK_N);
             const int end_block = min(of_first_lane(tile.end_block), (end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
             if (elect_one()) {

@@ -67,10 +67,10 @@ template <class Traits> class ScoreTerms<Traits, true, true> {
         unit = dot_unit;
         distance = first_row + tile.key_len - tile.query_len - first_key;
         slope = scoring.slopes ? scoring.slopes[tile.batch * scoring.slopes_batch + tile.head] * -unit : 0;
-        if (!scoring.bias && !scoring.key_mask) return;
+        if (!scoring.bias && !has_mask(scoring)) return;
         const int keys = tile.key_len - first_key;
         const bool in_quads = scoring.bias && ask_for_bias(scoring, tile, first_row, first_key, keys);
-        if (scoring.key_mask) {
+        if (has_mask(scoring)) {
             if (masks_keys_alone(scoring))
                 find_hidden_keys(mask_row(scoring, tile.batch, 0, 0) + first_key * scoring.mask_key, scoring.mask_key, keys);
             else
@@ -102,7 +102,7 @@ template <class Traits> class ScoreTerms<Traits, true, true> {
                 add_distances(scores);
         }
         if (scoring.bias) add_bias(scores);
-        if (scoring.key_mask && __any_sync(0xffffffff, hidden[0] | hidden[1])) hide(scores);
+        if (has_mask(scoring) && __any_sync(0xffffffff, hidden[0] | hidden[1])) hide(scores);
     }
 
   private:
@@ -172,7 +172,7 @@ template <class Traits> class ScoreTerms<Traits, true, true> {
     __device__ void find_hidden(const Scoring& scoring, const Tile& tile, int first_row, int first_key, int keys)
     {
         const long long strides = scoring.mask_batch | scoring.mask_head | scoring.mask_row, step = scoring.mask_key;
-        const unsigned long long address = (unsigned long long)scoring.key_mask;
+        const unsigned long long address = (unsigned long long)mask_row(scoring, 0, 0, 0);
         const bool in_quads = keys >= Traits::BLOCK_N && step == 1 && (strides | address) % 8 == 0;
         const auto mask = [&](int row) { return mask_row(scoring, tile.batch, tile.head, row_of(tile, first_row, row)) + first_key * step; };
         unsigned shown[ROWS_PER_THREAD] = {0, 0};

@@ -39,9 +39,15 @@ template <class Element> __device__ inline const Element* bias_row(const Scoring
 {
     return static_cast<const Element*>(scoring.bias) + batch * scoring.bias_batch + head * scoring.bias_head + query * scoring.bias_row;
 }
+__device__ inline bool has_mask(const Scoring& scoring) { return scoring.key_mask; }
 __device__ inline const unsigned char* mask_row(const Scoring& scoring, int batch, int head, int query)
 {
     return scoring.key_mask + batch * scoring.mask_batch + head * scoring.mask_head + query * scoring.mask_row;
+}
+
+__device__ inline bool mask_shows(const Scoring& scoring, int batch, int head, int query, int key)
+{
+    return mask_row(scoring, batch, head, query)[key * scoring.mask_key];
 }
 
 // A score in exponents of 2 with a bias on top. Not below the range where it is finite, as masks are that are added: rows of nothing else
@@ -56,7 +62,7 @@ __device__ inline float with_bias(float score, float bias)
 // Returns true if the key mask depends on the key only, as a padding mask does, and not on head or query.
 __device__ inline bool masks_keys_alone(const Scoring& scoring)
 {
-    return scoring.key_mask && scoring.mask_head == 0 && scoring.mask_row == 0;
+    return has_mask(scoring) && scoring.mask_head == 0 && scoring.mask_row == 0;
 }
 
 } // namespace warptile
