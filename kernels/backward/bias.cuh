@@ -15,7 +15,7 @@ namespace warptile {
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct BiasTraits {
     using Element = Element_;
     static constexpr bool OF_KEYS = false, OF_SCORES = true, IS_F32 = sizeof(Element) == 4;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM; // at most
+    static constexpr int HEAD_DIM = HEAD_DIM_; // at most
     static constexpr int DEPTH = 64;                                 // columns of a part
     static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, THREADS = 32 * WARPS, STAGES = STAGES_, MIN_CTAS = IS_F32 ? 1 : 3;
     static constexpr int STRIDE = DEPTH + CHUNK<Element>, K_STRIDE = STRIDE, V_STRIDE = STRIDE;

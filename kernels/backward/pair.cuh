@@ -27,7 +27,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     using Element = Element_;
     static constexpr bool OF_KEYS = OF_KEYS_; // else of queries
     static constexpr bool OF_SCORES = false;  // else of products
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int DEPTH = HEAD_DIM; // columns of both tensors in shared memory
     static constexpr int BLOCK_M = BLOCK_M_; // queries
     static constexpr int BLOCK_N = BLOCK_N_; // keys

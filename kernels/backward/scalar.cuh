@@ -10,7 +10,7 @@ namespace warptile {
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, bool OF_KEYS_> struct ScalarPairTraits {
     using Element = Element_;
     static constexpr bool OF_KEYS = OF_KEYS_, OF_SCORES = false;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, DEPTH = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, DEPTH = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, STAGES = STAGES_, MIN_CTAS = 1;
     static constexpr int STRIDE = HEAD_DIM + 4, K_STRIDE = STRIDE, V_STRIDE = STRIDE;
     static constexpr unsigned ROLE = OF_KEYS ? ROLE_KEY_GRADIENTS : ROLE_QUERY_GRADIENTS, SCHEDULE = SCHEDULE_ONE_TILE;

@@ -11,7 +11,7 @@
 namespace warptile {
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_> struct SumTraits : RowTraits<Element_, WARPS_, ROLE_QUERY_SUMS> {
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, STAGES = 1;
+    static constexpr int HEAD_DIM = HEAD_DIM_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, STAGES = 1;
     static constexpr unsigned FEATURES = GRADIENT_FEATURES;
     static_assert(BLOCK_M == PREPASS_ROWS && WARPS_ == 4, "a warpgroup's sums of a block, as wgmma has them");
 };

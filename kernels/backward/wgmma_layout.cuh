@@ -11,7 +11,7 @@ namespace warptile {
 // Tiles are slabs of 64 columns, [slab][row][64], 128-byte swizzled, as one tensor-map box delivers them.
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct OnePassTraits {
     using Element = Element_;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // queries of a block
     static constexpr int BLOCK_N = BLOCK_N_; // keys of a tile
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;

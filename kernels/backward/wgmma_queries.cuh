@@ -35,7 +35,7 @@ struct QueryTile {
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct QueryGradientTraits {
     using Element = Element_;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // queries of a tile
     static constexpr int BLOCK_N = BLOCK_N_; // keys of a block
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;

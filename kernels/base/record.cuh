@@ -5,6 +5,10 @@
 
 namespace warptile {
 
+// The head size of values: that of queries and keys, unless the image has another.
+template <class Traits> __device__ constexpr auto value_dim(int) -> decltype(Traits::VALUE_DIM) { return Traits::VALUE_DIM; }
+template <class Traits> __device__ constexpr int value_dim(long) { return Traits::HEAD_DIM; }
+
 // `Block` is the kernel's only argument.
 template <class Traits, class Block> __device__ constexpr RecordWords image_record()
 {
@@ -20,7 +24,7 @@ template <class Traits, class Block> __device__ constexpr RecordWords image_reco
     record.block_m = Traits::BLOCK_M;
     record.block_n = Traits::BLOCK_N;
     record.head_dim = Traits::HEAD_DIM;
-    record.value_dim = Traits::VALUE_DIM;
+    record.value_dim = value_dim<Traits>(0);
     record.stages = Traits::STAGES;
     record.warps = Traits::WARPS;
     record.min_ctas = Traits::MIN_CTAS;

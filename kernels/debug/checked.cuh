@@ -48,7 +48,7 @@ template <class Traits, class Key = typename Traits::Element> __device__ void ch
     WARPTILE_ASSERT(dynamic_shared_bytes() >= (unsigned)Traits::SHARED_BYTES);
     WARPTILE_ASSERT(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0);
     WARPTILE_ASSERT(params.head_dim > 0 && params.head_dim <= Traits::HEAD_DIM && params.head_dim % 8 == 0);
-    WARPTILE_ASSERT(params.value_dim > 0 && params.value_dim <= Traits::VALUE_DIM && params.value_dim % 8 == 0);
+    WARPTILE_ASSERT(params.value_dim > 0 && params.value_dim <= value_dim<Traits>(0) && params.value_dim % 8 == 0);
     WARPTILE_ASSERT(params.work.tiles > 0 && params.work.query_tiles > 0 && params.work.heads_at_once > 0);
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS ||
                     (params.work.side_by_side > 0 && gridDim.x % params.work.side_by_side == 0));

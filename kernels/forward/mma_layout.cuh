@@ -27,7 +27,7 @@ struct MmaTraits {
     using Element = Element_;
     using Keys = Keys_;
     using Schedule = Schedule_<MmaTraits>;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
     static constexpr int BLOCK_N = BLOCK_N_; // keys that the teams take together
     static constexpr int WARPS = WARPS_;

@@ -32,7 +32,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     using Element = Element_;
     using Keys = SameKeys<Element>;
     using Schedule = OneTile<TileTraits>;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
     static constexpr int BLOCK_N = BLOCK_N_; // keys of a block
     static constexpr int WARPS = WARPS_;

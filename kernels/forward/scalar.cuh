@@ -70,7 +70,7 @@ template <int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS> __device__ constexp
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct ScalarTraits {
     using Element = Element_;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_;
     static constexpr int BLOCK_N = BLOCK_N_;
     static constexpr int WARPS = WARPS_;

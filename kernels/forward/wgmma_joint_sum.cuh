@@ -75,7 +75,7 @@ template <class Traits> class JointSum {
     enum : int { TRIES = 60 }; // a microsecond each
     enum : bool { ASKS_LATE = Traits::CONSUMERS > 2 };
 
-    static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 8 columns
+    static constexpr int CHUNKS = Parts<Traits>::CHUNKS;
     static constexpr int CHUNKS_LOG = CHUNKS == 8 ? 3 : CHUNKS == 16 ? 4 : 5;
     static_assert(CHUNKS == 1 << CHUNKS_LOG, "ranges of as many chunks each");
 

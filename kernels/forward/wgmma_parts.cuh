@@ -80,8 +80,9 @@ template <class Traits> class Parts {
         return reinterpret_cast<float4*>(work.partials) + (unsigned long long)(first + split * Traits::CONSUMERS) * WORDS + thread;
     }
 
+    static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 8 columns, 16 bytes a thread
+
   private:
-    static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 16 bytes a thread
     // Chunks that are added up at a time. ptxas keeps all their loads in flight, and at head size 256 the output leaves few registers.
     static constexpr int CHUNKS_AT_ONCE = Traits::VALUE_DIM == 256 ? 8 : CHUNKS;
     static constexpr int WORDS = (CHUNKS + 1) * WARPGROUP_THREADS; // a part's, of 16 bytes

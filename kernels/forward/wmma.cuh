@@ -30,7 +30,7 @@ __device__ constexpr int floor_power_of_two(int x) { return x < 2 ? 1 : 2 * floo
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct WmmaTraits {
     using Element = Element_;
-    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, STAGES = STAGES_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, STAGES = STAGES_;
     static constexpr int THREADS = WARPS * WARP_SIZE;
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE;
     static constexpr unsigned FEATURES = SCORE_OPTIONS | FEATURE_PACKED |

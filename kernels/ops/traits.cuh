@@ -13,7 +13,7 @@ template <class Element_, int WARPS_, unsigned ROLE_> struct RowTraits {
     static constexpr unsigned SCHEDULE = SCHEDULE_ONE_TILE;
     static constexpr unsigned FEATURES = FEATURE_UNALIGNED;
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, MIN_CTAS = 1;
-    static constexpr int BLOCK_M = 0, BLOCK_N = 0, HEAD_DIM = 0, VALUE_DIM = 0, STAGES = 0, K_STRIDE = 0, V_STRIDE = 0;
+    static constexpr int BLOCK_M = 0, BLOCK_N = 0, HEAD_DIM = 0, STAGES = 0, K_STRIDE = 0, V_STRIDE = 0;
     static constexpr int SHARED_BYTES = 0;
 };
 

@@ -23,7 +23,7 @@ const FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.c
 /// The first call of debug images, up to its arguments.
 const CALL: &str = "warptile::check_launch<Instance>";
 
-/// A line of a family's source that computes has this, and its arguments behind it up to its end.
+/// The line of a family's source that computes has this, and its arguments behind it up to the parenthesis at its end.
 const COMPUTES: &str = "_attention<Instance>";
 
 /// Folders of `kernels/` with what images are compiled from.
@@ -80,15 +80,15 @@ fn with_line(text: &str, change: impl Fn(&str) -> Option<String>) -> Result<Stri
     }
 }
 
-/// A family's source with the call of the asserts on each line that computes: variants with another block have one of their own.
+/// A family's source with the call of the asserts before what computes, as one more statement of the macro that makes the image.
 fn with_calls(text: &str) -> String {
     let lines = text.split_inclusive('\n').map(|line| {
-        let code = line.trim_start();
-        let indent = &line[..line.len() - code.len()];
-        match code.split_once(COMPUTES) {
-            Some((_, arguments)) => format!("{indent}{CALL}{} {code}", arguments.trim_end()),
-            None => line.to_owned(),
-        }
+        let parts = || {
+            let (_, arguments) = line.trim_end().strip_suffix(')')?.split_once(COMPUTES)?;
+            let (image, computes) = line.split_once('(')?;
+            Some(format!("{image}({CALL}{arguments}; {computes}"))
+        };
+        parts().unwrap_or_else(|| line.to_owned())
     });
     lines.collect()
 }
@@ -227,14 +227,15 @@ mod tests {
                     .zip(after.lines())
                     .filter(|(old, new)| old != new)
                 {
-                    // Only added to: the line's own code is the beginning or, of a call, the end.
+                    // Only added to: the line's own code is the beginning or, of a call, what is left without it.
                     let code = old.split("//").next().unwrap().trim();
                     let new = new.trim();
-                    let is_call = new.starts_with(CALL) && new.ends_with(&format!("; {code}"));
-                    assert!(new.starts_with(code) || is_call, "{relative:?}: {new}");
-                    let comment = new.find("//").unwrap_or(new.len());
-                    asserts += new[..comment].matches("WARPTILE_ASSERT(").count()
-                        + usize::from(new.starts_with(CALL));
+                    let call = new.find(CALL).map(|at| at..at + new[at..].find("; ").unwrap() + 2);
+                    let calls = usize::from(call.is_some());
+                    let rest = call.map_or(new.to_owned(), |call| new.replacen(&new[call], "", 1));
+                    assert!(rest.starts_with(code), "{relative:?}: {new}");
+                    let comment = rest.find("//").unwrap_or(rest.len());
+                    asserts += rest[..comment].matches("WARPTILE_ASSERT(").count() + calls;
                 }
             }
         }
@@ -306,12 +307,14 @@ mod tests {
 
     #[test]
     fn each_call_that_computes_has_its_own_arguments_checked() {
-        let text = "#if A\n  a_attention<Instance>(params.tma);\n#else\na_attention<Instance>(params);\n#endif\n";
         let check = "warptile::check_launch<Instance>";
-        let expected = format!(
-            "#if A\n  {check}(params.tma); a_attention<Instance>(params.tma);\n#else\n{check}(params); a_attention<Instance>(params);\n#endif\n"
-        );
-        assert_eq!(with_calls(text), expected);
+        for arguments in ["(params)", "(PLAIN)", "(plain_block(params))"] {
+            let computes = format!("a_attention<Instance>{arguments}");
+            assert_eq!(
+                with_calls(&format!("using A = B;\nWARPTILE_IMAGE({computes})\n")),
+                format!("using A = B;\nWARPTILE_IMAGE({check}{arguments}; {computes})\n")
+            );
+        }
         assert_eq!(with_calls("void f() {}\n"), "void f() {}\n");
     }
 }

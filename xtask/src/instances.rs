@@ -227,8 +227,6 @@ pub struct FamilyDeclaration {
     #[serde(default)]
     setmaxnreg: bool,
     #[serde(default)]
-    variant_types: bool,
-    #[serde(default)]
     flags: Vec<String>,
     tilings: Vec<TilingRow>,
     /// The numbers that may vary; `None` if none may.
@@ -252,7 +250,6 @@ impl FamilyDeclaration {
             tiling,
             element,
             variant,
-            variant_types: self.variant_types,
             target,
             suffix,
             extra_flags: [&self.flags[..], flags].concat(),
@@ -285,8 +282,6 @@ pub struct Instance {
     pub element: Element,
     /// `None` for the plain image.
     pub variant: Option<String>,
-    /// Whether the source has a type for each variant.
-    pub variant_types: bool,
     /// The target to compile for.
     pub target: Target,
     /// End of the kernel's name, of an instance that is not for the catalog.
@@ -352,7 +347,7 @@ impl Instance {
 
     /// The macro whose value says which variant this is, for a source that has a type for each.
     fn variant_type(&self) -> Option<String> {
-        let variant = self.variant.as_ref().filter(|_| self.variant_types)?;
+        let variant = self.variant.as_ref()?;
         Some(format!("{VARIANT}={}", variant.to_uppercase()))
     }
 
@@ -365,7 +360,7 @@ impl Instance {
                 line.starts_with('#')
                     && line
                         .split(|c: char| c != '_' && !c.is_alphanumeric())
-                        .any(|word| word == name || (self.variant_types && word == VARIANT))
+                        .any(|word| word == name || word == VARIANT)
             });
             ensure!(
                 asked,

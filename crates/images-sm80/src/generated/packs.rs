@@ -1,217 +1,217 @@
 // Written by `cargo xtask build-kernels`. Do not edit.
 
 /// The images of a kernel: `append_e4m3_w4_sm_80.zst`.
-pub static APPEND_E4M3_W4_SM_80: [u8; 14016] = *include_bytes!("../../images/append_e4m3_w4_sm_80.zst");
+pub static APPEND_E4M3_W4_SM_80: [u8; 13996] = *include_bytes!("../../images/append_e4m3_w4_sm_80.zst");
 
 /// The images of a kernel: `append_w4_sm_80.zst`.
-pub static APPEND_W4_SM_80: [u8; 11876] = *include_bytes!("../../images/append_w4_sm_80.zst");
+pub static APPEND_W4_SM_80: [u8; 11865] = *include_bytes!("../../images/append_w4_sm_80.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_80.zst`.
-pub static DBIAS_D256_32X32_W4_S2_SM_80: [u8; 15116] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_80.zst");
+pub static DBIAS_D256_32X32_W4_S2_SM_80: [u8; 15085] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_80.zst`.
-pub static DBIAS_D256_64X64_W4_S3_SM_80: [u8; 21243] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_80.zst");
+pub static DBIAS_D256_64X64_W4_S3_SM_80: [u8; 21207] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_80.zst`.
-pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59646] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
+pub static DECODE_D128_16X128_W4_S2_E4M3_SM_80: [u8; 59577] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_16x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 30500] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_16X64_W4_S2_SM_80: [u8; 30402] = *include_bytes!("../../images/decode_d128_16x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_32x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 24005] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_32X64_W4_S2_SM_80: [u8; 23998] = *include_bytes!("../../images/decode_d128_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d128_64x64_w4_s2_sm_80.zst`.
-pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 48910] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_80.zst");
+pub static DECODE_D128_64X64_W4_S2_SM_80: [u8; 48837] = *include_bytes!("../../images/decode_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d256_16x32_w2_s2_sm_80.zst`.
-pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 35523] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_80.zst");
+pub static DECODE_D256_16X32_W2_S2_SM_80: [u8; 35499] = *include_bytes!("../../images/decode_d256_16x32_w2_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d256_16x64_w2_s2_e4m3_sm_80.zst`.
-pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 54907] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
+pub static DECODE_D256_16X64_W2_S2_E4M3_SM_80: [u8; 54888] = *include_bytes!("../../images/decode_d256_16x64_w2_s2_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d512_16x16_w4_s2_sm_80.zst`.
-pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 31623] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_80.zst");
+pub static DECODE_D512_16X16_W4_S2_SM_80: [u8; 31540] = *include_bytes!("../../images/decode_d512_16x16_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s2_sm_80.zst`.
-pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 38577] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_80.zst");
+pub static DECODE_D64_16X128_W4_S2_SM_80: [u8; 38532] = *include_bytes!("../../images/decode_d64_16x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_16x128_w4_s4_e4m3_sm_80.zst`.
-pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 44915] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
+pub static DECODE_D64_16X128_W4_S4_E4M3_SM_80: [u8; 44897] = *include_bytes!("../../images/decode_d64_16x128_w4_s4_e4m3_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_32x128_w4_s2_sm_80.zst`.
-pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25429] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_80.zst");
+pub static DECODE_D64_32X128_W4_S2_SM_80: [u8; 25421] = *include_bytes!("../../images/decode_d64_32x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `decode_d64_64x64_w4_s4_sm_80.zst`.
-pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47372] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
+pub static DECODE_D64_64X64_W4_S4_SM_80: [u8; 47281] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15478] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
+pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15440] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x128_w8_s1_sm_80.zst`.
-pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22764] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
+pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22681] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 36813] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 36723] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17849] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
+pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17789] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14802] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
+pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14771] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 25510] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 25420] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
-pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22078] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
+pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22021] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14588] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
+pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14553] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 35872] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 35764] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19776] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
+pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19729] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12697] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
+pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12664] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 28142] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 28097] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 19109] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
+pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 19087] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15353] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
+pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15216] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 27710] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 27655] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19907] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
+pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19868] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21284] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
+pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21295] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 12130] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
+pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 12132] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 31008] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 30885] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18271] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
+pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18345] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_80.zst`.
-pub static DSINKS_W8_SM_80: [u8; 3636] = *include_bytes!("../../images/dsinks_w8_sm_80.zst");
+pub static DSINKS_W8_SM_80: [u8; 3629] = *include_bytes!("../../images/dsinks_w8_sm_80.zst");
 
 /// The images of a kernel: `merge_w4_sm_80.zst`.
-pub static MERGE_W4_SM_80: [u8; 9431] = *include_bytes!("../../images/merge_w4_sm_80.zst");
+pub static MERGE_W4_SM_80: [u8; 9403] = *include_bytes!("../../images/merge_w4_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31104] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
+pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31021] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 125932] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 125572] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
-pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23718] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
+pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23746] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 140203] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 140205] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 146485] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 146262] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119446] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119273] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64221] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64498] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23752] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
+pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23756] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169226] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169112] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124940] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124734] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111931] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111972] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
-pub static PREPASS_W4_SM_80: [u8; 6683] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
+pub static PREPASS_W4_SM_80: [u8; 6675] = *include_bytes!("../../images/prepass_w4_sm_80.zst");
 
 /// The images of a kernel: `runs_w16_sm_80.zst`.
-pub static RUNS_W16_SM_80: [u8; 5135] = *include_bytes!("../../images/runs_w16_sm_80.zst");
+pub static RUNS_W16_SM_80: [u8; 5133] = *include_bytes!("../../images/runs_w16_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_32x64_w4_s1_sm_80.zst`.
-pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57351] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_80.zst");
+pub static SCALAR_D128_32X64_W4_S1_SM_80: [u8; 57399] = *include_bytes!("../../images/scalar_d128_32x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d128_48x32_w8_s2_sm_80.zst`.
-pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15347] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_sm_80.zst");
+pub static SCALAR_D128_48X32_W8_S2_SM_80: [u8; 15345] = *include_bytes!("../../images/scalar_d128_48x32_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d192_32x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34406] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_80.zst");
+pub static SCALAR_D192_32X32_W4_S1_SM_80: [u8; 34350] = *include_bytes!("../../images/scalar_d192_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d256_16x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 24030] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_80.zst");
+pub static SCALAR_D256_16X32_W4_S1_SM_80: [u8; 24084] = *include_bytes!("../../images/scalar_d256_16x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d256_32x32_w4_s1_sm_80.zst`.
-pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 42044] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_80.zst");
+pub static SCALAR_D256_32X32_W4_S1_SM_80: [u8; 42107] = *include_bytes!("../../images/scalar_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d32_32x64_w4_s2_sm_80.zst`.
-pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31355] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_80.zst");
+pub static SCALAR_D32_32X64_W4_S2_SM_80: [u8; 31331] = *include_bytes!("../../images/scalar_d32_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_16x64_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_16X64_W4_S2_SM_80: [u8; 16031] = *include_bytes!("../../images/scalar_d64_16x64_w4_s2_sm_80.zst");
+pub static SCALAR_D64_16X64_W4_S2_SM_80: [u8; 16019] = *include_bytes!("../../images/scalar_d64_16x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_32x128_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_32X128_W4_S2_SM_80: [u8; 24942] = *include_bytes!("../../images/scalar_d64_32x128_w4_s2_sm_80.zst");
+pub static SCALAR_D64_32X128_W4_S2_SM_80: [u8; 24934] = *include_bytes!("../../images/scalar_d64_32x128_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_32x32_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_32X32_W4_S2_SM_80: [u8; 15958] = *include_bytes!("../../images/scalar_d64_32x32_w4_s2_sm_80.zst");
+pub static SCALAR_D64_32X32_W4_S2_SM_80: [u8; 15937] = *include_bytes!("../../images/scalar_d64_32x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_32x64_w4_s1_sm_80.zst`.
-pub static SCALAR_D64_32X64_W4_S1_SM_80: [u8; 19709] = *include_bytes!("../../images/scalar_d64_32x64_w4_s1_sm_80.zst");
+pub static SCALAR_D64_32X64_W4_S1_SM_80: [u8; 19681] = *include_bytes!("../../images/scalar_d64_32x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_32x64_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_32X64_W4_S2_SM_80: [u8; 20590] = *include_bytes!("../../images/scalar_d64_32x64_w4_s2_sm_80.zst");
+pub static SCALAR_D64_32X64_W4_S2_SM_80: [u8; 20575] = *include_bytes!("../../images/scalar_d64_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_48x64_w8_s2_sm_80.zst`.
-pub static SCALAR_D64_48X64_W8_S2_SM_80: [u8; 17996] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_sm_80.zst");
+pub static SCALAR_D64_48X64_W8_S2_SM_80: [u8; 17985] = *include_bytes!("../../images/scalar_d64_48x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w4_s2_sm_80.zst`.
-pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 55161] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_80.zst");
+pub static SCALAR_D64_64X64_W4_S2_SM_80: [u8; 55112] = *include_bytes!("../../images/scalar_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d64_64x64_w8_s2_sm_80.zst`.
-pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20533] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_sm_80.zst");
+pub static SCALAR_D64_64X64_W8_S2_SM_80: [u8; 20509] = *include_bytes!("../../images/scalar_d64_64x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `scalar_d96_64x32_w4_s2_sm_80.zst`.
-pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39091] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_80.zst");
+pub static SCALAR_D96_64X32_W4_S2_SM_80: [u8; 39021] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_80.zst`.
-pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18834] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_80.zst");
+pub static WMMA_D128_48X32_W8_S2_SM_80: [u8; 18823] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_16x64_w4_s2_sm_80.zst`.
-pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15423] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_80.zst");
+pub static WMMA_D64_16X64_W4_S2_SM_80: [u8; 15428] = *include_bytes!("../../images/wmma_d64_16x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_32x32_w4_s2_sm_80.zst`.
 pub static WMMA_D64_32X32_W4_S2_SM_80: [u8; 14950] = *include_bytes!("../../images/wmma_d64_32x32_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s1_sm_80.zst`.
-pub static WMMA_D64_32X64_W4_S1_SM_80: [u8; 16539] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_80.zst");
+pub static WMMA_D64_32X64_W4_S1_SM_80: [u8; 16535] = *include_bytes!("../../images/wmma_d64_32x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_32x64_w4_s2_sm_80.zst`.
-pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16393] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_80.zst");
+pub static WMMA_D64_32X64_W4_S2_SM_80: [u8; 16388] = *include_bytes!("../../images/wmma_d64_32x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_48x64_w8_s2_sm_80.zst`.
-pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19089] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_80.zst");
+pub static WMMA_D64_48X64_W8_S2_SM_80: [u8; 19099] = *include_bytes!("../../images/wmma_d64_48x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `wmma_d64_64x64_w8_s2_sm_80.zst`.
-pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16136] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_80.zst");
+pub static WMMA_D64_64X64_W8_S2_SM_80: [u8; 16130] = *include_bytes!("../../images/wmma_d64_64x64_w8_s2_sm_80.zst");
