@@ -17,10 +17,10 @@ mod checks;
 mod decode;
 mod distributed;
 mod gradients;
-mod in_turn;
 mod named;
 mod options;
 mod parts;
+mod peers;
 mod plot;
 #[path = "../../crates/cli/src/bench/record.rs"]
 mod record;
@@ -102,12 +102,11 @@ const BLOCKS: [(&str, Maker); 27] = [
     ("start", |_, gpu| start::text(&gpu.starts)),
     ("distributed", |_, gpu| distributed::table(&gpu.distributed)),
     ("backward", |data, gpu| {
-        let rows = gpu.backward.iter().map(|one| &one.row);
-        since::noted(gradients::table(&gpu.backward), rows, &data.images)
+        let text = gradients::table(&gpu.backward);
+        since::noted(text, &gpu.backward, &data.images)
     }),
     ("options", |data, gpu| {
-        let rows = gpu.options.iter().map(|one| &one.row);
-        since::noted(options::table(&gpu.options), rows, &data.images)
+        since::noted(options::table(&gpu.options), &gpu.options, &data.images)
     }),
     ("uneven", |_, gpu| speed::uneven(&gpu.uneven)),
     ("behind", |_, gpu| {
@@ -158,9 +157,9 @@ struct Record {
     /// Lists of blocks.
     sparse: Vec<BenchRow>,
     /// Gradients.
-    backward: Vec<in_turn::Row>,
+    backward: Vec<BenchRow>,
     /// Options of scores.
-    options: Vec<in_turn::Row>,
+    options: Vec<BenchRow>,
     errors: Vec<ErrorRow>,
     tuning: tuned::Tuning,
 }
@@ -204,8 +203,8 @@ impl Record {
             decode: rows("decode")?,
             few: rows("few")?,
             sparse: rows("sparse")?,
-            backward: optional_rows(&folder.join("backward.json"))?,
-            options: optional_rows(&folder.join("options.json"))?,
+            backward: rows("backward")?,
+            options: rows("options")?,
             distributed: optional_rows(&folder.join("distributed.json"))?,
             starts: optional_rows(&folder.join("start.json"))?,
             errors: optional_rows(&folder.join("errors.json"))?,
@@ -506,13 +505,10 @@ mod tests {
 
     #[test]
     fn tables_of_rows_in_turn_say_that_kernels_have_changed() {
-        let row = |of: &str| in_turn::Row {
-            row: BenchRow {
-                sha256: Some("old".to_owned()),
-                problem: of.to_owned(),
-                ..bench::tests::row("warptile", 64, 512, 1.0)
-            },
-            error_rms: None,
+        let row = |of: &str| BenchRow {
+            sha256: Some("old".to_owned()),
+            problem: of.to_owned(),
+            ..bench::tests::row("warptile", 64, 512, 1.0)
         };
         let record = Record {
             backward: vec![row("q512 backward")],

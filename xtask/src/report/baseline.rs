@@ -99,7 +99,7 @@ fn measured(rows: &[BenchRow]) -> BTreeMap<&str, Ratios> {
     }
     for (device, ratios) in &mut devices {
         let of_device = rows.iter().filter(|row| row.device == *device);
-        *ratios = speed::ratios(of_device.cloned().collect());
+        *ratios = speed::ratios(of_device);
     }
     devices
 }

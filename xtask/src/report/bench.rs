@@ -5,44 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 pub(super) use super::record::Row as BenchRow;
-use super::{checks, decode, markdown_table};
-
-/// A sentence that names the peers of a table; empty if no row says it.
-pub(super) fn peers_text(rows: &[BenchRow]) -> String {
-    let mut all: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-    for (what, version) in rows.iter().flat_map(|row| &row.versions) {
-        let version = match version.parse() {
-            // As its library counts.
-            Ok(number) if what == "cudnn" => cudnn_version(number),
-            _ => version.clone(),
-        };
-        all.entry(what).or_default().insert(version);
-    }
-    let texts: Vec<String> = all
-        .into_iter()
-        .map(|(what, versions)| {
-            let name = if what == "torch" {
-                "PyTorch"
-            } else {
-                decode::name(what)
-            };
-            format!("{name} {}", Vec::from_iter(versions).join(" and "))
-        })
-        .collect();
-    match texts.is_empty() {
-        true => String::new(),
-        false => format!(" Peers: {}; FA2 is PyTorch's.", texts.join(", ")),
-    }
-}
-
-fn cudnn_version(number: u32) -> String {
-    format!(
-        "{}.{}.{}",
-        number / 10_000,
-        number / 100 % 100,
-        number % 100
-    )
-}
+use super::{checks, markdown_table};
 
 /// How far a result is from float64, as `benches/peers --errors` writes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -206,40 +169,23 @@ pub(super) mod tests {
         let json = serde_json::json!({
             "backend": backend, "family": "scalar", "kernel": "scalar_d64_32x64_w4_s2", "batch": 1024 / len, "heads": 8,
             "kv_heads": 8, "query_len": len, "key_len": len, "head_dim": head_dim, "element": "f16", "mask": "none",
-            "method": "graph", "samples": 50, "median_us": 12.34, "p90_us": 15.0, "tflops": tflops,
+            "method": "graph", "samples": 50, "median_us": 100.0 / tflops, "p90_us": 15.0, "tflops": tflops,
             "device": "NVIDIA H200", "driver": "CUDA 13.0", "date": "2026-11-21T06:29:07Z",
         });
         serde_json::from_value(json).unwrap()
     }
 
     #[test]
-    fn versions_of_all_peers_are_named_once() {
-        let versions = |of: &[(&str, &str)]| {
-            let named = of.iter().map(|(what, version)| (*what, *version));
-            BenchRow {
-                versions: named.map(|(a, b)| (a.to_owned(), b.to_owned())).collect(),
-                ..row("fa2", 64, 512, 1.0)
-            }
-        };
-        let all = [
-            versions(&[("torch", "2.11.0"), ("cudnn", "92800")]),
-            versions(&[]),
-            versions(&[("cudnn", "92800"), ("fa4", "4.0.0b36")]),
-        ];
-        assert_eq!(
-            peers_text(&all),
-            " Peers: cuDNN 9.28.0, FA4 4.0.0b36, PyTorch 2.11.0; FA2 is PyTorch's."
-        );
-        assert_eq!(peers_text(&all[1..2]), "");
-    }
-
-    #[test]
     fn contestants_stand_side_by_side() {
+        let row = |backend, len, tflops| BenchRow {
+            median_us: 12.34,
+            ..row(backend, 64, len, tflops)
+        };
         let text = tables(&[
-            row("warptile", 64, 1024, 25.04),
-            row("cuDNN", 64, 512, 0.5),
-            row("warptile", 64, 512, 24.0),
-            row("warptile", 64, 512, 23.0),
+            row("warptile", 1024, 25.04),
+            row("cuDNN", 512, 0.5),
+            row("warptile", 512, 24.0),
+            row("warptile", 512, 23.0),
         ]);
         let table: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
         assert_eq!(

@@ -1,18 +1,8 @@
 //! Few queries on the keys of a cache: times next to the fastest peer's and next to that of a kernel that only reads.
 
-use std::cmp::Ordering;
-use std::collections::BTreeMap;
-
-use super::bench::{BenchRow, peers_text};
-use super::{checks, markdown_table, number, ratio};
-
-const OURS: &str = "warptile";
-
-/// Ours once more, with keys cut at multiples of 512.
-const FIXED: &str = "warptile splits=512";
-
-/// The kernel that only reads.
-const READ: &str = "read";
+use super::bench::BenchRow;
+use super::peers::{self, FIXED, Line, READ, us};
+use super::{markdown_table, number, ratio};
 
 /// Up to this many operations for each byte, reading takes the time, as `warptile bench` has it.
 const OPERATIONS_PER_BYTE: f64 = 64.0;
@@ -39,103 +29,54 @@ const IN_SHORT: [&str; 9] = [
     "b1 q512 k8192 h32/8 d128 bf16 mask=causal",
 ];
 
-/// One problem.
-struct Line<'a> {
-    ours: &'a BenchRow,
-    best: Option<&'a BenchRow>,
-    read: Option<&'a BenchRow>,
-    fixed: Option<&'a BenchRow>,
-    /// Ours of the same problem without pages, if it has pages.
-    dense: Option<&'a BenchRow>,
+fn is_reading(row: &BenchRow) -> bool {
+    row.tflops <= OPERATIONS_PER_BYTE * row.tb_s
 }
 
-impl Line<'_> {
-    /// Our speed over the best peer's.
-    fn ratio(&self) -> Option<f64> {
-        self.best.map(|best| best.median_us / self.ours.median_us)
-    }
+/// Our time over that of reading alone, where reading takes the time.
+fn of_reading(line: &Line<'_>) -> Option<f64> {
+    let read = line.of(READ).filter(|_| is_reading(line.ours))?;
+    Some(1.0 / line.times(read))
+}
 
-    fn is_reading(&self) -> bool {
-        self.ours.tflops <= OPERATIONS_PER_BYTE * self.ours.tb_s
-    }
+/// Our time over that of the same problem without pages, if it has pages.
+fn of_dense(line: &Line<'_>, lines: &[Line<'_>]) -> Option<f64> {
+    let problem = without_pages(&line.ours.problem)?;
+    let dense = lines.iter().find(|line| line.ours.problem == problem)?;
+    Some(1.0 / line.times(dense.ours))
+}
 
-    /// Our time over that of reading alone, where reading takes the time.
-    fn of_reading(&self) -> Option<f64> {
-        let read = self.read.filter(|_| self.is_reading())?;
-        Some(self.ours.median_us / read.median_us)
-    }
-
-    /// Our time with fixed splits over that without.
-    fn of_even(&self) -> Option<f64> {
-        self.fixed
-            .map(|fixed| fixed.median_us / self.ours.median_us)
-    }
-
-    /// Our time over that without pages.
-    fn of_dense(&self) -> Option<f64> {
-        self.dense
-            .map(|dense| self.ours.median_us / dense.median_us)
-    }
-
-    /// As many of them as the header has.
-    fn cells(&self) -> Vec<String> {
-        let speed = match self.is_reading() {
-            true => format!("{:.2} TB/s", self.ours.tb_s),
-            false => format!("{:.0} TFLOP/s", self.ours.tflops),
-        };
-        let best = self.best.map_or("-".to_owned(), |best| {
-            format!("{:.1} ({})", best.median_us, with_lacks(best))
-        });
-        vec![
-            self.ours.problem.clone(),
-            format!("{:.1}", self.ours.median_us),
-            best,
-            ratio(self.ratio()),
-            speed,
-            number(self.of_reading(), 2),
-            number(self.of_dense(), 2),
-            number(self.of_even(), 2),
-            format!("`{}`", self.ours.kernel),
-        ]
-    }
+/// As many of them as the header has.
+fn cells(line: &Line<'_>, lines: &[Line<'_>]) -> Vec<String> {
+    let ours = line.ours;
+    let speed = match is_reading(ours) {
+        true => format!("{:.2} TB/s", ours.tb_s),
+        false => format!("{:.0} TFLOP/s", ours.tflops),
+    };
+    let best = line.best().map_or("-".to_owned(), |best| {
+        format!("{} ({})", us(Some(best)), with_lacks(best))
+    });
+    vec![
+        ours.problem.clone(),
+        us(Some(ours)),
+        best,
+        ratio(line.ratio()),
+        speed,
+        number(of_reading(line), 2),
+        number(of_dense(line, lines), 2),
+        // With fixed splits over without.
+        number(line.of(FIXED).map(|fixed| line.times(fixed)), 2),
+        format!("`{}`", ours.kernel),
+    ]
 }
 
 /// A backend, and what of the problem it does not compute.
 fn with_lacks(row: &BenchRow) -> String {
+    let name = peers::name(&row.backend);
     match &row.leaves_out {
-        Some(what) => format!("{}, no {what}", name(&row.backend)),
-        None => name(&row.backend).to_owned(),
+        Some(what) => format!("{name}, no {what}"),
+        None => name.to_owned(),
     }
-}
-
-/// A backend as people write it.
-pub(super) fn name(backend: &str) -> &str {
-    match backend {
-        "fa2" => "FA2",
-        "fa3" => "FA3",
-        "fa3-deterministic" => "FA3 det.",
-        "fa4" => "FA4",
-        "efficient" => "memory-efficient",
-        "cudnn" => "cuDNN",
-        "flashinfer" => "FlashInfer",
-        other => other,
-    }
-}
-
-/// `None` if we were not measured on the problem of these rows.
-fn line(rows: Vec<&BenchRow>) -> Option<Line<'_>> {
-    let of = |backend: &str| rows.iter().rfind(|row| row.backend == backend).copied();
-    let is_peer = |row: &&&BenchRow| ![OURS, FIXED, READ].contains(&row.backend.as_str());
-    let peers = rows.iter().filter(is_peer);
-    Some(Line {
-        ours: of(OURS)?,
-        best: peers
-            .min_by(|a, b| a.median_us.total_cmp(&b.median_us))
-            .copied(),
-        read: of(READ),
-        fixed: of(FIXED),
-        dense: None,
-    })
 }
 
 /// A problem without its pages, in tensors of their own; `None` if it has no pages.
@@ -151,27 +92,11 @@ fn without_pages(problem: &str) -> Option<String> {
 
 /// The problems that we were measured on, the losing ones first; without a peer to lose to, last.
 fn lines(rows: &[BenchRow]) -> Vec<Line<'_>> {
-    let mut problems: BTreeMap<&str, Vec<&BenchRow>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.method == "graph") {
-        problems.entry(&row.problem).or_default().push(row);
-    }
-    let mut lines: Vec<Line<'_>> = problems.into_values().filter_map(line).collect();
-    let dense: Vec<Option<&BenchRow>> = lines
-        .iter()
-        .map(|line| {
-            let problem = without_pages(&line.ours.problem)?;
-            let found = lines.iter().find(|line| line.ours.problem == problem)?;
-            Some(found.ours)
-        })
-        .collect();
-    for (line, dense) in lines.iter_mut().zip(dense) {
-        line.dense = dense;
-    }
-    lines.sort_by(|a, b| match (a.ratio(), b.ratio()) {
-        (Some(a), Some(b)) => a.total_cmp(&b),
-        (Some(_), None) => Ordering::Less,
-        (None, Some(_)) => Ordering::Greater,
-        (None, None) => Ordering::Equal,
+    let mut lines = peers::lines(rows, |row| row.problem.clone());
+    lines.sort_by(|a, b| {
+        let ratio = |line: &Line<'_>| line.ratio().unwrap_or(f64::INFINITY);
+        let names = a.ours.problem.cmp(&b.ours.problem);
+        ratio(a).total_cmp(&ratio(b)).then(names)
     });
     lines
 }
@@ -192,7 +117,7 @@ pub(super) fn in_short(rows: &[BenchRow]) -> String {
 pub(super) fn behind(rows: &[BenchRow]) -> Vec<Vec<String>> {
     let cells = |line: &Line<'_>| {
         let ratio = line.ratio().filter(|&ratio| ratio < BEHIND)?;
-        let peer = with_lacks(line.best?);
+        let peer = with_lacks(line.best()?);
         Some(vec![line.ours.problem.clone(), peer, format!("{ratio:.2}")])
     };
     lines(rows).iter().filter_map(cells).collect()
@@ -229,7 +154,9 @@ fn text(rows: &[BenchRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -
     let Some(first) = lines.first() else {
         return "Decode was not measured yet.\n".to_owned();
     };
-    let all_cells: Vec<Vec<String>> = lines.iter().filter(shown).map(Line::cells).collect();
+    let all_cells: Vec<Vec<String>> = { lines.iter().filter(shown) }
+        .map(|line| cells(line, &lines))
+        .collect();
     let has_numbers = |&column: &usize| all_cells.iter().any(|cells| cells[column] != "-");
     let kept: Vec<usize> = (0..columns).filter(has_numbers).collect();
     let header: Vec<&str> = kept.iter().map(|&column| HEADER[column]).collect();
@@ -243,11 +170,9 @@ fn text(rows: &[BenchRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -
     let kept_cells = { all_cells.iter() }
         .map(|cells| kept.iter().map(|&column| cells[column].clone()).collect());
     let mut text = format!(
-        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's.{meaning}{}\n\n{}",
-        first.ours.device,
-        first.ours.driver,
-        checks::day(&first.ours.date),
-        peers_text(rows),
+        "{} TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's.{meaning}{}\n\n{}",
+        peers::measured_as("Microseconds", "launch", first.ours),
+        peers::versions(rows),
         markdown_table(&header, kept_cells),
     );
     let ratios: Vec<f64> = lines.iter().filter_map(Line::ratio).collect();
@@ -258,7 +183,7 @@ fn text(rows: &[BenchRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -
             ratios.len()
         ));
     }
-    let shares: Vec<f64> = lines.iter().filter_map(Line::of_reading).collect();
+    let shares: Vec<f64> = lines.iter().filter_map(of_reading).collect();
     if let Some(most) = shares.iter().copied().max_by(f64::total_cmp) {
         let near = shares.iter().filter(|&&share| share <= 1.02).count();
         text.push_str(&format!(
@@ -320,7 +245,7 @@ mod tests {
         for line in [
             "More than 1% behind the best peer: 1 of 3 problems; the lowest ratio is 0.800.",
             "Within 1.02 of reading's time: 0 of 1 problems; the largest share is 1.25.",
-            "on NVIDIA H200; driver CUDA 13.0, 2026-11-21.",
+            "in a replayed graph; driver CUDA 13.0, 2026-11-21.",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

@@ -1,6 +1,7 @@
 //! Several GPUs against one.
 
-use super::{markdown_table, number, ratio, speed};
+use super::peers::{self, error};
+use super::{markdown_table, number, ratio};
 
 /// A length on some GPUs, as `warptile bench --devices` writes it.
 #[derive(Debug, serde::Deserialize)]
@@ -34,7 +35,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         return "Nothing is measured yet.\n".to_owned();
     }
     let (ours, peers): (Vec<&Row>, Vec<&Row>) =
-        rows.iter().partition(|row| row.backend == speed::OURS);
+        rows.iter().partition(|row| row.backend == peers::OURS);
     let fastest_peer = |row: &Row| {
         let kind = |row: &Row| {
             (
@@ -61,9 +62,8 @@ pub(super) fn table(rows: &[Row]) -> String {
             format!("{:.2}", row.efficiency()),
             number(fastest_peer(row), 0),
             ratio(fastest_peer(row).map(|peer| peer / row.median_us)),
-            row.one_error
-                .map_or("-".to_owned(), |error| format!("{error:.2e}")),
-            format!("{:.2e}", row.error),
+            error(row.one_error),
+            error(Some(row.error)),
             { row.same_bits_again }
                 .map_or("-", |same| if same { "yes" } else { "no" })
                 .to_owned(),

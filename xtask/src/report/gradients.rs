@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::bench::{BenchRow, peers_text};
-use super::in_turn::{InTurn, Row, error, least_error};
-use super::{checks, markdown_table, number, plot, ratio, speed};
+use super::bench::BenchRow;
+use super::peers::{self, error, tflops};
+use super::{markdown_table, plot, ratio};
 
 /// Peers of the table, in its order.
 const PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa3-deterministic", "fa4"];
@@ -13,11 +13,11 @@ const PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa3-deterministic", "fa4"];
 pub(super) const OURS: &str = "warptile gradients";
 
 /// The rows of plots.
-pub(super) fn plotted(rows: &[Row]) -> impl Iterator<Item = BenchRow> {
-    let graphs = rows.iter().filter(|one| one.row.method == "graph");
-    graphs.map(|one| BenchRow {
+pub(super) fn plotted(rows: &[BenchRow]) -> impl Iterator<Item = BenchRow> {
+    let graphs = rows.iter().filter(|row| row.method == "graph");
+    graphs.map(|row| BenchRow {
         family: "gradients".to_owned(),
-        ..one.row.clone()
+        ..row.clone()
     })
 }
 
@@ -30,75 +30,42 @@ fn length(length: usize) -> String {
 }
 
 /// Problems in which a peer is faster come first; the others follow in the order of the measurement.
-pub(super) fn table(rows: &[Row]) -> String {
-    let all = InTurn::new(rows, &PEERS);
-    let ours: Vec<&Row> = all.ours().collect();
-    let Some(last) = ours.last() else {
+pub(super) fn table(rows: &[BenchRow]) -> String {
+    let mut lines = peers::lines(rows, |row| row.problem.clone());
+    let Some(last) = lines.last().map(|line| line.ours) else {
         return "Nothing is measured yet.\n".to_owned();
     };
-    let has_peers = all.names().next().is_some();
-    let mut lines: Vec<(Option<f64>, Vec<String>)> = Vec::new();
-    for one in &ours {
-        let row = &one.row;
-        let of_peers = all.of_peers(&row.problem);
-        let fastest = of_peers.iter().flatten().map(|peer| peer.row.tflops);
-        let times = fastest.max_by(f64::total_cmp).map(|peer| row.tflops / peer);
-        let mut cells = vec![format!(
-            "{}, {}, {}",
-            row.heads.sizes(),
-            length(row.query_len),
-            row.mask
-        )];
-        cells.extend(
-            of_peers
-                .iter()
-                .map(|peer| number(peer.map(|peer| peer.row.tflops), 0)),
-        );
-        cells.extend([
-            number(Some(row.tflops), 0),
-            ratio(times),
-            error(one.error_rms),
-        ]);
-        if has_peers {
-            cells.push(least_error(&of_peers));
-        }
-        lines.push((times, cells));
-    }
-    lines.sort_by_key(|(times, _)| times.is_none_or(|times| times >= 1.0));
-    let ratios: Vec<f64> = lines.iter().filter_map(|(times, _)| *times).collect();
+    lines.sort_by_key(|line| line.ratio().is_none_or(|times| times >= 1.0));
+    let peers = peers::measured(&lines, &PEERS);
+    let cells = lines.iter().map(|line| {
+        let row = line.ours;
+        let (sizes, length) = (row.heads.sizes(), length(row.query_len));
+        let mut cells = vec![format!("{sizes}, {length}, {}", row.mask)];
+        cells.extend(peers.iter().map(|peer| tflops(line.of(peer))));
+        cells.extend([tflops(Some(row)), ratio(line.ratio()), error(row.error_rms)]);
+        cells.extend((!peers.is_empty()).then(|| error(line.least_error())));
+        cells
+    });
     let values_of = |of: &dyn Fn(&BenchRow) -> String| {
-        let values: BTreeSet<String> = ours.iter().map(|one| of(&one.row)).collect();
+        let values: BTreeSet<String> = lines.iter().map(|line| of(line.ours)).collect();
         Vec::from_iter(values).join(" or ")
     };
     let mut header = vec!["head size, length, mask"];
-    header.extend(all.names());
+    header.extend(peers.iter().map(|peer| peers::name(peer)));
     header.extend(["Warptile", "ratio", "error"]);
-    if has_peers {
-        header.push("peers'");
-    }
-    let text = format!(
-        "TFLOP/s on {}, GPU time of one launch in a replayed graph, by the usual count of 2.5 times the operations of the output; driver {}, {}. {}, {} rows and {} elements a row. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Error* is the root mean square of dq, dk and dv against float64 on normally distributed inputs, beside the smallest of the peers'.{}",
-        last.row.device,
-        last.row.driver,
-        checks::day(&last.row.date),
+    header.extend((!peers.is_empty()).then_some("peers'"));
+    let mut text = format!(
+        "{} Operations are counted as 2.5 times those of the output, as usual. {}, {} rows and {} elements a row. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Error* is the root mean square of dq, dk and dv against float64 on normally distributed inputs, beside the smallest of the peers'.{}\n\n{}",
+        peers::measured_as("TFLOP/s", "launch", last),
         values_of(&|row| row.element.clone()),
         values_of(&|row| (row.batch * row.query_len).to_string()),
         values_of(&|row| (row.heads.query * row.heads.dim).to_string()),
-        peers_text(&all.measured()),
+        peers::versions(rows),
+        markdown_table(&header, cells),
     );
-    let mut text = format!(
-        "{text}\n\n{}",
-        markdown_table(&header, lines.into_iter().map(|(_, cells)| cells))
-    );
-    let pictures: Vec<BenchRow> = plotted(rows).collect();
-    if let Some(mean) = speed::geometric_mean(&ratios) {
-        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-        let ahead = ratios.iter().filter(|&&ratio| ratio >= 1.0).count();
-        text.push_str(&format!(
-            "\nGeometric mean of the {} ratios {mean:.3}, the lowest {least:.2}, at least 1.00 in {ahead}.\n",
-            ratios.len()
-        ));
-        text.push_str(&format!("\n{}", plot::links(&pictures)));
+    if !peers.is_empty() {
+        text += &peers::means(&lines);
+        text += &format!("\n{}", plot::links(&Vec::from_iter(plotted(rows))));
     }
     text
 }
@@ -108,12 +75,12 @@ mod tests {
     use super::super::bench::tests::row;
     use super::*;
 
-    fn gradients(backend: &str, len: u64, tflops: f64, error_rms: Option<f64>) -> Row {
-        let row = BenchRow {
+    fn gradients(backend: &str, len: u64, tflops: f64, error_rms: Option<f64>) -> BenchRow {
+        BenchRow {
             problem: format!("q{len} backward"),
+            error_rms,
             ..row(backend, 64, len, tflops)
-        };
-        Row { row, error_rms }
+        }
     }
 
     #[test]

@@ -1,14 +1,11 @@
 //! Options of scores: times next to the fastest peer's and to our own calls without them, and errors.
 
-use super::bench::{BenchRow, peers_text};
-use super::in_turn::{InTurn, Row, error, least_error};
-use super::{checks, markdown_table, number, ratio};
+use super::bench::BenchRow;
+use super::peers::{self, Line, OTHER_CALLS, error, us};
+use super::{markdown_table, number, ratio};
 
 /// Peers of the table, in its order.
 const PEERS: [&str; 4] = ["fa2", "cudnn", "efficient", "fa3"];
-
-/// Our own calls next to the one with options: without them, and with lengths in place of padding.
-const OTHER_CALLS: [&str; 2] = ["plain", "lengths"];
 
 /// The words of a problem behind its element type, except those that say how tensors are stored.
 fn words(row: &BenchRow) -> String {
@@ -19,39 +16,28 @@ fn words(row: &BenchRow) -> String {
 }
 
 /// Problems in which a peer is faster come first, the slowest of them first; the others follow in the order of the measurement.
-pub(super) fn table(rows: &[Row]) -> String {
-    let all = InTurn::new(rows, &PEERS);
-    let mut lines: Vec<(Option<f64>, Vec<String>)> = Vec::new();
-    let mut last = None;
-    for one in all.ours() {
-        let row = &one.row;
-        let times_of = |other: f64| other / row.median_us;
-        let of_peers = all.of_peers(&row.problem);
-        let fastest = { of_peers.iter().flatten() }
-            .map(|peer| peer.row.median_us)
-            .min_by(f64::total_cmp)
-            .map(times_of);
-        let us = |one: Option<&Row>| number(one.map(|one| one.row.median_us), 1);
-        let mut cells = vec![format!("{}, {}, {}", row.shape(), row.element, words(row))];
-        cells.extend(of_peers.iter().map(|peer| us(*peer)));
-        cells.extend([us(Some(one)), ratio(fastest)]);
-        for call in OTHER_CALLS {
-            let other = all.of(call, &row.problem);
-            cells.push(number(other.map(|other| times_of(other.row.median_us)), 2));
-        }
-        cells.extend([error(one.error_rms), least_error(&of_peers)]);
-        lines.push((fastest, cells));
-        last = Some(row);
-    }
-    let Some(last) = last else {
+pub(super) fn table(rows: &[BenchRow]) -> String {
+    let mut lines = peers::lines(rows, |row| row.problem.clone());
+    let Some(last) = lines.last().map(|line| line.ours) else {
         return "Nothing is measured yet.\n".to_owned();
     };
-    lines.sort_by(|(one, _), (other, _)| {
-        let lost = |times: &Option<f64>| times.filter(|times| *times < 1.0).unwrap_or(1.0);
+    lines.sort_by(|one, other| {
+        let lost = |line: &Line<'_>| line.ratio().unwrap_or(1.0).min(1.0);
         lost(one).total_cmp(&lost(other))
     });
+    let peers = peers::measured(&lines, &PEERS);
+    let cells = lines.iter().map(|line| {
+        let row = line.ours;
+        let mut cells = vec![format!("{}, {}, {}", row.shape(), row.element, words(row))];
+        cells.extend(peers.iter().map(|peer| us(line.of(peer))));
+        cells.extend([us(Some(row)), ratio(line.ratio())]);
+        let other_calls = OTHER_CALLS.map(|call| line.of(call).map(|other| line.times(other)));
+        cells.extend(other_calls.map(|times| number(times, 2)));
+        cells.extend([row.error_rms, line.least_error()].map(error));
+        cells
+    });
     let mut header = vec!["problem"];
-    header.extend(all.names());
+    header.extend(peers.iter().map(|peer| peers::name(peer)));
     header.extend([
         "Warptile",
         "ratio",
@@ -61,12 +47,10 @@ pub(super) fn table(rows: &[Row]) -> String {
         "peers'",
     ]);
     format!(
-        "Microseconds on {}, GPU time of one call in a replayed graph; driver {}, {}. A problem is (batch, heads, length, head size), element type, options. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Of plain* is our speed as a part of that of our own call without the option, *of lengths* of the call with as many keys as a padding mask shows. *Error* is the root mean square of the output against float64 on normally distributed inputs, beside the smallest of the peers'. ALiBi is a bias to the peers.{}\n\n{}",
-        last.device,
-        last.driver,
-        checks::day(&last.date),
-        peers_text(&all.measured()),
-        markdown_table(&header, lines.into_iter().map(|(_, cells)| cells))
+        "{} A problem is (batch, heads, length, head size), element type, options. *Ratio* is to the fastest peer of the row; rows in which a peer is faster come first. *Of plain* is our speed as a part of that of our own call without the option, *of lengths* of the call with as many keys as a padding mask shows. *Error* is the root mean square of the output against float64 on normally distributed inputs, beside the smallest of the peers'. ALiBi is a bias to the peers.{}\n\n{}",
+        peers::measured_as("Microseconds", "call", last),
+        peers::versions(rows),
+        markdown_table(&header, cells)
     )
 }
 
@@ -75,16 +59,14 @@ mod tests {
     use super::super::bench::tests::row;
     use super::*;
 
-    fn measured(backend: &str, options: &str, median_us: f64, error_rms: Option<f64>) -> Row {
+    fn measured(backend: &str, options: &str, median_us: f64, error_rms: Option<f64>) -> BenchRow {
         let one = row(backend, 64, 512, 100.0);
         let problem = format!("b2 q512 k512 h8 d64 {} {options} layout=bhsd", one.element);
-        Row {
-            row: BenchRow {
-                problem,
-                median_us,
-                ..one
-            },
+        BenchRow {
+            problem,
+            median_us,
             error_rms,
+            ..one
         }
     }
 

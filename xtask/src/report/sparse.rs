@@ -1,7 +1,8 @@
 //! Lists of blocks: speeds next to those of the same work without a list.
 
 use super::bench::BenchRow;
-use super::{checks, markdown_table, number};
+use super::peers::{self, tflops};
+use super::{markdown_table, number};
 
 const LISTED: &str = "blocks=";
 
@@ -21,17 +22,15 @@ pub(super) fn table(rows: &[BenchRow]) -> String {
         vec![
             row.problem.clone(),
             number(Some(row.median_us), 0),
-            number(Some(row.tflops), 0),
+            tflops(Some(row)),
             number(dense.map(|dense| row.tflops / dense.tflops), 2),
             format!("`{}`", row.kernel),
         ]
     };
     let listed = graphs().filter(|row| row.problem.contains(LISTED));
     format!(
-        "GPU time of one launch in a replayed graph on {}; driver {}, {}. *Of dense*: speed over that of as many keys as rows of blocks of 128 see, without a list.\n\n{}",
-        last.device,
-        last.driver,
-        checks::day(&last.date),
+        "{} *Of dense*: speed over that of as many keys as rows of blocks of 128 see, without a list.\n\n{}",
+        peers::measured_as("Microseconds", "launch", last),
         markdown_table(
             &["problem", "microseconds", "TFLOP/s", "of dense", "kernel"],
             listed.map(cells)

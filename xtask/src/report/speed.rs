@@ -2,38 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bench::{BenchRow, ErrorRow, peers_text};
+use super::bench::{BenchRow, ErrorRow};
+use super::peers::{self, Line, OURS, geometric_mean, tflops, us};
 use super::{checks, decode, markdown_table, number, ratio};
 
-/// The key that the rows of one problem share, in the order of the tables.
-type Problem = (String, String, usize, usize, String);
-
-fn problem(row: &BenchRow) -> Problem {
-    (
-        row.element.clone(),
-        row.mask.clone(),
-        row.heads.dim,
-        row.key_len,
-        row.shape(),
-    )
+/// The problems that we were measured on, in the order of the tables.
+fn lines<'a>(rows: impl IntoIterator<Item = &'a BenchRow>) -> Vec<Line<'a>> {
+    let mut lines = peers::lines(rows, BenchRow::problem);
+    lines.sort_by_cached_key(|line| (line.ours.element.clone(), among_elements(line.ours)));
+    lines
 }
 
-/// Rows by problem and contestant.
-type Problems<'a> = BTreeMap<Problem, BTreeMap<String, &'a BenchRow>>;
-
-/// The rows measured as GPU time, by problem, the later of two measurements of the same contestant in place of the earlier.
-fn by_problem(rows: &[BenchRow], contestant: impl Fn(&BenchRow) -> String) -> Problems<'_> {
-    let mut problems = Problems::new();
-    for row in rows.iter().filter(|row| row.method == "graph") {
-        problems
-            .entry(problem(row))
-            .or_default()
-            .insert(contestant(row), row);
-    }
-    problems
+/// The problem without its element type.
+fn among_elements(row: &BenchRow) -> (String, usize, usize, String) {
+    let BenchRow { mask, key_len, .. } = row;
+    (mask.clone(), row.heads.dim, *key_len, row.shape())
 }
-
-pub(super) const OURS: &str = "warptile";
 
 /// Peers of the table, in its order; the memory-efficient kernel is never the fastest.
 const PEERS: [&str; 4] = ["fa2", "cudnn", "fa3", "fa4"];
@@ -41,106 +25,52 @@ const PEERS: [&str; 4] = ["fa2", "cudnn", "fa3", "fa4"];
 /// Peers of problems that not all of those take.
 const OTHER_PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa4", "efficient"];
 
-/// The row of one problem.
-struct Line<'a> {
-    ours: &'a BenchRow,
-    peers: Vec<Option<&'a BenchRow>>,
-}
-
-impl Line<'_> {
-    /// Our speed over that of the fastest peer.
-    fn ratio(&self) -> Option<f64> {
-        let fastest = self.peers.iter().flatten().map(|row| row.tflops);
-        fastest
-            .max_by(f64::total_cmp)
-            .map(|fastest| self.ours.tflops / fastest)
-    }
-
-    /// Our error and the smallest of the peers', by one measure.
-    fn error(&self, errors: &[ErrorRow], measure: fn(&ErrorRow) -> f64) -> Option<String> {
-        let problem = self.ours.problem();
-        let of_problem = || errors.iter().filter(|row| row.problem == problem);
-        let ours = of_problem().find(|row| row.backend == OURS).map(measure)?;
-        let peers = of_problem().filter(|row| OTHER_PEERS.contains(&row.backend.as_str()));
-        Some(match peers.map(measure).min_by(f64::total_cmp) {
-            Some(best) => format!("{ours:.2e} ({best:.2e})"),
-            None => format!("{ours:.2e}"),
-        })
-    }
-
-    /// Speeds and the ratio.
-    fn cells(&self) -> Vec<String> {
-        let speed = |row: Option<&BenchRow>| number(row.map(|row| row.tflops), 0);
-        let mut cells = vec![self.ours.name()];
-        cells.extend(self.peers.iter().map(|row| speed(*row)));
-        cells.extend([speed(Some(self.ours)), ratio(self.ratio())]);
-        cells
-    }
-
-    /// Errors, each with the smallest of the peers', and the kernel.
-    fn more_cells(&self, errors: &[ErrorRow]) -> Vec<String> {
-        let measures = [
-            |row: &ErrorRow| row.error_rms,
-            |row: &ErrorRow| row.error_max,
-        ];
-        let of = |measure| {
-            self.error(errors, measure)
-                .unwrap_or_else(|| "-".to_owned())
-        };
-        let mut cells = vec![self.ours.name()];
-        cells.extend(measures.map(of));
-        cells.push(format!("`{}`", self.ours.kernel));
-        cells
-    }
-}
-
-/// The problems that this project was measured on.
-fn lines<'a>(problems: &Problems<'a>, peers: &[&str]) -> Vec<Line<'a>> {
-    let line = |cells: &BTreeMap<String, &'a BenchRow>| {
-        let peers = peers.iter().map(|peer| cells.get(*peer).copied());
-        Some(Line {
-            ours: cells.get(OURS)?,
-            peers: peers.collect(),
-        })
+/// Our error and the smallest of the peers', by one measure.
+fn error(line: &Line<'_>, errors: &[ErrorRow], measure: fn(&ErrorRow) -> f64) -> String {
+    let problem = line.ours.problem();
+    let of_problem = || errors.iter().filter(|row| row.problem == problem);
+    let Some(ours) = of_problem().find(|row| row.backend == OURS).map(measure) else {
+        return "-".to_owned();
     };
-    problems.values().filter_map(line).collect()
+    let peers = of_problem().filter(|row| OTHER_PEERS.contains(&row.backend.as_str()));
+    match peers.map(measure).min_by(f64::total_cmp) {
+        Some(best) => format!("{ours:.2e} ({best:.2e})"),
+        None => format!("{ours:.2e}"),
+    }
 }
 
 /// Our speed over that of each peer, by problem and peer. Three digits: more would be noise.
-pub(super) fn ratios(rows: Vec<BenchRow>) -> BTreeMap<String, BTreeMap<String, f64>> {
-    let problems = by_problem(&rows, |row| row.backend.clone());
+pub(super) fn ratios<'a>(
+    rows: impl IntoIterator<Item = &'a BenchRow>,
+) -> BTreeMap<String, BTreeMap<String, f64>> {
     let of_line = |line: &Line<'_>| {
-        let peers = line.peers.iter().flatten().map(|peer| {
-            let ratio = line.ours.tflops / peer.tflops;
-            (peer.backend.clone(), (ratio * 1e3).round() / 1e3)
-        });
-        (line.ours.problem(), peers.collect())
+        let peers = PEERS.iter().filter_map(|peer| line.of(peer));
+        let ratio = |peer: &BenchRow| (line.times(peer) * 1e3).round() / 1e3;
+        let ratios = peers.map(|peer| (peer.backend.clone(), ratio(peer)));
+        (line.ours.problem(), ratios.collect())
     };
-    lines(&problems, &PEERS).iter().map(of_line).collect()
-}
-
-/// Speeds, and what they mean.
-fn table(rows: &[BenchRow], ours: &BenchRow, lines: &[&Line<'_>], peers: &[&str]) -> String {
-    let mut header = vec!["problem"];
-    header.extend(peers.iter().map(|peer| decode::name(peer)));
-    header.extend(["Warptile", "ratio"]);
-    format!(
-        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. A problem is (batch, heads, length, head size), element type, mask. *Ratio* is to the fastest peer of the row.{}\n\n{}",
-        ours.device,
-        ours.driver,
-        checks::day(&ours.date),
-        peers_text(rows),
-        markdown_table(&header, lines.iter().map(|line| line.cells())),
-    )
+    lines(rows).iter().map(of_line).collect()
 }
 
 /// Errors and kernels, folded.
 fn more(lines: &[Line<'_>], errors: &[ErrorRow]) -> String {
     let header = ["problem", "rms error", "largest error", "kernel"];
+    let cells = lines.iter().map(|line| {
+        let (rms, max) = (
+            |row: &ErrorRow| row.error_rms,
+            |row: &ErrorRow| row.error_max,
+        );
+        vec![
+            line.ours.name(),
+            error(line, errors, rms),
+            error(line, errors, max),
+            format!("`{}`", line.ours.kernel),
+        ]
+    });
     format!(
         "\n<details><summary>Errors and kernels</summary>\n\nErrors are against float64 on normally distributed inputs, \
          with the smallest of the peers' in parentheses.\n\n{}\n</details>\n",
-        markdown_table(&header, lines.iter().map(|line| line.more_cells(errors)))
+        markdown_table(&header, cells)
     )
 }
 
@@ -174,46 +104,42 @@ fn summary(
     peers: &[&str],
     shown: impl Fn(&&Line<'_>) -> bool,
 ) -> String {
-    let problems = by_problem(rows, |row| row.backend.clone());
-    let lines = lines(&problems, peers);
+    let lines = lines(rows);
     let Some(last) = rows.iter().rfind(|row| row.backend == OURS) else {
         return "Nothing is measured yet.\n".to_owned();
     };
-    let shown: Vec<&Line<'_>> = lines.iter().filter(shown).collect();
-    let mut text = table(rows, last, &shown, peers);
-    let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for line in &lines {
-        ratios
-            .entry(&line.ours.element)
-            .or_default()
-            .extend(line.ratio());
-    }
-    for (element, ratios) in &ratios {
-        if let Some(mean) = geometric_mean(ratios) {
-            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            let ahead = ratios.iter().filter(|&&ratio| ratio >= 1.0).count();
-            text.push_str(&format!(
-                "\n{element}: geometric mean of the {} ratios {mean:.3}, the lowest {least:.2}, at least 1.00 in {ahead}.\n",
-                ratios.len()
-            ));
-        }
-    }
-    text.push_str(&halves(&problems));
+    let mut header = vec!["problem"];
+    header.extend(peers.iter().map(|peer| peers::name(peer)));
+    header.extend(["Warptile", "ratio"]);
+    let cells = lines.iter().filter(shown).map(|line| {
+        let mut cells = vec![line.ours.name()];
+        cells.extend(peers.iter().map(|peer| tflops(line.of(peer))));
+        cells.extend([tflops(Some(line.ours)), ratio(line.ratio())]);
+        cells
+    });
+    let mut text = format!(
+        "{} A problem is (batch, heads, length, head size), element type, mask. *Ratio* is to the fastest peer of the row.{}\n\n{}",
+        peers::measured_as("TFLOP/s", "launch", last),
+        peers::versions(rows),
+        markdown_table(&header, cells),
+    );
+    text += &peers::means(&lines);
+    text += &halves(&lines);
     if let Some(errors) = errors {
-        text.push_str(&more(&lines, errors));
+        text += &more(&lines, errors);
     }
     text
 }
 
 /// How f16 compares with bf16 where both were measured.
-fn halves(problems: &Problems<'_>) -> String {
-    let ratio = |(problem, cells): (&Problem, &BTreeMap<String, &BenchRow>)| {
-        let mut problem = problem.clone();
-        let element = std::mem::replace(&mut problem.0, "bf16".to_owned());
-        let bf16 = problems.get(&problem).filter(|_| element == "f16")?;
-        Some(cells.get(OURS)?.tflops / bf16.get(OURS)?.tflops)
+fn halves(lines: &[Line<'_>]) -> String {
+    let of = |element| { lines.iter() }.filter(move |line| line.ours.element == element);
+    let ratio = |f16: &Line<'_>| {
+        let problem = among_elements(f16.ours);
+        let bf16 = of("bf16").find(|bf16| among_elements(bf16.ours) == problem)?;
+        Some(f16.ours.tflops / bf16.ours.tflops)
     };
-    let ratios: Vec<f64> = problems.iter().filter_map(ratio).collect();
+    let ratios: Vec<f64> = of("f16").filter_map(ratio).collect();
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     match ratios.len() {
@@ -224,40 +150,33 @@ fn halves(problems: &Problems<'_>) -> String {
     }
 }
 
-/// `None` for no values.
-pub(super) fn geometric_mean(values: &[f64]) -> Option<f64> {
-    let logs: f64 = values.iter().map(|value| value.ln()).sum();
-    (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
-}
-
 /// Microseconds of each family's best kernel on every problem next to FlashAttention-2's, and whether the planner took the
 /// fastest family. `chosen` has the planner's choices and the peers.
 pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     const FAMILIES: [&str; 3] = ["scalar", "mma", "wgmma"];
-    let chosen = by_problem(chosen, |row| row.backend.clone());
+    let families = || families.iter().filter(|row| row.method == "graph");
     let mut lines = Vec::new();
     let mut right = 0;
-    for (key, cells) in by_problem(families, |row| row.family.clone()) {
-        let Some(choice) = chosen.get(&key).and_then(|cells| cells.get(OURS)) else {
+    for chosen in self::lines(chosen) {
+        let (choice, problem) = (chosen.ours, chosen.ours.problem());
+        let of_problem: BTreeMap<&str, &BenchRow> = { families() }
+            .filter(|row| row.problem() == problem)
+            .map(|row| (row.family.as_str(), row))
+            .collect();
+        let fastest = { of_problem.values() }.min_by(|a, b| a.median_us.total_cmp(&b.median_us));
+        let Some(fastest) = fastest.map(|row| row.family.as_str()) else {
             continue;
         };
-        let fastest = cells
-            .values()
-            .min_by(|a, b| a.median_us.total_cmp(&b.median_us))
-            .map_or("-", |row| &row.family);
         right += usize::from(fastest == choice.family);
         let mut line = vec![choice.name()];
-        line.extend(FAMILIES.iter().map(|&family| {
-            let time = cells.get(family).map(|row| format!("{:.1}", row.median_us));
-            match time {
-                Some(time) if family == fastest => format!("**{time}**"),
-                Some(time) => time,
-                None => "-".to_owned(),
+        line.extend(FAMILIES.map(|family| {
+            let time = us(of_problem.get(family).copied());
+            match family == fastest {
+                true => format!("**{time}**"),
+                false => time,
             }
         }));
-        let fa2 = chosen.get(&key).and_then(|cells| cells.get("fa2"));
-        line.push(number(fa2.map(|row| row.median_us), 1));
-        line.push(format!("`{}`", choice.kernel));
+        line.extend([us(chosen.of("fa2")), format!("`{}`", choice.kernel)]);
         lines.push(line);
     }
     if lines.is_empty() {
@@ -280,23 +199,20 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
 
 /// Problems, square and not, in which the best peer is faster.
 pub(super) fn behind(rows: &[BenchRow], decode: &[BenchRow]) -> String {
-    let problems = by_problem(rows, |row| row.backend.clone());
-    let mut behind: Vec<Vec<String>> = lines(&problems, &OTHER_PEERS)
-        .iter()
+    let lines = lines(rows);
+    let mut behind: Vec<Vec<String>> = { lines.iter() }
         .filter_map(|line| {
             let ratio = line.ratio().filter(|&ratio| ratio < decode::BEHIND)?;
-            let peers = line.peers.iter().flatten();
-            let best = peers.max_by(|a, b| a.tflops.total_cmp(&b.tflops))?;
-            let peer = decode::name(&best.backend).to_owned();
+            let peer = peers::name(&line.best()?.backend).to_owned();
             Some(vec![line.ours.problem(), peer, format!("{ratio:.2}")])
         })
         .collect();
     behind.extend(decode::behind(decode));
-    let measured = lines(&problems, &OTHER_PEERS).len();
     match rows.iter().rfind(|row| row.backend == OURS) {
         None => "Nothing is measured yet.\n".to_owned(),
         Some(last) => format!(
-            "Of {measured} square problems, and those with few queries, measured on {}; *ratio* is our speed over the peer's.\n\n{}",
+            "Of {} square problems, and those with few queries, measured on {}; *ratio* is our speed over the peer's.\n\n{}",
+            lines.len(),
             last.device,
             markdown_table(&["problem", "fastest", "ratio"], behind)
         ),

@@ -55,6 +55,9 @@ pub(crate) struct Row {
     /// The options of the problem that the row's kernel does not compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaves_out: Option<String>,
+    /// The root mean square of the error against float64, in rows of some peers and of ours beside them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error_rms: Option<f64>,
     pub(crate) device: String,
     #[serde(default)]
     pub(crate) driver: String,

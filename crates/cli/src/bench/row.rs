@@ -141,6 +141,7 @@ impl Row {
             min_us: None,
             read_us: None,
             leaves_out: None,
+            error_rms: None,
             device: machine.device.clone(),
             driver: machine.driver.clone(),
             program: Some(machine.program.to_owned()),
