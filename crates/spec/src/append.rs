@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::call::following;
 use crate::lengths::{KEYS, LengthsRequest, Names};
 use crate::rotary::{check_places, check_positions};
 use crate::slots::UNWANTED;
@@ -612,7 +613,8 @@ fn check_room(
                 argument: KEYS.used.name(),
                 index,
                 rule: format!(
-                    "is {length}, and {new} rows follow, but there is room for {capacity}"
+                    "is {length}, and {}, but there is room for {capacity}",
+                    following(new)
                 ),
             });
         }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::call::counted;
 use crate::{Invalid, Mask, Numbers, Operand, Request, Result, SideLengths, expect_countable};
 
 /// How lists of blocks are arranged: the sizes of the blocks, and which sequences and heads have lists of their own.
@@ -447,7 +448,7 @@ impl BlocksRequest<'_> {
                 rule: format!(
                     "ends the list: {} have as many rows each, {needed} or more for blocks of {} queries, and one number more is \
                      needed than there are rows",
-                    crate::call::counted(count, "list"),
+                    counted(count, "list"),
                     lists.queries()
                 ),
             });
@@ -510,7 +511,9 @@ fn check_lists(offsets: &[i32], indices: &[i32], blocks: usize) -> Result<usize>
                     _ => continue,
                 },
                 _ if block as usize >= blocks => {
-                    format!("is {block}, but there are {blocks} blocks of keys")
+                    let are = if blocks == 1 { "is" } else { "are" };
+                    let blocks = counted(blocks, "block");
+                    format!("is {block}, but there {are} {blocks} of keys")
                 }
                 Some(before) if before >= block => {
                     format!("is {block} after {before}; the blocks of a row must ascend")

@@ -505,6 +505,12 @@ impl fmt::Display for Call {
     }
 }
 
+/// `1 row`, `2 rows`.
 pub(crate) fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `1 row follows`, `2 rows follow`.
+pub(crate) fn following(rows: usize) -> String {
+    counted(rows, "row") + if rows == 1 { " follows" } else { " follow" }
 }

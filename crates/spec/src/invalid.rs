@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::call::counted;
 use crate::{ElementType, MAX_HEAD_DIM, Values};
 
 /// Shorthand for a result with [`Invalid`].
@@ -22,7 +23,8 @@ pub enum Invalid {
 
     /// Query heads don't divide into groups of equal size.
     #[error(
-        "q has {heads} heads and {keys} has {kv_heads}; both must be at least 1, and the query heads a multiple of the key/value heads"
+        "q has {} and {keys} has {kv_heads}; both must be at least 1, and the query heads a multiple of the key/value heads",
+        counted(*.heads, "head")
     )]
     HeadsNotMultiple {
         /// Heads of `q`.
@@ -51,7 +53,7 @@ pub enum Invalid {
     /// Packed sequences are more or fewer than those of another argument.
     #[error(
         "{argument} has {}, but {other} has {}{expected}",
-        crate::call::counted(*.found, "sequence"),
+        counted(*.found, "sequence"),
         if *.other_is_packed { "" } else { "batch " }
     )]
     Sequences {
@@ -114,7 +116,8 @@ pub enum Invalid {
 
     /// A slice or device buffer ends before its shape does.
     #[error(
-        "{argument} needs a buffer of {needed} elements for its shape and strides, but has {available}"
+        "{argument} needs a buffer of {} for its shape and strides, but has {available}",
+        counted(*.needed, "element")
     )]
     BufferTooSmall {
         /// The tensor at fault.
@@ -126,7 +129,7 @@ pub enum Invalid {
     },
 
     /// A host slice has more elements than its shape: one of the two is wrong.
-    #[error("{argument} has {available} elements, but its shape has {needed}")]
+    #[error("{argument} has {}, but its shape has {needed}", counted(*.available, "element"))]
     BufferTooLarge {
         /// The tensor at fault.
         argument: &'static str,
@@ -270,7 +273,11 @@ pub enum Invalid {
     },
 
     /// A list has another number of values than the call needs.
-    #[error("{argument} has {found} values; {needed} are needed")]
+    #[error(
+        "{argument} has {}; {needed} {} needed",
+        counted(*.found, "value"),
+        if *.needed == 1 { "is" } else { "are" }
+    )]
     Count {
         /// The list.
         argument: &'static str,

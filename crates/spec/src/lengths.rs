@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::call::counted;
 use crate::{Invalid, Numbers, Operand, Request, Result, expect_same};
 
 /// The numbers of a checked call: lengths, offsets or pages.
@@ -237,7 +238,8 @@ impl LengthsRequest<'_> {
         if let Some(len) = self.used.count()
             && len != sequences
         {
-            let rule = format!("ends the list: {len} lengths for {sequences} sequences");
+            let (lengths, of) = (counted(len, "length"), counted(sequences, "sequence"));
+            let rule = format!("ends the list: {lengths} for {of}");
             return Err(broken(names.used.name(), len.min(sequences), rule));
         }
         for longest in [self.longest, self.longest_packed].into_iter().flatten() {
@@ -271,7 +273,10 @@ fn within(mut lengths: SideLengths, names: Names, used: &[i32]) -> Result<SideLe
                 return Err(Invalid::Lengths {
                     argument: names.used.name(),
                     index,
-                    rule: format!("is {length}, but sequence {index} has {rows} rows"),
+                    rule: format!(
+                        "is {length}, but sequence {index} has {}",
+                        counted(rows, "row")
+                    ),
                 });
             }
         }
@@ -304,7 +309,8 @@ fn check_offsets(argument: &'static str, offsets: &[i32], rows: usize) -> Result
         }
         // Neither is negative: the first is 0 and none decreases.
         if end as usize > rows {
-            let rule = format!("is {end}, but the tensor has only {rows} rows");
+            let rows = counted(rows, "row");
+            let rule = format!("is {end}, but the tensor has only {rows}");
             return Err(broken(index + 1, rule));
         }
         longest = longest.max((end - start) as usize);

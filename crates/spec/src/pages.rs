@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::call::counted;
 use crate::lengths::{KEYS, LengthsRequest};
 use crate::{
     Invalid, Layout, MAX_PAGE_ROWS, Numbers, Operand, Request, Result, SideLengths,
@@ -170,8 +171,8 @@ impl TableRequest<'_> {
             return Err(Invalid::Pages {
                 argument: "k",
                 rule: format!(
-                    "has no pages, but sequences may have up to {} keys",
-                    keys.bound
+                    "has no pages, but sequences may have up to {}",
+                    counted(keys.bound, "key")
                 ),
             });
         }
@@ -209,8 +210,10 @@ fn check_entries(
                 argument: BLOCK_TABLE,
                 index: start + column,
                 rule: format!(
-                    "is {}, but k has {pages} pages; it is entry {column} of sequence {sequence}, whose {len} keys need {}",
+                    "is {}, but k has {}; it is entry {column} of sequence {sequence}, whose {} need {}",
                     needed[column],
+                    counted(pages, "page"),
+                    counted(len, "key"),
                     needed.len()
                 ),
             });

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::ROTARY_PAIRS;
+use crate::call::{counted, following};
 
 use crate::lengths::KEYS;
 use crate::{
@@ -215,7 +216,11 @@ pub(super) fn check_positions(
             Some(index) => Err(Invalid::Lengths {
                 argument: Operand::Positions.name(),
                 index,
-                rule: format!("is {}, but cos and sin have {end} rows", positions[index]),
+                rule: format!(
+                    "is {}, but cos and sin have {}",
+                    positions[index],
+                    counted(end, "row")
+                ),
             }),
             None => Ok(()),
         }
@@ -243,7 +248,9 @@ pub(super) fn check_places(lengths: &[i32], rows: &SideLengths, end: usize) -> R
                 argument: KEYS.used.name(),
                 index,
                 rule: format!(
-                    "is {length}, and {new} rows follow, but cos and sin have rows for {end} positions"
+                    "is {length}, and {}, but cos and sin have rows for {}",
+                    following(new),
+                    counted(end, "position")
                 ),
             });
         }

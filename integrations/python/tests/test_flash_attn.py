@@ -360,7 +360,7 @@ class FlashAttn(unittest.TestCase):
             ("k_cache shares memory with k;", (q, cache, other, cache[:, :1], k), {"cache_seqlens": 1}),
             ("v_cache shares memory with k_cache, but does not come after it", (q, cache[:, 1:], cache[:, :3], k, k), {"cache_seqlens": 1}),
             ("k_cache overlaps v_cache", (q, cache, cache, k, k), {"cache_seqlens": 1}),
-            (r"cache_seqlens.0. is 4, and 1 rows follow, but there is room for 4", (q, cache, other, k, k), {"cache_seqlens": 4}),
+            (r"cache_seqlens.0. is 4, and 1 row follows, but there is room for 4", (q, cache, other, k, k), {"cache_seqlens": 4}),
         ]
         for text, tensors, options in cases:
             with self.subTest(text), self.assertRaisesRegex(warptile.InvalidInput, text):

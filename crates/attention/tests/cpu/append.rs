@@ -124,13 +124,13 @@ fn a_position_beyond_the_tables_is_refused_before_anything_is_written() {
             3,
             7,
             None,
-            "key_lengths[0] is 7, and 1 rows follow, but cos and sin have rows for 3 positions",
+            "key_lengths[0] is 7, and 1 row follows, but cos and sin have rows for 3 positions",
         ),
         (
             7,
             7,
             None,
-            "key_lengths[0] is 7, and 1 rows follow, but cos and sin have rows for 7 positions",
+            "key_lengths[0] is 7, and 1 row follows, but cos and sin have rows for 7 positions",
         ),
         (
             3,

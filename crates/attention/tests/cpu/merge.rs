@@ -106,7 +106,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let lse = Lse::zeros(&backend, shape).unwrap();
     let short = Lse::zeros(&backend, [1, 2, 2, 8]).unwrap();
     let text = |parts: &[(&_, &Lse)]| merge(parts, LseBase::Natural).unwrap_err().to_string();
-    assert_eq!(text(&[]), "parts has 0 values; 1 are needed");
+    assert_eq!(text(&[]), "parts has 0 values; 1 is needed");
     assert_eq!(
         text(&[(&part, &lse); 33]),
         "parts has count 33; the limit is 32"

@@ -99,7 +99,7 @@ fn wrong_memory_is_refused_before_anything_is_launched() {
         };
         assert_eq!(
             text(&description(2), bindings(&mut to, &part, 1)),
-            "parts has 1 values; 2 are needed"
+            "parts has 1 value; 2 are needed"
         );
         let bound =
             Bindings::merge(to.out.as_slice_mut()).part(part.out.as_slice(), part.lse.as_slice());
@@ -153,7 +153,7 @@ fn a_raw_merge_is_one_driver_call_and_checks_its_addresses() {
         let text = launch(parts, out, lse).unwrap_err();
         assert!(text.starts_with(expected), "{text}");
     };
-    refused(&good[..1], out, lse, "parts has 1 values");
+    refused(&good[..1], out, lse, "parts has 1 value;");
     refused(&good, 0, lse, "out is missing");
     refused(&good, out, 0, "lse is missing");
     refused(

@@ -663,7 +663,7 @@ fn every_rule_of_a_block_table() {
         ),
         (
             paged(2, &k).block_table(&[3, 4], [2, 1]).key_lengths(&[16]),
-            "key_lengths[1] ends the list: 1 lengths for 2 sequences",
+            "key_lengths[1] ends the list: 1 length for 2 sequences",
         ),
         (
             paged(2, &k)
