@@ -254,6 +254,8 @@ impl<'a> Planner<'a> {
                 }
             },
         }));
+        // With fixed splits, kernels were compared on another problem.
+        step.estimate_us = self.estimate_us(&problem, step.image);
         let basis = Basis {
             standing: standing(&step),
             rates_of: self.rates.device().to_owned(),
@@ -283,6 +285,12 @@ impl<'a> Planner<'a> {
             return (Some(kernels), Choice::Image(name.clone()));
         }
         (of(&|image| image.kernel == name), choice.clone())
+    }
+
+    /// The expected time of an image on a problem, in microseconds.
+    fn estimate_us(&self, problem: &Problem, image: &Image) -> f64 {
+        let at_once = occupancy(image, self.device);
+        self.rates.estimate_us(problem, image, self.device, at_once)
     }
 
     /// The launch of one kernel, given its images, or why it can't run.
@@ -342,18 +350,11 @@ impl<'a> Planner<'a> {
             _ => None,
         };
         let splits = problem.splits().keys().is_some();
-        let typical = problem.typical_of_splits();
-        let estimate = |image: &Image| {
-            self.rates.estimate_us(
-                match splits {
-                    true => &typical,
-                    false => problem,
-                },
-                image,
-                device,
-                occupancy(image, device),
-            )
+        let compared_on = match splits {
+            true => problem.typical_of_splits(),
+            false => *problem,
         };
+        let estimate = |image: &Image| self.estimate_us(&compared_on, image);
         // Features that the call does not need cost time.
         let image = of_element
             .clone()

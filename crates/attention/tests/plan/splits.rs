@@ -101,6 +101,18 @@ fn what_cannot_cut_keys_at_fixed_places_says_so() {
     assert_ne!(problem, case("b1 q1 k8192 h32/8 d128 f16").call().problem());
 }
 
+#[test]
+fn with_splits_the_predicted_time_is_that_of_the_problem() {
+    let plan = |batch: usize| {
+        let problem = every_512(&format!("b{batch} q1 k8192 h32/8 d128 bf16"));
+        Plan::gpu(problem, &DeviceProfile::h200(), &Choice::Best).unwrap()
+    };
+    let [one, many] = [1, 256].map(plan);
+    assert_eq!(one.kernel_name(), many.kernel_name());
+    let times = many.estimate_us() / one.estimate_us();
+    assert!((10.0..256.0).contains(&times), "{times}");
+}
+
 /// No other image takes what is too much for the one that takes all.
 #[test]
 fn with_splits_too_many_units_are_an_error() {
