@@ -5,14 +5,14 @@ use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::Kind;
 use warptile::plan::{BackwardProblem, Choice};
 use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand, Slots};
-use warptile::{Element, ElementType, Layout};
+use warptile::{Element, ElementType};
 use warptile_driver::{DeviceBuffer, Stream};
 
-use crate::accept::{GradientExpectation, Verdict};
+use crate::accept::GradientExpectation;
 use crate::case::{Case, LayoutKind};
-use crate::data::{Buffer, Data, Inputs, Random, first_other, for_each_row};
+use crate::data::{Buffer, Data, Failure, Inputs, Random, for_each_row, rows_of};
 use crate::device::DeviceInputs;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ferry::Ferry;
 
 /// The backward pass of a case, with its data. The output and lse are those of the CPU path.
@@ -28,31 +28,6 @@ pub struct BackwardCase<T> {
 /// The buffers of the gradients that are wanted: poisoned before the run.
 #[derive(Debug, Clone)]
 pub struct GradientBuffers<T>(Slots<Option<Data<T>>>);
-
-/// The errors found in gradients.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum GradientFailure {
-    /// Values are off.
-    #[error("{} {verdict}", .operand.name())]
-    Wrong {
-        /// The gradient.
-        operand: Operand,
-        /// How it compares.
-        verdict: Verdict,
-    },
-    /// Memory that belongs to no result was written.
-    #[error("{} was written outside its rows, at element {index} of the buffer", .operand.name())]
-    Stray {
-        /// The gradient.
-        operand: Operand,
-        /// Where.
-        index: usize,
-    },
-    /// The case has no reference.
-    #[error(transparent)]
-    Invalid(#[from] Error),
-}
 
 impl Case {
     /// The case nearest to this one that has a backward pass, half of those with a bias with its gradient: without pages, lists of blocks and quantized keys, with head sizes of at most
@@ -269,50 +244,31 @@ impl<T: Element> BackwardCase<T> {
     /// an error has.
     ///
     /// # Errors
-    /// [`GradientFailure`], saying what is wrong.
+    /// [`Failure`], saying what is wrong.
     pub fn check(
         &self,
         expected: &GradientExpectation,
         result: &GradientBuffers<T>,
-    ) -> Result<f64, GradientFailure> {
-        let call = self.backward.call();
+    ) -> Result<f64, Failure> {
         let mut worst: f64 = 0.0;
-        let mut judge = |operand, verdict: Verdict| match verdict.passed {
-            true => {
-                worst = worst.max(verdict.worst.ratio());
-                Ok(())
-            }
-            false => Err(GradientFailure::Wrong { operand, verdict }),
-        };
         for (operand, data) in result.0.given() {
-            let buffer = match data {
-                Data::Elements(buffer) => buffer,
-                _ => {
-                    let found = data.floats().unwrap_or_default();
-                    judge(operand, expected.judge(operand, found))?;
-                    continue;
+            let verdict = match data {
+                Data::Elements(buffer) => {
+                    let stray = |index| Failure::Stray {
+                        tensor: operand.name(),
+                        index,
+                    };
+                    let placed = (&buffer.data[..], buffer.offset, &buffer.layout);
+                    let len = expected.gradient(operand).len();
+                    let found = rows_of(self.backward.call(), operand.kind(), placed, len);
+                    expected.judge(operand, &found.map_err(stray)?)
                 }
+                _ => expected.judge(operand, data.floats().unwrap_or_default()),
             };
-            let (layout, size) = (buffer.layout, buffer.layout.head_dim());
-            let mut left = buffer.data.clone();
-            let mut found = vec![T::from_f64(0.0); expected.gradient(operand).len()];
-            let (mut starts, mut places) = (Vec::new(), Vec::new());
-            let kind = operand.kind();
-            for_each_row(call, &layout, kind, |start| {
-                starts.push(buffer.offset + start)
-            });
-            for_each_row(call, &Layout::bshd(layout.shape), kind, |place| {
-                places.push(place)
-            });
-            let poison = T::from_f64(f64::NAN);
-            for (start, place) in starts.into_iter().zip(places) {
-                found[place..place + size].copy_from_slice(&buffer.data[start..start + size]);
-                left[start..start + size].fill(poison);
+            if !verdict.passed {
+                return Err(Failure::WrongGradient { operand, verdict });
             }
-            if let Some(index) = first_other(&left, poison) {
-                return Err(GradientFailure::Stray { operand, index });
-            }
-            judge(operand, expected.judge(operand, &found))?;
+            worst = worst.max(verdict.worst.ratio());
         }
         Ok(worst)
     }

@@ -244,10 +244,18 @@ pub enum Failure {
         /// The lse.
         lse: Verdict,
     },
+    /// Values of a gradient are off.
+    #[error("{} {verdict}", .operand.name())]
+    WrongGradient {
+        /// The gradient.
+        operand: Operand,
+        /// How it compares.
+        verdict: Verdict,
+    },
     /// Memory that belongs to no result was written.
     #[error("{tensor} was written outside its rows, at element {index} of the buffer")]
     Stray {
-        /// `out` or `lse`.
+        /// `out`, `lse` or a gradient.
         tensor: &'static str,
         /// Where.
         index: usize,
@@ -454,21 +462,21 @@ impl Case {
             )));
         }
 
-        // Take the rows out of copies; the rest must still be the poison.
-        let size = call.out().head_dim();
-        let (mut left_out, mut left_lse) = (buffer.to_vec(), written.to_vec());
-        let mut out = vec![T::from_f64(0.0); expected.out().len()];
+        let out = rows_of(
+            &call,
+            Kind::Queries,
+            (buffer, offset, call.out()),
+            expected.out().len(),
+        );
+        let out = out.map_err(|index| Failure::Stray {
+            tensor: "out",
+            index,
+        })?;
+        // The same of the lse.
+        let mut left_lse = written.to_vec();
         let mut lse = vec![0.0; expected.lse().len()];
-        let dense = Layout::bshd(call.out().shape);
-        let poison = T::from_f64(f64::NAN);
         for sequence in call.sequences() {
             for head in 0..call.heads().query {
-                for row in sequence.q_start..sequence.q_start + sequence.q_len {
-                    let from = offset + call.out().offset(sequence.q_entry, row, head);
-                    let to = dense.offset(sequence.q_entry, row, head);
-                    out[to..to + size].copy_from_slice(&buffer[from..from + size]);
-                    left_out[from..from + size].fill(poison);
-                }
                 let rows = lse_rows(&call, &sequence, head);
                 if let Some(written) = written.get(rows.clone()) {
                     lse[rows.clone()].copy_from_slice(written);
@@ -477,12 +485,6 @@ impl Case {
                     lse[rows].fill(f32::NAN);
                 }
             }
-        }
-        if let Some(index) = first_other(&left_out, poison) {
-            return Err(Failure::Stray {
-                tensor: "out",
-                index,
-            });
         }
         if let Some(index) = first_other(&left_lse, f32::NAN) {
             return Err(Failure::Stray {
@@ -521,8 +523,39 @@ impl Case {
     }
 }
 
+/// The rows of a buffer that belong to sequences, dense and with zeros between them. `data` and `offset` are of the buffer, `layout` that of
+/// the tensor in it, and `len` what it has when it is dense.
+///
+/// # Errors
+/// Where memory outside the rows is no longer the poison.
+pub(crate) fn rows_of<T: Element>(
+    call: &Call,
+    rows: Kind,
+    (data, offset, layout): (&[T], usize, &Layout),
+    len: usize,
+) -> Result<Vec<T>, usize> {
+    let (size, poison) = (layout.head_dim(), T::from_f64(f64::NAN));
+    let mut found = vec![T::from_f64(0.0); len];
+    let mut left = data.to_vec();
+    let mut places = Vec::new();
+    let dense = Layout::bshd(layout.shape);
+    for_each_row(call, &dense, rows, |place| places.push(place));
+    let mut places = places.into_iter();
+    for_each_row(call, layout, rows, |start| {
+        let from = offset + start..offset + start + size;
+        if let Some(place) = places.next() {
+            found[place..place + size].copy_from_slice(&data[from.clone()]);
+        }
+        left[from].fill(poison);
+    });
+    match first_other(&left, poison) {
+        Some(index) => Err(index),
+        None => Ok(found),
+    }
+}
+
 /// The first element that is not `poison`, by bits: NaN never equals NaN, and a different NaN than ours was written by someone else.
-pub(crate) fn first_other<T: Element>(values: &[T], poison: T) -> Option<usize> {
+fn first_other<T: Element>(values: &[T], poison: T) -> Option<usize> {
     /// Elements that are compared as bytes at once.
     const AT_ONCE: usize = 256;
     let all = [poison; AT_ONCE];

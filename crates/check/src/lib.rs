@@ -46,7 +46,7 @@ mod tile;
 pub mod trial;
 
 pub use accept::{Expectation, GradientExpectation, LSE_TOLERANCE, Verdict, Worst};
-pub use backward::{BackwardCase, GradientBuffers, GradientFailure};
+pub use backward::{BackwardCase, GradientBuffers};
 pub use case::{Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers, quantize};
 pub use device::{DeviceInputs, Place, values_behind_keys};

@@ -8,14 +8,14 @@ use warptile::spec::{Backward, Call, CallBuilder, Invalid, Operand, Types};
 use warptile::{
     Attention, Backend, Element, ElementType, Error, GradientsInto, Keys, Layout, Lse, Mask, Tensor,
 };
-use warptile_check::{BackwardCase, Case, Data, GradientFailure, Inputs, reference};
+use warptile_check::{BackwardCase, Case, Data, Failure, Inputs, reference};
 
 use crate::common::Any;
 use crate::draw::Random;
 
 /// Computes the gradients of a case twice, and holds them against the reference.
-fn verify(case: &Case) -> Result<f64, GradientFailure> {
-    fn typed<T: Element>(case: &Case) -> Result<f64, GradientFailure> {
+fn verify(case: &Case) -> Result<f64, Failure> {
+    fn typed<T: Element>(case: &Case) -> Result<f64, Failure> {
         let backward = case.backward::<T>()?;
         let [first, again] = [(), ()].map(|()| {
             let mut result = backward.result();

@@ -7,16 +7,12 @@ use warptile::kernels::Family;
 use warptile::plan::{BackwardProblem, Choice, Planner};
 use warptile::spec::{Backward, KeyGradients, Operand};
 use warptile::{Element, ElementType};
-use warptile_check::{Case, DeviceInputs, Ferry, GradientFailure};
+use warptile_check::{Case, DeviceInputs, Failure, Ferry};
 use warptile_driver::DeviceBuffer;
 
 use crate::place::{Emulated, with_emulated};
 
-fn verify<T: Element>(
-    case: &Case,
-    choice: &Choice,
-    place: &Emulated,
-) -> Result<f64, GradientFailure> {
+fn verify<T: Element>(case: &Case, choice: &Choice, place: &Emulated) -> Result<f64, Failure> {
     let backward = case.backward::<T>()?;
     let result = backward.run_on_gpu(&place.gpu, choice, || place.run_launches())?;
     backward.check(&backward.expectation()?, &result)

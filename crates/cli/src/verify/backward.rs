@@ -4,7 +4,7 @@ use warptile::cpu::{Stop, backward_cpu};
 use warptile::gpu::{Operation, Prepared};
 use warptile::spec::Backward;
 use warptile::{Element, Error};
-use warptile_check::{BackwardCase, Case, GradientBuffers, GradientFailure};
+use warptile_check::{BackwardCase, Case, Failure, GradientBuffers};
 use warptile_driver::Stream;
 
 use super::check::{Checked, Error64, Errors, Place, Ran, Runs, steps_of};
@@ -67,7 +67,7 @@ pub(super) fn check<T: Element>(
         _ => data.expectation(),
     })?;
     let outcome = match timed(&mut seconds.comparing, || data.check(&expected, &first)) {
-        Err(GradientFailure::Invalid(error)) => return Err(error),
+        Err(Failure::Invalid(error)) => return Err(error),
         Err(failure) => Err(failure.to_string()),
         Ok(ratio) => differs.map_or(
             Ok(Errors {
