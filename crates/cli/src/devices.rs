@@ -14,7 +14,7 @@ use warptile_distributed::{Error, Expected, Group, RowMap, Scheme, Sharding, Sha
 use crate::bench::decoding;
 use crate::cases;
 use crate::failure::Failure;
-use crate::options::Device;
+use crate::options::{Device, word};
 use crate::team::Team;
 use crate::text;
 
@@ -50,15 +50,6 @@ pub(crate) enum Engine {
     Peers,
     /// NCCL; each GPU has a thread with a rank of its own.
     Nccl,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Engine::Peers => "peers",
-            Engine::Nccl => "nccl",
-        })
-    }
 }
 
 /// How several devices compute a call.
@@ -112,20 +103,6 @@ impl Deal {
             Deal::TwoZigzags => Sharding::Zigzags(2),
             Deal::Contiguous => Sharding::Contiguous,
         }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Deal::Zigzag => "zigzag",
-            Deal::TwoZigzags => "two-zigzags",
-            Deal::Contiguous => "contiguous",
-        }
-    }
-}
-
-impl fmt::Display for Deal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
     }
 }
 
@@ -212,10 +189,10 @@ pub(crate) struct Dealt {
 
 impl Dealt {
     /// The word of the sharding.
-    pub(crate) fn sharding(&self) -> &'static str {
+    pub(crate) fn sharding(&self) -> String {
         { Deal::value_variants().iter() }
             .find(|deal| deal.sharding() == self.sharding)
-            .map_or("documents", |deal| deal.word())
+            .map_or_else(|| "documents".to_owned(), word)
     }
 
     /// The rows of each device.
@@ -316,8 +293,7 @@ impl SeveralArgs {
         if let Some(by) = self.scheme
             && let Some(why) = self.why_not(by, case)
         {
-            let name = format!("{by:?}").to_lowercase();
-            return Err(refused(&format!("--scheme {name}: {why}")));
+            return Err(refused(&format!("--scheme {}: {why}", word(&by))));
         }
         let lengths = case.used_lengths();
         if lengths.iter().any(|(queries, keys)| queries != keys) {
@@ -572,6 +548,13 @@ mod tests {
         });
         assert!(drawn.filter(|by| *by == By::Hybrid).count() > 2);
         assert_eq!(words.len(), 4);
+    }
+
+    #[test]
+    fn words_can_be_given_again() {
+        for by in By::value_variants() {
+            assert_eq!(By::from_str(&word(by), false), Ok(*by));
+        }
     }
 
     #[test]

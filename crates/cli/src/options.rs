@@ -165,6 +165,12 @@ impl fmt::Display for Device {
     }
 }
 
+/// The word of a value on command lines.
+pub(crate) fn word(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// Multiprocessors that are planned for.
 pub(crate) fn multiprocessors() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=DeviceProfile::MAX_MULTIPROCESSORS.into())
@@ -210,15 +216,6 @@ impl LayoutKind {
             LayoutKind::Bshd => [a, b, c, d],
             LayoutKind::Bhsd => [a, c, b, d],
         }
-    }
-}
-
-impl fmt::Display for LayoutKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            LayoutKind::Bshd => "bshd",
-            LayoutKind::Bhsd => "bhsd",
-        })
     }
 }
 

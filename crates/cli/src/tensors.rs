@@ -3,7 +3,7 @@
 use either::{Either, for_both};
 use warptile::kernels::{Count, Kind};
 use warptile::plan::Choice;
-use warptile::spec::{DropoutState, Operand, Scoring, Slots, TableLayout, Types};
+use warptile::spec::{Call, DropoutState, Operand, Scoring, Slots, TableLayout, Types};
 use warptile::{Attention, Element, Gradients, Keys, Output, Queries, Scales, Splits, Tensor};
 
 /// The options of a call, as far as no operand says them.
@@ -14,6 +14,14 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// The options of a call.
+    pub(crate) fn of(call: &Call) -> Self {
+        Settings {
+            scoring: call.scoring().scale(call.scale()),
+            splits: call.splits(),
+        }
+    }
+
     /// The options with their numbers.
     pub(crate) fn attention(&self, numbers: &Numbers) -> Attention {
         let mut attention = { Attention::new().scoring(self.scoring) }.splits(self.splits);

@@ -49,10 +49,7 @@ impl OfDevices<'_> {
     fn decoding_row_of<T: Element>(&self, case: &Case) -> Result<Row, Failure> {
         let (call, lists) = (case.try_call()?, case.lists());
         let data = Data::<T>::new(case, &call, &lists);
-        let settings = Settings {
-            scoring: call.scoring().scale(call.scale()),
-            splits: call.splits(),
-        };
+        let settings = Settings::of(&call);
         let tensors = distinct(&self.backends).map(|backend| data.tensors(backend, &call));
         let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
         let (mut one, mut alone): (_, Vec<Alone<'_>>) = (Vec::new(), Vec::new());
@@ -105,7 +102,7 @@ impl OfDevices<'_> {
         })?;
         let labels = Labels {
             scheme: "cache".to_owned(),
-            sharding: "pages",
+            sharding: "pages".to_owned(),
             key_len: keys * batch,
             direction: "decode",
         };

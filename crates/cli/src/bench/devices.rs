@@ -46,7 +46,7 @@ pub(crate) struct Row {
     ranks: usize,
     problem: String,
     pub(crate) scheme: String,
-    pub(crate) sharding: &'static str,
+    pub(crate) sharding: String,
     /// Keys of all sequences.
     key_len: usize,
     direction: &'static str,
@@ -190,10 +190,7 @@ impl<'a> OfDevices<'a> {
     fn row_of<T: Element>(&self, case: &Case, dealt: &Dealt) -> Result<Row, Failure> {
         let (call, lists) = (case.try_call()?, case.lists());
         let data = Data::<T>::new(case, &call, &lists);
-        let settings = Settings {
-            scoring: call.scoring().scale(call.scale()),
-            splits: call.splits(),
-        };
+        let settings = Settings::of(&call);
         let shape = |rows: &Layout| [rows.heads(), rows.head_dim()];
         let shapes = [call.q(), call.k(), call.v()].map(shape);
         let of_out = shape(call.out());
@@ -444,7 +441,7 @@ pub(super) fn distinct(backends: &[Backend]) -> impl Iterator<Item = &Backend> {
 /// What a row says of how a problem was computed.
 pub(super) struct Labels {
     pub(super) scheme: String,
-    pub(super) sharding: &'static str,
+    pub(super) sharding: String,
     pub(super) key_len: usize,
     pub(super) direction: &'static str,
 }

@@ -6,7 +6,7 @@ pub(crate) mod data;
 pub(crate) mod decoding;
 pub(crate) mod devices;
 pub(crate) mod gpu;
-mod record;
+pub(crate) mod record;
 pub(crate) mod row;
 pub(crate) mod table;
 
@@ -315,11 +315,11 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     bar.finish_and_clear();
     if interrupt::requested() {
         part(&rows, true)?;
-        let kept = match rows.len() {
-            1 => "1 row was measured before".to_owned(),
-            count => format!("{count} rows were measured before"),
-        };
-        return Err(Failure::Interrupted(format!("cut short: {kept} Ctrl-C")));
+        let kept = text::count(rows.len() as u64, "row");
+        let were = if rows.len() == 1 { "was" } else { "were" };
+        return Err(Failure::Interrupted(format!(
+            "cut short: {kept} {were} measured before Ctrl-C"
+        )));
     }
     if rows.is_empty() {
         return Err(Failure::Input(
@@ -524,11 +524,7 @@ impl<O: Operation> Planned<O> {
             }
             None => None,
         };
-        let settings = Settings {
-            scoring: call.scoring().scale(call.scale()),
-            splits: call.splits(),
-        };
-        let forward = tensors.forward(&settings, &data.numbers);
+        let forward = tensors.forward(&Settings::of(call), &data.numbers);
         let forward = forward.d_bias(case.d_bias);
         for plan in &self.plans {
             if interrupt::requested() {

@@ -57,7 +57,7 @@ pub(super) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         }
         let fastest = { rows[before..].iter() }.min_by(|a, b| a.median_us.total_cmp(&b.median_us));
         if let Some(row) = fastest {
-            let (scheme, sharding) = (&row.scheme, row.sharding);
+            let (scheme, sharding) = (&row.scheme, &row.sharding);
             bar.suspend(|| say!(console, "fastest  scheme {scheme}, sharding {sharding}"))?;
         }
         bar.inc(1);

@@ -1,6 +1,5 @@
 //! One case, computed twice or hundreds of times and compared with the reference.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use clap::ValueEnum;
@@ -20,6 +19,7 @@ use warptile_kernels::{Image, Role, catalog};
 use super::known::{Known, KnownProblems};
 use super::phases::{Phases, timed};
 use crate::operation::Operation;
+use crate::options::word;
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -106,17 +106,6 @@ pub(crate) enum Sync {
     None,
 }
 
-impl fmt::Display for Sync {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Sync::Each => "each",
-            Sync::Tenth => "tenth",
-            Sync::End => "end",
-            Sync::None => "none",
-        })
-    }
-}
-
 /// Launches of one problem, one after the other into the same buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Repeat {
@@ -129,7 +118,8 @@ impl Repeat {
     pub(super) fn differs(self, launch: u32) -> String {
         format!(
             "launch {launch} of {} (waiting: {}) differs from the first",
-            self.launches, self.sync
+            self.launches,
+            word(&self.sync)
         )
     }
 }

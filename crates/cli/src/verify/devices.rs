@@ -1,8 +1,8 @@
 //! One problem on several devices, computed twice and compared with the reference.
 
 use warptile::cpu::Stop;
-use warptile::spec::{Backward, DropoutState, Operand};
-use warptile::{Attention, Element, Tensor};
+use warptile::spec::{Backward, Operand};
+use warptile::{Element, Tensor};
 use warptile_check::{Buffer, Case, Data, GradientExpectation, Inputs, Verdict};
 use warptile_distributed::Gradients;
 
@@ -12,6 +12,7 @@ use crate::devices::Dealt;
 use crate::failure::Failure;
 use crate::operation::Operation;
 use crate::team::{OnTeam, Team};
+use crate::tensors::{Numbers, Settings};
 
 /// Deals a case out.
 fn on_team<'a, T: Element>(
@@ -20,22 +21,19 @@ fn on_team<'a, T: Element>(
     team: &'a Team,
     inputs: &Inputs<T>,
 ) -> Result<OnTeam<'a, T>, Failure> {
-    let numbers = { inputs.others.given() }
-        .filter(|(option, _)| option.word().is_some())
-        .filter_map(|(option, data)| Some((option, data.floats()?)));
-    let attention = Attention::new().scoring(case.scoring).splits(case.splits);
-    let attention = numbers.fold(attention, |all, (option, numbers)| {
-        all.numbers(option, numbers)
-    });
-    let lists = case.lists();
-    let words = lists.get(Operand::DropoutState);
-    let words = words.and_then(|words| words.try_into().ok());
-    let attention = match (case.scoring.dropout, words) {
-        (Some(p), Some(words)) => attention.dropout(p, DropoutState::from_words(words)),
-        _ => attention,
+    let settings = Settings {
+        scoring: case.scoring,
+        splits: case.splits,
     };
+    let mut numbers = Numbers {
+        lists: case.lists().given().clone(),
+        ..Numbers::default()
+    };
+    for (option, data) in inputs.others.given() {
+        numbers.floats[option] = data.floats().map(<[f32]>::to_vec);
+    }
     let rows = [&inputs.q, &inputs.k, &inputs.v].map(|buffer| rows(dealt, buffer));
-    OnTeam::new(team, dealt, attention, rows)
+    OnTeam::new(team, dealt, settings.attention(&numbers), rows)
 }
 
 /// The rows of all sequences, with heads and head size.

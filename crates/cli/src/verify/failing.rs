@@ -10,6 +10,7 @@ use super::choose::Trial;
 use super::{MaybeLane, Verify};
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::options::word;
 
 /// Simpler cases tried before the smallest failing one is printed.
 const SHRINK_TRIES: usize = 500;
@@ -71,9 +72,9 @@ impl Verify<'_> {
                 command.push_str(&format!(" --{name} {value}"));
             }
         };
-        option("engine", several.engine.map(|engine| engine.to_string()));
-        option("scheme", several.scheme.map(|by| by.to_string()));
-        option("sharding", several.sharding.map(|deal| deal.to_string()));
+        option("engine", several.engine.as_ref().map(word));
+        option("scheme", several.scheme.as_ref().map(word));
+        option("sharding", several.sharding.as_ref().map(word));
         match trial.image {
             Some(image) => option("kernel", Some(image.name.to_owned())),
             None => {
@@ -87,10 +88,8 @@ impl Verify<'_> {
         option("settings", settings);
         if let Some(repeat) = self.runs.repeat {
             option("repeat", number(Some(repeat.launches)));
-            option(
-                "sync",
-                (!trial.case.backward).then(|| repeat.sync.to_string()),
-            );
+            let sync = (!trial.case.backward).then(|| word(&repeat.sync));
+            option("sync", sync);
         }
         if trial.image.is_none() && self.args.best {
             command.push_str(" --best");

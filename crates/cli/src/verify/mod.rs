@@ -385,30 +385,45 @@ impl Verify<'_> {
         failing: &mut Option<Trial>,
     ) -> Result<String, Failure> {
         let mut reasons = String::new();
-        let mut written = None;
-        let bar = progress::problems(trials.len() as u64);
-        let known = KnownProblems::default();
-        let check = |lane: &_, trial: &_| self.check(lane, trial, Some(&known));
-        let ended = in_order(
-            lanes,
-            trials.into_iter(),
-            check,
-            |trial, (checked, seconds)| {
-                if let Checked::NotApplicable(why) = &checked {
-                    reasons.clone_from(why);
-                }
-                totals.add_row(&trial.case, trial.image, &checked);
-                note(&trial, &checked, failing);
-                totals.add(&trial.case, checked, seconds);
-                bar.inc(1);
-                bar.set_message(format!("({} failed),", totals.failed));
-                self.keep(totals, &mut written)?;
-                Ok(!interrupt::requested())
-            },
-        );
+        let (count, known) = (trials.len() as u64, KnownProblems::default());
+        let look = |totals: &mut Totals, trial: &Trial, checked: &Checked| {
+            if let Checked::NotApplicable(why) = checked {
+                reasons.clone_from(why);
+            }
+            totals.add_row(&trial.case, trial.image, checked);
+            Ok(())
+        };
+        let trials = trials.into_iter();
+        self.through(lanes, (trials, Some(&known)), count, totals, failing, look)?;
+        Ok(reasons)
+    }
+
+    /// Checks problems, the `known` ones made once for all images, until so many were computed or there are no more. `look` is called before
+    /// each is counted.
+    fn through(
+        &self,
+        lanes: &[MaybeLane<'_>],
+        (trials, known): (impl Iterator<Item = Trial> + Send, Option<&KnownProblems>),
+        count: u64,
+        totals: &mut Totals,
+        failing: &mut Option<Trial>,
+        mut look: impl FnMut(&mut Totals, &Trial, &Checked) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (before, mut written) = (totals.count, None);
+        let bar = progress::problems(count);
+        let check = |lane: &_, trial: &_| self.check(lane, trial, known);
+        let ended = in_order(lanes, trials, check, |trial, (checked, seconds)| {
+            look(totals, &trial, &checked)?;
+            note(&trial, &checked, failing);
+            totals.add(&trial.case, checked, seconds);
+            bar.set_position(totals.count - before);
+            bar.set_message(format!("({} failed),", totals.failed));
+            self.keep(totals, &mut written)?;
+            Ok(totals.count - before < count && !interrupt::requested())
+        });
         interrupt::tolerate(ended)?;
         bar.finish_and_clear();
-        Ok(reasons)
+        Ok(())
     }
 
     /// Writes what there is, so that little is lost if the rest never comes.
@@ -437,28 +452,19 @@ impl Verify<'_> {
             None => COUNT,
         };
         let (before, skipped) = (totals.count, totals.not_applicable);
-        let bar = progress::problems(count);
-        let check = |lane: &_, trial: &_| self.check(lane, trial, None);
-        let mut written = None;
-        let drawn = (0..).map(|index| self.draw(index));
-        let ended = in_order(lanes, drawn, check, |trial, (checked, seconds)| {
-            if let Checked::NotApplicable(reasons) = &checked
-                && totals.not_applicable - skipped > DRAWS_PER_PROBLEM * (totals.count - before + 1)
+        let look = |totals: &mut Totals, _: &Trial, checked: &Checked| match checked {
+            Checked::NotApplicable(reasons)
+                if totals.not_applicable - skipped
+                    > DRAWS_PER_PROBLEM * (totals.count - before + 1) =>
             {
-                return Err(Failure::Input(format!(
+                Err(Failure::Input(format!(
                     "hardly any random problem has a kernel; the last one: {reasons}"
-                )));
+                )))
             }
-            note(&trial, &checked, failing);
-            totals.add(&trial.case, checked, seconds);
-            bar.set_position(totals.count - before);
-            bar.set_message(format!("({} failed),", totals.failed));
-            self.keep(totals, &mut written)?;
-            Ok(totals.count - before < count && !interrupt::requested())
-        });
-        interrupt::tolerate(ended)?;
-        bar.finish_and_clear();
-        Ok(())
+            _ => Ok(()),
+        };
+        let drawn = (0..).map(|index| self.draw(index));
+        self.through(lanes, (drawn, None), count, totals, failing, look)
     }
 }
 
