@@ -167,10 +167,8 @@ fn target(entry: &ManifestEntry) -> Result<Target, String> {
 }
 
 fn element(entry: &ManifestEntry) -> Result<Element, String> {
-    [Element::F16, Element::Bf16, Element::F32]
-        .into_iter()
-        .find(|element| element.to_string() == entry.element)
-        .ok_or_else(|| format!("{}: unknown element type {}", entry.name, entry.element))
+    let unknown = |_| format!("{}: unknown element type {}", entry.name, entry.element);
+    entry.element.parse().map_err(unknown)
 }
 
 /// A reference to the static that holds a pack.

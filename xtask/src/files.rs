@@ -109,6 +109,16 @@ pub fn list(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// Paths in a directory whose names end in `.` and `extension`, as [`list`] has them.
+///
+/// # Errors
+/// As [`list`].
+pub fn list_of(path: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let mut paths = list(path)?;
+    paths.retain(|path| path.extension().is_some_and(|found| found == extension));
+    Ok(paths)
+}
+
 /// Files below a directory, by their paths from it, sorted; none if the directory does not exist.
 ///
 /// # Errors

@@ -171,15 +171,6 @@ struct Rows<T> {
     rows: Vec<T>,
 }
 
-impl<T> Default for Rows<T> {
-    fn default() -> Self {
-        Rows {
-            commit: None,
-            rows: Vec::new(),
-        }
-    }
-}
-
 impl Data {
     fn checks(&self) -> Vec<&Checks> {
         self.records.iter().map(|record| &record.1.checks).collect()
@@ -271,19 +262,11 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>> {
         searches: Search::all(root)?,
     };
     let mut generated = Vec::new();
-    let documents = files::list(&root.join("docs"))?;
-    let documents = documents
-        .iter()
-        .filter(|path| path.extension().is_some_and(|extension| extension == "md"));
-    for path in std::iter::once(&root.join("README.md")).chain(documents) {
-        if !path.is_file() {
-            continue;
-        }
-        let text = fill(path, &files::read_text(path)?, &data)?;
-        generated.push(Generated {
-            path: path.clone(),
-            text,
-        });
+    let mut documents = vec![root.join("README.md")];
+    documents.extend(files::list_of(&root.join("docs"), "md")?);
+    for path in documents.into_iter().filter(|path| path.is_file()) {
+        let text = fill(&path, &files::read_text(&path)?, &data)?;
+        generated.push(Generated { path, text });
     }
     let plotted: Vec<_> = { data.records.iter() }
         .flat_map(|(_, record)| {
@@ -327,11 +310,8 @@ pub fn store_baselines(root: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// If the directory cannot be listed.
 pub fn surplus_plots(root: &Path, generated: &[Generated]) -> Result<Vec<PathBuf>> {
-    let mut plots = files::list(&root.join("docs/plots"))?;
-    plots.retain(|path| {
-        path.extension().is_some_and(|extension| extension == "svg")
-            && !generated.iter().any(|file| file.path == *path)
-    });
+    let mut plots = files::list_of(&root.join("docs/plots"), "svg")?;
+    plots.retain(|path| !generated.iter().any(|file| file.path == *path));
     Ok(plots)
 }
 
@@ -346,7 +326,8 @@ fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Resul
 
 /// No rows if no such file exists.
 fn optional_rows<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
-    Ok(read_optional::<Rows<T>>(path)?.rows)
+    let rows = read_optional::<Option<Rows<T>>>(path)?;
+    Ok(rows.map_or_else(Vec::new, |of_file| of_file.rows))
 }
 
 /// The records of GPUs by name, beginning with `evidence/` itself, which has none.
@@ -426,6 +407,13 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String> {
         filled.push('\n');
     }
     Ok(filled)
+}
+
+/// Words as they are in the name of a file.
+fn in_a_name(words: &str) -> String {
+    let parts = words.split(|c: char| !c.is_ascii_alphanumeric());
+    let parts: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+    parts.join("-").to_ascii_lowercase()
 }
 
 /// A number with this many digits, or a dash.

@@ -111,35 +111,31 @@ fn build_unit(
     let mut running = match worker.take() {
         Some(running) => running,
         None => Worker::start(&compiler.worker, &compiler.toolchain.nvrtc).map_err(|error| {
-            vec![format!(
+            one(format!(
                 "cannot start {}: {error}",
                 compiler.worker.display()
-            )]
+            ))
         })?,
     };
     // A worker that failed is dropped here; the next unit starts another.
-    let answer = running
-        .compile(&request)
-        .map_err(|error| vec![error.to_string()])?;
+    let answer = running.compile(&request).map_err(one)?;
     *worker = Some(running);
-    let log = answer.log.map_err(|log| vec![log])?;
+    let log = answer.log.map_err(one)?;
 
-    let facts = facts(compiler, instance, &request, &log).map_err(|reason| vec![reason])?;
+    let facts = facts(compiler, instance, &request, &log)?;
     let violations = gates::violations(instance, &facts);
     if !violations.is_empty() {
         return Err(violations);
     }
-    let record = facts
-        .record
-        .as_ref()
-        .map_err(|error| vec![error.to_string()])?;
-    unit.wanted
-        .iter()
-        .map(|wanted| {
-            finish(compiler, source, wanted, &request, &facts, record)
-                .map_err(|reason| vec![reason])
-        })
+    let record = facts.record.as_ref().map_err(one)?;
+    { unit.wanted.iter() }
+        .map(|wanted| finish(compiler, source, wanted, &request, &facts, record))
         .collect()
+}
+
+/// The one reason why an image is not built.
+fn one(reason: impl ToString) -> Vec<String> {
+    vec![reason.to_string()]
 }
 
 /// The compiler is asked with a relative name and sees absolute paths only as include directories, so an image does not
@@ -169,20 +165,19 @@ fn facts(
     instance: &Instance,
     request: &Request,
     log: &str,
-) -> Result<Facts, String> {
-    let cubin = files::read(&request.cubin()).map_err(|error| error.to_string())?;
+) -> Result<Facts, Vec<String>> {
+    let cubin = files::read(&request.cubin()).map_err(one)?;
     let entry = instance.entry();
     let sass = if instance.expectations == Expectations::default() {
         SassCounts::default()
     } else {
-        SassCounts::of_file(&compiler.toolchain.nvdisasm, &request.cubin())?
+        SassCounts::of_file(&compiler.toolchain.nvdisasm, &request.cubin()).map_err(one)?
     };
     Ok(Facts {
         log: LogReport::parse(log),
         record: ImageRecord::read(&cubin),
-        has_entry: inspect::has_entry(&cubin, &entry).map_err(|error| error.to_string())?,
-        parameter_sizes: inspect::parameter_sizes(&cubin, &entry)
-            .map_err(|error| error.to_string())?,
+        has_entry: inspect::has_entry(&cubin, &entry).map_err(one)?,
+        parameter_sizes: inspect::parameter_sizes(&cubin, &entry).map_err(one)?,
         sass,
     })
 }
@@ -194,13 +189,13 @@ fn finish(
     request: &Request,
     facts: &Facts,
     record: &ImageRecord,
-) -> Result<Built, String> {
+) -> Result<Built, Vec<String>> {
     let path = if instance.target.ptx {
         request.ptx()
     } else {
         request.cubin()
     };
-    let image = files::read(&path).map_err(|error| error.to_string())?;
+    let image = files::read(&path).map_err(one)?;
     // The machine code of a PTX image is made by the driver and is not known here.
     let machine = |value: u32| if instance.target.ptx { 0 } else { value };
     Ok(Built {

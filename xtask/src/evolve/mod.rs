@@ -9,7 +9,7 @@ mod problem;
 mod promote;
 mod propose;
 pub mod rules;
-mod select;
+pub(crate) mod select;
 
 #[path = "../../../crates/cli/src/trial/format.rs"]
 mod format;
@@ -134,11 +134,7 @@ impl Search {
 
     /// All searches, ordered by family.
     pub(crate) fn all(root: &Path) -> Result<Vec<Self>> {
-        let mut paths = files::list(&root.join(ARCHIVES))?;
-        paths.retain(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "json")
-        });
+        let paths = files::list_of(&root.join(ARCHIVES), "json")?;
         let families = paths.iter().filter_map(|path| path.file_stem()?.to_str());
         families.map(|family| Self::open(root, family)).collect()
     }

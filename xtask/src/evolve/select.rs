@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 
 use super::archive::{Measured, OfProblem, State, Trial, Verdict};
-use super::format::{CONTROL, Results, Run, ratios};
+use super::format::{CONTROL, Results, Run};
 use crate::trial::{Judged, Rules, ratio};
 
 /// The verdict on each candidate of the task; one that is missing here was not measured to the end.
@@ -30,23 +30,11 @@ pub(crate) fn verdicts(results: &Results) -> Result<BTreeMap<String, Verdict>> {
     Ok(verdicts)
 }
 
-/// The ratios of one trial; `None` if it was not measured to the end.
-fn trial(results: &Results, kernel: &str, pass: u32, problems: &[String]) -> Option<Vec<f64>> {
-    ratios(
-        &results.runs,
-        kernel,
-        pass,
-        problems,
-        results.task.blocks,
-        ratio,
-    )
-}
-
 /// A session that does not see that a kernel is 2% slower sees no gain either.
 fn check_control(results: &Results) -> Result<()> {
     let rules = Rules::of_tried(1);
     for pass in [1, 2] {
-        let slowed = trial(results, CONTROL, pass, &results.task.problems)
+        let slowed = { results.ratios(CONTROL, pass, &results.task.problems, ratio) }
             .context("the control was not measured to the end")?;
         let won = rules.judge(&slowed).wins();
         ensure!(!won, "pass {pass}: the control, which is 2% slower, won");
@@ -86,7 +74,7 @@ fn of_times(results: &Results, kernel: &str) -> Result<Option<Verdict>> {
         (1, &task.held_out, unseen),
         (2, &task.held_out, unseen),
     ] {
-        let Some(ratios) = trial(results, kernel, pass, problems) else {
+        let Some(ratios) = results.ratios(kernel, pass, problems, ratio) else {
             return Ok(None);
         };
         let judged = rules.judge(&ratios);
@@ -124,15 +112,16 @@ fn of_problem(run: &Run) -> OfProblem {
     let times = run.blocks.iter().flat_map(|&[_, b2, b3, _]| [b2, b3]);
     OfProblem {
         baseline: run.baseline.clone(),
-        ratio: median(run.blocks.iter().copied().map(ratio)),
-        microseconds: median(times),
+        ratio: median(run.blocks.iter().copied().map(ratio)).unwrap_or(0.0),
+        microseconds: median(times).unwrap_or(0.0),
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+/// `None` for no values.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values = Vec::from_iter(values);
     values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+    values.get(values.len() / 2).copied()
 }
 
 #[cfg(test)]

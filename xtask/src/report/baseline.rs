@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::bench::BenchRow;
-use super::speed;
+use super::{in_a_name, read_optional, speed};
 use crate::files;
 
 /// The share of a ratio that may be lost: what two sessions differ by.
@@ -68,11 +68,8 @@ pub(crate) struct Stored(Ratios);
 impl Stored {
     /// Reads them; `None` if it has none.
     pub(crate) fn read(root: &Path, device: &str) -> Result<Option<Self>> {
-        let path = path(root, device);
-        match path.exists() {
-            true => Ok(Some(Self(files::read_json::<Baseline>(&path)?.ratios))),
-            false => Ok(None),
-        }
+        let stored: Option<Baseline> = read_optional(&path(root, device))?;
+        Ok(stored.map(|baseline| Self(baseline.ratios)))
     }
 
     /// Our speed over that of the best peer on a problem; `None` if it is not among them.
@@ -83,12 +80,7 @@ impl Stored {
 }
 
 fn path(root: &Path, device: &str) -> PathBuf {
-    let words: Vec<String> = device
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|word| !word.is_empty())
-        .map(str::to_ascii_lowercase)
-        .collect();
-    root.join(format!("evidence/baseline-{}.json", words.join("-")))
+    root.join(format!("evidence/baseline-{}.json", in_a_name(device)))
 }
 
 /// Ratios by device.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 pub(super) use super::record::Row as BenchRow;
+use super::record::{OURS, method_text};
 use super::{checks, markdown_table};
 
 /// How far a result is from float64, as `benches/peers --errors` writes it.
@@ -19,7 +20,7 @@ pub(super) struct ErrorRow {
 impl BenchRow {
     /// Who computed: `warptile scalar`, or the peer.
     pub(super) fn contestant(&self) -> String {
-        if self.backend == "warptile" {
+        if self.backend == OURS {
             format!("warptile {}", self.family)
         } else {
             self.backend.clone()
@@ -40,72 +41,6 @@ impl BenchRow {
     pub(super) fn name(&self) -> String {
         format!("{}, {}, {}", self.shape(), self.element, self.mask)
     }
-
-    /// The problem as `warptile bench` takes it.
-    pub(super) fn problem(&self) -> String {
-        let Self {
-            batch,
-            query_len,
-            key_len,
-            heads,
-            element,
-            ..
-        } = self;
-        let mask = match self.mask.as_str() {
-            "none" => String::new(),
-            mask => format!(" mask={mask}"),
-        };
-        format!("b{batch} q{query_len} k{key_len} {heads} {element}{mask}")
-    }
-
-    /// Rows that can be compared: one machine, element type, mask and method.
-    pub(super) fn setting(&self) -> Setting {
-        Setting {
-            device: self.device.clone(),
-            element: self.element.clone(),
-            mask: self.mask.clone(),
-            method: self.method.clone(),
-        }
-    }
-}
-
-/// The setting that rows of one table or plot share.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Setting {
-    pub(super) device: String,
-    pub(super) element: String,
-    pub(super) mask: String,
-    pub(super) method: String,
-}
-
-impl Setting {
-    fn title(&self) -> String {
-        let Self {
-            device,
-            element,
-            mask,
-            ..
-        } = self;
-        let method = match self.method.as_str() {
-            "graph" => "GPU time of one launch in a replayed graph",
-            "call" => "one call between events",
-            "wall" => "one call by the clock",
-            other => other,
-        };
-        let mask = if mask == "none" { "no mask" } else { mask };
-        format!("{device}, {element}, {mask}: {method}")
-    }
-}
-
-/// Groups rows, keeping their order within a group.
-fn by_setting<'a>(
-    rows: impl IntoIterator<Item = &'a BenchRow>,
-) -> BTreeMap<Setting, Vec<&'a BenchRow>> {
-    let mut groups: BTreeMap<Setting, Vec<&BenchRow>> = BTreeMap::new();
-    for row in rows {
-        groups.entry(row.setting()).or_default().push(row);
-    }
-    groups
 }
 
 /// One table per setting: shapes down, contestants across; a later measurement of the same replaces an earlier one.
@@ -114,7 +49,14 @@ pub(super) fn tables(rows: &[BenchRow]) -> String {
         return "Nothing is measured yet.\n".to_owned();
     }
     let mut text = String::new();
-    for (setting, rows) in by_setting(rows) {
+    let mut settings: BTreeMap<[&str; 4], Vec<&BenchRow>> = BTreeMap::new();
+    for row in rows {
+        let setting = [&row.device, &row.element, &row.mask, &row.method].map(String::as_str);
+        settings.entry(setting).or_default().push(row);
+    }
+    for ([device, element, mask, method], rows) in settings {
+        let method = method_text(method);
+        let mask = if mask == "none" { "no mask" } else { mask };
         let contestants: BTreeSet<String> = rows.iter().map(|row| row.contestant()).collect();
         let mut shapes: BTreeMap<(usize, usize, String), BTreeMap<String, &BenchRow>> =
             BTreeMap::new();
@@ -143,8 +85,7 @@ pub(super) fn tables(rows: &[BenchRow]) -> String {
         let days: BTreeSet<&str> = rows.iter().map(|row| checks::day(&row.date)).collect();
         let drivers: BTreeSet<&str> = rows.iter().map(|row| row.driver.as_str()).collect();
         text.push_str(&format!(
-            "**{}**\nMedian (90th percentile) in microseconds, speed at the median; driver {}, measured {}.\n\n{table}\n",
-            setting.title(),
+            "**{device}, {element}, {mask}: {method}**\nMedian (90th percentile) in microseconds, speed at the median; driver {}, measured {}.\n\n{table}\n",
             Vec::from_iter(drivers).join(", "),
             Vec::from_iter(days).join(", "),
         ));

@@ -1,7 +1,8 @@
 //! Few queries on the keys of a cache: times next to the fastest peer's and next to that of a kernel that only reads.
 
 use super::bench::BenchRow;
-use super::peers::{self, FIXED, Line, READ, us};
+use super::peers::{self, FIXED, Line, us};
+use super::record::READ;
 use super::{markdown_table, number, ratio};
 
 /// Up to this many operations for each byte, reading takes the time, as `warptile bench` has it.
@@ -92,7 +93,7 @@ fn without_pages(problem: &str) -> Option<String> {
 
 /// The problems that we were measured on, the losing ones first; without a peer to lose to, last.
 fn lines(rows: &[BenchRow]) -> Vec<Line<'_>> {
-    let mut lines = peers::lines(rows, |row| row.problem.clone());
+    let mut lines = peers::lines(rows);
     lines.sort_by(|a, b| {
         let ratio = |line: &Line<'_>| line.ratio().unwrap_or(f64::INFINITY);
         let names = a.ours.problem.cmp(&b.ours.problem);

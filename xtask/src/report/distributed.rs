@@ -1,6 +1,7 @@
 //! Several GPUs against one.
 
-use super::peers::{self, error};
+use super::peers::error;
+use super::record::OURS;
 use super::{markdown_table, number, ratio};
 
 /// A length on some GPUs, as `warptile bench --devices` writes it.
@@ -34,8 +35,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "Nothing is measured yet.\n".to_owned();
     }
-    let (ours, peers): (Vec<&Row>, Vec<&Row>) =
-        rows.iter().partition(|row| row.backend == peers::OURS);
+    let (ours, peers): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.backend == OURS);
     let fastest_peer = |row: &Row| {
         let kind = |row: &Row| {
             (

@@ -1,6 +1,7 @@
 //! The tilings of the original kernel, which it had names for: their times in both families that have them.
 
 use super::bench::BenchRow;
+use super::record::OURS;
 use super::{checks, markdown_table};
 
 /// The five that its search began with, and its two with 8 warps.
@@ -18,7 +19,7 @@ const TILINGS: [&str; 7] = [
 /// `peers` its kernels.
 pub(super) fn table(kernels: &[BenchRow], default: &[BenchRow], peers: &[BenchRow]) -> String {
     let kernels: Vec<&BenchRow> = { kernels.iter() }
-        .filter(|row| row.method == "graph" && row.backend == "warptile")
+        .filter(|row| row.method == "graph" && row.backend == OURS)
         .collect();
     let Some(last) = kernels.last() else {
         return "Nothing is measured yet.\n".to_owned();

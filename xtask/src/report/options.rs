@@ -17,7 +17,7 @@ fn words(row: &BenchRow) -> String {
 
 /// Problems in which a peer is faster come first, the slowest of them first; the others follow in the order of the measurement.
 pub(super) fn table(rows: &[BenchRow]) -> String {
-    let mut lines = peers::lines(rows, |row| row.problem.clone());
+    let mut lines = peers::lines(rows);
     let Some(last) = lines.last().map(|line| line.ours) else {
         return "Nothing is measured yet.\n".to_owned();
     };

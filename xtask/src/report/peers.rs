@@ -3,15 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bench::BenchRow;
+use super::record::{OURS, READ, geometric_mean};
 use super::{checks, number};
-
-pub(super) const OURS: &str = "warptile";
 
 /// Ours once more, with keys cut at multiples of 512.
 pub(super) const FIXED: &str = "warptile splits=512";
-
-/// The kernel that only reads.
-pub(super) const READ: &str = "read";
 
 /// Our own calls next to the one with options: without them, and with lengths in place of padding.
 pub(super) const OTHER_CALLS: [&str; 2] = ["plain", "lengths"];
@@ -24,14 +20,11 @@ pub(super) struct Line<'a> {
 }
 
 /// The problems that we were measured on in replayed graphs, in the order of the rows. A later row of a contestant takes the place of an
-/// earlier one. `problem` names that of a row.
-pub(super) fn lines<'a>(
-    rows: impl IntoIterator<Item = &'a BenchRow>,
-    problem: impl Fn(&BenchRow) -> String,
-) -> Vec<Line<'a>> {
+/// earlier one.
+pub(super) fn lines<'a>(rows: impl IntoIterator<Item = &'a BenchRow>) -> Vec<Line<'a>> {
     let mut problems: Vec<(String, BTreeMap<&str, &BenchRow>)> = Vec::new();
     for row in rows.into_iter().filter(|row| row.method == "graph") {
-        let key = problem(row);
+        let key = row.problem();
         match problems.iter_mut().find(|(of, _)| *of == key) {
             Some((_, all)) => all.insert(&row.backend, row),
             None => {
@@ -139,12 +132,6 @@ pub(super) fn versions<'a>(rows: impl IntoIterator<Item = &'a BenchRow>) -> Stri
         true => String::new(),
         false => format!(" Peers: {}; FA2 is PyTorch's.", texts.join(", ")),
     }
-}
-
-/// `None` for no values.
-pub(super) fn geometric_mean(values: &[f64]) -> Option<f64> {
-    let logs: f64 = values.iter().map(|value| value.ln()).sum();
-    (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }
 
 /// A paragraph for each element type about the ratios of its problems.

@@ -9,7 +9,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::bench::BenchRow;
-use super::gradients;
+use super::{gradients, in_a_name};
 use warptile_spec::Heads;
 
 /// Width and height of one small plot in pixels.
@@ -105,12 +105,7 @@ impl Setting {
     fn file_name(&self) -> String {
         let what = if self.backward { " backward" } else { "" };
         let words = format!("{} {} {}{what}", self.device, self.element, self.method);
-        let parts: Vec<String> = words
-            .split(|c: char| !c.is_ascii_alphanumeric())
-            .filter(|part| !part.is_empty())
-            .map(str::to_ascii_lowercase)
-            .collect();
-        format!("{}.svg", parts.join("-"))
+        in_a_name(&words) + ".svg"
     }
 }
 

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bench::{BenchRow, ErrorRow};
-use super::peers::{self, Line, OURS, geometric_mean, tflops, us};
+use super::peers::{self, Line, tflops, us};
+use super::record::{OURS, geometric_mean};
 use super::{checks, decode, markdown_table, number, ratio};
 
 /// The problems that we were measured on, in the order of the tables.
 fn lines<'a>(rows: impl IntoIterator<Item = &'a BenchRow>) -> Vec<Line<'a>> {
-    let mut lines = peers::lines(rows, BenchRow::problem);
+    let mut lines = peers::lines(rows);
     lines.sort_by_cached_key(|line| (line.ours.element.clone(), among_elements(line.ours)));
     lines
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::evolve::select::median;
+
 /// One process, as the evidence script timed it.
 #[derive(Debug, serde::Deserialize)]
 pub(super) struct Start {
@@ -40,12 +42,6 @@ pub(super) fn text(starts: &[Start]) -> String {
         all.len(),
         result - device
     )
-}
-
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 #[cfg(test)]

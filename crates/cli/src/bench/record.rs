@@ -6,6 +6,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Heads;
 
+/// The backend of rows of this program.
+pub(crate) const OURS: &str = "warptile";
+
+/// The backend of rows that only read keys and values, as a bound.
+pub(crate) const READ: &str = "read";
+
 /// A row of results. What has a default is left out by some programs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
@@ -72,6 +78,40 @@ pub(crate) struct Row {
     /// The measured commit, in files that state it once for all rows.
     #[serde(skip)]
     pub(crate) commit: Option<String>,
+}
+
+impl Row {
+    /// The problem as command lines take it, also where a record has only its sizes.
+    pub(crate) fn problem(&self) -> String {
+        if !self.problem.is_empty() {
+            return self.problem.clone();
+        }
+        let (batch, queries, keys) = (self.batch, self.query_len, self.key_len);
+        let mask = match self.mask.as_str() {
+            "none" => String::new(),
+            mask => format!(" mask={mask}"),
+        };
+        format!(
+            "b{batch} q{queries} k{keys} {} {}{mask}",
+            self.heads, self.element
+        )
+    }
+}
+
+/// A [`Row::method`] in words.
+pub(crate) fn method_text(method: &str) -> &str {
+    match method {
+        "graph" => "GPU time of one launch in a replayed graph",
+        "call" => "one call between events",
+        "wall" => "one call by the clock",
+        other => other,
+    }
+}
+
+/// `None` for no values.
+pub(crate) fn geometric_mean(values: &[f64]) -> Option<f64> {
+    let logs: f64 = values.iter().map(|value| value.ln()).sum();
+    (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }
 
 /// [`Heads`], as fields of a record.

@@ -4,6 +4,7 @@ use warptile::plan::Plan;
 use warptile::spec::{Call, Scoring};
 use warptile_check::Case;
 
+use super::record::OURS;
 pub(crate) use super::record::Row;
 use crate::machine::Machine;
 use crate::operation::Operation;
@@ -116,7 +117,7 @@ impl Row {
         let median_us = samples.median();
         let kv_bytes = kv_bytes(case, call);
         Row {
-            backend: "warptile".to_owned(),
+            backend: OURS.to_owned(),
             family: image.map_or("cpu".to_owned(), |image| image.family.to_string()),
             kernel: plan.kernel_name().to_owned(),
             sha256: image.map(|image| image.sha256.to_owned()),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use super::{bar, escaped, html_table};
+use crate::bench::record::{OURS, READ, geometric_mean, method_text};
 use crate::bench::row::Row;
 use crate::bench::table;
 use crate::records::Record;
@@ -30,7 +31,7 @@ impl<'a> Speeds<'a> {
         for row in rows.filter(|row| row.backend != READ || row.is_reading()) {
             let (group, title) = (
                 (&row.device[..], &row.method[..], row.is_reading()),
-                title(row),
+                row.problem(),
             );
             let problems = groups.entry(group).or_default();
             let place = *places.entry((group, title.clone())).or_insert_with(|| {
@@ -67,11 +68,7 @@ impl<'a> Speeds<'a> {
             .iter()
             .map(|((device, method, is_reading), problems)| {
                 let ratios: Vec<f64> = problems.iter().filter_map(Problem::ratio).collect();
-                let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
-                let over = match ratios.is_empty() {
-                    true => String::new(),
-                    false => format!("<b>{:.2}</b>", mean.exp()),
-                };
+                let over = geometric_mean(&ratios).map(|mean| format!("<b>{mean:.2}</b>"));
                 vec![
                     escaped(device),
                     measured(method, *is_reading),
@@ -82,7 +79,7 @@ impl<'a> Speeds<'a> {
                         .filter(|&&ratio| ratio >= 1.0)
                         .count()
                         .to_string(),
-                    over,
+                    over.unwrap_or_default(),
                 ]
             });
         match self.0.is_empty() {
@@ -168,29 +165,14 @@ impl Problem<'_> {
     }
 }
 
-/// The backend of rows that only read keys and values, as a bound.
-const READ: &str = "read";
-
 fn is_ours(row: &Row) -> bool {
     row.backend.starts_with("warptile")
-}
-
-/// The problem, also where a record has only its sizes.
-fn title(row: &Row) -> String {
-    if !row.problem.is_empty() {
-        return row.problem.clone();
-    }
-    let (heads, sizes) = (row.heads.counts(), row.heads.sizes());
-    let mask = if row.mask == "none" { "" } else { " mask=" };
-    let (batch, queries, keys, element) = (row.batch, row.query_len, row.key_len, &row.element);
-    let value = row.mask.strip_prefix("none").unwrap_or(&row.mask);
-    format!("b{batch} q{queries} k{keys} h{heads} d{sizes} {element}{mask}{value}")
 }
 
 /// The kernel of ours, or the peer and what it leaves out.
 fn name(row: &Row) -> String {
     match (is_ours(row), &row.leaves_out) {
-        (true, _) if row.backend == "warptile" && !row.kernel.is_empty() => {
+        (true, _) if row.backend == OURS && !row.kernel.is_empty() => {
             format!("<b>{}</b>", escaped(&row.kernel))
         }
         (true, _) => format!("<b>{}</b>", escaped(&row.backend)),
@@ -201,12 +183,7 @@ fn name(row: &Row) -> String {
 }
 
 fn measured(method: &str, is_reading: bool) -> String {
-    let what = match method {
-        "graph" => "GPU time of one launch in a replayed graph",
-        "call" => "one call, between events",
-        "wall" => "one call, by the clock",
-        other => other,
-    };
+    let what = method_text(method);
     let reading = if is_reading { ", few queries" } else { "" };
     escaped(&format!("{what}{reading}"))
 }

@@ -107,25 +107,27 @@ pub(crate) struct Run {
     pub(crate) blocks: Vec<[f64; 4]>,
 }
 
-/// The ratios of a trial over several problems: block by block the geometric mean of the problems' ratios, by `ratio`. `None` if one of the
-/// problems was not measured in this pass, or not with this many blocks.
-pub(crate) fn ratios(
-    runs: &[Run],
-    kernel: &str,
-    pass: u32,
-    problems: &[String],
-    blocks: usize,
-    ratio: fn([f64; 4]) -> f64,
-) -> Option<Vec<f64>> {
-    let of_problem = |problem: &String| {
-        runs.iter()
-            .find(|run| run.kernel == kernel && run.pass == pass && run.problem == *problem)
-            .filter(|run| run.blocks.len() == blocks)
-    };
-    let of_problems: Vec<&Run> = problems.iter().map(of_problem).collect::<Option<_>>()?;
-    let mean = |block: usize| {
-        let ratios = of_problems.iter().map(|run| ratio(run.blocks[block]).ln());
-        (ratios.sum::<f64>() / of_problems.len() as f64).exp()
-    };
-    (!of_problems.is_empty()).then(|| (0..blocks).map(mean).collect())
+impl Results {
+    /// The ratios of a trial over several problems: block by block the geometric mean of the problems' ratios, by `ratio`. `None` if one
+    /// of the problems was not measured in this pass, or not with as many blocks as the task asks for.
+    pub(crate) fn ratios(
+        &self,
+        kernel: &str,
+        pass: u32,
+        problems: &[String],
+        ratio: fn([f64; 4]) -> f64,
+    ) -> Option<Vec<f64>> {
+        let blocks = self.task.blocks;
+        let of_problem = |problem: &String| {
+            { self.runs.iter() }
+                .find(|run| run.kernel == kernel && run.pass == pass && run.problem == *problem)
+                .filter(|run| run.blocks.len() == blocks)
+        };
+        let of_problems: Vec<&Run> = problems.iter().map(of_problem).collect::<Option<_>>()?;
+        let mean = |block: usize| {
+            let ratios = of_problems.iter().map(|run| ratio(run.blocks[block]).ln());
+            (ratios.sum::<f64>() / of_problems.len() as f64).exp()
+        };
+        (!of_problems.is_empty()).then(|| (0..blocks).map(mean).collect())
+    }
 }

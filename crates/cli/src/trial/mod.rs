@@ -13,7 +13,7 @@ use clap::Args;
 use warptile::plan::Choice;
 use warptile_check::trial::{Rules, ratio};
 
-use self::format::{CONTROL, Check, Results, Run, TASK, Task, ratios};
+use self::format::{CONTROL, Check, Results, Run, TASK, Task};
 use crate::again::this_program;
 use crate::bench::blocks::{self, LAUNCHES, Pair};
 use crate::bench::gpu::with_bench;
@@ -248,8 +248,7 @@ impl<'a> Trial<'a> {
     fn counted(&self, problem: &str) -> Vec<String> {
         let task = &self.results.task;
         let first = |kernel: &str| {
-            let runs = &self.results.runs;
-            let ratios = ratios(runs, kernel, 1, &task.problems, task.blocks, ratio)?;
+            let ratios = self.results.ratios(kernel, 1, &task.problems, ratio)?;
             Some(Rules::of_tried(1).judge(&ratios).median)
         };
         let mut ranked: Vec<(f64, &String)> = { task.candidates.iter() }
@@ -313,14 +312,7 @@ impl<'a> Trial<'a> {
 
     fn wins(&self, kernel: &str, pass: u32) -> bool {
         let task = &self.results.task;
-        let ratios = ratios(
-            &self.results.runs,
-            kernel,
-            pass,
-            &task.problems,
-            task.blocks,
-            ratio,
-        );
+        let ratios = self.results.ratios(kernel, pass, &task.problems, ratio);
         let rules = Rules::of_tried(task.tried.max(task.candidates.len()));
         ratios.is_some_and(|ratios| rules.judge(&ratios).wins())
     }
