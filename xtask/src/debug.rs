@@ -230,7 +230,9 @@ mod tests {
                     // Only added to: the line's own code is the beginning or, of a call, what is left without it.
                     let code = old.split("//").next().unwrap().trim();
                     let new = new.trim();
-                    let call = new.find(CALL).map(|at| at..at + new[at..].find("; ").unwrap() + 2);
+                    let call = new
+                        .find(CALL)
+                        .map(|at| at..at + new[at..].find("; ").unwrap() + 2);
                     let calls = usize::from(call.is_some());
                     let rest = call.map_or(new.to_owned(), |call| new.replacen(&new[call], "", 1));
                     assert!(rest.starts_with(code), "{relative:?}: {new}");
