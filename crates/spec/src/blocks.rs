@@ -6,13 +6,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::call::counted;
-use crate::{Invalid, Mask, Numbers, Operand, Request, Result, SideLengths, expect_countable};
+use crate::{
+    Invalid, Mask, Numbers, Operand, Request, Result, SideLengths, expect_countable, expect_same,
+};
 
 /// How lists of blocks are arranged: the sizes of the blocks, and which sequences and heads have lists of their own.
 ///
 /// A list has a row for each block of queries: the blocks of keys that these queries see, in ascending order. The mask holds inside of
-/// them. [`BlockList`] is such lists in host memory. Prints and parses as `64x128,batch,head`, with about how many blocks a row has at the
-/// end, where that is known.
+/// them. [`BlockList`] is such lists in host memory. Prints and parses as `64x128,batch,head`, or `64x128,batch=4,head=8` where the numbers
+/// of sequences and heads are known, with about how many blocks a row has at the end, where that is known.
 ///
 /// ```
 /// use warptile_spec::BlockLists;
@@ -28,6 +30,8 @@ pub struct BlockLists {
     keys: u32,
     per_batch: bool,
     per_head: bool,
+    /// The sequences and query heads that have lists of their own, where they are known.
+    owners: [Option<u32>; 2],
     each: Option<u32>,
 }
 
@@ -39,6 +43,7 @@ impl BlockLists {
             keys,
             per_batch: false,
             per_head: false,
+            owners: [None; 2],
             each: None,
         }
     }
@@ -55,6 +60,19 @@ impl BlockLists {
     pub const fn per_head(self) -> Self {
         BlockLists {
             per_head: true,
+            ..self
+        }
+    }
+
+    /// Lists of this many sequences and query heads, which share their lists where the number is 1. A call of other numbers is refused.
+    pub const fn of(self, batch: u32, heads: u32) -> Self {
+        BlockLists {
+            per_batch: batch != 1,
+            per_head: heads != 1,
+            owners: [
+                if batch != 1 { Some(batch) } else { None },
+                if heads != 1 { Some(heads) } else { None },
+            ],
             ..self
         }
     }
@@ -126,8 +144,13 @@ impl BlockLists {
 impl fmt::Display for BlockLists {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}", self.queries, self.keys)?;
-        for (owned, word) in [(self.per_batch, ",batch"), (self.per_head, ",head")] {
-            f.write_str(if owned { word } else { "" })?;
+        let owned = [(self.per_batch, "batch"), (self.per_head, "head")];
+        for ((owned, word), count) in owned.into_iter().zip(self.owners) {
+            match count {
+                Some(count) => write!(f, ",{word}={count}")?,
+                None if owned => write!(f, ",{word}")?,
+                None => {}
+            }
         }
         match self.each {
             Some(blocks) => write!(f, ",{blocks}"),
@@ -154,12 +177,20 @@ impl FromStr for BlockLists {
             let (queries, keys) = words.next()?.split_once('x')?;
             let mut lists = BlockLists::new(queries.parse().ok()?, keys.parse().ok()?);
             for word in words {
-                lists = match word {
-                    _ if lists.each.is_some() => return None,
-                    "batch" if !lists.per_batch && !lists.per_head => lists.per_batch(),
-                    "head" if !lists.per_head => lists.per_head(),
-                    blocks => lists.each(blocks.parse().ok()?),
+                let (name, count) = match word.split_once('=') {
+                    Some((name, count)) => (name, Some(count.parse().ok()?)),
+                    None => (word, None),
                 };
+                match name {
+                    _ if lists.each.is_some() => return None,
+                    "batch" if !lists.per_batch && !lists.per_head => {
+                        (lists.per_batch, lists.owners[0]) = (true, count);
+                    }
+                    "head" if !lists.per_head => {
+                        (lists.per_head, lists.owners[1]) = (true, count);
+                    }
+                    _ => lists.each = Some(word.parse().ok()?),
+                }
             }
             Some(lists)
         };
@@ -202,32 +233,41 @@ impl BlockList {
     }
 
     /// Lists the blocks that are true in a mask of shape `[batch or 1, query heads or 1, blocks of queries, blocks of keys]`. Sequences and
-    /// heads share their lists where the extent is 1, and have lists of their own otherwise, regardless of what `lists` says.
+    /// heads share their lists where the extent is 1, and have lists of their own otherwise, regardless of what `lists` says. A call of
+    /// another number of sequences or heads is refused.
     ///
     /// # Errors
     /// [`Invalid::Count`] if the mask does not have as many elements as its shape; [`Invalid::TooLong`].
     pub fn from_mask(lists: BlockLists, shape: [usize; 4], mask: &[bool]) -> Result<Self> {
         let [batch, heads, rows, columns] = shape;
         let rows = batch.saturating_mul(heads).saturating_mul(rows);
-        expect_countable("mask", "rows", rows)?;
+        for (dimension, found) in [("batch", batch), ("heads", heads), ("rows", rows)] {
+            expect_countable("mask", dimension, found)?;
+        }
         let needed = rows.saturating_mul(columns);
         if mask.len() != needed {
             return Err(Invalid::count("mask", mask.len(), needed));
         }
-        let lists = BlockLists {
-            per_batch: batch != 1,
-            per_head: heads != 1,
-            ..lists
-        };
+        let lists = lists.of(batch as u32, heads as u32);
         let row = |row: usize| (0..columns).filter(move |column| mask[row * columns + column]);
         Ok(Self::from_rows(lists, (0..rows).map(row)))
     }
 
     /// Lists a block if some of its queries sees a key: one of the first `sinks`, or one that the mask shows. `lengths`: queries
     /// and keys. The call's own mask still holds inside: for sinks it must not be a window.
-    pub fn window(lists: BlockLists, mask: Mask, sinks: usize, lengths: [usize; 2]) -> Self {
-        let [queries, keys] = lengths;
-        let (rows, columns) = (lists.queries().max(1), lists.keys().max(1));
+    ///
+    /// # Errors
+    /// [`Invalid::Number`] if the blocks have a size that no call takes; [`Invalid::TooLong`].
+    pub fn window(
+        lists: BlockLists,
+        mask: Mask,
+        sinks: usize,
+        [queries, keys]: [usize; 2],
+    ) -> Result<Self> {
+        lists.validate()?;
+        expect_countable("window", "queries", queries)?;
+        expect_countable("window", "keys", keys)?;
+        let (rows, columns) = (lists.queries(), lists.keys());
         let row = |first: usize| {
             let last = queries.min(first + rows) - 1;
             let [start, end] = [first, last].map(|row| mask.visible(row, queries, keys));
@@ -238,11 +278,15 @@ impl BlockList {
             };
             let sinks = sinks.min(keys).div_ceil(columns);
             match sinks < blocks.start {
-                true => (0..sinks).chain(blocks),
-                false => (0..sinks.max(blocks.end)).chain(0..0),
+                true => (0..sinks, blocks),
+                false => (0..sinks.max(blocks.end), 0..0),
             }
         };
-        Self::from_rows(lists, (0..queries).step_by(rows).map(row))
+        let rows = (0..queries).step_by(rows).map(row);
+        let listed = { rows.clone() }.map(|(sinks, blocks)| sinks.len() + blocks.len());
+        expect_countable("window", "blocks", listed.sum())?;
+        let rows = rows.map(|(sinks, blocks)| sinks.chain(blocks));
+        Ok(Self::from_rows(lists, rows))
     }
 
     /// Lists the blocks of documents that lie end to end in a sequence, where each sees itself.
@@ -435,6 +479,11 @@ impl BlocksRequest<'_> {
         queries: &SideLengths,
         key_rows: Option<usize>,
     ) -> Result<Blocks> {
+        let calls = [("batch", batch), ("heads", heads)];
+        for ((dimension, expected), found) in calls.into_iter().zip(lists.owners) {
+            let found = found.map_or(expected, |found| found as usize);
+            expect_same("blocks", [found], ("q", [expected]), [dimension])?;
+        }
         let count = lists.count(batch, heads);
         let found = self.offsets.count().unwrap_or(0);
         let needed = queries.bound.div_ceil(lists.queries());
@@ -453,7 +502,9 @@ impl BlocksRequest<'_> {
                 ),
             });
         }
-        let mut lists = lists;
+        // These have been checked; plans do not depend on them.
+        let owners = [None; 2];
+        let mut lists = BlockLists { owners, ..lists };
         if self.offsets.on_device() != self.indices.on_device() {
             return Err(Invalid::presence(
                 Operand::BlockIndices.name(),
@@ -530,7 +581,7 @@ fn check_lists(offsets: &[i32], indices: &[i32], blocks: usize) -> Result<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Call, Diagonal, ElementType, Layout, Scoring};
+    use crate::{Call, Diagonal, ElementType, Layout, MAX_LEN, Scoring};
     use quickcheck::quickcheck;
 
     fn call(lists: BlockLists, offsets: &[i32], indices: &[i32]) -> Result<Call> {
@@ -605,10 +656,10 @@ mod tests {
         };
         for all in [lists, lists.per_batch().per_head()] {
             assert_eq!(listed(all, [1, 1, 2, 2]), lists);
-            assert_eq!(listed(all, [1, 2, 2, 2]), lists.per_head());
-            assert_eq!(listed(all, [2, 1, 2, 2]), lists.per_batch());
-            assert_eq!(listed(all, [2, 2, 2, 2]), lists.per_batch().per_head());
-            assert_eq!(listed(all, [0, 1, 2, 2]), lists.per_batch());
+            assert_eq!(listed(all, [1, 2, 2, 2]), lists.of(1, 2));
+            assert_eq!(listed(all, [2, 1, 2, 2]), lists.of(2, 1));
+            assert_eq!(listed(all, [2, 2, 2, 2]), lists.of(2, 2));
+            assert_eq!(listed(all, [0, 1, 2, 2]), lists.of(0, 1));
         }
         let error = |shape, len| {
             let list = BlockList::from_mask(lists, shape, &vec![true; len]);
@@ -620,9 +671,55 @@ mod tests {
         }
         let found = error([1, 1, 1, usize::MAX], 4);
         assert!(found.starts_with("mask has 4 values"), "{found}");
-        for shape in [[usize::MAX, 2, 4, 4], [1, 1, usize::MAX, 0]] {
+        for (shape, dimension) in [
+            ([usize::MAX, 2, 4, 4], "batch"),
+            ([0, usize::MAX, 4, 4], "heads"),
+            ([1, 1, usize::MAX, 0], "rows"),
+        ] {
             let found = error(shape, 0);
-            assert!(found.starts_with("mask has rows 1844674407"), "{found}");
+            let expected = format!("mask has {dimension} 1844674407");
+            assert!(found.starts_with(&expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_mask_of_other_sequences_or_heads_is_refused() {
+        let lists = BlockLists::new(64, 64);
+        let call_of = |[batch, heads]: [usize; 2]| {
+            let mask = vec![true; batch * heads * 3 * 5];
+            let list = BlockList::from_mask(lists, [batch, heads, 3, 5], &mask).unwrap();
+            call(list.lists(), list.offsets(), list.indices()).map_err(|error| error.to_string())
+        };
+        // The call has two sequences and four heads.
+        for shape in [[1, 1], [2, 1], [1, 4], [2, 4]] {
+            call_of(shape).unwrap();
+        }
+        for (shape, expected) in [
+            ([4, 1], "blocks has batch 4, but q has 2"),
+            ([4, 2], "blocks has batch 4, but q has 2"),
+            ([1, 8], "blocks has heads 8, but q has 4"),
+            ([2, 2], "blocks has heads 2, but q has 4"),
+        ] {
+            assert_eq!(call_of(shape).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn windows_have_a_largest_length() {
+        let lists = BlockLists::new(64, 64);
+        for (lists, lengths, expected) in [
+            (lists, [usize::MAX, 64], "window has queries 1844674407"),
+            (lists, [64, usize::MAX], "window has keys 1844674407"),
+            (
+                lists,
+                [MAX_LEN / 16, MAX_LEN],
+                "window has blocks 1759218604",
+            ),
+            (BlockLists::new(0, 64), [64, 64], "blocks is 0x64"),
+        ] {
+            let error = BlockList::window(lists, Mask::none(), 0, lengths);
+            let error = error.unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 
@@ -644,12 +741,12 @@ mod tests {
     #[test]
     fn windows_and_documents_are_lists() {
         let lists = BlockLists::new(64, 64);
-        let window = BlockList::window(lists, Mask::window(64, 0), 4, [256, 256]);
+        let window = BlockList::window(lists, Mask::window(64, 0), 4, [256, 256]).unwrap();
         assert_eq!(window.offsets(), [0, 1, 3, 6, 9]);
         assert_eq!(window.indices(), [0, 0, 1, 0, 1, 2, 0, 2, 3][..9].to_vec());
         // The windows of the last queries lie past the keys.
         let mask = Mask::window(63, 0).diagonal(Diagonal::TopLeft);
-        let past = BlockList::window(lists, mask, 4, [256, 64]);
+        let past = BlockList::window(lists, mask, 4, [256, 64]).unwrap();
         assert_eq!(past.offsets(), [0, 1, 2, 3, 4]);
         let documents = BlockList::documents(lists, &[128, 64, 70]).unwrap();
         assert_eq!(documents.offsets(), [0, 2, 4, 5, 7, 9]);
@@ -662,10 +759,14 @@ mod tests {
     }
 
     quickcheck! {
-        fn text_round_trips(queries: u32, keys: u32, flags: u8, each: Option<u32>) -> bool {
+        fn text_round_trips(
+            queries: u32, keys: u32, flags: u8, batch: Option<u32>, heads: Option<u32>, each: Option<u32>
+        ) -> bool {
             let mut lists = BlockLists::new(queries, keys);
             lists.per_batch = flags & 1 != 0;
             lists.per_head = flags & 2 != 0;
+            lists.owners[0] = batch.filter(|_| lists.per_batch);
+            lists.owners[1] = heads.filter(|_| lists.per_head);
             lists.each = each;
             lists.to_string().parse() == Ok(lists)
         }
@@ -677,7 +778,7 @@ mod tests {
             let mask = Mask::window(u32::from(left), u32::from(right));
             let mask = at.map_or(mask, |at| mask.diagonal(Diagonal::At(at.into())));
             let sinks = usize::from(sinks);
-            let list = BlockList::window(BlockLists::new(64, 64), mask, sinks, lengths);
+            let list = BlockList::window(BlockLists::new(64, 64), mask, sinks, lengths).unwrap();
             (0..lengths[0]).all(|row| {
                 let range = list.offsets[row / 64] as usize..list.offsets[row / 64 + 1] as usize;
                 let blocks = &list.indices[range];

@@ -42,7 +42,7 @@ class BlockListTest(unittest.TestCase):
         for lists in [(1, 1), (2, 1), (1, 4), (2, 4)]:
             mask = masks(*lists)
             blocks = BlockList.from_mask(mask)
-            self.assertEqual((blocks.per_batch, blocks.per_head), (lists[0] > 1, lists[1] > 1))
+            self.assertEqual((blocks.per_batch, blocks.per_head), tuple(count > 1 and count for count in lists))
             for causal in [False, True]:
                 options = {"causal": causal, "return_lse": True}
                 out, lse = warptile.attention(q, k, v, block_list=blocks, **options)
@@ -64,7 +64,7 @@ class BlockListTest(unittest.TestCase):
         q, k, v = tensors(500, 600)
         out = warptile.attention(q, k, v, block_list=expected)
         for blocks in [kv, both]:
-            self.assertEqual(blocks.arrangement, "128x128,batch,head")
+            self.assertEqual(blocks.arrangement, "128x128,batch=2,head=4")
             np.testing.assert_array_equal(warptile.attention(q, k, v, block_list=blocks), out)
 
         # As many blocks in every matrix.
@@ -82,6 +82,14 @@ class BlockListTest(unittest.TestCase):
             np.testing.assert_array_equal(bsr.offsets, of_mask.offsets)
             np.testing.assert_array_equal(bsr.indices, of_mask.indices)
             self.assertEqual(bsr.arrangement, of_mask.arrangement)
+
+    def test_a_mask_of_other_sequences_or_heads_is_refused(self):
+        for lists, text in [((4, 1), "blocks has batch 4, but q has 2"), ((1, 8), "blocks has heads 8, but q has 4"), ((4, 2), "batch 4")]:
+            mask = masks(*lists)
+            counts, order = mask.sum(-1), np.argsort(~mask, axis=-1, kind="stable")
+            for blocks in [BlockList.from_mask(mask), BlockList.from_kv_blocks(counts, order, 64)]:
+                with self.assertRaisesRegex(warptile.InvalidInput, text):
+                    warptile.attention(*tensors(), block_list=blocks)
 
     def test_errors_name_the_argument(self):
         q, k, v = tensors()

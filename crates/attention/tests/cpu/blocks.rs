@@ -53,7 +53,7 @@ quickcheck! {
         [(64, 64), (128, 64), (64, 128)].into_iter().all(|(of_queries, of_keys)| {
             let lists = BlockLists::new(of_queries, of_keys);
             [mask, Mask::none()].into_iter().all(|listed| {
-                let list = BlockList::window(lists, listed, 0, lengths);
+                let list = BlockList::window(lists, listed, 0, lengths).unwrap();
                 attend(&attention, &q, Keys::new(&k, &k).blocks(&list)) == expected
             })
         })

@@ -9,7 +9,7 @@ class BlockList:
     blocks gives 0, and an lse of minus infinity. There are no gradients.
 
     block_size: queries and keys of a block, 64 or 128 each, or one number for both.
-    per_batch, per_head: whether each sequence, or query head, has a list of its own.
+    per_batch, per_head: whether each sequence, or query head, has a list of its own; or how many have, and calls of other numbers are refused.
     each: about how many blocks a row has; on a GPU a better kernel may be chosen.
     """
 
@@ -23,7 +23,7 @@ class BlockList:
         """The lists in words, such as `64x128,batch,head,12`."""
         queries, keys = self.block_size
         each = f",{int(self.each)}" if self.each is not None else ""
-        return f"{queries}x{keys}{',batch' * bool(self.per_batch)}{',head' * bool(self.per_head)}{each}"
+        return f"{queries}x{keys}{_owned('batch', self.per_batch)}{_owned('head', self.per_head)}{each}"
 
     @classmethod
     def from_kv_blocks(cls, kv_num_blocks, kv_indices, block_size=128, *, full=None, each=None):
@@ -35,10 +35,9 @@ class BlockList:
         rows = of.listed(kv_num_blocks, kv_indices)
         if full is not None:
             rows = of.ascending(rows, of.listed(*full))
-        batch, heads = rows.shape[:2]
-        count = rows.shape[0] * rows.shape[1] * rows.shape[2]
-        offsets = of.numbers(count + 1, rows) * rows.shape[3]
-        return cls(offsets, rows.reshape(-1), block_size, per_batch=batch > 1, per_head=heads > 1, each=each)
+        batch, heads, count, room = rows.shape
+        offsets = of.numbers(batch * heads * count + 1, rows) * room
+        return cls(offsets, rows.reshape(-1), block_size, **_owners(batch, heads), each=each)
 
     @classmethod
     def from_bsr(cls, crow_indices, col_indices, block_size):
@@ -55,7 +54,7 @@ class BlockList:
         crow = of.whole(crow_indices).reshape(batch * heads, -1)
         offsets = of.joined((crow[:, :-1] + starts[:, None]).reshape(-1), starts[-1:] + blocks)
         each = -(-blocks // max(crow.shape[1] - 1, 1))
-        return cls(offsets, of.whole(col_indices).reshape(-1), block_size, per_batch=batch > 1, per_head=heads > 1, each=each)
+        return cls(offsets, of.whole(col_indices).reshape(-1), block_size, **_owners(batch, heads), each=each)
 
     @classmethod
     def from_mask(cls, mask, block_size=64):
@@ -68,7 +67,16 @@ class BlockList:
         offsets = of.joined(of.numbers(1, mask), of.whole(counts.cumsum(0)))
         indices = of.whole(of.places(mask.reshape(-1, columns)))
         each = -(-indices.shape[0] // max(batch * heads * rows, 1))
-        return cls(offsets, indices, block_size, per_batch=batch > 1, per_head=heads > 1, each=each)
+        return cls(offsets, indices, block_size, **_owners(batch, heads), each=each)
+
+
+def _owners(batch, heads):
+    """The sequences and heads of lists that have these extents: 1 is shared."""
+    return {"per_batch": batch if batch != 1 else False, "per_head": heads if heads != 1 else False}
+
+
+def _owned(word, count):
+    return "" if count is False else f",{word}" if count is True else f",{word}={int(count)}"
 
 
 class _Numpy:
