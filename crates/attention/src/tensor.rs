@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
@@ -22,6 +23,8 @@ pub struct Tensor<T: Pod> {
     /// Elements before the first one.
     offset: usize,
     storage: Storage<T>,
+    /// The number of the storage, which no other has: its address may be that of one that was freed.
+    number: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -35,13 +38,6 @@ impl<T: Pod> Storage<T> {
         match self {
             Storage::Host(data) => data.len(),
             Storage::Device(buffer) => buffer.len(),
-        }
-    }
-
-    fn address(&self) -> *const () {
-        match self {
-            Storage::Host(data) => Arc::as_ptr(data).cast(),
-            Storage::Device(buffer) => Arc::as_ptr(buffer).cast(),
         }
     }
 
@@ -94,11 +90,13 @@ impl<T: Pod> Tensor<T> {
     }
 
     pub(crate) fn from_storage(backend: Backend, layout: Layout, storage: Storage<T>) -> Self {
+        static STORAGES: AtomicU64 = AtomicU64::new(0);
         Tensor {
             backend,
             layout,
             offset: 0,
             storage,
+            number: STORAGES.fetch_add(1, Ordering::Relaxed),
         }
     }
 
@@ -264,13 +262,11 @@ impl<T: Pod> Tensor<T> {
         f: impl FnOnce(&mut S) -> R,
     ) -> R {
         let of = tensor(holder);
-        let (whole, storage) = ((of.layout, of.offset), of.storage.address());
+        let (whole, number) = ((of.layout, of.offset), of.number);
         (of.layout, of.offset) = (layout, offset);
         let result = f(holder);
         let of = tensor(holder);
-        // Elements that were freed may have left their address to fewer.
-        let fits = whole.1.saturating_add(whole.0.reach()) <= of.storage.len();
-        if of.storage.address() == storage && fits {
+        if of.number == number {
             (of.layout, of.offset) = whole;
         }
         result
