@@ -199,13 +199,20 @@ impl Attention {
     /// A message that names the argument and the rule it breaks; what the GPU's driver reports.
     pub fn forward(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let rows = [q, k, v];
-        let tracked = { rows.into_iter().chain(self.lists().map(|(_, list)| list)) }
-            .find(|tensor| tensor.track_op())
-            .cloned();
-        match (tracked, self.missing_gradient()) {
+        let tracked: Vec<Tensor> = { rows.into_iter().chain(self.lists().map(|(_, list)| list)) }
+            .filter(|tensor| tensor.track_op())
+            .cloned()
+            .collect();
+        match (tracked.first(), self.missing_gradient()) {
             (None, _) => Ok(self.run(rows, false)?.0),
             (Some(_), None) => q.apply_op3(k, v, self),
-            (Some(tracked), Some(rule)) => {
+            (Some(first), Some(rule)) => {
+                // Behind an operation without a derivative, such as `round`, the backward pass would not come to the error.
+                let reaches = |tensor: &&Tensor| !tensor.sorted_nodes().is_empty();
+                let tracked = match tracked.len() {
+                    1 => first,
+                    _ => tracked.iter().find(reaches).unwrap_or(first),
+                };
                 let (out, _) = self.compute(rows, false)?;
                 tracked.apply_op1(Computed {
                     caller: self.caller,
