@@ -12,7 +12,7 @@
 //! With `WARPTILE_SYNC=1` in the environment every launch outside captures is waited for, and its error names the kernel that failed:
 //! for finding faults, as it costs the time of the wait.
 //!
-//! Other operations are launched in the same way: [`Gpu::prepare_backward`], [`Gpu::prepare_merge`] and
+//! Other operations are launched in the same way: [`Gpu::prepare_for`], [`Gpu::prepare_merge`] and
 //! [`Gpu::prepare_append`] prepare them.
 
 mod append;
@@ -50,7 +50,7 @@ pub(crate) use prepared::Ready;
 pub use crate::backend::PassedOver;
 pub use append::PositionElement;
 pub use bindings::{Addresses, Bindings};
-pub use operation::Operation;
+pub use operation::{Operation, Planned};
 pub use prepared::Prepared;
 pub use session::Session;
 pub use warptile_spec::{Access, MemoryType, ViewTypes};
@@ -210,7 +210,7 @@ impl Gpu {
             .rates(self.rates())
             .named(&self.named)
             .without(&without);
-        O::plan(&planner, problem, choice)
+        problem.plan(&planner, choice)
     }
 
     /// A problem planned and its kernels loaded: from the last time, if it is among the last 64.
@@ -221,12 +221,15 @@ impl Gpu {
         self.prepared::<Call>(problem, choice)
     }
 
-    /// As [`prepare`](Self::prepare), of any operation.
-    pub(super) fn prepared<O: Operation>(
-        &self,
-        problem: O::Problem,
-        choice: &Choice,
-    ) -> Result<Prepared<O>> {
+    /// As [`prepare`](Self::prepare), of any operation, by one of its calls.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_for<O: Operation>(&self, call: &O, choice: &Choice) -> Result<Prepared<O>> {
+        self.prepared(call.problem(), choice)
+    }
+
+    fn prepared<O: Operation>(&self, problem: O::Problem, choice: &Choice) -> Result<Prepared<O>> {
         let is_it = |known: &Box<dyn Any + Send>| {
             { known.downcast_ref::<(O::Problem, Choice)>() }
                 .is_some_and(|(known, by)| *known == problem && by == choice)
@@ -247,7 +250,7 @@ impl Gpu {
                 (loaded, _) => break loaded?,
             }
         };
-        O::note(&problem);
+        problem.note();
         // The evicted value is dropped after the lock is released: unloading may wait for the device.
         let key = Box::new((problem, choice.clone()));
         let _oldest = lock(&self.prepared).keep(key, prepared.inner().clone());

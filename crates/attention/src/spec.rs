@@ -11,5 +11,5 @@ pub use warptile_spec::{
     LseBase, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Operand,
     Pages, Pairing, ParseBlockListsError, ParseDiagonalError, ParseScoringError, ParseSplitsError,
     Problem, Quantized, Request, Rotary, ScoreTerms, Scoring, Sequence, SideLengths, Slots, Splits,
-    TableLayout, Types, View, check_list,
+    TableLayout, Types, View, check_list, check_view_types,
 };

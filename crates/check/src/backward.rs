@@ -3,7 +3,7 @@
 use warptile::cpu::forward_cpu;
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::kernels::Kind;
-use warptile::plan::{BackwardProblem, Choice};
+use warptile::plan::Choice;
 use warptile::spec::{Backward, Call, HostInputs, HostOutputs, Operand, Slots};
 use warptile::{Element, ElementType};
 use warptile_driver::{DeviceBuffer, Stream};
@@ -184,7 +184,7 @@ impl<T: Element> BackwardCase<T> {
     /// Computes it on a GPU, with its lengths on the device if the case says so. `run` is called when all is queued.
     ///
     /// # Errors
-    /// As [`Gpu::prepare_backward`] and [`Prepared::launch`].
+    /// As [`Gpu::prepare_for`] and [`Prepared::launch`].
     pub fn run_on_gpu(
         &self,
         gpu: &Gpu,
@@ -192,7 +192,7 @@ impl<T: Element> BackwardCase<T> {
         run: impl FnOnce(),
     ) -> Result<GradientBuffers<T>> {
         let backward = self.case.backward_of(self.case.call_on_gpu()?)?;
-        let prepared = gpu.prepare_backward(BackwardProblem::of(&backward), choice)?;
+        let prepared = gpu.prepare_for(&backward, choice)?;
         self.run_prepared(gpu.stream(), &prepared, run)
     }
 

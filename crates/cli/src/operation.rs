@@ -39,8 +39,6 @@ pub(crate) trait Operation: gpu::Operation + Clone {
 
     fn call(&self) -> &Call;
 
-    fn problem(&self) -> Self::Problem;
-
     /// Arithmetic by the usual count.
     fn flops(&self) -> u128;
 
@@ -68,10 +66,6 @@ impl Operation for Call {
 
     fn call(&self) -> &Call {
         self
-    }
-
-    fn problem(&self) -> Self::Problem {
-        self.problem()
     }
 
     fn flops(&self) -> u128 {
@@ -116,16 +110,12 @@ impl Operation for Backward {
         self.call()
     }
 
-    fn problem(&self) -> Self::Problem {
-        BackwardProblem::of(self)
-    }
-
     fn flops(&self) -> u128 {
         self.flops()
     }
 
     fn plan_on_cpu(&self) -> Plan<BackwardProblem> {
-        Plan::backward_on_cpu(self.problem())
+        Plan::backward_on_cpu(BackwardProblem::of(self))
     }
 
     fn repeated<'a, T: Element>(

@@ -7,6 +7,7 @@ use clap::Args;
 use either::for_both;
 use serde_json::{Value, json};
 use warptile::Error;
+use warptile::gpu::Planned;
 use warptile::plan::{Choice, DeviceProfile, Plan, Planner, Rates, Reason, Share, Standing, Step};
 use warptile_check::Case;
 use warptile_distributed::Expected;
@@ -91,7 +92,7 @@ fn of<O: Operation>(
             Some(rates) => planner.rates(rates),
             None => planner,
         };
-        O::plan(&planner, operation.problem(), &args.kernel)
+        operation.problem().plan(&planner, &args.kernel)
     };
     say!(console, "problem  {}", cases::without_seed(&args.case))?;
     if let Some(devices) = &args.several.devices
@@ -226,7 +227,7 @@ fn planned<O: Operation>(
         "image": image.map(|image| image.name),
         "family": image.map(|image| image.family.to_string()),
         "steps": steps,
-        "workspace_bytes": plan.map(|plan| O::scratch(plan).bytes),
+        "workspace_bytes": plan.map(|plan| O::Problem::scratch(plan).bytes),
         "expected_us": expected,
         "expected_tflops": expected.map(tflops),
         "rates": basis.map(ToString::to_string),
@@ -370,7 +371,7 @@ fn one<O: Operation>(
             say!(console, "         {}", step.share)?;
         }
     }
-    let workspace = text::count(O::scratch(plan).bytes as u64, "byte");
+    let workspace = text::count(O::Problem::scratch(plan).bytes as u64, "byte");
     say!(console, "needs    {workspace} of workspace")?;
     say!(console, "expected {}", speed(expected))?;
     if let Some(basis) = plan.basis() {

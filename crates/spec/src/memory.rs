@@ -116,7 +116,7 @@ impl Expected {
     /// Checks the type of the memory that is given for it, and the access that is given to it.
     ///
     /// # Errors
-    /// As [`Call::check_types`](crate::Call::check_types).
+    /// As [`check_view_types`](crate::check_view_types).
     pub fn check_type(&self, found: MemoryType, access: Access) -> Result<()> {
         if self.wanted {
             self.access.check(self.name, access)?;

@@ -4,7 +4,6 @@ use std::ffi::c_void;
 
 use attention::cpu::raw;
 use attention::gpu::Prepared;
-use attention::plan::BackwardProblem;
 use attention::spec::Backward as Description;
 
 use crate::attention_desc::{AttentionDesc, call};
@@ -51,7 +50,7 @@ pub unsafe extern "C" fn warptile_backward_prepare(
         (desc.attention, desc.kernel) = (std::ptr::null(), std::ptr::null());
         of.kernel = std::ptr::null();
         let on = OnGpu::load(device, flag("unchecked", desc.unchecked)?, |gpu| {
-            gpu.prepare_backward(BackwardProblem::of(&description), &choice)
+            gpu.prepare_for(&description, &choice)
         })?;
         if on.is_none() {
             choice.check_on_cpu()?;

@@ -7,13 +7,15 @@ use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
-use warptile::gpu::{Addresses, Gpu};
+use warptile::gpu::{Addresses, Gpu, Operation, Prepared};
 use warptile::kernels::Kind;
-use warptile::plan::{BackwardProblem, Choice};
-use warptile::spec::{Append, Backward, Call, CallBuilder, Merge, Operand, Scoring, Slots};
+use warptile::plan::Choice;
+use warptile::spec::{
+    Append, Backward, Call, CallBuilder, Merge, Operand, Scoring, Slots, check_view_types,
+};
 use warptile::{Element, Layout};
 
-use crate::bindings::{Bindings, Locked, MergeBindings, lock};
+use crate::bindings::{Bindings, MergeBindings, lock};
 use crate::error::{Error, Result};
 
 /// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels need in addition
@@ -118,31 +120,16 @@ impl Session {
     /// As [`Session::launch`], and those of `describe`.
     pub fn launch_with(
         &self,
-        mut bindings: Bindings<'_>,
+        bindings: Bindings<'_>,
         choice: &Choice,
         describe: impl FnOnce(Aligned) -> warptile::Result<Call>,
     ) -> Result<()> {
-        let types = bindings.types();
-        let locked = bindings.lock(&self.stream)?;
-        let addresses = of_operands(&locked);
-        let call = describe(Aligned::of(&addresses))?;
-        call.check_types(&types)?;
-        locked.check(call.memory().map(of_operand))?;
-        let prepared = self.gpu.prepare(call.problem(), choice)?;
-        let mut bytes = 0;
-        for step in prepared.plan().steps() {
-            bytes = bytes.max(step.shape(&call)?.workspace_bytes);
-        }
-        self.with_workspace(bytes, |workspace| {
-            let stream = self.enter()?;
-            // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now. Every
-            // address is that of a view, which is of that context and as long as the call needs, as was checked. cudarc keeps the memory
-            // while the launch is queued: it frees it in the order of the stream that it belongs to, which waits for the launch by the
-            // guards' events or, without event tracking, by the promise of who has turned that off; the same orders others' reads and
-            // writes. Lists are clamped by the kernels. The workspace is zeroed, large enough, and no other launch has it at the same
-            // time. The GPU with its kernels is never dropped.
-            unsafe { prepared.launch_raw(stream, &call, &addresses, workspace) }?;
-            Ok(())
+        self.submit(bindings, choice, describe, |prepared, call| {
+            let mut bytes = 0;
+            for step in prepared.plan().steps() {
+                bytes = bytes.max(step.shape(call)?.workspace_bytes);
+            }
+            Ok(bytes)
         })
     }
 
@@ -152,22 +139,11 @@ impl Session {
     /// As [`Session::launch`], and those of `describe`.
     pub fn backward_with(
         &self,
-        mut bindings: Bindings<'_>,
+        bindings: Bindings<'_>,
         describe: impl FnOnce(Aligned) -> warptile::Result<Backward>,
     ) -> Result<()> {
-        let types = bindings.types();
-        let locked = bindings.lock(&self.stream)?;
-        let addresses = of_operands(&locked);
-        let backward = describe(Aligned::of(&addresses))?;
-        backward.check_types(&types)?;
-        locked.check(backward.memory().map(of_operand))?;
-        let problem = BackwardProblem::of(&backward);
-        let prepared = self.gpu.prepare_backward(problem, &Choice::Best)?;
-        self.with_workspace(prepared.scratch().bytes, |workspace| {
-            let stream = self.enter()?;
-            // SAFETY: as in `launch_with`; the steps of one launch follow each other, as nobody else has the workspace meanwhile.
-            unsafe { prepared.launch_raw(stream, &backward, &addresses, workspace) }?;
-            Ok(())
+        self.submit(bindings, &Choice::Best, describe, |prepared, _| {
+            Ok(prepared.scratch().bytes)
         })
     }
 
@@ -175,16 +151,38 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::launch`].
-    pub fn append(&self, append: &Append, mut bindings: Bindings<'_>) -> Result<()> {
-        append.check_types(&bindings.types())?;
+    pub fn append(&self, append: &Append, bindings: Bindings<'_>) -> Result<()> {
+        let describe = |_| Ok(append.clone());
+        self.submit(bindings, &Choice::Best, describe, |_, _| Ok(0))
+    }
+
+    /// Describes an operation, checks the views against what it expects, and submits it with a workspace of as many bytes as `room` says.
+    fn submit<O: Operation>(
+        &self,
+        mut bindings: Bindings<'_>,
+        choice: &Choice,
+        describe: impl FnOnce(Aligned) -> warptile::Result<O>,
+        room: impl FnOnce(&Prepared<O>, &O) -> Result<usize>,
+    ) -> Result<()> {
+        let types = bindings.types();
         let locked = bindings.lock(&self.stream)?;
-        locked.check(append.memory().map(of_operand))?;
-        let prepared = self.gpu.prepare_append(append.types())?;
-        let addresses = of_operands(&locked);
-        let stream = self.enter()?;
-        // SAFETY: as in `launch_with`, but that there is no workspace.
-        unsafe { prepared.launch_raw(stream, append, &addresses, 0) }?;
-        Ok(())
+        let addresses = Slots::from_fn(|operand| locked.addresses[operand as usize]);
+        let call = describe(Aligned::of(&addresses))?;
+        check_view_types(&types, call.expected())?;
+        let needed = call.expected().iter();
+        locked.check(needed.map(|(at, slot)| (at as usize, slot.name, slot.needed())))?;
+        let prepared = self.gpu.prepare_for(&call, choice)?;
+        self.with_workspace(room(&prepared, &call)?, |workspace| {
+            let stream = self.enter()?;
+            // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now. Every
+            // address is that of a view, which is of that context and as long as the call needs, as was checked. cudarc keeps the memory
+            // while the launch is queued: it frees it in the order of the stream that it belongs to, which waits for the launch by the
+            // guards' events or, without event tracking, by the promise of who has turned that off; the same orders others' reads and
+            // writes. Lists are clamped by the kernels. The workspace is zeroed, large enough, and no other launch has it at the same
+            // time, nor between the steps of this one. The GPU with its kernels is never dropped.
+            unsafe { prepared.launch_raw(stream, &call, &addresses, workspace) }?;
+            Ok(())
+        })
     }
 
     /// Submits a merge of results; doesn't wait.
@@ -224,7 +222,7 @@ impl Session {
             .collect();
         let addresses = Addresses::merge(locked.addresses[0], locked.addresses[1], &parts);
         let stream = self.enter()?;
-        // SAFETY: as in `launch_with`, but that there is no workspace.
+        // SAFETY: as in `submit`, but that there is no workspace.
         unsafe { prepared.launch_raw(stream, merge, addresses, 0) }?;
         Ok(())
     }
@@ -315,16 +313,6 @@ impl fmt::Debug for Session {
 /// The values behind these locks are consistent even after a panic.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The addresses of operands.
-fn of_operands(locked: &Locked<'_>) -> Slots<u64> {
-    Slots::from_fn(|operand| locked.addresses[operand as usize])
-}
-
-/// The description of an operand for [`Locked::check`].
-fn of_operand((operand, needed): (Operand, Option<u64>)) -> (usize, &'static str, Option<u64>) {
-    (operand as usize, operand.name(), needed)
 }
 
 /// A device with its kernels: opened once, and never dropped, as captured graphs may refer to the kernels.

@@ -5,6 +5,7 @@ use pyo3::types::PyDict;
 use warptile::Layout;
 use warptile::cpu::raw;
 use warptile::kernels::Operations;
+use warptile::plan::Choice;
 use warptile::spec::{Append, Numbers, Operand, Pairing, Rotary, TableLayout};
 
 use crate::arguments::{Reader, objects};
@@ -140,7 +141,9 @@ impl<'py> Request<'py> {
                 let stream = self.reader.stream();
                 self.given.addresses(ordinal).and_then(|addresses| {
                     // SAFETY: as for `attention`'s launch.
-                    py.detach(|| unsafe { gpu::append(ordinal, stream, append, &addresses) })
+                    py.detach(|| unsafe {
+                        gpu::launch(ordinal, stream, append, &Choice::Best, &addresses, 0)
+                    })
                 })
             }
         };

@@ -222,7 +222,7 @@ fn compute<'py>(
     let workspace = match reader.device() {
         Device::Cpu => None,
         Device::Cuda(ordinal) => {
-            let bytes = gpu::backward_workspace(ordinal, &backward, &request.choice)?;
+            let bytes = gpu::workspace_bytes(ordinal, &backward, &request.choice)?;
             Some(library::workspace(q, bytes, Scratch::BACKWARD_ZEROS)?)
         }
     };
@@ -244,7 +244,7 @@ fn compute<'py>(
             // SAFETY: as for `attention`'s launch. The workspace's beginning was zeroed in the order of the stream, which is the current
             // one of q's library; that library gives its memory to others for work that comes later in that order.
             py.detach(|| unsafe {
-                gpu::backward(ordinal, stream, &backward, &choice, &addresses, at)
+                gpu::launch(ordinal, stream, &backward, &choice, &addresses, at)
             })?;
         }
         _ => {

@@ -10,10 +10,10 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Addresses, Gpu, Prepared};
+use warptile::gpu::{Addresses, Gpu, Operation, Prepared};
 use warptile::plan::{BackwardProblem, Choice, Plan};
 use warptile::spec::{
-    Append, Backward, Call, DropoutState, Merge, Numbers, Operand, Problem, Scoring, Slots, Types,
+    Backward, Call, DropoutState, Numbers, Operand, Problem, Scoring, Slots, Types,
 };
 use warptile::{ElementType, Error, Layout};
 
@@ -227,75 +227,34 @@ pub(crate) unsafe fn forward(
     })
 }
 
-/// Bytes of the workspace that [`backward`] needs. Loads the kernels.
-pub(crate) fn backward_workspace(
+/// Bytes of the workspace that a [`launch`] needs. Loads the kernels.
+pub(crate) fn workspace_bytes<O: Operation>(
     ordinal: u32,
-    backward: &Backward,
+    call: &O,
     choice: &Choice,
 ) -> Result<usize> {
-    let opened = open(ordinal)?;
-    let problem = BackwardProblem::of(backward);
-    let prepared = opened.gpu.prepare_backward(problem, choice)?;
+    let prepared = open(ordinal)?.gpu.prepare_for(call, choice)?;
     Ok(prepared.scratch().bytes)
 }
 
-/// Submits a backward pass to a stream.
+/// Submits an operation to a stream.
 ///
 /// # Safety
-/// As [`forward`]. `workspace` is memory of [`backward_workspace`] bytes that no other launch has until this one has ended, and of
-/// which as many are zero as `Scratch::BACKWARD_ZEROS` says.
-pub(crate) unsafe fn backward(
+/// As [`forward`]. `workspace` is memory of [`workspace_bytes`] that no other launch has until this one has ended, and of which as many
+/// are zero as `Scratch::BACKWARD_ZEROS` says; 0 if that is none.
+pub(crate) unsafe fn launch<'a, O: Operation>(
     ordinal: u32,
     stream: u64,
-    backward: &Backward,
+    call: &O,
     choice: &Choice,
-    addresses: &Slots<u64>,
+    addresses: impl Into<Addresses<'a>>,
     workspace: u64,
 ) -> Result<()> {
     let opened = open(ordinal)?;
-    let problem = BackwardProblem::of(backward);
-    let prepared = opened.gpu.prepare_backward(problem, choice)?;
+    let prepared = opened.gpu.prepare_for(call, choice)?;
     opened.gpu.context().within(|| {
         // SAFETY: the context is current, and the caller's promise. The GPU that prepared the kernels lives as long as the process.
-        unsafe { prepared.launch_raw(handle(stream), backward, addresses, workspace) }?;
-        Ok(())
-    })
-}
-
-/// Submits a merge to a stream.
-///
-/// # Safety
-/// As [`forward`].
-pub(crate) unsafe fn merge(
-    ordinal: u32,
-    stream: u64,
-    merge: &Merge,
-    addresses: Addresses<'_>,
-) -> Result<()> {
-    let opened = open(ordinal)?;
-    let prepared = opened.gpu.prepare_merge(merge.element())?;
-    opened.gpu.context().within(|| {
-        // SAFETY: the context is current, and the caller's promise. The GPU that prepared it lives as long as the process.
-        unsafe { prepared.launch_raw(handle(stream), merge, addresses, 0) }?;
-        Ok(())
-    })
-}
-
-/// Submits a cache write to a stream.
-///
-/// # Safety
-/// As [`forward`].
-pub(crate) unsafe fn append(
-    ordinal: u32,
-    stream: u64,
-    append: &Append,
-    addresses: &Slots<u64>,
-) -> Result<()> {
-    let opened = open(ordinal)?;
-    let prepared = opened.gpu.prepare_append(append.types())?;
-    opened.gpu.context().within(|| {
-        // SAFETY: as in `merge`.
-        unsafe { prepared.launch_raw(handle(stream), append, addresses, 0) }?;
+        unsafe { prepared.launch_raw(handle(stream), call, addresses, workspace) }?;
         Ok(())
     })
 }

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use warptile::Layout;
 use warptile::cpu::raw;
 use warptile::gpu::Addresses;
+use warptile::plan::Choice;
 use warptile::spec::{LseBase, Merge};
 
 use crate::arguments::Reader;
@@ -159,6 +160,6 @@ impl<'py> Request<'py> {
         let addresses = Addresses::merge(out.address, lse.address, &parts);
         let (merge, stream) = (&self.merge, self.reader.stream());
         // SAFETY: as for `attention`'s launch.
-        py.detach(|| unsafe { gpu::merge(ordinal, stream, merge, addresses) })
+        py.detach(|| unsafe { gpu::launch(ordinal, stream, merge, &Choice::Best, addresses, 0) })
     }
 }

@@ -415,7 +415,7 @@ impl Attention {
                     true => &self.choice,
                     false => &Choice::Best,
                 };
-                let prepared = gpu.prepare_backward(BackwardProblem::of(backward), choice)?;
+                let prepared = gpu.prepare_for(backward, choice)?;
                 backward_on_gpu(gpu, &prepared, backward, given, also, written)
             }
         }

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::gpu::block::{pages, scales, tensor};
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
-use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
-use crate::spec::{Angles, Append, Expected, Pairing, Rotary, check_type};
+use crate::plan::{Choice, LaunchShape, RowProblem, Step};
+use crate::spec::{Angles, Append, Expected, Pairing, Rotary};
 
 /// A number that says where a row stands: `i32`, `u32` or `i64`.
 pub trait PositionElement: Pod + sealed::Sealed {
@@ -43,11 +43,7 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::prepare_merge`].
     pub fn prepare_append(&self, types: impl Into<Types>) -> Result<Prepared<Append>> {
-        let problem = RowProblem {
-            role: Role::Append,
-            types: types.into(),
-        };
-        self.prepared::<Append>(problem, &Choice::Best)
+        self.prepared(RowProblem::new(Role::Append, types), &Choice::Best)
     }
 }
 
@@ -74,15 +70,8 @@ impl Operation for Append {
 
     const BLOCKS: &'static [u64] = abi::APPEND_BLOCKS;
 
-    fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
-        Plan::of_rows(problem, planner.device())
-    }
-
-    fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
-        let (kernels, found) = (prepared.types, self.types());
-        check_type("k", Some(kernels.q), Some(found.q))?;
-        check_type("k_pages", Some(kernels.k), Some(found.k))?;
-        Ok(())
+    fn problem(&self) -> RowProblem {
+        RowProblem::new(Role::Append, self.types())
     }
 
     fn expected(&self) -> &Slots<Expected> {

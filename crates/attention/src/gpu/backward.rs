@@ -5,47 +5,18 @@ use warptile_kernels::{Kind, Operand, Role, Slots};
 
 use crate::error::Result;
 use crate::gpu::block::{backward_tma, dropout, scoring, sequences, tensor};
-use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
+use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::prepass::block as prepass_block;
-use crate::gpu::{Gpu, Prepared};
-use crate::plan::{
-    BackwardProblem, BackwardScratch, Choice, LaunchShape, Plan, Planner, Scratch, Step,
-};
+use crate::plan::{BackwardProblem, BackwardScratch, LaunchShape, Step};
 use crate::spec::{Backward, ElementType, Expected, Layout};
-
-impl Gpu {
-    /// The kernels of a backward pass, planned and loaded: from the last time, if it is among the last 64 problems.
-    ///
-    /// # Errors
-    /// As [`Gpu::prepare`].
-    pub fn prepare_backward(
-        &self,
-        problem: BackwardProblem,
-        choice: &Choice,
-    ) -> Result<Prepared<Backward>> {
-        self.prepared::<Backward>(problem, choice)
-    }
-}
 
 impl Operation for Backward {
     type Problem = BackwardProblem;
 
     const BLOCKS: &'static [u64] = abi::BACKWARD_BLOCKS;
 
-    fn plan(
-        planner: &Planner<'_>,
-        problem: BackwardProblem,
-        choice: &Choice,
-    ) -> Result<Plan<BackwardProblem>> {
-        planner.plan_backward(problem, choice)
-    }
-
-    fn scratch(plan: &Plan<BackwardProblem>) -> Scratch {
-        BackwardScratch::of_plan(plan)
-    }
-
-    fn check_problem(&self, prepared: &BackwardProblem) -> Result<()> {
-        expect_problem(BackwardProblem::of(self), prepared)
+    fn problem(&self) -> BackwardProblem {
+        BackwardProblem::of(self)
     }
 
     fn expected(&self) -> &Slots<Expected> {

@@ -4,9 +4,9 @@ use warptile_kernels::abi;
 use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::Result;
-use crate::gpu::operation::{Operation, StepLaunch, expect_problem};
-use crate::gpu::{block as filled, log};
-use crate::plan::{Choice, LaunchShape, Plan, Planner, RunScratch, Scratch, Share, Step};
+use crate::gpu::block as filled;
+use crate::gpu::operation::{Operation, StepLaunch};
+use crate::plan::{LaunchShape, RunScratch, Share, Step};
 use crate::spec::{Call, Expected, Problem};
 
 impl Operation for Call {
@@ -14,20 +14,8 @@ impl Operation for Call {
 
     const BLOCKS: &'static [u64] = abi::FORWARD_BLOCKS;
 
-    fn plan(planner: &Planner<'_>, problem: Problem, choice: &Choice) -> Result<Plan> {
-        planner.plan(problem, choice)
-    }
-
-    fn note(problem: &Problem) {
-        log::note(problem);
-    }
-
-    fn scratch(plan: &Plan) -> Scratch {
-        plan.scratch()
-    }
-
-    fn check_problem(&self, prepared: &Problem) -> Result<()> {
-        expect_problem(self.problem(), prepared)
+    fn problem(&self) -> Problem {
+        self.problem()
     }
 
     fn expected(&self) -> &Slots<Expected> {

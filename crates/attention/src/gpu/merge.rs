@@ -1,14 +1,14 @@
 //! Merging results on a GPU.
 
 use warptile_kernels::abi::{self, CHUNK_BYTES};
-use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
+use warptile_kernels::{ElementType, Operand, Role, Slots};
 
 use crate::error::Result;
 use crate::gpu::block::tensor;
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::{Gpu, Prepared};
-use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
-use crate::spec::{Expected, LseBase, Merge, check_type};
+use crate::plan::{Choice, LaunchShape, RowProblem, Step};
+use crate::spec::{Expected, LseBase, Merge};
 
 impl Gpu {
     /// The kernel that merges results of this element type: loaded the first time, and found again after that.
@@ -16,11 +16,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoImages`](crate::Error::NoImages) if the program has none that runs on the device; when the driver refuses the image.
     pub fn prepare_merge(&self, element: ElementType) -> Result<Prepared<Merge>> {
-        let problem = RowProblem {
-            role: Role::Combine,
-            types: Types::of(element),
-        };
-        self.prepared::<Merge>(problem, &Choice::Best)
+        self.prepared(RowProblem::new(Role::Combine, element), &Choice::Best)
     }
 }
 
@@ -29,13 +25,8 @@ impl Operation for Merge {
 
     const BLOCKS: &'static [u64] = abi::MERGE_BLOCKS;
 
-    fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
-        Plan::of_rows(problem, planner.device())
-    }
-
-    fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
-        check_type("out", Some(prepared.types.q), Some(self.element()))?;
-        Ok(())
+    fn problem(&self) -> RowProblem {
+        RowProblem::new(Role::Combine, self.element())
     }
 
     fn expected(&self) -> &Slots<Expected> {

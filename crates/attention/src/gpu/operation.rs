@@ -2,13 +2,16 @@
 
 use std::fmt;
 
-use warptile_kernels::{Operand, Slots};
+use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::{Error, Result};
 use crate::gpu::bindings::Addresses;
 use crate::gpu::kernel::Loaded;
-use crate::plan::{Choice, LaunchShape, Plan, Planner, Scratch, Step};
-use crate::spec::Expected;
+use crate::gpu::log;
+use crate::plan::{
+    BackwardProblem, BackwardScratch, Choice, LaunchShape, Plan, Planner, RowProblem, Scratch, Step,
+};
+use crate::spec::{Expected, Problem, check_type};
 
 /// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::spec::Call), [`Merge`](crate::spec::Merge) or
 /// [`Append`](crate::spec::Append).
@@ -18,33 +21,15 @@ use crate::spec::Expected;
 /// and share one workspace. Only this crate can name the types that an operation is made of.
 pub trait Operation: fmt::Debug {
     /// The part of a call that planning depends on; the cache key of prepared plans.
-    type Problem: Copy + PartialEq + fmt::Debug + fmt::Display + Send + Sync + 'static;
+    type Problem: Planned;
 
     /// The hashes of the blocks that it fills.
     #[doc(hidden)]
     const BLOCKS: &'static [u64];
 
-    /// Chooses kernels for a problem.
+    /// The problem that the call is one of.
     #[doc(hidden)]
-    fn plan(
-        planner: &Planner<'_>,
-        problem: Self::Problem,
-        choice: &Choice,
-    ) -> Result<Plan<Self::Problem>>;
-
-    /// Called when a problem has been prepared for the first time.
-    #[doc(hidden)]
-    fn note(_problem: &Self::Problem) {}
-
-    /// The workspace for the largest call of a plan.
-    #[doc(hidden)]
-    fn scratch(_plan: &Plan<Self::Problem>) -> Scratch {
-        Scratch::default()
-    }
-
-    /// Refuses a call of a different problem than the one that was prepared.
-    #[doc(hidden)]
-    fn check_problem(&self, prepared: &Self::Problem) -> Result<()>;
+    fn problem(&self) -> Self::Problem;
 
     /// The memory that it expects of each operand.
     #[doc(hidden)]
@@ -74,14 +59,73 @@ pub trait Operation: fmt::Debug {
     ) -> Result<()>;
 }
 
-/// Refuses a problem that is not the one that was prepared.
-pub(super) fn expect_problem<P: PartialEq + fmt::Display>(found: P, prepared: &P) -> Result<()> {
-    match found == *prepared {
-        true => Ok(()),
-        false => Err(Error::OtherProblem {
-            found: found.to_string(),
-            prepared: prepared.to_string(),
-        }),
+/// The problem of an operation: [`Problem`](crate::spec::Problem), [`BackwardProblem`] or [`RowProblem`].
+pub trait Planned: Copy + PartialEq + fmt::Debug + fmt::Display + Send + Sync + 'static {
+    /// Chooses kernels.
+    #[doc(hidden)]
+    fn plan(self, planner: &Planner<'_>, choice: &Choice) -> Result<Plan<Self>>;
+
+    /// Called when the problem has been prepared for the first time.
+    #[doc(hidden)]
+    fn note(&self) {}
+
+    /// The workspace for the largest call of a plan.
+    #[doc(hidden)]
+    fn scratch(_plan: &Plan<Self>) -> Scratch {
+        Scratch::default()
+    }
+
+    /// Refuses a call of a different problem than this one, which was prepared.
+    #[doc(hidden)]
+    fn check(&self, found: Self) -> Result<()> {
+        match found == *self {
+            true => Ok(()),
+            false => Err(Error::OtherProblem {
+                found: found.to_string(),
+                prepared: self.to_string(),
+            }),
+        }
+    }
+}
+
+impl Planned for Problem {
+    fn plan(self, planner: &Planner<'_>, choice: &Choice) -> Result<Plan> {
+        planner.plan(self, choice)
+    }
+
+    fn note(&self) {
+        log::note(self);
+    }
+
+    fn scratch(plan: &Plan) -> Scratch {
+        plan.scratch()
+    }
+}
+
+impl Planned for BackwardProblem {
+    fn plan(self, planner: &Planner<'_>, choice: &Choice) -> Result<Plan<Self>> {
+        planner.plan_backward(self, choice)
+    }
+
+    fn scratch(plan: &Plan<Self>) -> Scratch {
+        BackwardScratch::of_plan(plan)
+    }
+}
+
+impl Planned for RowProblem {
+    fn plan(self, planner: &Planner<'_>, _: &Choice) -> Result<Plan<Self>> {
+        Plan::of_rows(self, planner.device())
+    }
+
+    fn check(&self, found: Self) -> Result<()> {
+        let (kernels, found) = (self.types, found.types);
+        let tensor = if self.role == Role::Append {
+            "k"
+        } else {
+            "out"
+        };
+        check_type(tensor, Some(kernels.q), Some(found.q))?;
+        Ok(check_type("k_pages", Some(kernels.k), Some(found.k))?)
     }
 }
 

@@ -10,7 +10,7 @@ use warptile_kernels::{Slots, abi};
 use crate::error::{Error, Result};
 use crate::gpu::bindings::{Addresses, Bindings, Places, check_stream};
 use crate::gpu::kernel::{Block, Loaded, config};
-use crate::gpu::operation::{Operation, StepLaunch};
+use crate::gpu::operation::{Operation, Planned, StepLaunch};
 use crate::gpu::sync;
 use crate::gpu::workspace::workspace_of;
 use crate::plan::{LaunchShape, Plan, Scratch, Step, tile_order};
@@ -47,7 +47,7 @@ impl Prepared {
     /// # Errors
     /// [`Error::OtherProblem`]; [`Error::Grid`] if the call has more tiles than a launch can have.
     pub fn make_ready(&self, call: &Call) -> Result<()> {
-        call.check_problem(self.plan().problem())?;
+        self.plan().problem().check(call.problem())?;
         for (step, kernel) in self.steps() {
             let takes_an_order = kernel.takes::<abi::ForwardTma>()
                 || kernel.takes::<abi::ForwardTmaDropout>()
@@ -90,7 +90,7 @@ impl<O: Operation> Prepared<O> {
 
     /// Device memory that a launch of any call of the problem needs besides the tensors.
     pub fn scratch(&self) -> Scratch {
-        O::scratch(self.plan())
+        O::Problem::scratch(self.plan())
     }
 
     /// The context that the kernels are loaded in.
@@ -118,7 +118,7 @@ impl<O: Operation> Prepared<O> {
     /// ordered. What goes wrong while the kernel runs is reported, with the kernel's name, by the next wait for the
     /// stream.
     pub fn launch(&self, stream: &Stream, call: &O, bindings: &Bindings<'_>) -> Result<()> {
-        call.check_problem(self.plan().problem())?;
+        self.plan().problem().check(call.problem())?;
         let outline = Outline::of(self.plan(), call)?;
         self.submit(stream, call, &outline, bindings, None)
     }
@@ -309,7 +309,7 @@ impl<O: Operation> Prepared<O> {
     }
 
     fn check_addresses(&self, call: &O, addresses: &Addresses<'_>) -> Result<()> {
-        call.check_problem(self.plan().problem())?;
+        self.plan().problem().check(call.problem())?;
         let expected = self.expected(call);
         if let Some(slot) = expected.iter().find(|slot| slot.on_host) {
             return Err(Invalid::presence(

@@ -1,29 +1,13 @@
 //! The pre-pass of the backward pass on a GPU.
 
 use warptile_kernels::abi::{self, CHUNK_BYTES, Declared};
-use warptile_kernels::{ElementType, Operand, Role, Slots, Types};
+use warptile_kernels::{Operand, Role, Slots};
 
 use crate::error::Result;
 use crate::gpu::block::tensor;
 use crate::gpu::operation::{Operation, StepLaunch};
-use crate::gpu::{Gpu, Prepared};
-use crate::plan::{Choice, LaunchShape, Plan, Planner, RowProblem, Step};
-use crate::spec::{Expected, Prepass, check_type};
-
-impl Gpu {
-    /// The kernel of the pre-pass for this element type: loaded the first time, and found again after that.
-    ///
-    /// # Errors
-    /// As [`Gpu::prepare_merge`].
-    #[doc(hidden)]
-    pub fn prepare_prepass(&self, element: ElementType) -> Result<Prepared<Prepass>> {
-        let problem = RowProblem {
-            role: Role::Prepass,
-            types: Types::of(element),
-        };
-        self.prepared::<Prepass>(problem, &Choice::Best)
-    }
-}
+use crate::plan::{LaunchShape, RowProblem, Step};
+use crate::spec::{Expected, Prepass};
 
 /// Lanes that share a row: one for each 16 bytes if there are no more than a warp has.
 fn lanes(prepass: &Prepass) -> usize {
@@ -37,16 +21,8 @@ impl Operation for Prepass {
 
     const BLOCKS: &'static [u64] = &[abi::Prepass::HASH];
 
-    fn plan(planner: &Planner<'_>, problem: RowProblem, _: &Choice) -> Result<Plan<RowProblem>> {
-        Plan::of_rows(problem, planner.device())
-    }
-
-    fn check_problem(&self, prepared: &RowProblem) -> Result<()> {
-        Ok(check_type(
-            "out",
-            Some(prepared.types.q),
-            Some(self.element()),
-        )?)
+    fn problem(&self) -> RowProblem {
+        RowProblem::new(Role::Prepass, self.element())
     }
 
     fn expected(&self) -> &Slots<Expected> {

@@ -19,6 +19,13 @@ pub struct RowProblem {
     pub types: Types,
 }
 
+impl RowProblem {
+    pub(crate) fn new(role: Role, types: impl Into<Types>) -> Self {
+        let types = types.into();
+        RowProblem { role, types }
+    }
+}
+
 impl fmt::Display for RowProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RowProblem { role, types } = self;

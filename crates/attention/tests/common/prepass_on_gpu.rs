@@ -3,6 +3,7 @@
 use warptile::Element;
 use warptile::backward::Prepass;
 use warptile::gpu::{Bindings, Gpu};
+use warptile::plan::Choice;
 use warptile::spec::Operand;
 use warptile_driver::DeviceBuffer;
 
@@ -25,8 +26,8 @@ pub(crate) fn prepass_on<T: Element>(
     let lists: Vec<_> = { case.lists() }
         .map(|(operand, list)| (operand, DeviceBuffer::from_slice(stream, list).unwrap()))
         .collect();
-    let prepared = gpu.prepare_prepass(T::TYPE).unwrap();
     let of_host = case.described(false);
+    let prepared = gpu.prepare_for(&of_host, &Choice::Best).unwrap();
     let [on_host, on_device] = [false, true].map(|on_device| {
         let prepass = case.described(on_device);
         // A head of a batch entry has as many tiles as a sequence can have, if its length is not known.

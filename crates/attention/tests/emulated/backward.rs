@@ -265,9 +265,7 @@ fn offsets_that_do_not_ascend_end_a_launch_in_one_pass() {
         let data = case.backward::<bf16>().unwrap();
         let backward = case.backward_of(case.call_on_gpu().unwrap()).unwrap();
         let choice = Choice::Family(Family::Dqkv);
-        let prepared = gpu
-            .prepare_backward(BackwardProblem::of(&backward), &choice)
-            .unwrap();
+        let prepared = gpu.prepare_for(&backward, &choice).unwrap();
         let inputs = DeviceInputs::upload(stream, &Ferry::default(), &data.inputs).unwrap();
         // Number of waits for a turn that did not come.
         let run = |query_offsets: &[i32], key_offsets: &[i32]| {
@@ -339,8 +337,7 @@ fn added<T: Element>(case: &Case) {
                 .of_keys(of_keys)
                 .build()
                 .unwrap();
-            let problem = BackwardProblem::of(&backward);
-            let prepared = gpu.prepare_backward(problem, &Choice::Best).unwrap();
+            let prepared = gpu.prepare_for(&backward, &Choice::Best).unwrap();
             let inputs = DeviceInputs::upload(stream, &Ferry::default(), &data.inputs).unwrap();
             let mut bindings = Bindings::default();
             inputs.add_to(&mut bindings).unwrap();

@@ -4,6 +4,7 @@ use half::f16;
 use warptile::backward::Prepass;
 use warptile::gpu::Bindings;
 use warptile::kernels::abi;
+use warptile::plan::Choice;
 use warptile::spec::{Numbers, Operand};
 use warptile::{ElementType, Layout};
 use warptile_driver::{DeviceBuffer, Stream};
@@ -53,7 +54,7 @@ fn a_pre_pass_has_a_cta_for_each_tile_of_a_head() {
             .build()
             .unwrap();
         let mut memory = Memory::new(&stream, &layout, prepass.len());
-        let prepared = gpu.prepare_prepass(ElementType::F16).unwrap();
+        let prepared = gpu.prepare_for(&prepass, &Choice::Best).unwrap();
         prepared
             .launch(&stream, &prepass, &memory.bindings())
             .unwrap();
@@ -84,7 +85,7 @@ fn a_raw_pre_pass_is_one_driver_call_and_checks_its_addresses() {
         .build()
         .unwrap();
     let memory = Memory::new(&stream, &layout, prepass.len());
-    let prepared = gpu.prepare_prepass(ElementType::F16).unwrap();
+    let prepared = gpu.prepare_for(&prepass, &Choice::Best).unwrap();
     let good = addresses([
         (Operand::Out, memory.rows[0].pointer()),
         (Operand::DOut, memory.rows[1].pointer()),

@@ -3,7 +3,7 @@
 use warptile::gpu::{Bindings, Gpu, Prepared, Session};
 use warptile::half::f16;
 use warptile::kernels::abi::KeyRuns;
-use warptile::plan::{BackwardProblem, Choice, LaunchShape, Scratch};
+use warptile::plan::{Choice, LaunchShape, Scratch};
 use warptile::spec::{Backward, Call, Operand, Scoring};
 use warptile::{ElementType, Layout, Mask};
 use warptile_driver::{DeviceBuffer, Stream};
@@ -172,7 +172,7 @@ fn another_threads_launch_does_not_come_between_steps() {
         |backward, gradient| backward.want(gradient, false),
     );
     let nothing = nothing.build().unwrap();
-    let single = { gpu.prepare_backward(BackwardProblem::of(&nothing), &Choice::Best) }.unwrap();
+    let single = gpu.prepare_for(&nothing, &Choice::Best).unwrap();
     assert_eq!(
         (steps.plan().steps().len(), single.plan().steps().len()),
         (3, 1)

@@ -248,9 +248,7 @@ fn a_workspace_may_hold_anything() {
     let case: Case = "b2 q300 k400 h4/2 d64 bf16 mask=causal".parse().unwrap();
     let data = case.backward::<bf16>().unwrap();
     let backward = Backward::builder(case.call()).build().unwrap();
-    let prepared = gpu
-        .prepare_backward(BackwardProblem::of(&backward), &Choice::Best)
-        .unwrap();
+    let prepared = gpu.prepare_for(&backward, &Choice::Best).unwrap();
     let upload = |bytes: &[u8]| DeviceBuffer::from_slice(&stream, bytes).unwrap();
     let mut addresses = Slots::<u64>::default();
     let mut inputs = Vec::new();

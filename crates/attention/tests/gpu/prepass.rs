@@ -1,8 +1,10 @@
 //! Pre-passes of the backward pass on a GPU, against float64.
 
 use quickcheck::TestResult;
+use warptile::backward::Prepass;
 use warptile::gpu::Gpu;
-use warptile::{Element, ElementType};
+use warptile::plan::Choice;
+use warptile::{Element, ElementType, Layout};
 
 use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
 use crate::prepass_cases::{PrepassCase, Prepasses, verify_all};
@@ -29,7 +31,9 @@ fn random_pre_passes_equal_float64() {
     quickcheck(200).quickcheck(on_text as fn(u64) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
-            let prepared = gpu.prepare_prepass(element).unwrap();
+            let rows = Layout::bshd([1, 1, 1, 8]);
+            let prepass = Prepass::builder(element, &rows, &rows).build().unwrap();
+            let prepared = gpu.prepare_for(&prepass, &Choice::Best).unwrap();
             ran(prepared.plan().image().unwrap());
         }
     }

@@ -9,7 +9,7 @@ use warptile::driver::sys::{
 };
 use warptile::gpu::{Bindings, Prepared, Session};
 use warptile::kernels::Family;
-use warptile::plan::{BackwardProblem, Choice};
+use warptile::plan::Choice;
 use warptile::spec::{Backward, Call, Operand, Scoring, Slots};
 use warptile::{ElementType, Error, Layout, Mask};
 use warptile_driver::{Context, DeviceBuffer, Graph, PinnedBuffer, Stream};
@@ -529,10 +529,9 @@ impl Gradients {
                 .collect();
             inputs[operand] = Some(DeviceBuffer::from_slice(stream, &values).unwrap());
         }
-        let problem = BackwardProblem::of(&backward);
         let lse = vec![6.0_f32; backward.call().lse_len()];
         Gradients {
-            prepared: gpu().prepare_backward(problem, choice).unwrap(),
+            prepared: gpu().prepare_for(&backward, choice).unwrap(),
             inputs,
             lse: DeviceBuffer::from_slice(stream, &lse).unwrap(),
             query_offsets: DeviceBuffer::from_slice(stream, &Device::even()).unwrap(),

@@ -2,8 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use warptile::Element;
-use warptile::gpu::{Bindings, Gpu, Prepared};
+use warptile::gpu::{Bindings, Gpu, Planned, Prepared};
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::plan::{Choice, Plan, Planner};
 use warptile::spec::{Call, Features, Numbers, Operand, Slots};
@@ -113,7 +112,7 @@ impl<O: Operation> Launch<O> {
                 let planner = Planner::new(gpu.profile())
                     .rates(gpu.rates())
                     .settings(settings.unwrap_or_default());
-                O::plan(&planner, operation.problem(), &choice)?
+                operation.problem().plan(&planner, &choice)?
             }
             _ => plan.clone(),
         };

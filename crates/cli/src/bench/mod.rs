@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use either::{for_both, map_both};
 use indicatif::HumanDuration;
-use warptile::gpu::Gpu;
+use warptile::gpu::{Gpu, Planned as _};
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner, Share};
 use warptile::spec::Heads;
@@ -601,7 +601,7 @@ fn plans<O: Operation>(
             let small = catalog().iter();
             let small = small.filter(|image| !O::ROLES.contains(&image.role));
             let planner = Planner::new(profile).rates(gpu.rates());
-            O::plan(&planner.images(images().chain(small)), problem, &choice)
+            problem.plan(&planner.images(images().chain(small)), &choice)
         }
     };
     if kernels.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use warptile::cpu::{Stop, forward_cpu};
-use warptile::gpu::Gpu;
+use warptile::gpu::{Gpu, Planned};
 use warptile::plan::{Choice, Plan, Planner, Settings, Step};
 use warptile::spec::Call;
 use warptile::{Element, Error};
@@ -227,7 +227,7 @@ impl Place<'_> {
                     Some(image) => Choice::Image(image.name.to_owned()),
                     None => Choice::Best,
                 };
-                Ok(O::plan(&planner, operation.problem(), &choice)?)
+                Ok(operation.problem().plan(&planner, &choice)?)
             }
         }
     }
