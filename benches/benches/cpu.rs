@@ -2,9 +2,8 @@
 //! decoding, narrow types, softcap.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use half::{bf16, f16};
 use warptile::cpu::forward_cpu;
-use warptile::{Element, ElementType};
+use warptile::{Element, with_element};
 use warptile_benches::case;
 use warptile_check::Case;
 
@@ -38,11 +37,7 @@ fn measure<T: Element>(criterion: &mut Criterion, case: &Case) {
 fn cpu(criterion: &mut Criterion) {
     for text in CASES {
         let case = case(text);
-        match case.element {
-            ElementType::F16 => measure::<f16>(criterion, &case),
-            ElementType::Bf16 => measure::<bf16>(criterion, &case),
-            _ => measure::<f32>(criterion, &case),
-        }
+        with_element!(case.element, T => measure::<T>(criterion, &case));
     }
 }
 

@@ -41,7 +41,7 @@ use warptile_kernels::Operand;
 use warptile_kernels::tiling::Tiling;
 
 use crate::error::Result;
-use crate::spec::{Call, Element, ElementType, HostInputs, HostOutputs, Sequence};
+use crate::spec::{Call, Element, HostInputs, HostOutputs, Sequence, with_element};
 
 use block::{Block, Results, Scratch};
 use isa::Isa;
@@ -94,12 +94,7 @@ fn compute_with(
     inputs: &HostInputs<'_>,
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    match call.element() {
-        ElementType::F16 => compute::<half::f16>(isa, call, inputs, outputs),
-        ElementType::Bf16 => compute::<half::bf16>(isa, call, inputs, outputs),
-        // No call has queries of a scaled type.
-        _ => compute::<f32>(isa, call, inputs, outputs),
-    }
+    with_element!(call.element(), T => compute::<T>(isa, call, inputs, outputs))
 }
 
 fn compute<T: Element>(

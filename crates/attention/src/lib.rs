@@ -173,6 +173,7 @@ pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
 pub use spec::{BlockList, BlockLists, Diagonal, E4m3, Element, ElementType, Layout, Mask, Splits};
 pub use tensor::Tensor;
+pub use warptile_spec::with_element;
 
 /// The traits of types whose bits may be any.
 pub use bytemuck;

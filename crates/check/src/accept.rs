@@ -6,13 +6,12 @@ use std::fmt;
 
 use bytemuck::cast_slice;
 use warptile::spec::{Call, HostInputs};
-use warptile::{Element, ElementType};
+use warptile::{Element, ElementType, with_element};
 
 use crate::compiled::{Compiled, with_type};
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References};
 use crate::rounding::{round, ulp};
-use crate::with_element;
 
 pub use gradients::GradientExpectation;
 pub(crate) use gradients::{ComputedGradient, GradientSizes};

@@ -78,38 +78,10 @@ compiled!(
 /// To the compiler it is another type: what crosses is cast, and only the arm in which the two are the same runs.
 macro_rules! with_type {
     ($U:ident = $T:ty, $work:expr) => {
-        $crate::with_element!(<$T as warptile::Element>::TYPE, $U => $work)
+        warptile::with_element!(<$T as warptile::Element>::TYPE, $U => $work)
     };
 }
 pub(crate) use with_type;
-
-/// Evaluates an expression in which `$T` names the type of queries of an element type.
-///
-/// ```
-/// use warptile::{Element, ElementType};
-///
-/// let bytes = warptile_check::with_element!(ElementType::Bf16, T => size_of::<T>());
-/// assert_eq!(bytes, 2);
-/// ```
-#[macro_export]
-macro_rules! with_element {
-    ($element:expr, $T:ident => $work:expr) => {
-        match $element {
-            warptile::ElementType::F16 => {
-                type $T = warptile::half::f16;
-                $work
-            }
-            warptile::ElementType::Bf16 => {
-                type $T = warptile::half::bf16;
-                $work
-            }
-            _ => {
-                type $T = f32;
-                $work
-            }
-        }
-    };
-}
 
 fn cast_buffer<T: Element, U: Element>(buffer: Buffer<T>) -> Buffer<U> {
     Buffer {

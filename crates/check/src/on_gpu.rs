@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::spec::{Call, Dropout, HostInputs, Numbers, Operand, Slots, View};
-use warptile::{Element, ElementType, Layout};
+use warptile::{Element, ElementType, Layout, with_element};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
 use crate::accept::{Expectation, NaturalErrors, factor};
@@ -19,7 +19,6 @@ use crate::error::Result;
 use crate::ferry::Ferry;
 use crate::gpu::rest;
 use crate::reference::{ReferenceOutput, by_head, check_size, in_order};
-use crate::with_element;
 use gradients::GradientKernels;
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.

@@ -8,14 +8,13 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use warptile::Layout;
 use warptile::cpu::Stop;
 use warptile::spec::{Call, HostInputs, Operand, View};
+use warptile::{Layout, with_element};
 
 use crate::compiled::Compiled;
 use crate::error::{Error, Result, limited};
 use crate::parallel;
-use crate::with_element;
 use matrix::Dense;
 use row::{Computation, Options, Row, RowRest};
 

@@ -9,8 +9,8 @@ use clap::Args;
 use safetensors::Dtype;
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::spec::Operand;
-use warptile::{Element, Layout, Splits};
-use warptile_check::{Buffer, Case, Data, LayoutKind, quantize, with_element};
+use warptile::{Element, Layout, Splits, with_element};
+use warptile_check::{Buffer, Case, Data, LayoutKind, quantize};
 
 use crate::cases;
 use crate::failure::Failure;

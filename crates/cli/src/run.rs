@@ -9,8 +9,8 @@ use safetensors::Dtype;
 use warptile::kernels::Kind;
 use warptile::plan::Choice;
 use warptile::spec::Call;
-use warptile::{BlockLists, Diagonal, Element, ElementType, Splits};
-use warptile_check::{Verdict, with_element};
+use warptile::{BlockLists, Diagonal, Element, ElementType, Splits, with_element};
+use warptile_check::Verdict;
 
 use crate::cases;
 use crate::failure::Failure;

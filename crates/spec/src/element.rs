@@ -80,6 +80,34 @@ impl MemoryType {
     }
 }
 
+/// Evaluates an expression in which `$T` names the type of queries of an element type: `f32` of those that queries cannot have.
+///
+/// ```
+/// use warptile_spec::{Element, ElementType, with_element};
+///
+/// let bytes = with_element!(ElementType::Bf16, T => size_of::<T>());
+/// assert_eq!(bytes, 2);
+/// ```
+#[macro_export]
+macro_rules! with_element {
+    ($element:expr, $T:ident => $work:expr) => {
+        match $element {
+            $crate::ElementType::F16 => {
+                type $T = $crate::half::f16;
+                $work
+            }
+            $crate::ElementType::Bf16 => {
+                type $T = $crate::half::bf16;
+                $work
+            }
+            _ => {
+                type $T = f32;
+                $work
+            }
+        }
+    };
+}
+
 /// Refuses elements whose type differs from the expected one, as far as both are known.
 pub fn check_type(
     argument: &'static str,

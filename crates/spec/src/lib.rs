@@ -41,6 +41,9 @@ pub mod table;
 mod types;
 mod view_types;
 
+#[doc(hidden)]
+pub use half;
+
 pub use append::{Append, AppendBuilder};
 pub use backward::{Backward, BackwardBuilder, KeyGradients};
 pub use blocks::{BlockList, BlockLists, Blocks, ParseBlockListsError};

@@ -161,11 +161,7 @@ impl Rotary {
             Angles::Tables { element, layout } => {
                 let start = layout.offset(0, position, 0);
                 let row = start..start + layout.head_dim();
-                match element {
-                    ElementType::F16 => read_row::<half::f16>(inputs, row, to),
-                    ElementType::Bf16 => read_row::<half::bf16>(inputs, row, to),
-                    _ => read_row::<f32>(inputs, row, to),
-                }
+                crate::with_element!(element, T => read_row::<T>(inputs, row, to))
             }
         }
     }

@@ -13,7 +13,7 @@ use warptile_distributed::ShardedCache;
 use crate::attention_desc::{AttentionDesc, AttentionMemory};
 use crate::error::{Failure, Result, guarded};
 use crate::group::Group;
-use crate::ranks::{Described, Ranks, check, check_idle, give, list, of_element, take};
+use crate::ranks::{Described, Ranks, check, check_idle, give, list, take};
 use crate::structs::{
     Layout as StructLayout, Versioned, check_pointer, count, element, free, give as give_handle,
     handle, read,
@@ -75,8 +75,7 @@ pub unsafe extern "C" fn warptile_dealt_cache_create(
         let desc = unsafe { read("desc", desc) }?;
         // SAFETY: it stays where it is until the handle is dropped, whose cache goes before it.
         let ranks: &'static Ranks = unsafe { &*Arc::as_ptr(&group) };
-        let made: Box<dyn Dealt> =
-            of_element!(element(desc.element)?, T => Box::new(Typed::<T>::new(ranks, &desc)?));
+        let made: Box<dyn Dealt> = attention::with_element!(element(desc.element)?, T => Box::new(Typed::<T>::new(ranks, &desc)?));
         let made = DealtCache {
             cache: Mutex::new(made),
             _group: group,

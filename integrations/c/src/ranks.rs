@@ -15,27 +15,6 @@ use crate::structs::{address, check_pointer, choice};
 
 pub(crate) use warptile_distributed::Group as Ranks;
 
-/// An expression of an element type, which has the name that is given.
-macro_rules! of_element {
-    ($element:expr, $T:ident => $done:expr) => {
-        match $element {
-            attention::ElementType::F16 => {
-                type $T = attention::half::f16;
-                $done
-            }
-            attention::ElementType::Bf16 => {
-                type $T = attention::half::bf16;
-                $done
-            }
-            _ => {
-                type $T = f32;
-                $done
-            }
-        }
-    };
-}
-pub(crate) use of_element;
-
 /// A computation that was read.
 #[derive(Debug)]
 pub(crate) struct Described {

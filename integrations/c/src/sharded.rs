@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use attention::kernels::Operations;
 use attention::spec::Operand;
-use attention::{Element, Layout, Tensor};
+use attention::{Element, Layout, Tensor, with_element};
 use warptile_distributed::{Expected, Output, RowMap, Scheme, Shards};
 
 use crate::attention_desc::AttentionMemory;
@@ -16,7 +16,7 @@ use crate::error::{Failure, Result, guarded};
 use crate::explain;
 use crate::group::Group;
 use crate::host::{Memory, expect_absent};
-use crate::ranks::{self, Described, Ranks, check, check_idle, of_element, take};
+use crate::ranks::{self, Described, Ranks, check, check_idle, take};
 use crate::sharded_desc::{ShardedDesc, Sharding, sharding};
 use crate::structs::{check_pointer, count, free, give, handle, name, read_each};
 
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn warptile_sharded_forward(
         let memory = unsafe { read_each("memory", memory, ranks) }?;
         let element = sharded.of.call.element();
         // SAFETY: the caller's promise.
-        let computed = of_element!(element, T => unsafe { sharded.forward::<T>(&memory) })?;
+        let computed = with_element!(element, T => unsafe { sharded.forward::<T>(&memory) })?;
         if !output.is_null() {
             // SAFETY: not null, aligned, and valid by the caller's promise.
             unsafe { give(output, computed) };
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn warptile_sharded_backward(
         let memory = memory.into_iter().map(|own| unsafe { Together::of(own) });
         let memory = memory.collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller's promise.
-        of_element!(sharded.of.call.element(), T => unsafe { sharded.backward::<T>(output, &memory) })
+        with_element!(sharded.of.call.element(), T => unsafe { sharded.backward::<T>(output, &memory) })
     })
 }
 
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn warptile_sharded_lse(
         check_pointer("lse", lse, align_of::<f32>())?;
         // SAFETY: the caller's promise.
         let (sharded, output) = unsafe { (handle("sharded", sharded)?, handle("output", output)?) };
-        let found = of_element!(sharded.of.call.element(), T => sharded.lse::<T>(output))?;
+        let found = with_element!(sharded.of.call.element(), T => sharded.lse::<T>(output))?;
         // SAFETY: not null, aligned, and valid by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), lse, found.len()) };
         Ok(())

@@ -9,7 +9,9 @@ use crate::cpu::SharedMut;
 use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
-use crate::spec::{Append, Element, ElementType, HostInputs, HostOutputs, Invalid, host, scale_of};
+use crate::spec::{
+    Append, Element, HostInputs, HostOutputs, Invalid, host, scale_of, with_element,
+};
 
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
 ///
@@ -21,12 +23,7 @@ pub fn append_cpu(
     inputs: &HostInputs<'_>,
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    match append.element() {
-        ElementType::F16 => typed::<half::f16>(append, inputs, outputs),
-        ElementType::Bf16 => typed::<half::bf16>(append, inputs, outputs),
-        // No write has new rows of a scaled type.
-        _ => typed::<f32>(append, inputs, outputs),
-    }
+    with_element!(append.element(), T => typed::<T>(append, inputs, outputs))
 }
 
 fn typed<T: Element>(

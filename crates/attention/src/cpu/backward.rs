@@ -19,8 +19,8 @@ use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{
-    Backward, Call, DropoutRow, Element, ElementType, HostInputs, HostOutputs, Layout, Prepass,
-    Sequence, View, host,
+    Backward, Call, DropoutRow, Element, HostInputs, HostOutputs, Layout, Prepass, Sequence, View,
+    host, with_element,
 };
 
 /// Queries of a block.
@@ -42,13 +42,7 @@ pub fn backward_cpu(
     inputs: &HostInputs<'_>,
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    use half::{bf16, f16};
-    match backward.call().element() {
-        ElementType::F16 => typed::<f16>(backward, inputs, outputs),
-        ElementType::Bf16 => typed::<bf16>(backward, inputs, outputs),
-        // No call has queries of a scaled type.
-        _ => typed::<f32>(backward, inputs, outputs),
-    }
+    with_element!(backward.call().element(), T => typed::<T>(backward, inputs, outputs))
 }
 
 fn typed<T: Element>(
@@ -693,6 +687,7 @@ impl<T: Element> Pass<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::ElementType;
 
     /// A task may take minutes.
     #[test]

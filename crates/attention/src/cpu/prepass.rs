@@ -8,7 +8,7 @@ use crate::cpu::SharedMut;
 use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
-use crate::spec::{Element, ElementType, HostInputs, HostOutputs, Layout, Prepass, View, host};
+use crate::spec::{Element, HostInputs, HostOutputs, Layout, Prepass, View, host, with_element};
 
 /// Computes a pre-pass on the CPU. See [`Prepass`] for the rules.
 ///
@@ -20,12 +20,7 @@ pub fn prepass_cpu(
     inputs: &HostInputs<'_>,
     outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    match prepass.element() {
-        ElementType::F16 => typed::<half::f16>(prepass, inputs, outputs),
-        ElementType::Bf16 => typed::<half::bf16>(prepass, inputs, outputs),
-        // No output has a scaled type.
-        _ => typed::<f32>(prepass, inputs, outputs),
-    }
+    with_element!(prepass.element(), T => typed::<T>(prepass, inputs, outputs))
 }
 
 fn typed<T: Element>(

@@ -8,7 +8,7 @@ use crate::cpu::{append_cpu, backward_cpu, forward_cpu, merge_cpu};
 use crate::error::Result;
 use crate::spec::{
     Access, Append, Backward, Call, Element, Expected, HostInputs, HostOutputs, Invalid, Layout,
-    Merge,
+    Merge, with_element,
 };
 
 /// Bytes of host memory, aligned for their elements and within the address space. Nothing says that they are there: only unsafe functions
@@ -205,13 +205,7 @@ pub unsafe fn merge(
         expect_apart(output, &mut others)?;
     }
     // SAFETY: the caller's promise; outputs overlap nothing.
-    unsafe {
-        match merge.element() {
-            ElementType::F16 => merge_typed::<half::f16>(merge, parts, out, lse),
-            ElementType::Bf16 => merge_typed::<half::bf16>(merge, parts, out, lse),
-            _ => merge_typed::<f32>(merge, parts, out, lse),
-        }
-    }
+    unsafe { with_element!(merge.element(), T => merge_typed::<T>(merge, parts, out, lse)) }
 }
 
 /// # Safety

@@ -3,14 +3,13 @@
 use bytemuck::{Pod, Zeroable, cast_slice};
 use warptile::kernels::Elements;
 use warptile::spec::{Backward, HostInputs, Operand, Slots};
-use warptile::{Element, ElementType};
+use warptile::{Element, ElementType, with_element};
 
 use super::{Tolerance, Verdict, factor, judge, largest_finite, natural_error};
 use crate::compiled::with_type;
 use crate::error::Result;
 use crate::reference::{GradientReferences, gradients};
 use crate::rounding::{LEAST, ulp};
-use crate::with_element;
 
 /// The gradients that a backward pass must have, and how far from them a right result may be.
 ///

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use warptile::kernels::Elements;
 use warptile::spec::{Backward, HostInputs, Operand, Sequence, Slots};
-use warptile::{Element, ElementType, Layout};
+use warptile::{Element, ElementType, Layout, with_element};
 use warptile_driver::{DeviceBuffer, Kernel, LaunchConfig, Module};
 
 use super::{
@@ -17,7 +17,6 @@ use crate::backward::BackwardCase;
 use crate::error::Result;
 use crate::gpu::rest;
 use crate::reference::{check_gradient_size, in_order, terms_of_bias};
-use crate::with_element;
 
 /// Most multiply-adds of a call whose gradients have a reference on a GPU.
 const MAX_WORK: f64 = super::MAX_WORK / 4.0;

@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use warptile::spec::Operand;
-use warptile::{Element, KvCache, Layout, Mask, Tensor};
-use warptile_check::{Case, Lengths, with_element};
+use warptile::{Element, KvCache, Layout, Mask, Tensor, with_element};
+use warptile_check::{Case, Lengths};
 use warptile_distributed::ShardedCache;
 
 use super::data::Data;

@@ -9,8 +9,8 @@ use serde::Serialize;
 use warptile::spec::{
     Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Scoring, Types,
 };
-use warptile::{Backend, Diagonal, Element, Layout};
-use warptile_check::{Case, GradientExpectation, parallel, reference, with_element};
+use warptile::{Backend, Diagonal, Element, Layout, with_element};
+use warptile_check::{Case, GradientExpectation, parallel, reference};
 use warptile_distributed::Group;
 use warptile_driver::Event;
 

@@ -6,7 +6,8 @@ use warptile::gpu::{Bindings, Gpu, Planned, Prepared};
 use warptile::kernels::{Count, Kind, Operations};
 use warptile::plan::{Choice, Plan, Planner};
 use warptile::spec::{Call, Features, Numbers, Operand, Slots};
-use warptile_check::{Case, DeviceInputs, Ferry, Lists, Place, with_element};
+use warptile::{Element, with_element};
+use warptile_check::{Case, DeviceInputs, Ferry, Lists, Place};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::Effort;

@@ -22,8 +22,8 @@ use warptile::gpu::{Gpu, Planned as _};
 use warptile::kernels::Family;
 use warptile::plan::{Choice, Plan, Planner, Share};
 use warptile::spec::Heads;
-use warptile::{Backend, Element, Error};
-use warptile_check::{Case, with_element};
+use warptile::{Backend, Element, Error, with_element};
+use warptile_check::Case;
 use warptile_kernels::{Role, catalog, images_for};
 
 use self::data::Data;

@@ -18,9 +18,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use warptile::Backend;
 use warptile::plan::{Choice, Settings};
-use warptile_check::{Case, with_element};
+use warptile::{Backend, with_element};
+use warptile_check::Case;
 use warptile_kernels::Image;
 
 use self::check::{Checked, Lane, Place, Ran, Repeat, Runs, SharedReference, Sync, check};

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 use warptile::spec::MAX_HEAD_DIM;
-use warptile::{Element, ElementType, Error};
-use warptile_check::{Tile, TileFault, TileReport, TileValue, with_element};
+use warptile::{Element, ElementType, Error, with_element};
+use warptile_check::{Tile, TileFault, TileReport, TileValue};
 use warptile_kernels::Image;
 
 use super::check::Place;
