@@ -213,6 +213,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// The message of an error, followed by those of the errors behind it that it does not already contain: for interfaces that have a text
+    /// instead of a [`source`](std::error::Error::source).
+    pub fn with_causes(error: &dyn std::error::Error) -> String {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let words = cause.to_string();
+            if !text.contains(&words) {
+                text.push_str(": ");
+                text.push_str(&words);
+            }
+            source = cause.source();
+        }
+        text
+    }
+
     /// Replaces the names of arguments, for callers that have others. `name` is `None` for a name that stays.
     pub fn rename(&mut self, name: impl Fn(&str) -> Option<&'static str>) {
         match self {

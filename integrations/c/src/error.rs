@@ -86,9 +86,9 @@ impl Failure {
     fn text(&self) -> String {
         match self {
             Failure::Argument(text) => text.clone(),
-            Failure::Attention(error) => with_causes(error),
+            Failure::Attention(error) => Error::with_causes(error),
             #[cfg(feature = "distributed")]
-            Failure::Ranks(error) => with_causes(error),
+            Failure::Ranks(error) => Error::with_causes(error),
         }
     }
 }
@@ -120,21 +120,6 @@ fn code_of_ranks(error: &warptile_distributed::Error) -> i32 {
         Ranks::NoThreads(_) => WARPTILE_OUT_OF_MEMORY,
         _ => WARPTILE_INVALID,
     }
-}
-
-/// The message with those of the errors behind it that it does not contain.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let words = cause.to_string();
-        if !text.contains(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        source = cause.source();
-    }
-    text
 }
 
 thread_local! {

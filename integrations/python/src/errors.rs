@@ -67,7 +67,7 @@ impl From<Failure> for PyErr {
             ),
             Failure::Unsupported(text) => ("Unsupported", text),
             Failure::Device(text) => ("DeviceError", text),
-            Failure::Warptile(error) => (class_of(&error), with_chain(&error)),
+            Failure::Warptile(error) => (class_of(&error), Error::with_causes(&error)),
         };
         Python::attach(|py| match exception(py, class) {
             Ok(class) => PyErr::from_type(class, text),
@@ -210,19 +210,4 @@ impl Names {
             other => other,
         }
     }
-}
-
-/// The message with those of the errors behind it that it does not already contain.
-fn with_chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

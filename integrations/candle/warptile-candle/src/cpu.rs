@@ -65,14 +65,7 @@ pub(crate) fn backward(
     let call = attention.call(described, numbers, true);
     let backward = attention.backward(described, call);
     let backward = backward.map_err(|error| caller.failed(error))?;
-    let mut inputs = HostInputs::default();
-    for operand in locks.operands() {
-        let Some((Storage::Cpu(storage), layout)) = locks.get(operand) else {
-            return Err(caller.broken("a tensor is not on the CPU"));
-        };
-        inputs.set(operand, bytes(caller, storage, layout)?);
-    }
-    set_floats(&mut inputs, lists);
+    let inputs = inputs(caller, locks, lists)?;
     let zeros = |operand| {
         let layout = backward.gradient(operand);
         let count = layout.and_then(warptile::Layout::element_count);
@@ -93,15 +86,8 @@ pub(crate) fn backward(
 
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<()> {
-    let mut inputs = HostInputs::default();
     let locks = write.locks.borrow();
-    for operand in locks.operands() {
-        let Some((Storage::Cpu(storage), layout)) = locks.get(operand) else {
-            return Err(CALLER.broken("a tensor is not on the CPU"));
-        };
-        inputs.set(operand, bytes(CALLER, storage, layout)?);
-    }
-    set_floats(&mut inputs, &write.scales_on_host);
+    let inputs = inputs(CALLER, &locks, &write.scales_on_host)?;
     let [k_start, v_start] = write.starts();
     let outputs = match pages {
         Pages::Apart(keys, values) => HostOutputs::cache(
@@ -117,6 +103,19 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<(
 
 /// The numbers of lists.
 pub(crate) type Lists = Slots<Option<Vec<i32>>>;
+
+/// The memory of the tensors of the locks, and of the lists that no description has.
+fn inputs<'a>(caller: Caller, locks: &'a Locks<'_>, lists: &'a Lists) -> Result<HostInputs<'a>> {
+    let mut inputs = HostInputs::default();
+    for operand in locks.operands() {
+        let Some((Storage::Cpu(storage), layout)) = locks.get(operand) else {
+            return Err(caller.broken("a tensor is not on the CPU"));
+        };
+        inputs.set(operand, bytes(caller, storage, layout)?);
+    }
+    set_floats(&mut inputs, lists);
+    Ok(inputs)
+}
 
 /// The memory of the lists that no description has.
 fn set_floats<'a>(inputs: &mut HostInputs<'a>, lists: &'a Lists) {
