@@ -44,7 +44,6 @@ use crate::spec::{Call, CallBuilder, Problem};
 use kernel::Loaded;
 use prepared::Inner;
 
-pub(crate) use bindings::in_one;
 pub(crate) use prepared::Ready;
 
 pub use crate::backend::PassedOver;

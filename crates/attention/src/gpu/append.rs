@@ -12,10 +12,7 @@ use crate::plan::{Choice, LaunchShape, RowProblem, Step};
 use crate::spec::{Angles, Append, Expected, Pairing, Rotary};
 
 /// A number that says where a row stands: `i32`, `u32` or `i64`.
-pub trait PositionElement: Pod + sealed::Sealed {
-    /// True if it has 64 bits.
-    const WIDE: bool;
-}
+pub trait PositionElement: Pod + sealed::Sealed {}
 
 mod sealed {
     pub trait Sealed {}
@@ -24,17 +21,7 @@ mod sealed {
     impl Sealed for i64 {}
 }
 
-impl PositionElement for i32 {
-    const WIDE: bool = false;
-}
-
-impl PositionElement for u32 {
-    const WIDE: bool = false;
-}
-
-impl PositionElement for i64 {
-    const WIDE: bool = true;
-}
+impl<P: Pod + sealed::Sealed> PositionElement for P {}
 
 impl Gpu {
     /// The kernel that writes keys and values into a cache: loaded the first time, and found again after that. It launches any

@@ -152,7 +152,8 @@ impl<'a> Bindings<'a> {
         cache: DeviceSliceMut<'a, C>,
         v_at: usize,
     ) -> Result<Self> {
-        let [k_pages, v_pages] = in_one(cache.into_bytes(), v_at.saturating_mul(size_of::<C>()))?;
+        let k_pages = cache.into_bytes();
+        let v_pages = k_pages.slice(v_at.saturating_mul(size_of::<C>())..)?;
         let mut bindings = Self::default().with(Operand::K, k).with(Operand::V, v);
         bindings.put::<C>(Operand::KPages, k_pages, Access::Write);
         bindings.put::<C>(Operand::VPages, v_pages, Access::Write);
@@ -317,13 +318,4 @@ pub(super) fn check_stream(stream: &Stream, context: &Context) -> Result<()> {
             found: place(stream.context()),
         }),
     }
-}
-
-/// The keys and the values of a cache that has both in one piece of memory, the values from a byte on.
-///
-/// # Errors
-/// When that is beyond the memory.
-pub(crate) fn in_one(cache: DeviceSlice<'_, u8>, v_at: usize) -> Result<[DeviceSlice<'_, u8>; 2]> {
-    let v_pages = cache.slice(v_at..)?;
-    Ok([cache, v_pages])
 }

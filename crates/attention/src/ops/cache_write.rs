@@ -4,12 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use warptile_driver::{DeviceBuffer, DeviceSlice};
-use warptile_kernels::{Operand, Types};
+use warptile_kernels::{Operand, Slots, Types};
 
 use crate::backend::{Backend, Place, same_device};
 use crate::cpu::append_cpu;
 use crate::error::Result;
-use crate::gpu::{Bindings, Gpu, PositionElement, in_one};
+use crate::gpu::{Bindings, Gpu, PositionElement};
 use crate::operands::{Given, ScaledBy, Scales};
 use crate::spec::{
     Append, AppendBuilder, DIMENSIONS, Element, ElementType, HostInputs, HostOutputs, Invalid,
@@ -52,89 +52,43 @@ use crate::tensor::{Bytes, Tensor};
 #[derive(Debug)]
 #[must_use = "nothing is written until `run` is called"]
 pub struct CacheWrite<'a, T: Element> {
-    k: &'a Tensor<T>,
-    v: &'a Tensor<T>,
-    cache: CacheTensors<'a, T>,
-    queries: Option<QueryTensors<'a, T>>,
-    /// Cosines and sines, if they are tables.
-    tables: Option<[&'a dyn Bytes; 2]>,
+    backend: Backend,
+    read: Slots<Option<&'a dyn Bytes>>,
+    written: Slots<Option<&'a mut (dyn Bytes + 'static)>>,
+    /// Where the values lie in the memory of the keys, in elements of the cache, if they have none of their own.
+    values_at: Option<usize>,
+    /// The scales of a quantized cache.
+    scales: Option<[(Operand, Given<'a>); 2]>,
     builder: AppendBuilder<'a>,
-    /// Lists on the device, with their operands.
-    lists: Vec<(Operand, DeviceSlice<'a, u8>)>,
+    /// Lists on the device.
+    lists: Slots<Option<DeviceSlice<'a, u8>>>,
+    element: PhantomData<T>,
 }
 
 /// The keys and values of a cache: two tensors, or one that has both. `(&mut k_pages, &mut v_pages)` are two.
 #[derive(Debug)]
 pub struct CacheTensors<'a, T: Element> {
-    memory: Memory<'a>,
+    keys: &'a mut (dyn Bytes + 'static),
+    /// `None` if they lie in the memory of the keys.
+    values: Option<&'a mut (dyn Bytes + 'static)>,
+    layouts: [Layout; 2],
+    values_at: Option<usize>,
     /// The meaning of the bytes, unless they are elements `T`.
     quantized: Option<ScaledBy<'a>>,
     element: PhantomData<T>,
 }
 
-#[derive(Debug)]
-enum Memory<'a> {
-    Apart(&'a mut (dyn Bytes + 'static), &'a mut (dyn Bytes + 'static)),
-    Together {
-        memory: &'a mut (dyn Bytes + 'static),
-        /// The layouts of the keys and of the values.
-        layouts: [Layout; 2],
-        /// In elements of the cache.
-        values_at: usize,
-    },
-}
-
-impl<'a> Memory<'a> {
-    fn on_host(self) -> Result<HostOutputs<'a>> {
-        Ok(match self {
-            Memory::Apart(keys, values) => {
-                HostOutputs::cache(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
-            }
-            Memory::Together {
-                memory, values_at, ..
-            } => HostOutputs::cache_in_one(memory.host_mut("k_pages")?, values_at),
-        })
-    }
-
-    /// In device memory, of elements of this size.
-    fn on_device(self, size: usize) -> Result<[DeviceSlice<'a, u8>; 2]> {
-        match self {
-            Memory::Apart(keys, values) => {
-                Ok([keys.device_mut("k_pages")?, values.device_mut("v_pages")?])
-            }
-            Memory::Together {
-                memory, values_at, ..
-            } => in_one(
-                memory.device_mut("k_pages")?,
-                values_at.saturating_mul(size),
-            ),
-        }
-    }
-
-    fn layouts(&self) -> [Layout; 2] {
-        match self {
-            Memory::Apart(keys, values) => [*keys.layout(), *values.layout()],
-            Memory::Together { layouts, .. } => *layouts,
-        }
-    }
-
-    fn check_device(&self, backend: &Backend) -> Result<()> {
-        match self {
-            Memory::Apart(keys, values) => {
-                same_device("k_pages", Some(keys.backend()), backend)?;
-                same_device("v_pages", Some(values.backend()), backend)
-            }
-            Memory::Together { memory, .. } => {
-                same_device("k_pages", Some(memory.backend()), backend)
-            }
-        }
-    }
-}
-
 impl<'a, T: Element> CacheTensors<'a, T> {
-    const fn of(memory: Memory<'a>, quantized: Option<ScaledBy<'a>>) -> Self {
+    fn apart(
+        keys: &'a mut (dyn Bytes + 'static),
+        values: &'a mut (dyn Bytes + 'static),
+        quantized: Option<ScaledBy<'a>>,
+    ) -> Self {
         CacheTensors {
-            memory,
+            layouts: [*keys.layout(), *values.layout()],
+            keys,
+            values: Some(values),
+            values_at: None,
             quantized,
             element: PhantomData,
         }
@@ -147,12 +101,14 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values_at: usize,
         quantized: Option<ScaledBy<'a>>,
     ) -> Self {
-        let memory = Memory::Together {
-            memory,
+        CacheTensors {
+            keys: memory,
+            values: None,
             layouts,
-            values_at,
-        };
-        Self::of(memory, quantized)
+            values_at: Some(values_at),
+            quantized,
+            element: PhantomData,
+        }
     }
 
     /// A cache whose keys and values lie in one tensor: keys from its first element on, values from the one `values_at` on, in
@@ -188,7 +144,7 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values: &'a mut Tensor<Q>,
         scales: Scales<'a>,
     ) -> Self {
-        Self::of(Memory::Apart(keys, values), Some(scales.of_type(Q::TYPE)))
+        Self::apart(keys, values, Some(scales.of_type(Q::TYPE)))
     }
 
     /// As [`quantized`](Self::quantized), of a type that is known at run time: the bits of its numbers.
@@ -198,7 +154,7 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values: &'a mut Tensor<u8>,
         scales: Scales<'a>,
     ) -> Self {
-        Self::of(Memory::Apart(keys, values), Some(scales.of_type(element)))
+        Self::apart(keys, values, Some(scales.of_type(element)))
     }
 
     /// As [`together`](Self::together), in 8 bits.
@@ -216,14 +172,8 @@ impl<'a, T: Element> CacheTensors<'a, T> {
 
 impl<'a, T: Element> From<(&'a mut Tensor<T>, &'a mut Tensor<T>)> for CacheTensors<'a, T> {
     fn from((keys, values): (&'a mut Tensor<T>, &'a mut Tensor<T>)) -> Self {
-        Self::of(Memory::Apart(keys, values), None)
+        Self::apart(keys, values, None)
     }
-}
-
-#[derive(Debug)]
-enum QueryTensors<'a, T: Element> {
-    InPlace(&'a mut Tensor<T>),
-    Into(&'a Tensor<T>, &'a mut Tensor<T>),
 }
 
 macro_rules! on_device {
@@ -242,18 +192,24 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// A write of the keys `k` and values `v` into `cache`.
     pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>, cache: impl Into<CacheTensors<'a, T>>) -> Self {
         let cache = cache.into();
-        let [keys, values] = cache.memory.layouts();
+        let [keys, values] = &cache.layouts;
         let element = cache.quantized.as_ref().map_or(T::TYPE, |by| by.element);
         let types = Types::of(T::TYPE).keys(element);
-        CacheWrite {
-            builder: Append::builder(types, [k.layout(), v.layout()], [&keys, &values]),
-            k,
-            v,
-            cache,
-            queries: None,
-            tables: None,
-            lists: Vec::new(),
-        }
+        let mut write = CacheWrite {
+            backend: k.backend().clone(),
+            builder: Append::builder(types, [k.layout(), v.layout()], [keys, values]),
+            read: Slots::none(),
+            written: Slots::none(),
+            values_at: cache.values_at,
+            scales: cache.quantized.map(|by| by.scales),
+            lists: Slots::none(),
+            element: PhantomData,
+        };
+        write.read[Operand::K] = Some(k);
+        write.read[Operand::V] = Some(v);
+        write.written[Operand::KPages] = Some(cache.keys);
+        write.written[Operand::VPages] = cache.values;
+        write
     }
 
     fn with(self, change: impl FnOnce(AppendBuilder<'a>) -> AppendBuilder<'a>) -> Self {
@@ -265,8 +221,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
     /// Takes a list from the device, or from nowhere there, in place of one that was given before.
     fn list(mut self, operand: Operand, list: Option<DeviceSlice<'a, u8>>) -> Self {
-        self.lists.retain(|(other, _)| *other != operand);
-        self.lists.extend(list.map(|list| (operand, list)));
+        self.lists[operand] = list;
         self
     }
 
@@ -329,7 +284,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// Rotates the keys on their way into the cache, and the queries if there are any. By tables:
     /// [`rotary_f32`](Self::rotary_f32) and [`rotary_tables`](Self::rotary_tables).
     pub fn rotary(mut self, rotary: Rotary) -> Self {
-        self.tables = None;
+        (self.read[Operand::Cos], self.read[Operand::Sin]) = (None, None);
         self.with(|builder| builder.rotary(rotary))
     }
 
@@ -377,10 +332,10 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             .into());
         }
         let rotary = Rotary::with_tables(U::TYPE, *cos.layout(), pairing)?;
-        Ok(CacheWrite {
-            tables: Some([cos, sin]),
-            ..self.rotary(rotary)
-        })
+        let mut write = self.rotary(rotary);
+        write.read[Operand::Cos] = Some(cos);
+        write.read[Operand::Sin] = Some(sin);
+        Ok(write)
     }
 
     /// Sets the position by which each row of k, counted through the batch, is rotated. A negative one counts as 0, and without tables one
@@ -393,20 +348,24 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// As [`positions`](Self::positions), in device memory. A `u32` from 2^31 on counts as 0.
     pub fn positions_on_device<P: PositionElement>(self, positions: DeviceSlice<'a, P>) -> Self {
         self.list(Operand::Positions, Some(positions.into_bytes()))
-            .with(|builder| builder.device_positions(P::WIDE))
+            .with(|builder| builder.device_positions(size_of::<P>() == 8))
     }
 
     /// Rotates these queries too, in place: of k's batch and rows, any number of heads. Nobody else may hold them.
     pub fn queries(mut self, q: &'a mut Tensor<T>) -> Self {
         let layout = *q.layout();
-        self.queries = Some(QueryTensors::InPlace(q));
+        self.read[Operand::Q] = None;
+        self.written[Operand::Q] = Some(q);
+        self.written[Operand::QOut] = None;
         self.with(|builder| builder.queries(layout, None))
     }
 
     /// As [`queries`](Self::queries), into `out`.
     pub fn queries_into(mut self, q: &'a Tensor<T>, out: &'a mut Tensor<T>) -> Self {
         let layouts = (*q.layout(), *out.layout());
-        self.queries = Some(QueryTensors::Into(q, out));
+        self.read[Operand::Q] = Some(q);
+        self.written[Operand::Q] = None;
+        self.written[Operand::QOut] = Some(out);
         self.with(|builder| builder.queries(layouts.0, Some(layouts.1)))
     }
 
@@ -431,17 +390,13 @@ impl<'a, T: Element> CacheWrite<'a, T> {
                 check_list(*operand, bytemuck::cast_slice(values))?;
             }
         }
-        let backend = self.k.backend().clone();
-        same_device("v", Some(self.v.backend()), &backend)?;
-        self.cache.memory.check_device(&backend)?;
-        match &self.queries {
-            Some(QueryTensors::InPlace(q)) => same_device("q", Some(q.backend()), &backend)?,
-            Some(QueryTensors::Into(q, out)) => {
-                same_device("q", Some(q.backend()), &backend)?;
-                same_device("q_out", Some(out.backend()), &backend)?;
-            }
-            None => {}
+        for (operand, tensor) in self.read.given() {
+            same_device(operand.name(), Some(tensor.backend()), &self.backend)?;
         }
+        for (operand, tensor) in self.written.given() {
+            same_device(operand.name(), Some(tensor.backend()), &self.backend)?;
+        }
+        let backend = self.backend.clone();
         match backend.place() {
             Place::Cpu => self.run_on_cpu(&append),
             Place::Gpu(gpu) => {
@@ -454,9 +409,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         }
     }
 
-    /// The scales of a quantized cache.
     fn scales(&self) -> impl Iterator<Item = &(Operand, Given<'a>)> {
-        self.cache.quantized.iter().flat_map(|by| &by.scales)
+        self.scales.iter().flatten()
     }
 
     /// The scales that are in host memory, in device memory.
@@ -471,26 +425,17 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     }
 
     fn run_on_cpu(self, append: &Append) -> Result<()> {
-        let mut inputs = HostInputs::default()
-            .with(Operand::K, self.k.on_host("k")?)
-            .with(Operand::V, self.v.on_host("v")?);
+        let mut inputs = HostInputs::default();
         for (operand, given) in self.scales() {
             inputs.set(*operand, given.on_host(operand.name())?);
         }
-        if let Some([cos, sin]) = self.tables {
-            inputs.set(Operand::Cos, cos.on_host("cos")?);
-            inputs.set(Operand::Sin, sin.on_host("sin")?);
+        for (operand, tensor) in self.read.given() {
+            inputs.set(operand, tensor.on_host(operand.name())?);
         }
-        let mut outputs = self.cache.memory.on_host()?;
-        match self.queries {
-            Some(QueryTensors::InPlace(q)) => {
-                outputs = outputs.with(Operand::Q, q.host_mut("q")?);
-            }
-            Some(QueryTensors::Into(q, out)) => {
-                inputs.set(Operand::Q, q.on_host("q")?);
-                outputs = outputs.with(Operand::QOut, out.host_mut("q_out")?);
-            }
-            None => {}
+        let in_one = |at| HostOutputs::cache_in_one::<u8>(&mut [], at);
+        let mut outputs = self.values_at.map_or_else(HostOutputs::default, in_one);
+        for (operand, to) in self.written.into_given() {
+            outputs = outputs.with(operand, to.host_mut(operand.name())?);
         }
         append_cpu(append, &inputs, outputs)
     }
@@ -514,26 +459,18 @@ impl<'a, T: Element> CacheWrite<'a, T> {
                 _ => {}
             }
         }
-        bindings.set_bytes(Operand::K, self.k.on_device("k")?.into_bytes());
-        bindings.set_bytes(Operand::V, self.v.on_device("v")?.into_bytes());
-        let [k_pages, v_pages] = self.cache.memory.on_device(append.types().k.size())?;
-        bindings.set_bytes(Operand::KPages, k_pages);
-        bindings.set_bytes(Operand::VPages, v_pages);
-        match self.queries {
-            Some(QueryTensors::InPlace(q)) => {
-                bindings.set_bytes(Operand::Q, q.device_mut("q")?.into_bytes());
-            }
-            Some(QueryTensors::Into(q, out)) => {
-                bindings.set_bytes(Operand::Q, q.on_device("q")?.into_bytes());
-                bindings.set_bytes(Operand::QOut, out.device_mut("q_out")?.into_bytes());
-            }
-            None => {}
+        for (operand, tensor) in self.read.given() {
+            bindings.set_bytes(operand, tensor.on_device(operand.name())?);
         }
-        if let Some([cos, sin]) = self.tables {
-            bindings.set_bytes(Operand::Cos, cos.on_device("cos")?);
-            bindings.set_bytes(Operand::Sin, sin.on_device("sin")?);
+        for (operand, to) in self.written.into_given() {
+            let memory = to.device_mut(operand.name())?;
+            if let (Operand::KPages, Some(at)) = (operand, self.values_at) {
+                let at = at.saturating_mul(append.types().k.size());
+                bindings.set_bytes(Operand::VPages, memory.slice(at..)?);
+            }
+            bindings.set_bytes(operand, memory);
         }
-        for (operand, list) in self.lists {
+        for (operand, list) in self.lists.into_given() {
             bindings.set_bytes(operand, list);
         }
         Ok(bindings)
