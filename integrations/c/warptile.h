@@ -1404,9 +1404,9 @@ int32_t warptile_group_synchronize(const struct warptile_group *group,
                                    double timeout);
 
 /**
- * Frees a group. Over NCCL this leaves it, and the other processes are told: it waits for messages that are under way and for the kernels
- * before them, for five times the group's timeout at most, and then for NCCL's end, which takes seconds. Handles that were made of the group
- * keep it until they are freed.
+ * Frees a group. Over NCCL, this leaves the group and tells the other processes. It waits for messages under way, each within the group's
+ * timeout; for kernels before them, until five times the timeout has passed; and then for NCCL to end, which takes seconds. Handles made
+ * from the group keep it until they are freed.
  *
  * # Safety
  * `group` is null, or a handle that was not freed and that no other thread uses.
@@ -1520,4 +1520,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 282ed6c56bcbd9fda38a6d49f77662db3da7db197e6bc251c8e856093a10244e */
+/* Seal of header.sh: 570731a7dff7a9688979dcc3d40f002649d82535487d3a861469d881d311c956 */
