@@ -108,6 +108,28 @@ fn a_tensor_in_place_of_a_part_keeps_its_layout() {
 }
 
 #[test]
+fn launches_of_some_heads_write_an_lse_and_an_output_together() {
+    let backend = Backend::cpu();
+    let data: Vec<f32> = (0..5 * 4 * 8).map(|at| at as f32 * 0.01).collect();
+    let q = backend.tensor(&data, [1, 5, 4, 8]).unwrap();
+    let attention = Attention::new();
+    let whole = attention.forward(&q, (&q, &q)).unwrap();
+    let (mut out, mut lse) = (backend.tensor(&vec![0.0; data.len()], q.shape()).unwrap(), Lse::zeros(&backend, q.shape()).unwrap());
+    for heads in [0..1, 1..4] {
+        let q = q.heads(heads.clone()).unwrap();
+        out.with_part(0..5, heads.clone(), |out| {
+            lse.with_heads(heads, |lse| attention.forward_into(&q, (&q, &q), out, Some(lse)))
+        })
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    }
+    assert_eq!(lse.to_vec().unwrap(), whole.lse.unwrap().to_vec().unwrap());
+    assert_eq!(out.to_vec().unwrap(), whole.out.to_vec().unwrap());
+    assert!(lse.with_heads(3..5, |_| ()).is_err());
+}
+
+#[test]
 fn an_lse_of_another_shape_is_refused_by_the_dimension_that_differs() {
     let backend = Backend::cpu();
     let q = backend.tensor(&[0.5_f32; 5 * 2 * 8], [1, 5, 2, 8]).unwrap();

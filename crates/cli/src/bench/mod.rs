@@ -52,8 +52,8 @@ use crate::text;
 /// call. Inputs are normally distributed. benches/peers measures PyTorch's kernels the same way.
 ///
 /// With --devices, several devices compute each problem together and are compared with one. A time is then that of calls one behind the
-/// other, per call, each device alone and all of them in turn; the efficiency is one device's time (the mean of each alone) over the number
-/// of devices times their common time.
+/// other, per call, in turn of each device alone, all at the same time, and of all together: a GPU that waited meanwhile would be cool and
+/// fast. The efficiency is one device's time (the mean of each alone) over the number of devices times their common time.
 ///
 /// Ctrl-C ends the measurement and keeps its rows. A second Ctrl-C ends the program at once.
 #[derive(Debug, Args)]
