@@ -79,3 +79,20 @@ pub struct ManifestEntry {
     /// Size of the image in bytes.
     pub len: usize,
 }
+
+#[cfg(test)]
+impl ManifestEntry {
+    /// An entry with these fields. The others are empty or 0.
+    pub(crate) fn with(given: serde_json::Value) -> Self {
+        let mut all = serde_json::json!({
+            "name": "", "kernel": "", "entry": "", "family": "", "role": 1, "schedule": 1, "features": 0, "target": "sm_90", "element": "f16",
+            "block_m": 0, "block_n": 0, "head_dim": 0, "value_dim": 0, "stages": 0, "warps": 0, "k_stride": 0, "v_stride": 0, "registers": 0,
+            "stack_bytes": 0, "spill_bytes": 0, "static_shared_bytes": 0, "dynamic_shared_bytes": 0, "tensor_instructions": 0, "abi_hash": "0",
+            "param_bytes": 0, "toolchain": "", "flags": "", "source_hash": "", "sha256": "", "pack": "", "offset": 0, "len": 0,
+        });
+        for (field, value) in given.as_object().unwrap() {
+            all[field] = value.clone();
+        }
+        serde_json::from_value(all).unwrap()
+    }
+}

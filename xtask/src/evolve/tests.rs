@@ -48,17 +48,11 @@ fn plan() -> Plan {
 
 /// The manifest entry that the compiler would give for an instance.
 fn entry(instance: &Instance) -> crate::manifest::ManifestEntry {
-    let json = serde_json::json!({
-        "name": instance.image(), "kernel": instance.kernel(), "entry": instance.entry(),
-        "family": "wmma", "role": 1, "schedule": 1, "features": 0, "target": "sm_90", "element": "f16",
-        "block_m": 0, "block_n": 0, "head_dim": 0, "value_dim": 0, "stages": 0, "warps": 0, "k_stride": 0, "v_stride": 0,
-        "registers": 100, "stack_bytes": 0, "spill_bytes": 0, "static_shared_bytes": 16,
-        "dynamic_shared_bytes": 1024, "tensor_instructions": 8, "abi_hash": "0", "param_bytes": 432,
-        "toolchain": "NVRTC", "flags": "", "source_hash": "s",
-        "sha256": files::sha256(instance.image().as_bytes()),
-        "pack": format!("{}.cubin", instance.image()), "offset": 0, "len": 4,
-    });
-    serde_json::from_value(json).unwrap()
+    crate::manifest::ManifestEntry::with(serde_json::json!({
+        "name": instance.image(), "kernel": instance.kernel(), "entry": instance.entry(), "family": "wmma", "registers": 100,
+        "static_shared_bytes": 16, "dynamic_shared_bytes": 1024, "tensor_instructions": 8, "param_bytes": 432, "toolchain": "NVRTC",
+        "source_hash": "s", "sha256": files::sha256(instance.image().as_bytes()), "pack": format!("{}.cubin", instance.image()), "len": 4,
+    }))
 }
 
 fn repository() -> tempfile::TempDir {

@@ -283,14 +283,10 @@ pub(super) mod tests {
         element: &str,
         head_dim: u32,
     ) -> ManifestEntry {
-        let json = serde_json::json!({
-            "name": format!("{family}_d{head_dim}_{element}_{target}"), "kernel": format!("{family}_d{head_dim}"),
-            "entry": "", "family": family, "role": 1, "schedule": 1, "features": 0, "target": target, "element": element, "block_m": 0, "block_n": 0,
-            "head_dim": head_dim, "value_dim": head_dim, "stages": 0, "warps": 0, "k_stride": 0, "v_stride": 0, "registers": 0, "stack_bytes": 0,
-            "spill_bytes": 0, "static_shared_bytes": 0, "dynamic_shared_bytes": 0, "tensor_instructions": 0,
-            "abi_hash": "0000000000000000", "param_bytes": 0, "toolchain": "", "flags": "", "source_hash": "", "sha256": "ab", "pack": "", "offset": 0, "len": 0,
-        });
-        serde_json::from_value(json).unwrap()
+        ManifestEntry::with(serde_json::json!({
+            "name": format!("{family}_d{head_dim}_{element}_{target}"), "kernel": format!("{family}_d{head_dim}"), "family": family, "target": target,
+            "element": element, "head_dim": head_dim, "sha256": "ab",
+        }))
     }
 
     fn ran(runs: &[(&str, &str, u64, u64)]) -> Checks {

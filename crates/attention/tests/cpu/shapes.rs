@@ -114,11 +114,16 @@ fn launches_of_some_heads_write_an_lse_and_an_output_together() {
     let q = backend.tensor(&data, [1, 5, 4, 8]).unwrap();
     let attention = Attention::new();
     let whole = attention.forward(&q, (&q, &q)).unwrap();
-    let (mut out, mut lse) = (backend.tensor(&vec![0.0; data.len()], q.shape()).unwrap(), Lse::zeros(&backend, q.shape()).unwrap());
+    let (mut out, mut lse) = (
+        backend.tensor(&vec![0.0; data.len()], q.shape()).unwrap(),
+        Lse::zeros(&backend, q.shape()).unwrap(),
+    );
     for heads in [0..1, 1..4] {
         let q = q.heads(heads.clone()).unwrap();
         out.with_part(0..5, heads.clone(), |out| {
-            lse.with_heads(heads, |lse| attention.forward_into(&q, (&q, &q), out, Some(lse)))
+            lse.with_heads(heads, |lse| {
+                attention.forward_into(&q, (&q, &q), out, Some(lse))
+            })
         })
         .unwrap()
         .unwrap()
