@@ -162,10 +162,6 @@ impl<T: Element> Block<'_, T> {
             ..
         } = self.task.sequence;
         let mut largest = f64::NEG_INFINITY;
-        if seen.is_empty() {
-            // Its first key may lie behind the last one of a tensor.
-            return largest;
-        }
         let (head, position) = self.task.row(row);
         let shown = ShownKeys::new(
             self.call,

@@ -323,6 +323,14 @@ fn a_bias_with_steps_ends_with_its_last_element() {
             ));
         }
     }
+    // The only row sees none.
+    for words in ["bias", "keymask", "bias=f32"] {
+        for seed in 0..20 {
+            let text = format!("q1 k3 h6 d192 {words} mask=window,2,25 diagonal=6 layout=gaps");
+            let element = if words == "bias=f32" { "f16" } else { "f32" };
+            verify_text(&format!("{text} {element} seed={seed}"));
+        }
+    }
     let backend = Backend::cpu();
     // As a panel, and as a handful of rows.
     for head_dim in [8, 64] {
