@@ -19,6 +19,7 @@ from host import (
     SIDE_BY_SIDE,
     cubins,
     families,
+    gradient_cubins,
     gradient_families,
     last_lines,
     operation,
@@ -330,22 +331,24 @@ def controls(evidence):
 
 
 def sanitizer(evidence):
-    """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, and over random cases of the
-    operations; and whether they reported a broken kernel each, before."""
+    """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, gradients among them, and over random
+    cases of the operations; and whether they reported a broken kernel each, before."""
     if not evidence.needs("compute-sanitizer"):
         return
+    every_image, gradients = evidence.images | evidence.operations, gradient_cubins(evidence)
 
     def one(evidence, job):
         tool, family, target = job
         threads = RACECHECK_THREADS if tool == "racecheck" else 1
         arguments = ["verify", *ON, "--each-kernel", "--once", "--kernel", family, "--target", target, "--threads", threads]
+        arguments += ["--backward"] if (family, target) in gradients else []
         what = f"{tool} {family} {target}"
         code, output, result = warptile(evidence, what, arguments, LIMITS["sanitizer"], before=tool_command(tool))
         row = {"tool": tool, "family": family, "target": target, "errors": errors_of(output), "exit_code": code}
         if row["errors"] != 0 and code == 0:
             evidence.fail(f"{what}: {last_lines(output, 1)}")
         if result:
-            images = [name for name, image in evidence.images.items() if (image["family"], image["target"]) == (family, target)]
+            images = [name for name, image in every_image.items() if (image["family"], image["target"]) == (family, target)]
             unvisited(evidence, what, images, result)
         visited = result["images"] if result else {}
         print(f"{what}: {row['errors']} errors over {len(visited)} images", flush=True)
@@ -373,8 +376,8 @@ def sanitizer(evidence):
         if not row["caught"]:
             evidence.fail(f"{row['tool']} did not catch its broken kernel: exit code {row['exit_code']}: {row['last_line']}")
     # What takes longest begins first: racecheck, and the family with the most images.
-    images = Counter((image["family"], image["target"]) for image in evidence.images.values())
-    jobs = [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
+    images = Counter((image["family"], image["target"]) for image in every_image.values())
+    jobs = [(tool, *of) for of in cubins(evidence) + gradients for tool in SANITIZER_TOOLS]
     jobs.sort(key=lambda job: (job[0] != "racecheck", -images[job[1:]]))
     jobs += [(tool, family) for family in operations(evidence) for tool in SANITIZER_TOOLS]
     rows = []

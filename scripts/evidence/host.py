@@ -317,8 +317,10 @@ def gradient_families(evidence):
 
 
 def operations(evidence):
-    """Families of the operations other than forward."""
-    return sorted({image["family"] for image in evidence.operations.values()})
+    """Families of the operations other than forward that have random tests of their own. The others are steps of gradients and of forward."""
+    _, listed = run([OPERATION_TESTS, "--list", "--format=terse"], 60)
+    tested = set(re.findall(r"^(\w+)::random", listed, re.MULTILINE))
+    return sorted({image["family"] for image in evidence.operations.values()} & tested - set(gradient_families(evidence)))
 
 
 def operation(evidence, what, family, cases, limit, before=()):
@@ -339,8 +341,17 @@ def operation(evidence, what, family, cases, limit, before=()):
 
 def cubins(evidence):
     """(family, target) of the images that were compiled for this GPU."""
-    images = evidence.images.values()
-    return sorted({(image["family"], image["target"]) for image in images if image["target"].startswith("sm_")})
+    return compiled(evidence.images)
+
+
+def gradient_cubins(evidence):
+    """Those of gradients."""
+    gradients = gradient_families(evidence)
+    return [(family, target) for family, target in compiled(evidence.operations) if family in gradients]
+
+
+def compiled(images):
+    return sorted({(image["family"], image["target"]) for image in images.values() if image["target"].startswith("sm_")})
 
 
 def ptx(evidence):

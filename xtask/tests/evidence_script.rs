@@ -19,14 +19,16 @@ print("warptile on", os.environ.get("CUDA_VISIBLE_DEVICES", "all") + ":", *words
 elements = {"scalar": "f16", "wgmma": "bf16", "wmma": "f16", "decode": "f16"}
 option = lambda name, other: words[words.index(name) + 1] if name in words else other
 images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80"), ("decode_e4m3_89", "decode", "compute_89")]
+gradients = ("dq_sm_90", "dq", "sm_90")
 if words[0] == "info":
     device = {"ordinal": 0, "compute_capability": "9.0", "shared_bytes_per_cta": 232448}
     paged = ["lse", "paged keys"] if fault != "pages" else ["lse"]
     fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "element": elements.get(family), "schedule": "persistent", "features": paged if family == "wmma" else ["keys and values in e4m3"] if family == "decode" else []}
     result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
     result["images"].append({**fields("merge_w4_sm_90", "merge", "sm_90"), "role": "combine"})
+    result["images"] += [{**fields(*gradients), "role": "query gradients"}, {**fields("dqsum_sm_90", "dqsum", "sm_90"), "role": "query gradient sums"}]
 elif words[0] == "verify":
-    chosen = [i for i in images if i[2] != "sm_80" and option("--kernel", i[1]) == i[1] and option("--target", i[2]) == i[2]]
+    chosen = [i for i in ([gradients] if "--backward" in words else images) if i[2] != "sm_80" and option("--kernel", i[1]) == i[1] and option("--target", i[2]) == i[2]]
     chosen = [i for i in chosen if fault != "missing" or i[1] != "scalar"]
     cases = [words[at + 1] for at, word in enumerate(words) if word == "--case"]
     if cases and not any(f" {elements[i[1]]} " in cases[0] for i in chosen):
@@ -451,8 +453,8 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(profiles.as_array().unwrap().len(), 2);
     let sanitized = host.json("sanitizer.json");
     let rows = sanitized["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3 * 4);
-    for image in ["merge_w4_sm_90", "scalar_sm_90"] {
+    assert_eq!(rows.len(), 4 * 4);
+    for image in ["merge_w4_sm_90", "scalar_sm_90", "dq_sm_90"] {
         let of_image = rows.iter().filter(|row| row["images"][image] == "ab");
         assert_eq!(of_image.count(), 4, "{image}: {rows:?}");
     }
@@ -558,7 +560,8 @@ fn nothing_of_another_commit_stays() {
     );
     assert_eq!(
         host.json("verify.json")["rows"].as_array().unwrap().len(),
-        4 * 2 + 1 + 1
+        // Of lengths, pages, gradients and an operation.
+        4 * 2 + 1 + 2 + 1
     );
     assert_eq!(
         host.json("images.json")["images"]["merge_w4_sm_90"]["passed"],
