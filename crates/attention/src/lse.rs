@@ -77,18 +77,19 @@ impl Lse {
         entry.heads(heads).map(Lse)
     }
 
-    /// Runs `f` on some heads of every batch entry, such as to have [`forward_into`](crate::Attention::forward_into) write them: as
+    /// Runs `f` on some heads of a batch entry, such as to have [`forward_into`](crate::Attention::forward_into) write them: as
     /// [`Tensor::with_part`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn with_heads<R>(
+    pub fn with_part<R>(
         &mut self,
+        entry: usize,
         heads: Range<usize>,
         f: impl FnOnce(&mut Self) -> R,
     ) -> Result<R> {
-        let rows = 0..self.0.shape()[1];
-        Tensor::with_part_of(self, |lse| &mut lse.0, rows, heads, f)
+        let Lse(part) = self.part(entry, heads)?;
+        Ok(Tensor::with_view(self, |lse| &mut lse.0, part, f))
     }
 
     /// Where the values are.

@@ -228,21 +228,8 @@ impl<T: Pod> Tensor<T> {
         heads: Range<usize>,
         f: impl FnOnce(&mut Self) -> R,
     ) -> Result<R> {
-        Self::with_part_of(self, |tensor| tensor, rows, heads, f)
-    }
-
-    /// As [`with_part`](Self::with_part), of the tensor in a holder.
-    pub(crate) fn with_part_of<S, R>(
-        holder: &mut S,
-        tensor: impl Fn(&mut S) -> &mut Self,
-        rows: Range<usize>,
-        heads: Range<usize>,
-        f: impl FnOnce(&mut S) -> R,
-    ) -> Result<R> {
-        let part = tensor(holder).rows(rows)?.heads(heads)?;
-        let (layout, offset) = (part.layout, part.offset);
-        drop(part);
-        Ok(Self::with_place(holder, tensor, layout, offset, f))
+        let part = self.rows(rows)?.heads(heads)?;
+        Ok(Self::with_view(self, |tensor| tensor, part, f))
     }
 
     /// Runs `f` on the memory under another layout, counted from the tensor's first element: as [`with_part`](Self::with_part).
@@ -250,20 +237,22 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// [`Invalid::BufferTooSmall`] if the layout reaches beyond the memory.
     pub fn with_layout<R>(&mut self, layout: Layout, f: impl FnOnce(&mut Self) -> R) -> Result<R> {
-        let Tensor { offset, .. } = self.view_as(layout)?;
-        Ok(Self::with_place(self, |tensor| tensor, layout, offset, f))
+        let part = self.view_as(layout)?;
+        Ok(Self::with_view(self, |tensor| tensor, part, f))
     }
 
-    fn with_place<S, R>(
+    /// Runs `f` on what holds a tensor, which is meanwhile what a view of it is.
+    pub(crate) fn with_view<S, R>(
         holder: &mut S,
         tensor: impl Fn(&mut S) -> &mut Self,
-        layout: Layout,
-        offset: usize,
+        view: Self,
         f: impl FnOnce(&mut S) -> R,
     ) -> R {
         let of = tensor(holder);
         let (whole, number) = ((of.layout, of.offset), of.number);
-        (of.layout, of.offset) = (layout, offset);
+        (of.layout, of.offset) = (view.layout, view.offset);
+        // It shares the elements, and only one owner may write them.
+        drop(view);
         let result = f(holder);
         let of = tensor(holder);
         if of.number == number {

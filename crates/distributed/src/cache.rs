@@ -176,6 +176,7 @@ impl<T: Element> ShardedCache<'_, T> {
     /// # Errors
     /// [`Error::Argument`] without a step, and for tensors that are not the step's; [`Error::Rank`] as [`KvCache::append`].
     pub fn append(&mut self, layer: usize, k: &Tensor<T>, v: &Tensor<T>) -> Result<()> {
+        self.group.refuse_capture()?;
         if self.step.runs.is_empty() {
             return self.refused("the cache has no step: `step` must succeed first".to_owned());
         }

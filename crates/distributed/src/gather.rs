@@ -452,7 +452,7 @@ impl<'a> Rank<'a> {
                     })
                 };
                 match lse {
-                    Some(lse) => lse.with_heads(of, |lse| submit(Some(lse)))?,
+                    Some(lse) => lse.with_part(0, of, |lse| submit(Some(lse)))?,
                     None => submit(None),
                 }
             })??;

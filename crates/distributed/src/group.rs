@@ -41,7 +41,7 @@ pub struct Group {
 pub(crate) struct Streams {
     /// The backend's own.
     pub(crate) kernels: Stream,
-    /// Copies from other GPUs: of short ones a link is not full, so keys and values have a stream each.
+    /// Copies from other GPUs: of short ones a link is not full, so keys and values have a stream each, except over NCCL.
     pub(crate) far: [Stream; 2],
     /// Copies within the GPU.
     pub(crate) near: Stream,

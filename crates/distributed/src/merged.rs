@@ -20,6 +20,7 @@ impl Group {
     /// reports.
     pub fn broadcast<T: Element>(&self, tensor: &Tensor<T>) -> Result<Vec<Tensor<T>>> {
         self.one_process("broadcast")?;
+        self.refuse_capture()?;
         let is_home = |backend: &Backend| backend.is_same(tensor.backend());
         if !self.backends().iter().any(is_home) {
             return Err(Error::Argument {

@@ -540,8 +540,7 @@ fn a_captured_step_is_refused_before_it_launches() {
         let (q, kv, sequence) = (ones(8), ones(2), cache.allocate());
         cache.step(&[(sequence, 1)]).unwrap();
         cache.append(0, &kv, &kv).unwrap();
-        let attend = || cache.attend(0, &Attention::new(), &q);
-        attend().unwrap();
+        cache.attend(0, &Attention::new(), &q).unwrap();
         let launches = || {
             met.wait();
             let launches = host.cuda.calls_of("cuLaunchKernelEx");
@@ -552,8 +551,11 @@ fn a_captured_step_is_refused_before_it_launches() {
         let rule = "a call over several ranks cannot be captured";
         let stream = backend.gpu().unwrap().stream();
         let captured = Graph::capture(stream, |_| {
-            let error = attend().unwrap_err().to_string();
-            assert_eq!(error, format!("rank {}: {rule}", world.rank()));
+            let attended = cache.attend(0, &Attention::new(), &q).map(drop);
+            let refused = [attended, cache.append(0, &kv, &kv)];
+            for error in refused.map(|call| call.unwrap_err().to_string()) {
+                assert_eq!(error, format!("rank {}: {rule}", world.rank()));
+            }
             Ok::<_, warptile::Error>(())
         });
         captured.unwrap();

@@ -37,6 +37,11 @@ class BlockListTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "mask must be an array of shape"):
                 BlockList.from_mask(mask)
 
+    def test_flags_may_be_numpy_s_and_numbers_are_counts(self):
+        words = [(True, ",batch"), (np.True_, ",batch"), (False, ""), (np.False_, ""), (None, ""), (2, ",batch=2"), (np.int64(3), ",batch=3")]
+        for per_batch, word in words:
+            self.assertEqual(BlockList([], [], per_batch=per_batch).arrangement, "64x64" + word)
+
     def test_a_list_is_its_mask(self):
         q, k, v = tensors()
         for lists in [(1, 1), (2, 1), (1, 4), (2, 4)]:

@@ -109,10 +109,14 @@ pub(super) fn measured_as(numbers: &str, what: &str, row: &BenchRow) -> String {
     )
 }
 
-/// A sentence that names the peers of a table; empty if no row says it.
+/// A sentence that names the peers of a table, those that have rows; empty if no row says it.
 pub(super) fn versions<'a>(rows: impl IntoIterator<Item = &'a BenchRow>) -> String {
+    let rows: Vec<_> = rows.into_iter().collect();
+    let has_rows =
+        |what: &str| what == "torch" || rows.iter().any(|row| row.backend.starts_with(what));
     let mut all: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-    for (what, version) in rows.into_iter().flat_map(|row| &row.versions) {
+    let named = { rows.iter() }.flat_map(|row| &row.versions);
+    for (what, version) in named.filter(|(what, _)| has_rows(what)) {
         let version = match version.parse::<u32>() {
             // As its library counts.
             Ok(number) if what == "cudnn" => {
@@ -175,17 +179,21 @@ mod tests {
 
     #[test]
     fn versions_of_all_peers_are_named_once() {
-        let row_with = |of: &[(&str, &str)]| {
+        let row_with = |backend, of: &[(&str, &str)]| {
             let named = of.iter().map(|(what, version)| (*what, *version));
             BenchRow {
                 versions: named.map(|(a, b)| (a.to_owned(), b.to_owned())).collect(),
-                ..row("fa2", 64, 512, 1.0)
+                ..row(backend, 64, 512, 1.0)
             }
         };
         let all = [
-            row_with(&[("torch", "2.11.0"), ("cudnn", "92800")]),
-            row_with(&[]),
-            row_with(&[("cudnn", "92800"), ("fa4", "4.0.0b36")]),
+            row_with("cudnn", &[("torch", "2.11.0"), ("cudnn", "92800")]),
+            row_with("fa2", &[]),
+            // One that was there and computed nothing.
+            row_with(
+                "fa4",
+                &[("cudnn", "92800"), ("fa4", "4.0.0b36"), ("fa3", "3")],
+            ),
         ];
         assert_eq!(
             versions(&all),

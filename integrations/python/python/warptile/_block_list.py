@@ -1,5 +1,7 @@
 """Which blocks of keys each block of queries sees: the `block_list` of `attention`."""
 
+import operator
+
 
 class BlockList:
     """Lists of blocks of keys, a row for each block of queries, for `attention(..., block_list=...)`.
@@ -16,7 +18,8 @@ class BlockList:
     def __init__(self, offsets, indices, block_size=(64, 64), *, per_batch=False, per_head=False, each=None):
         queries, keys = (block_size, block_size) if isinstance(block_size, int) else block_size
         self.offsets, self.indices = offsets, indices
-        self.block_size, self.per_batch, self.per_head, self.each = (queries, keys), per_batch, per_head, each
+        self.block_size, self.each = (queries, keys), each
+        self.per_batch, self.per_head = _owner(per_batch), _owner(per_head)
 
     @property
     def arrangement(self):
@@ -75,8 +78,14 @@ def _owners(batch, heads):
     return {"per_batch": batch if batch != 1 else False, "per_head": heads if heads != 1 else False}
 
 
+def _owner(count):
+    """True or False, also of numpy, or how many."""
+    is_flag = count is None or type(count).__name__ in ("bool", "bool_")
+    return bool(count) if is_flag else operator.index(count) or False
+
+
 def _owned(word, count):
-    return "" if count is False else f",{word}" if count is True else f",{word}={int(count)}"
+    return "" if count is False else f",{word}" if count is True else f",{word}={count}"
 
 
 class _Numpy:
