@@ -361,27 +361,25 @@ impl Needs {
                 _ => fetched.push(part),
             }
         }
-        // One launch of all is faster than one of its own keys while the others are on their way, and then one of the rest.
-        if !own.is_empty() && !fetched.is_empty() {
-            let mut all: Vec<_> = own
-                .iter()
-                .map(|(part, _)| part)
-                .chain(&fetched)
-                .cloned()
-                .collect();
-            all.sort_by_key(|part| part.local.start);
-            if !has_dropout && are_alike(&all) && all[0].local.len() >= Call::WITH_OWN_FROM_ROWS {
-                (own, fetched) = (Vec::new(), all);
-            }
-        }
-        Ok(Needs {
+        let mut needs = Needs {
             documents,
             own,
             spans: staged(&fetched),
             fetched,
             ranks: map.ranks(),
             is_apart,
-        })
+        };
+        // One launch of all is faster than one of its own keys while the others are on their way, and then one of the rest.
+        let (all, has_both) = (
+            needs.in_order(),
+            !needs.own.is_empty() && !needs.fetched.is_empty(),
+        );
+        let is_long = |part: &Part| part.local.len() >= Call::WITH_OWN_FROM_ROWS;
+        if has_both && !has_dropout && are_alike(&all) && all.iter().all(is_long) {
+            needs.own.clear();
+            (needs.spans, needs.fetched) = (staged(&all), all);
+        }
+        Ok(needs)
     }
 }
 
