@@ -2,7 +2,7 @@
 // `check_launch` at the start of its entry; no other image sees it, and no image's source hash covers it.
 #pragma once
 
-#include "base/abi.cuh"
+#include "base/record.cuh"
 #include "debug/shared_bytes.cuh"
 
 extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line, const char* function,
