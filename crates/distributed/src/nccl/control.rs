@@ -358,10 +358,11 @@ impl Shared {
                 None => "agreed".to_owned(),
             };
             state.calls.fill(None);
+            // Before rank 0 knows. It may leave right after the call, and others would take that for a rank that does not make it.
+            self.tell(&answer);
             state.agreed += 1;
             drop(state);
             self.changed.notify_all();
-            self.tell(&answer);
         }
     }
 
@@ -392,12 +393,13 @@ impl Shared {
         if state.failure.is_some() {
             return;
         }
-        state.failure = Some(failure.clone());
-        drop(state);
-        self.changed.notify_all();
         if self.world.rank == 0 {
+            // Before a caller knows, who may close the connections at once.
             self.tell(&format!("fail\t{}", failure.to_line()));
         }
+        state.failure = Some(failure);
+        drop(state);
+        self.changed.notify_all();
         if let Some(watched) = self.watched.get() {
             watched.abort();
         }
@@ -429,5 +431,65 @@ fn disagree(first: (usize, &str), other: (usize, &str)) -> Failure {
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Control({:?})", self.shared.world)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Rank 0 of several, and the other ends of its links.
+    fn rank_0(ranks: usize) -> (Control, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connected = (1..ranks).map(|rank| {
+            let near = TcpStream::connect(address).unwrap();
+            (Link::new(rank, near), listener.accept().unwrap().0)
+        });
+        let (links, others) = connected.unzip();
+        let world = World::new(0, ranks, address.to_string());
+        (Control::new(&world, links).unwrap(), others)
+    }
+
+    /// Calls `wait` on rank 0 while a line to rank 2 cannot be sent, which `cause` makes due.
+    fn outlasts_a_line(
+        wait: impl Fn(&Control) + Sync,
+        is_ready: impl Fn(&State) -> bool,
+        cause: impl FnOnce(&mut [TcpStream]),
+    ) {
+        let (control, mut others) = rank_0(3);
+        writeln!(others[1], "call\tto compute").unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| wait(&control));
+            while !is_ready(&control.shared.state()) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let line = control.shared.links[1].line.lock().unwrap();
+            cause(&mut others);
+            thread::sleep(Duration::from_millis(500));
+            assert!(!waiting.is_finished(), "rank 0 goes on before rank 2 can");
+            drop(line);
+        });
+    }
+
+    #[test]
+    fn rank_0_makes_a_call_after_it_has_told_all() {
+        outlasts_a_line(
+            |control| assert_eq!(control.agree("to compute", None), Ok(None)),
+            |state| state.calls[0].is_some() && state.calls[2].is_some(),
+            |others| writeln!(others[0], "call\tto compute").unwrap(),
+        );
+    }
+
+    #[test]
+    fn rank_0_reports_a_failure_after_it_has_told_all() {
+        outlasts_a_line(
+            |control| drop(control.agree("to compute", None).unwrap_err()),
+            |state| state.calls[0].is_some() && state.calls[2].is_some(),
+            |others| writeln!(others[0], "call\tto wait").unwrap(),
+        );
     }
 }

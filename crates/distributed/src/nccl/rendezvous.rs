@@ -16,7 +16,7 @@ pub(crate) struct Link {
     pub(crate) rank: usize,
     pub(crate) stream: TcpStream,
     /// Held while a line is sent, which may take several writes.
-    line: Mutex<()>,
+    pub(crate) line: Mutex<()>,
 }
 
 /// How long a connection may take to say who it is. Others wait meanwhile.
@@ -85,7 +85,7 @@ fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) 
             Err(error) => return Err(failed(error.to_string())),
         };
         let greeted = { stream.set_nonblocking(false) }.is_ok();
-        let mut link = Link::new(stream);
+        let mut link = Link::new(0, stream);
         let until = Instant::now() + GREETING;
         let Some(line) = greeted.then(|| link.read_line(until).ok()).flatten() else {
             continue;
@@ -176,7 +176,7 @@ fn join(world: &World, hello: &str, deadline: Instant) -> Result<([u8; 128], Vec
             Err(_) => sleep(PAUSE * 4),
         }
     };
-    let mut link = Link::new(stream);
+    let mut link = Link::new(0, stream);
     let answer = { link.say(&format!("{}\t{hello}", world.rank)) }
         // Rank 0 says when its own bound has passed, which began later.
         .and_then(|()| link.read_line(deadline + world.timeout));
@@ -207,9 +207,9 @@ pub(crate) fn is_early(kind: ErrorKind) -> bool {
 }
 
 impl Link {
-    fn new(stream: TcpStream) -> Link {
+    pub(crate) fn new(rank: usize, stream: TcpStream) -> Link {
         Link {
-            rank: 0,
+            rank,
             stream,
             line: Mutex::default(),
         }
@@ -316,7 +316,7 @@ mod tests {
     fn lines_of_several_threads_stay_whole() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (link, (far, _)) = (Link::new(stream), listener.accept().unwrap());
+        let (link, (far, _)) = (Link::new(0, stream), listener.accept().unwrap());
         // More than the buffers of a connection take.
         let lines = ["a", "b", "c"].map(|letter| letter.repeat(8 << 20));
         let mut found: Vec<_> = thread::scope(|scope| {
