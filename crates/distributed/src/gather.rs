@@ -22,7 +22,7 @@ pub(crate) fn forward<T: Element>(
     q: &[Tensor<T>],
     kv: [&[Tensor<T>]; 2],
 ) -> Result<Output<T>> {
-    let all_needs = Needs::all(shards.map(), attention)?;
+    let all_needs = Needs::all(shards, attention)?;
     let group = shards.group();
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
     shards.agreed::<T, _>("forward", attention, shapes, || {
@@ -83,7 +83,7 @@ pub(crate) fn backward<T: Element>(
     let dims = [dim, kv[1][0].shape()[3]];
     let group = shards.group();
     let groups = plan::groups_of_gradients(kv_heads, attention.has_numbers());
-    let all_needs = Needs::all(shards.map(), attention)?;
+    let all_needs = Needs::all(shards, attention)?;
     let summed = all_needs.iter().map(|needs| needs.summed(attention));
     let routes = sums::Routes::new(shards, summed)?;
     if attention.gradients_of_numbers().next().is_some() {
@@ -245,9 +245,9 @@ pub(crate) struct Needs {
 
 impl Needs {
     /// The needs of all ranks.
-    fn all(map: &RowMap, attention: &Attention) -> Result<Vec<Needs>> {
-        let of = |rank| Needs::of(map, rank, attention);
-        Self::checked((0..map.ranks()).map(of), attention)
+    fn all(shards: &Shards<'_>, attention: &Attention) -> Result<Vec<Needs>> {
+        let of = |rank| Needs::of(shards, rank, attention);
+        Self::checked((0..shards.map().ranks()).map(of), attention)
     }
 
     /// As [`all`](Self::all), where no rank has keys that it need not fetch. As many as `ranks` may add to the gradients of a key.
@@ -342,7 +342,8 @@ impl Needs {
         staged(&parts)
     }
 
-    fn of(map: &RowMap, rank: usize, attention: &Attention) -> Result<Needs> {
+    fn of(shards: &Shards<'_>, rank: usize, attention: &Attention) -> Result<Needs> {
+        let map = shards.map();
         // Those of a rank don't have the numbers of neighbours, which dropout would count.
         let has_dropout = attention.has(Operand::DropoutState);
         let documents = { (!has_dropout).then(|| Documents::of(map.chunks(rank))) }.flatten();
@@ -369,13 +370,15 @@ impl Needs {
             ranks: map.ranks(),
             is_apart,
         };
-        // One launch of all is faster than one of its own keys while the others are on their way, and then one of the rest.
+        // One launch of all is faster than one of its own keys while the others are on their way, and then one of the rest. On the CPU each
+        // part has a call of its own.
+        let is_gpu = shards.group().backends()[0].is_gpu();
         let (all, has_both) = (
             needs.in_order(),
             !needs.own.is_empty() && !needs.fetched.is_empty(),
         );
         let is_long = |part: &Part| part.local.len() >= Call::WITH_OWN_FROM_ROWS;
-        if has_both && !has_dropout && are_alike(&all) && all.iter().all(is_long) {
+        if is_gpu && has_both && !has_dropout && are_alike(&all) && all.iter().all(is_long) {
             needs.own.clear();
             (needs.spans, needs.fetched) = (staged(&all), all);
         }
@@ -789,6 +792,8 @@ fn shared(layout: &Layout, entries: usize) -> Layout {
 #[cfg(test)]
 mod tests {
     use warptile::Backend;
+    use warptile::driver::Driver;
+    use warptile_fake_cuda::FakeDriver;
 
     use super::*;
     use crate::group::Group;
@@ -796,17 +801,28 @@ mod tests {
 
     #[test]
     fn a_chunk_of_own_keys_joins_the_launch_of_long_chunks() {
-        let group = Group::local([Backend::cpu(), Backend::cpu()]).unwrap();
-        let needs = |len: usize, mask: Mask| {
-            let shards = group.shards(&Sharding::Zigzag, len).unwrap();
-            let all = Needs::all(shards.map(), &Attention::new().mask(mask)).unwrap();
-            all.iter()
-                .map(|needs| [needs.own.len(), needs.fetched.len()])
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(needs(16384, Mask::causal()), [[1, 1], [0, 2]]);
-        assert_eq!(needs(32768, Mask::causal()), [[0, 2], [0, 2]]);
-        // Chunks whose keys begin at different places have no launch in common.
-        assert_eq!(needs(32768, Mask::window(100, 0)), [[1, 1], [1, 1]]);
+        let fake = FakeDriver::open();
+        fake.set_device_count(2);
+        {
+            // SAFETY: the library is the stand-in, with the driver's signatures.
+            let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+            let gpus = [0, 1].map(|at| Backend::cuda_with(&driver, at).unwrap());
+            let [gpus, cpus] =
+                [gpus, [Backend::cpu(), Backend::cpu()]].map(|of| Group::local(of).unwrap());
+            let needs = |group: &Group, len: usize, mask: Mask| {
+                let shards = group.shards(&Sharding::Zigzag, len).unwrap();
+                let all = Needs::all(&shards, &Attention::new().mask(mask)).unwrap();
+                all.iter()
+                    .map(|needs| [needs.own.len(), needs.fetched.len()])
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(needs(&gpus, 16384, Mask::causal()), [[1, 1], [0, 2]]);
+            assert_eq!(needs(&gpus, 32768, Mask::causal()), [[0, 2], [0, 2]]);
+            // Chunks whose keys begin at different places have no launch in common.
+            assert_eq!(needs(&gpus, 32768, Mask::window(100, 0)), [[1, 1], [1, 1]]);
+            // Without a launch to join, own keys need no copy.
+            assert_eq!(needs(&cpus, 32768, Mask::causal()), [[1, 1], [0, 2]]);
+        }
+        fake.assert_clean();
     }
 }
