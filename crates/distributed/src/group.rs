@@ -41,8 +41,8 @@ pub struct Group {
 pub(crate) struct Streams {
     /// The backend's own.
     pub(crate) kernels: Stream,
-    /// Copies from other GPUs: of short ones a link is not full, so keys and values have a stream each, except over NCCL.
-    pub(crate) far: [Stream; 2],
+    /// Copies from other GPUs: of short ones a link is not full, so keys and values have a stream each. Over NCCL there is one.
+    pub(crate) far: Vec<Stream>,
     /// Copies within the GPU.
     pub(crate) near: Stream,
 }
@@ -81,7 +81,7 @@ impl Group {
             }
         }
         let streams = { backends.iter().filter_map(Backend::gpu).enumerate() }
-            .map(|(rank, gpu)| Streams::new(gpu.stream(), 0).of_rank(rank))
+            .map(|(rank, gpu)| Streams::new(gpu.stream(), (0, 2)).of_rank(rank))
             .collect::<Result<_>>()?;
         let threads = threads(0..backends.len())?;
         Ok(Group {
@@ -254,12 +254,15 @@ pub(crate) fn all_or_none<R>(group: &Group, computed: Vec<Result<R>>) -> Result<
 }
 
 impl Streams {
-    /// Copies from other GPUs have the given priority.
-    pub(crate) fn new(kernels: &Stream, priority: i32) -> warptile::driver::Result<Self> {
-        let far = || Stream::with_priority(kernels.context(), priority);
+    /// Copies from other GPUs have `count` streams of the given priority.
+    pub(crate) fn new(
+        kernels: &Stream,
+        (priority, count): (i32, usize),
+    ) -> warptile::driver::Result<Self> {
+        let far = |_| Stream::with_priority(kernels.context(), priority);
         Ok(Streams {
             kernels: kernels.clone(),
-            far: [far()?, far()?],
+            far: (0..count).map(far).collect::<Result<_, _>>()?,
             near: Stream::new(kernels.context())?,
         })
     }

@@ -150,7 +150,7 @@ impl Nccl {
         let context = gpu.context();
         let priority = *context.stream_priorities().of_rank(rank)?.start();
         // Its messages go before kernels that are submitted later, even if these fill the GPU.
-        let streams = Streams::new(gpu.stream(), priority).of_rank(rank)?;
+        let streams = Streams::new(gpu.stream(), (priority, 1)).of_rank(rank)?;
         let about = format!("NCCL {}", api.version());
         let nccl_failed = |why: String| Error::Rendezvous(format!("rank {rank}: {why}"));
         let (id, links) =
