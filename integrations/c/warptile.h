@@ -259,7 +259,8 @@ typedef struct warptile_layout {
 
 /**
  * Description of a computation, `softmax(scale * q kT) v`, and its options. Fill the struct with zeros, then set `size`, `element`, `q`,
- * `k` and `v`: zero is the default of all other fields.
+ * `k` and `v`: zero is the default of all other fields. A field that would have no effect is refused, such as `window_left` with
+ * WARPTILE_MASK_CAUSAL, unless it has its default.
  *
  * For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
  * `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
@@ -687,7 +688,8 @@ typedef struct warptile_backward_memory {
 
 /**
  * New keys and values that are written into a cache, rotated on the way. Fill the struct with zeros, then set `size`, `element`, `k`,
- * `v`, `k_pages` and `v_pages`: zero is the default of all other fields.
+ * `v`, `k_pages` and `v_pages`: zero is the default of all other fields. A field that would have no effect is refused, such as
+ * `rotary_base` with tables, unless it is zero.
  *
  * A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
  * interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
@@ -1520,4 +1522,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 570731a7dff7a9688979dcc3d40f002649d82535487d3a861469d881d311c956 */
+/* Seal of header.sh: f12f5fd5e01c8a5b044d2bf853f931e50bc3f4fb7213f034d2ab6ac5c774cf52 */

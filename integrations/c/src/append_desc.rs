@@ -8,7 +8,7 @@ use attention::{ElementType, Layout as Strided};
 use crate::error::{Failure, Result};
 use crate::host::{Lists, elements, expect_within, memory};
 use crate::structs::{
-    Layout, Versioned, bound, count, element_of, flag, sequences, types, unknown,
+    Layout, Versioned, bound, count, element_of, flag, sequences, types, unknown, without_effect,
 };
 
 /// Keys are copied as they are.
@@ -26,7 +26,8 @@ pub const WARPTILE_POSITIONS_I32: u32 = 1;
 pub const WARPTILE_POSITIONS_I64: u32 = 2;
 
 /// New keys and values that are written into a cache, rotated on the way. Fill the struct with zeros, then set `size`, `element`, `k`,
-/// `v`, `k_pages` and `v_pages`: zero is the default of all other fields.
+/// `v`, `k_pages` and `v_pages`: zero is the default of all other fields. A field that would have no effect is refused, such as
+/// `rotary_base` with tables, unless it is zero.
 ///
 /// A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
 /// interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
@@ -175,11 +176,11 @@ pub(crate) unsafe fn write(
     if let Some(rotary) = rotary {
         builder = builder.rotary(rotary.clone());
     }
-    builder = match (desc.q.given("q")?, desc.q_out.given("q_out")?) {
-        (Some(q), out) => builder.queries(q, out),
-        (None, None) => builder,
-        (None, Some(_)) => return Err(Failure::of("q_out", "is given, but q is not")),
-    };
+    let (q, q_out) = (desc.q.given("q")?, desc.q_out.given("q_out")?);
+    without_effect("q_out", q.is_none() && q_out.is_some(), "q is not")?;
+    if let Some(q) = q {
+        builder = builder.queries(q, q_out);
+    }
 
     let lists = Lists {
         memory,
@@ -248,7 +249,10 @@ pub(crate) unsafe fn write(
 
 /// The tables of cosines and sines: their element type and layout.
 fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
-    if desc.rotary == WARPTILE_ROTARY_NONE || desc.tables == 0 {
+    let (positions, stride) = (desc.table_positions, desc.table_stride);
+    if desc.tables == 0 {
+        without_effect("table_positions", positions != 0, "tables is 0")?;
+        without_effect("table_stride", stride != 0, "tables is 0")?;
         return Ok(None);
     }
     let Some(of_table) = element_of(desc.tables, ElementType::of_queries()) else {
@@ -259,8 +263,8 @@ fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
     };
     let size = desc.rotary_size as usize;
     let pairs = size / 2;
-    let positions = count("table_positions", desc.table_positions)?;
-    let stride = match count("table_stride", desc.table_stride)? {
+    let positions = count("table_positions", positions)?;
+    let stride = match count("table_stride", stride)? {
         0 => pairs,
         stride => stride,
     };
@@ -277,26 +281,43 @@ fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
 /// # Safety
 /// Frequencies are null, or as many as the description says.
 pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
+    let (base, frequencies) = (desc.rotary_base, desc.rotary_frequencies);
     let pairing = match desc.rotary {
-        WARPTILE_ROTARY_NONE => return Ok(None),
+        WARPTILE_ROTARY_NONE => {
+            for (argument, is_given) in [
+                ("rotary_size", desc.rotary_size != 0),
+                ("tables", desc.tables != 0),
+                ("table_positions", desc.table_positions != 0),
+                ("table_stride", desc.table_stride != 0),
+                ("rotary_base", base != 0.0),
+                ("rotary_frequencies", !frequencies.is_null()),
+            ] {
+                without_effect(argument, is_given, "rotary is WARPTILE_ROTARY_NONE")?;
+            }
+            return Ok(None);
+        }
         WARPTILE_ROTARY_INTERLEAVED => Pairing::Interleaved,
         WARPTILE_ROTARY_HALF_SPLIT => Pairing::HalfSplit,
         other => return unknown("rotary", other, "WARPTILE_ROTARY"),
     };
     if let Some((of_table, layout)) = tables(desc)? {
+        without_effect("rotary_base", base != 0.0, "tables are, too")?;
+        let why = "tables are, too";
+        without_effect("rotary_frequencies", !frequencies.is_null(), why)?;
         return Ok(Some(Rotary::with_tables(of_table, layout, pairing)?));
     }
     let size = desc.rotary_size as usize;
-    if desc.rotary_frequencies.is_null() {
-        let base = match desc.rotary_base {
+    if frequencies.is_null() {
+        let base = match base {
             0.0 => 10_000.0,
             base => base,
         };
         return Ok(Some(Rotary::computed(size, base, pairing)?));
     }
+    without_effect("rotary_base", base != 0.0, "rotary_frequencies are, too")?;
     // Before that many are read.
     Rotary::computed(size, 10_000.0, pairing)?;
-    let frequencies = elements("rotary_frequencies", desc.rotary_frequencies, size / 2)?;
+    let frequencies = elements("rotary_frequencies", frequencies, size / 2)?;
     // SAFETY: the caller's promise.
     let frequencies = unsafe { frequencies.slice() };
     Ok(Some(Rotary::with_frequencies(frequencies, pairing)?))

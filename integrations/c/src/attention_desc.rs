@@ -9,6 +9,7 @@ use crate::error::{Failure, Result};
 use crate::host::{Lists, expect_within, memory};
 use crate::structs::{
     Layout, Versioned, bound, count, flag, other_element, reserved, sequences, types, unknown,
+    without_effect,
 };
 
 /// A query sees every key.
@@ -33,7 +34,8 @@ pub const WARPTILE_ALIBI_PER_HEAD: u32 = 1;
 pub const WARPTILE_ALIBI_PER_BATCH_HEAD: u32 = 2;
 
 /// Description of a computation, `softmax(scale * q kT) v`, and its options. Fill the struct with zeros, then set `size`, `element`, `q`,
-/// `k` and `v`: zero is the default of all other fields.
+/// `k` and `v`: zero is the default of all other fields. A field that would have no effect is refused, such as `window_left` with
+/// WARPTILE_MASK_CAUSAL, unless it has its default.
 ///
 /// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
 /// `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
@@ -258,7 +260,9 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
     }
     reserved(desc.reserved)?;
     let of_bias = other_element("bias_element", desc.bias_element, &[ElementType::F32])?;
-    if let (Some(element), Some(_)) = (of_bias, desc.bias.given("bias")?) {
+    if let Some(element) = of_bias {
+        let has_bias = desc.bias.given("bias")?.is_some();
+        without_effect("bias_element", !has_bias, "bias is not")?;
         builder = builder.bias_type(element);
     }
     builder = builder.aligned_addresses(!flag("unaligned_addresses", desc.unaligned_addresses)?);
@@ -327,14 +331,36 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
         ),
         other => return unknown("mask", other, "WARPTILE_MASK"),
     };
+    for (argument, keys) in [
+        ("window_left", desc.window_left),
+        ("window_right", desc.window_right),
+    ] {
+        let has_window = desc.mask == WARPTILE_MASK_WINDOW;
+        let why = "mask is not WARPTILE_MASK_WINDOW";
+        without_effect(argument, keys > 0 && !has_window, why)?;
+    }
     let diagonal = match desc.diagonal {
         WARPTILE_DIAGONAL_BOTTOM_RIGHT => Diagonal::BottomRight,
         WARPTILE_DIAGONAL_TOP_LEFT => Diagonal::TopLeft,
         WARPTILE_DIAGONAL_AT => Diagonal::At(desc.diagonal_offset),
         other => return unknown("diagonal", other, "WARPTILE_DIAGONAL"),
     };
+    let has_offset = desc.diagonal == WARPTILE_DIAGONAL_AT;
+    without_effect(
+        "diagonal_offset",
+        desc.diagonal_offset != 0 && !has_offset,
+        "diagonal is not WARPTILE_DIAGONAL_AT",
+    )?;
+    let has_mask = desc.mask != WARPTILE_MASK_NONE;
+    without_effect(
+        "diagonal",
+        desc.diagonal != WARPTILE_DIAGONAL_BOTTOM_RIGHT && !has_mask,
+        "mask is WARPTILE_MASK_NONE",
+    )?;
     let mut scoring = Scoring::new().mask(mask.diagonal(diagonal));
     scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
+    let is_dropped = desc.scale != 0.0 && scoring.scale.is_none();
+    without_effect("scale", is_dropped, "scale_given is 0")?;
     scoring.softcap = (desc.softcap != 0.0).then_some(desc.softcap);
     if !(0.0..1.0).contains(&desc.dropout) {
         let rule = "but must be a probability from 0 to below 1";
@@ -386,13 +412,14 @@ fn block_lists(desc: &AttentionDesc) -> Result<Option<(BlockLists, [usize; 2])>>
 fn table(desc: &AttentionDesc, sequences: usize) -> Result<Option<TableLayout>> {
     let columns = count("table_columns", desc.table_columns)?;
     let stride = count("table_stride", desc.table_stride)?;
-    match (columns, stride) {
-        (0, 0) => Ok(None),
-        (0, _) => Err(Failure::of(
-            "table_stride",
-            "is given, but table_columns is 0",
-        )),
-        (_, 0) => Ok(Some(TableLayout::from([sequences, columns]))),
-        (_, stride) => Ok(Some(TableLayout::new([sequences, columns], stride))),
-    }
+    without_effect(
+        "table_stride",
+        stride != 0 && columns == 0,
+        "table_columns is 0",
+    )?;
+    Ok(match (columns, stride) {
+        (0, _) => None,
+        (_, 0) => Some(TableLayout::from([sequences, columns])),
+        (_, stride) => Some(TableLayout::new([sequences, columns], stride)),
+    })
 }

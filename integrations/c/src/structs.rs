@@ -1,6 +1,7 @@
 //! Structs as C fills them: of any version, with signed numbers and nothing checked.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::fmt::Display;
 
 use attention::plan::Choice;
 use attention::spec::Types;
@@ -87,10 +88,16 @@ pub(crate) fn bound(
     allowed: bool,
     needs: &str,
 ) -> Result<Option<usize>> {
-    match count(argument, value)? {
-        0 => Ok(None),
-        bound if allowed => Ok(Some(bound)),
-        _ => Err(Failure::of(argument, format!("is given, but {needs}"))),
+    let bound = count(argument, value)?;
+    without_effect(argument, bound != 0 && !allowed, needs)?;
+    Ok(Some(bound).filter(|&bound| bound != 0))
+}
+
+/// Refuses a field that is given, but would have no effect for the reason `why`.
+pub(crate) fn without_effect(argument: &str, is_given: bool, why: impl Display) -> Result<()> {
+    match is_given {
+        false => Ok(()),
+        true => Err(Failure::of(argument, format_args!("is given, but {why}"))),
     }
 }
 
@@ -151,17 +158,14 @@ pub(crate) fn types(
 ) -> Result<(Types, [usize; 2])> {
     let types = Types::of(element(element_value)?);
     let counts = scales.map(|count| count.max(1) as usize);
-    let given = ["k_scales", "v_scales"].into_iter().zip(scales);
     let scaled: Vec<_> = ElementType::scaled().collect();
     let element = other_element("cache_element", cache_element, &scaled)?;
-    match (element, { given }.find(|(_, count)| *count != 0)) {
-        (None, Some((argument, _))) => {
-            let needed = names(ElementType::scaled());
-            let rule = format!("is given, but cache_element is not {needed}");
-            Err(Failure::of(argument, rule))
-        }
-        _ => Ok((element.map_or(types, |element| types.keys(element)), counts)),
+    for (argument, count) in ["k_scales", "v_scales"].into_iter().zip(scales) {
+        let needed = names(ElementType::scaled());
+        let why = format_args!("cache_element is not {needed}");
+        without_effect(argument, count != 0 && element.is_none(), why)?;
     }
+    Ok((element.map_or(types, |element| types.keys(element)), counts))
 }
 
 /// An element type that a tensor may have in place of that of the others, for which 0 stands.

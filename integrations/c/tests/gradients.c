@@ -96,13 +96,7 @@ static int run(uint64_t seed) {
     desc.k = k.layout;
     desc.v = v.layout;
     desc.out = out.layout;
-    desc.mask = draw(3);
-    desc.diagonal = draw(3);
-    desc.diagonal_offset = (int)draw(120) - 60;
-    desc.window_left = (int64_t)draw(50) - 1;
-    desc.window_right = (int64_t)draw(20) - 1;
-    desc.scale_given = draw(2);
-    desc.scale = 0.3f * draw_float();
+    draw_mask_and_scale(&desc);
     desc.softcap = draw(4) ? 0 : 2;
     desc.alibi = draw(2) ? 0 : draw(3);
     desc.sinks = draw(3) == 0;

@@ -92,6 +92,7 @@ static void descriptions(void) {
     WORKS(LISTED(m.block_offsets = list; m.block_indices = list));
     INVALID(RUN(m.block_offsets = list), "block_offsets is given, but");
     INVALID(DESC(d.bias_element = WARPTILE_F16), "bias_element is 1, but must be 0, for that of the other tensors, or WARPTILE_F32");
+    INVALID(DESC(d.bias_element = WARPTILE_F32), "bias_element is given, but bias is not");
     INVALID(DESC(d.reserved = 1), "reserved must be 0");
     INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");
     INVALID(DESC(d.v_scales = 1), "v_scales is given, but cache_element is not WARPTILE_E4M3");
@@ -113,9 +114,15 @@ static void descriptions(void) {
     INVALID(DESC(d.out = (warptile_layout){{2, 3, 2, 8}, {0, 16, 8, 1}}), "out overlaps itself");
     INVALID(DESC(d.out.shape[0] = 1), "out has batch 1, but q has 2");
     INVALID(DESC(d.scale_given = 1; d.scale = NAN), "scale is NaN");
+    INVALID(DESC(d.scale = 0.5f), "scale is given, but scale_given is 0");
     INVALID(DESC(d.softcap = -1), "softcap is -1");
     INVALID(DESC(d.softcap = INFINITY), "softcap is inf");
     INVALID(DESC(d.mask = WARPTILE_MASK_WINDOW; d.window_left = INT64_MAX), "window_left is 9223372036854775807");
+    INVALID(DESC(d.mask = WARPTILE_MASK_CAUSAL; d.window_left = 2), "window_left is given, but mask is not WARPTILE_MASK_WINDOW");
+    INVALID(DESC(d.window_right = 2), "window_right is given, but mask is not WARPTILE_MASK_WINDOW");
+    WORKS(DESC(d.mask = WARPTILE_MASK_CAUSAL; d.window_left = d.window_right = -1));
+    INVALID(DESC(d.diagonal = WARPTILE_DIAGONAL_TOP_LEFT), "diagonal is given, but mask is WARPTILE_MASK_NONE");
+    INVALID(DESC(d.mask = WARPTILE_MASK_CAUSAL; d.diagonal_offset = 2), "diagonal_offset is given, but diagonal is not WARPTILE_DIAGONAL_AT");
     INVALID(DESC(d.split_keys = 100), "splits are every 100 keys");
     INVALID(DESC(d.bias = (warptile_layout){{2, 3, 1, 4}, {0, 0, 0, 0}}), "bias has keys 4, but the call has 5");
     INVALID(DESC(d.packed_queries = 1; d.sequences = 2), "q has batch 2, but a packed tensor has 1");
@@ -284,6 +291,18 @@ static void appends(void) {
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 7), "the rotary size is 7");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = UINT32_MAX; d.rotary_frequencies = (double[]){1}), "the rotary size is 4294967295");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 2; d.rotary_frequencies = (double[]){NAN}), "rotary frequency is NaN");
+    INVALID(APPEND(d.rotary_size = 8), "rotary_size is given, but rotary is WARPTILE_ROTARY_NONE");
+    INVALID(APPEND(d.tables = WARPTILE_F32), "tables is given, but rotary is WARPTILE_ROTARY_NONE");
+    INVALID(APPEND(d.table_positions = 4), "table_positions is given, but rotary is WARPTILE_ROTARY_NONE");
+    INVALID(APPEND(d.rotary_base = 5e5), "rotary_base is given, but rotary is WARPTILE_ROTARY_NONE");
+    INVALID(APPEND(d.rotary_frequencies = (double[]){1}), "rotary_frequencies is given, but rotary is WARPTILE_ROTARY_NONE");
+    INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.table_positions = 4), "table_positions is given, but tables is 0");
+    INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.table_stride = 4), "table_stride is given, but tables is 0");
+#define TABLES d.rotary = 1, d.rotary_size = 8, d.tables = WARPTILE_F32, d.table_positions = 4
+    INVALID(APPEND(TABLES; d.rotary_base = 5e5), "rotary_base is given, but tables are, too");
+    INVALID(APPEND(TABLES; d.rotary_frequencies = (double[]){1}), "rotary_frequencies is given, but tables are, too");
+#define FREQUENCIES d.rotary = 1, d.rotary_size = 2, d.rotary_frequencies = (double[]){1}
+    INVALID(APPEND(FREQUENCIES; d.rotary_base = 5e5), "rotary_base is given, but rotary_frequencies are, too");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = 9), "tables is 9");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = WARPTILE_F16; d.table_positions = 4), "cos has elements of type f16");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = WARPTILE_F32; d.table_positions = 4), "cos is null");
