@@ -313,6 +313,10 @@ impl Reader {
         let object = object.ok_or_else(|| Failure::Invalid(format!("{first} is missing")))?;
         let py = object.py();
         let (library, device) = device_of(first, object)?;
+        let is_torch = library == Library::Torch;
+        if is_torch && gradients == Gradients::Refused && Torch::get(py)?.is_tracing(py)? {
+            return Err(Failure::Traced(first));
+        }
         let has_stream = stream.is_some();
         let stream = match (stream, device, library) {
             (Some(stream), ..) => stream,

@@ -76,6 +76,9 @@ impl<'py> Array<'py> {
         for_use: Use,
     ) -> Result<Self> {
         let library = library_of(object)?;
+        if library == Library::TorchDispatch {
+            return Err(Failure::Traced(name));
+        }
         let py = object.py();
         let done = |is, keeper| {
             Ok(Array {
@@ -124,6 +127,7 @@ pub(crate) fn device_of(
     let (py, library) = (object.py(), library_of(object)?);
     let device = match library {
         Library::Torch => Torch::get(py)?.device(name, object)?,
+        Library::TorchDispatch => return Err(Failure::Traced(name)),
         Library::Numpy => Device::Cpu,
         _ if object.hasattr(intern!(py, "__dlpack_device__"))? => dlpack::device(name, object)?,
         _ if object.hasattr(intern!(py, "__cuda_array_interface__"))? => {

@@ -23,6 +23,8 @@ pub(crate) enum Failure {
     Device(String),
     /// A tensor of torch that requires a gradient, which the function itself does not compute.
     Gradient(&'static str),
+    /// A tensor whose operations torch records or transforms, which only operators of torch take part in.
+    Traced(&'static str),
     /// Raised by somebody else.
     Python(PyErr),
 }
@@ -63,6 +65,12 @@ impl From<Failure> for PyErr {
                 "InvalidInput",
                 format!(
                     "{name} requires a gradient, which this function does not compute; pass {name}.detach(), call it under torch.no_grad(), or use warptile.attention"
+                ),
+            ),
+            Failure::Traced(name) => (
+                "Unsupported",
+                format!(
+                    "{name} is traced or transformed by torch (torch.jit.trace, torch.export, fake tensors, torch.func); of this package's functions only attention supports that, and those that call it"
                 ),
             ),
             Failure::Unsupported(text) => ("Unsupported", text),

@@ -75,8 +75,8 @@ mod native {
                 .call((q, k, v), keywords);
         }
         match Request::new(&options, Gradients::Refused) {
-            // Autograd needs the operator.
-            Err(Failure::Gradient(_)) => { py.import("warptile._operators")? }
+            // Autograd needs the operator, and so does whatever records operators.
+            Err(Failure::Gradient(_) | Failure::Traced(_)) => { py.import("warptile._operators")? }
                 .getattr("attention")?
                 .call((q, k, v), keywords),
             request => result(&options, request?.run(py)?),

@@ -18,6 +18,10 @@ pub(crate) struct Torch {
     /// Older versions of torch do not have it.
     exchange: Option<Exchange>,
     is_grad_enabled: Py<PyAny>,
+    /// Gives the state of `torch.jit.trace`, or None; stand-ins for torch do not have it.
+    tracing_state: Option<Py<PyAny>>,
+    /// Gives the mode of `make_fx` for its key, or None; older versions of torch do not have it.
+    recording_mode: Option<(Py<PyAny>, Py<PyAny>)>,
     /// The module of forward-mode differentiation; stand-ins for torch do not have it.
     forward_ad: Option<Py<PyModule>>,
     empty_like: Py<PyAny>,
@@ -81,6 +85,9 @@ impl Torch {
             parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
             dtypes: dtypes.collect(),
             is_grad_enabled: of("is_grad_enabled")?,
+            tracing_state: of_internals(&["_get_tracing_state"]),
+            recording_mode: of_internals(&["_get_dispatch_mode"])
+                .zip(of_internals(&["_TorchDispatchModeKey", "PROXY"])),
             forward_ad: py
                 .import("torch.autograd.forward_ad")
                 .ok()
@@ -101,6 +108,34 @@ impl Torch {
         TORCH
             .get(py)
             .is_some_and(|torch| class.is(&torch.tensor) || class.is(&torch.parameter))
+    }
+
+    /// For a class that inherits from torch's tensors, true if operators take it for one of these, false if it says itself what they do.
+    pub(crate) fn of_subclass(class: &Bound<'_, PyType>) -> Result<Option<bool>> {
+        let py = class.py();
+        let dispatch = intern!(py, "__torch_dispatch__");
+        for base in class.mro().iter().skip(1) {
+            let module = base.getattr(intern!(py, "__module__"))?;
+            let name = base.getattr(intern!(py, "__name__"))?;
+            if name.eq("Tensor")? && module.eq("torch")? {
+                Torch::get(py)?;
+                return Ok(Some(class.getattr(dispatch)?.is(&base.getattr(dispatch)?)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if torch records the operators that are called, by `torch.jit.trace` or `make_fx`.
+    pub(crate) fn is_tracing(&self, py: Python<'_>) -> Result<bool> {
+        if let Some(state) = &self.tracing_state
+            && !state.bind(py).call0()?.is_none()
+        {
+            return Ok(true);
+        }
+        match &self.recording_mode {
+            Some((mode, key)) => Ok(!mode.bind(py).call1((key,))?.is_none()),
+            None => Ok(false),
+        }
     }
 
     pub(crate) fn device(&self, name: &'static str, tensor: &Bound<'_, PyAny>) -> Result<Device> {
@@ -149,7 +184,9 @@ impl Torch {
         };
         let (shape, rank) = numbers(&tensor.getattr(intern!(py, "shape"))?)?;
         let (strides, _) = numbers(&tensor.call_method0(intern!(py, "stride"))?)?;
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        // Tensors that torch transforms have none.
+        let address = tensor.call_method0(intern!(py, "data_ptr"));
+        let address = address.map_err(|_| Failure::Traced(name))?.extract()?;
         if rank > MAX_RANK {
             return Err(Failure::Invalid(format!(
                 "{name} has {rank} dimensions; no argument has more than {MAX_RANK}"

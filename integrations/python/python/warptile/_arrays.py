@@ -8,9 +8,11 @@ from ._errors import InvalidInput
 
 def library_of(array):
     """The module that makes arrays of this kind: torch, cupy or numpy."""
-    name = type(array).__module__.partition(".")[0]
-    if name in ("torch", "cupy"):
-        return sys.modules[name]
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch
+    if type(array).__module__.partition(".")[0] == "cupy":
+        return sys.modules["cupy"]
     import numpy
 
     return numpy

@@ -2,6 +2,8 @@
 
 import operator
 
+from ._arrays import library_of
+
 
 class BlockList:
     """Lists of blocks of keys, a row for each block of queries, for `attention(..., block_list=...)`.
@@ -151,4 +153,4 @@ class _Torch:
 
 
 def _library(array):
-    return _Torch() if type(array).__module__.partition(".")[0] == "torch" else _Numpy()
+    return _Torch() if library_of(array).__name__ == "torch" else _Numpy()

@@ -247,5 +247,7 @@ def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=N
         options["diagonal"] = str(diagonal)
     learned = (q, k, v, *(options.get(name) for name in _LEARNED))
     needs_lse = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in learned)
+    # A trace is compared with one without gradients.
+    needs_lse = needs_lse or torch._C._get_tracing_state() is not None
     out, lse = torch.ops.warptile.attention(q, k, v, return_lse or needs_lse, **options)
     return (out, lse) if return_lse else out

@@ -100,10 +100,16 @@ def _autocasts(query):
 
 
 def _has_elements(query):
-    """Whether the elements of tensors are all that they are: no transform of `torch.func` and no forward-mode differentiation is at work, and
-    the query is not nested.
+    """Whether the elements of tensors are all that they are: no transform of `torch.func`, no forward-mode differentiation, `torch.jit.trace`
+    or `make_fx` is at work, and the query is not nested.
     """
-    return not (query.is_nested or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
+    return not (
+        query.is_nested
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    )
 
 
 def _autocast(query, *others):
@@ -589,7 +595,7 @@ def transformers_attention(
     sinks = None if s_aux is None else s_aux.float()
     learned = (tensor for tensor in (query, key, value, attention_mask, sinks) if tensor is not None)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
-    if needs_gradient or torch.compiler.is_compiling():
+    if needs_gradient or torch.compiler.is_compiling() or not _has_elements(query):
         operator = torch.ops.warptile.scaled_dot_product_attention
         out, _ = operator(query, key, value, attention_mask, is_causal, scaling, softcap, sinks, **_dropout(query, dropout))
     else:

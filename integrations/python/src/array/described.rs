@@ -131,7 +131,7 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    /// `strides` are in elements; none if the array is contiguous.
+    /// `strides` are in elements; none if the array is contiguous, as one without elements counts in any case.
     pub(crate) fn new(
         name: &'static str,
         device: Device,
@@ -157,6 +157,7 @@ impl Described {
             strides: [0; MAX_RANK],
             writable,
         };
+        let strides = strides.filter(|_| !shape.contains(&0));
         let mut step = 1_i64;
         for dimension in (0..rank).rev() {
             let extent = shape[dimension];

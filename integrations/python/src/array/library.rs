@@ -14,6 +14,8 @@ use crate::torch::Torch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Library {
     Torch,
+    /// Of a class that inherits from torch's tensors and says itself what operators do, such as fake tensors.
+    TorchDispatch,
     Numpy,
     Cupy,
     /// Its arrays never change: none is written into.
@@ -24,7 +26,7 @@ pub(crate) enum Library {
 impl fmt::Display for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Library::Torch => "torch",
+            Library::Torch | Library::TorchDispatch => "torch",
             Library::Numpy => "numpy",
             Library::Cupy => "cupy",
             Library::Jax => "jax",
@@ -33,8 +35,8 @@ impl fmt::Display for Library {
     }
 }
 
-/// The library by the module of the object's class. A class that inherits from `torch.Tensor` or `numpy.ndarray` counts as another
-/// library's: it may mean its elements in another way, which its DLPack tells.
+/// The library by the module of the object's class. A class that inherits from `numpy.ndarray` counts as another library's: it may mean its
+/// elements in another way, which its DLPack tells.
 pub(crate) fn library_of(object: &Bound<'_, PyAny>) -> Result<Library> {
     let py = object.py();
     let class = object.get_type();
@@ -62,6 +64,9 @@ pub(crate) fn library_of(object: &Bound<'_, PyAny>) -> Result<Library> {
         }
         (module, "ndarray") if module == "cupy" || module.starts_with("cupy.") => Library::Cupy,
         (module, _) if matches!(module.split('.').next(), Some("jax" | "jaxlib")) => Library::Jax,
-        _ => Library::Other,
+        _ => Torch::of_subclass(&class)?.map_or(Library::Other, |is_plain| match is_plain {
+            true => Library::Torch,
+            false => Library::TorchDispatch,
+        }),
     })
 }
