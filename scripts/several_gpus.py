@@ -2,12 +2,13 @@
 """Measures two GPUs of one host, from inside an unpacked bundle: outputs, gradients and decoding by both engines, PyTorch's context_parallel
 and ring-flash-attn beside them, and what takes no times: random problems, captured loops, ranks that are killed and stopped.
 
-    scripts/several_gpus.py OUT [--budget SECONDS] [--ring-flash-attn FOLDER] [--faults] [--only NAME,...] [--list]
+    scripts/several_gpus.py OUT [--budget SECONDS] [--ring-flash-attn FOLDER] [--faults] [--only NAME,...] [--resume] [--list]
 
 Needs only the standard library, and PyTorch for the peers. Steps run one after the other, each with a timeout; one that does not fit into the
 budget any more is skipped and named. After each step OUT has rows.json (rows as in evidence/distributed.json), table.txt (rows beside their
-goals), steps.json (what ran, how long, how it ended) and logs.tar.gz (all that was printed). Nothing else should use the GPUs. Exit code: 0 if
-everything ran and passed, 1 if not.
+goals), steps.json (what ran, how long, how it ended) and logs.tar.gz (all that was printed). Told to stop (Ctrl-C, SIGTERM), the script has
+what runs write what it has; `--resume` does the rest later. Nothing else should use the GPUs. Exit code: 0 if everything ran and passed, 1 if
+not, 2 for wrong usage.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +25,10 @@ import sys
 import tarfile
 import time
 
-START = time.monotonic()
+START, TODAY = time.monotonic(), time.strftime("%Y-%m-%d", time.gmtime())
+BUNDLE = pathlib.Path(__file__).resolve().parents[1]
+# Seconds that a command has to write what it measured.
+PATIENCE = 8
 HEADS = "h32/8 d128 bf16"
 CAUSAL = f"{HEADS} mask=causal"
 K = 1024
@@ -101,6 +106,14 @@ def steps(options):
     return listed
 
 
+def tell(process, what):
+    """Sends a signal to a process and those it has started."""
+    try:
+        os.killpg(process.pid, what)
+    except ProcessLookupError:
+        pass
+
+
 def libnccl():
     """The NCCL beside PyTorch."""
     try:
@@ -117,23 +130,45 @@ def libnccl():
 class Run:
     def __init__(self, options):
         self.options = options
-        self.bundle = pathlib.Path(__file__).resolve().parents[1]
+        self.bundle = BUNDLE
         self.out = pathlib.Path(options.out).resolve()
         self.logs = self.out / "logs"
-        shutil.rmtree(self.logs, ignore_errors=True)
-        self.logs.mkdir(parents=True)
         commit = self.bundle / "commit.txt"
         self.commit = commit.read_text().strip() if commit.exists() else "unknown"
-        self.rows, self.done, self.notes = [], [], []
+        self.rows, self.done, self.stopped = [], [], False
+        if options.resume:
+            self.resume()
+        else:
+            shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
         self.variables = os.environ | {"WARPTILE_ROOT": str(self.bundle), "WARPTILE_BIN": str(self.bundle / "bin/warptile"), "NCCL_NVLS_ENABLE": "0", "PYTHONUNBUFFERED": "1"}
         library = libnccl()
         if library:
             self.variables.setdefault("WARPTILE_LIBNCCL", library)
 
-    def left(self):
-        return self.options.budget - (time.monotonic() - START)
+    def resume(self):
+        """Takes what an earlier run has. What did not pass stays until it has run again."""
+        if not (self.out / "steps.json").exists():
+            return
+        before = json.loads((self.out / "steps.json").read_text())
+        if before["commit"] != self.commit:
+            sys.exit(f"--resume: {self.out} is of commit {before['commit']}, and this bundle of {self.commit}")
+        self.done, self.rows = before["steps"], json.loads((self.out / "rows.json").read_text())
+        if not self.logs.exists():
+            with tarfile.open(self.out / "logs.tar.gz") as archive:
+                archive.extractall(self.out)
 
-    def begin(self, name, words, variables=None, cores=None):
+    def passed(self, name):
+        return any(step["name"] == name and step["ended"] == 0 for step in self.done)
+
+    def stop(self, *_):
+        """Has what runs write what it has. Nothing more is begun."""
+        self.stopped = True
+
+    def left(self):
+        return 0 if self.stopped else self.options.budget - (time.monotonic() - START)
+
+    def begin(self, name, words, cores):
         log = (self.logs / f"{name}.log").open("w")
         words = list(words)
         if words[0].endswith("warptile") or "warptile" in pathlib.Path(words[0]).name:
@@ -143,27 +178,28 @@ class Run:
         log.write(" ".join(words) + "\n")
         log.flush()
         try:
-            return subprocess.Popen(words, cwd=self.bundle, stdout=log, stderr=subprocess.STDOUT, env=self.variables | (variables or {}), start_new_session=True,
+            return subprocess.Popen(words, cwd=self.bundle, stdout=log, stderr=subprocess.STDOUT, env=self.variables, start_new_session=True,
                 preexec_fn=cores and (lambda: os.sched_setaffinity(0, cores)))  # fmt: skip
         except OSError as error:
             log.write(str(error))
             return None
 
-    def end(self, process, until):
-        """How it ended: its exit code, or `timeout`."""
+    def end(self, process):
+        """How it ended: its exit code, or why it has none."""
         if process is None:
             return "did not start"
-        try:
-            return process.wait(max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            for what, patience in ((signal.SIGINT, 4), (signal.SIGKILL, 10)):
-                try:
-                    os.killpg(process.pid, what)
-                    process.wait(patience)
-                    break
-                except (ProcessLookupError, subprocess.TimeoutExpired):
-                    pass
-            return "timeout"
+        ended = process.poll()
+        if ended is None:
+            ended = "stopped" if self.stopped else "timeout"
+            tell(process, signal.SIGINT)
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                pass
+        # With all that it has started.
+        tell(process, signal.SIGKILL)
+        process.wait()
+        return ended
 
     def take(self, name, seconds, ended):
         log = (self.logs / f"{name}.log").read_text(errors="replace")
@@ -180,40 +216,44 @@ class Run:
                     found.append(json.loads(line))
                 except ValueError:
                     pass
-        for row in found:
-            if "key_len" in row:
-                self.rows.append(row | {"run": self.commit, "step": name})
-        self.notes += [f"{name}: {line}" for line in log.splitlines() if " loops have ended" in line or line.startswith("verified ")]
+        self.rows = [row for row in self.rows if row["step"] != name]
+        self.rows += [row | {"run": f"{TODAY}, {self.commit[:8]}", "step": name} for row in found if "key_len" in row]
         tail = [line for line in log.splitlines() if line.strip()][-4:]
+        if ended == 0 and "test result:" in log and not re.search(r"^test result: ok\. [1-9]", log, re.MULTILINE):
+            ended = "no test ran"
         step = {"name": name, "seconds": round(seconds, 1), "ended": ended, "tail": tail}
+        step["notes"] = [line for line in log.splitlines() if " loops have ended" in line or line.startswith("verified ")]
         if name.startswith("verify") or name.startswith("dropout"):
             step["totals"] = found[:1]
-        self.done.append(step)
+        self.done = [one for one in self.done if one["name"] != name] + [step]
         print(f"[{time.monotonic() - START:5.0f} s] {name}: {ended} after {seconds:.1f} s; {tail[-1][:150] if tail else ''}", flush=True)
         self.write()
 
-    def step(self, name, expected, timeout, words, variables=None):
+    def step(self, name, expected, timeout, words):
+        """Runs a step, or all commands of TOGETHER at once, unless they have passed."""
+        commands = [one for one in (TOGETHER if words is None else [(name, words, timeout)]) if not self.passed(one[0])]
+        if not commands:
+            return
         if self.left() < 0.7 * expected:
-            self.done.append({"name": name, "ended": "skipped", "expected": expected})
+            missing = [each for each, *_ in commands if each not in [one["name"] for one in self.done]]
+            self.done += [{"name": each, "ended": "skipped", "expected": expected} for each in missing]
             print(f"[{time.monotonic() - START:5.0f} s] {name}: skipped, {self.left():.0f} s are left of {expected} s", flush=True)
             return self.write()
         begin = time.monotonic()
         until = begin + min(timeout, max(self.left(), 1))
         print(f"[{begin - START:5.0f} s] {name}: {expected} s expected", flush=True)
-        if words is not None:
-            ended = self.end(self.begin(name, words, variables), until)
-            return self.take(name, time.monotonic() - begin, ended)
         # Float64 references on the host take all cores that they have, and tests have bounds.
         cores = sorted(os.sched_getaffinity(0))
         few = len(cores) * 3 // 8
-        of = lambda command: cores[few:] if command[0] == "bin/warptile" else cores[:few]
-        going = [(each, self.begin(each, command, cores=of(command) or cores), min(until, begin + limit)) for each, command, limit in TOGETHER]
+        of = lambda command: None if words else (cores[few:] if command[0] == "bin/warptile" else cores[:few]) or cores
+        going = [(each, self.begin(each, command, of(command)), min(until, begin + limit)) for each, command, limit in commands]
         while going:
             for one in list(going):
                 each, process, limit = one
-                if process is None or process.poll() is not None or time.monotonic() > limit:
+                if process is None or process.poll() is not None or time.monotonic() > limit or self.stopped:
                     going.remove(one)
-                    self.take(each, time.monotonic() - begin, self.end(process, limit))
+                    ended = self.end(process)
+                    self.take(each, time.monotonic() - begin, ended)
             time.sleep(0.05)
 
     def write(self):
@@ -224,11 +264,15 @@ class Run:
 
         put("rows.json", json.dumps(self.rows, indent=1))
         put("steps.json", json.dumps({"commit": self.commit, "seconds": round(time.monotonic() - START, 1), "steps": self.done}, indent=1))
-        put("table.txt", table(self.rows, self.done) + "".join(f"{line}\n" for line in self.notes))
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(self.logs, "logs")
         (self.out / "logs.tar.gz").write_bytes(packed.getvalue())
+        try:
+            text = table(self.rows, self.done)
+        except Exception as error:  # whatever rows lack, they are kept
+            text = f"no table: {type(error).__name__}: {error}\n"
+        put("table.txt", text + "".join(f"{step['name']}: {line}\n" for step in self.done for line in step.get("notes", ())))
 
 
 def table(rows, done):
@@ -242,7 +286,7 @@ def table(rows, done):
         plain = f"q{row['key_len']} " in row.get("problem", "") and "window" not in row.get("problem", "")
         goal = GOALS.get(key, {}).get(kilo) if plain else None
         if row["direction"] == "decode":
-            goal = (GAINS.get(row["key_len"]) or 0) / row["ranks"]
+            goal = GAINS[row["key_len"]] / row["ranks"] if row["key_len"] in GAINS else None
         if "window" in row.get("problem", ""):
             goal = 0.97
         if "packed" in row.get("problem", ""):
@@ -280,20 +324,31 @@ def main():
     arguments.add_argument("--budget", type=float, default=900, help="seconds for all (default 900)")
     arguments.add_argument("--ring-flash-attn", help="the folder that has the package ring_flash_attn")
     arguments.add_argument("--faults", action="store_true", help="kernels that fault on purpose, 20 times")
-    arguments.add_argument("--only", default="", help="steps whose names have one of these in them")
+    arguments.add_argument("--only", default="", help="steps whose names have one of these in them, or checks of `together`")
+    arguments.add_argument("--resume", action="store_true", help="keep what passed in OUT, of the same commit, and run the rest")
     arguments.add_argument("--list", action="store_true", help="print the steps")
     options = arguments.parse_args()
     if options.ring_flash_attn:
         options.ring_flash_attn = str(pathlib.Path(options.ring_flash_attn).resolve())
-    listed = [step for step in steps(options) if not options.only or any(word in step[0] for word in options.only.split(","))]
-    if options.list:
-        for name, expected, timeout, words, *variables in listed:
-            print(f"{name}: {expected} s, at most {timeout}: {' '.join(words or ['(at once)'])} {variables or ''}")
-        print(sum(step[1] for step in listed), "s expected")
-        return 0
-    run = Run(options)
     if options.faults:
         TOGETHER.append(("faults", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_of_which_one_faults"], 120))
+    words = options.only.split(",")
+    wanted = lambda name: any(word in name for word in words)
+    if not wanted("together"):
+        TOGETHER[:] = [check for check in TOGETHER if wanted(check[0])]
+    listed = [step for step in steps(options) if (TOGETHER if step[3] is None else wanted(step[0]))]
+    if not listed:
+        arguments.error(f"--only: no step has {options.only} in its name; --list shows all")
+    if options.list:
+        for name, expected, timeout, words in listed:
+            print(f"{name}: {expected} s, at most {timeout}: {' '.join(words) if words else 'at once ' + ', '.join(check[0] for check in TOGETHER)}")
+        print(sum(step[1] for step in listed), "s expected")
+        return 0
+    if not (BUNDLE / "bin/warptile").exists():
+        arguments.error(f"{BUNDLE / 'bin/warptile'} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)")
+    run = Run(options)
+    for what in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(what, run.stop)
     if shutil.which("nvidia-smi"):
         for name, words in (("nvidia-smi", ["-q"]), ("topology", ["topo", "-m"])):
             try:
@@ -302,6 +357,7 @@ def main():
                 pass
     for step in listed:
         run.step(*step)
+    run.write()
     shutil.rmtree(run.logs)
     print((run.out / "table.txt").read_text())
     return 1 if any(step["ended"] != 0 for step in run.done) else 0

@@ -3,8 +3,8 @@
 Runs inside a bundle (`cargo xtask bundle`), which holds the program, the test executables and this script; needs no
 Rust. docs/evidence.md says what each file means. The work has parts, each of which takes less than 9 minutes; `--only`
 runs some of them, and what other parts of the same commit wrote before stays. A step that fails is recorded as failed; a tool
-that is missing makes its part fail. Each part writes what it has as it goes; told to stop (Ctrl-C, SIGTERM), the script has what
-runs write what it has, too, and ends. Exit code: 0 everything passed, 1 something failed, 2 wrong usage.
+that is missing makes its part fail. Each part writes what it has as it goes; told to stop (Ctrl-C, SIGTERM, --budget), the script has
+what runs write what it has, too, and ends. `--resume` does the rest later. Exit code: 0 everything passed, 1 something failed, 2 wrong usage.
 """
 
 import argparse
@@ -17,11 +17,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from checks import acceptance, alone, controls, examples, launches, sanitizer, tests, tile, verify
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
-from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, NoSuchGpu, device, now, stop
+from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, NoSuchGpu, device, now, stop, write_json
 from summary import table
 from times import PEERS_BY_PLACE, Prepared, backward, bench, decode, errors, missing_peers, ncu, options, peers, tune
 
@@ -67,6 +68,12 @@ LANES = (("sanitizer", "launches"), ("examples", "tests", "acceptance", "tile"),
 # A part that keeps host and GPU busy by itself, and begins when nothing is compiled any more.
 BUSY = "verify"
 
+# Parts that keep what they have finished when they are resumed.
+RESUMED = ("verify",)
+
+# Where the parts on the second GPU write until they end.
+SECOND_GPU = "second-gpu"
+
 # The files that a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers", "other", "default"),
@@ -104,7 +111,7 @@ class OtherGpu:
 
     def __init__(self, evidence, names, cores):
         self.names = [name for name in names if name not in ON_FIRST_GPU]
-        self.folder = evidence.folder / "second-gpu"
+        self.folder = evidence.folder / SECOND_GPU
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         options = evidence.options
@@ -113,6 +120,12 @@ class OtherGpu:
         for name in PEERS_BY_PLACE:
             command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
         command += ["--without-peers"] if options.without_peers else []
+        if options.resume:
+            command += ["--resume"]
+            for file in written(evidence.folder, [name for name in self.names if name in RESUMED]):
+                shutil.copy2(file, self.folder)
+            # As if none had ended, which the parts that are asked for have not.
+            write_json(self.folder / "summary.json", {**evidence.stamp, "parts": {}, "runs": [{}]})
         variables = {"CUDA_VISIBLE_DEVICES": evidence.second_gpu}
         before = os.sched_getaffinity(0)
         self.output = (self.folder / "output").open("w+")
@@ -134,41 +147,94 @@ class OtherGpu:
         self.output.seek(0)
         print(self.output.read().split("\n\n")[0], flush=True)
         self.output.close()
-        parts = {name: {"passed": False, "seconds": 0, "date": now(), "failures": ["did not run"]} for name in self.names}
-        summary = self.folder / "summary.json"
-        if summary.exists():
-            parts |= json.loads(summary.read_text())["parts"]
-        for name in self.names:
-            for pattern in WRITTEN[name]:
-                for file in self.folder.glob(f"{pattern}.json"):
-                    file.replace(evidence.folder / file.name)
-        for log in (self.folder / "logs").glob("*.log"):
-            log.replace(evidence.folder / "logs" / log.name.replace("commands", "commands-second-gpu"))
+        failure = {"date": now(), "seconds": 0, "passed": False, "cut_short": True, "failures": ["did not run"]}
+        parts = dict.fromkeys(self.names, failure) | take(evidence.folder, self.folder, self.names)
         shutil.rmtree(self.folder)
         for name in self.names:
             evidence.failures += parts[name]["failures"]
         return parts
 
 
-def clear(evidence, parts):
+def summary_of(folder):
+    """What summary.json of a folder says; nothing if there is none."""
+    file = folder / "summary.json"
+    return {"commit": None, "parts": {}, "runs": []} | (json.loads(file.read_text()) if file.exists() else {})
+
+
+def written(folder, parts):
+    """The files that these parts have written."""
+    return [file for part in parts for pattern in WRITTEN[part] for file in folder.glob(f"{pattern}.json")]
+
+
+def take(folder, other, names):
+    """Copies the files of these parts from another folder, and its logs; what the parts came to there."""
+    parts = {name: done for name, done in summary_of(other)["parts"].items() if name in names}
+    for old in written(folder, parts):
+        old.unlink()
+    for file in written(other, parts):
+        shutil.copy2(file, folder)
+    (folder / "logs").mkdir(exist_ok=True)
+    for log in (other / "logs").glob("*.log"):
+        shutil.copy2(log, folder / "logs" / log.name.replace("commands", f"commands-{other.name}"))
+    return parts
+
+
+def ended(done):
+    """Whether a part came to its end, passed or not."""
+    return done is not None and not done.get("cut_short")
+
+
+def join(folder, other):
+    """Adds to a folder the parts that another one has of the same commit, unless they ended here or are newer, and its runs; then what a run
+    that was killed left of its second GPU. False if the commits differ."""
+    own, theirs = summary_of(folder), summary_of(other)
+    if own["commit"] not in (None, theirs["commit"]) or not theirs["commit"]:
+        return False
+
+    def wanted(name, done):
+        known = own["parts"].get(name)
+        return not ended(known) and (known is None or ended(done) or done["date"] >= known["date"])
+
+    parts = own["parts"] | take(folder, other, [name for name, done in theirs["parts"].items() if wanted(name, done)])
+    # Those of a second GPU are those of the first.
+    runs = own["runs"] + [run for run in theirs["runs"] if other.name != SECOND_GPU and run not in own["runs"]]
+    first = own if own["commit"] else theirs
+    stamp = {key: first.get(key) for key in ("commit", "date", "device", "driver")}
+    write_json(folder / "summary.json", {**stamp, **summarized(parts, runs)})
+    for file in (other / "device.json", other / "info.json"):
+        if file.exists() and not (folder / file.name).exists():
+            shutil.copy2(file, folder)
+    join_second_gpu(folder, other)
+    return True
+
+
+def join_second_gpu(folder, other):
+    """Adds to a folder what a run that was killed in another one, or in it, left of its second GPU."""
+    leftover = other / SECOND_GPU
+    if summary_of(leftover)["parts"]:
+        join(folder, leftover)
+    if folder == other:
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def clear(evidence, names):
     """Deletes what is about to be written again, and everything of another commit: nothing may seem to be of this run that is
     not. Files of nobody here, such as cpu.json and the baselines, stay. Returns what the summary keeps of parts and of runs."""
-    summary = evidence.read("summary.json")
-    if summary.get("commit") != evidence.stamp["commit"] or "parts" not in summary:
-        parts, summary = PARTS, {}
-    for part in parts:
-        for pattern in WRITTEN[part]:
-            for old in evidence.folder.glob(f"{pattern}.json"):
-                old.unlink()
-    return {name: done for name, done in summary.get("parts", {}).items() if name not in parts}, summary.get("runs", [])
+    summary = summary_of(evidence.folder)
+    if summary["commit"] != evidence.stamp["commit"]:
+        names, summary = PARTS, {"parts": {}, "runs": []}
+    resumed = RESUMED if evidence.options.resume and summary["runs"] else ()
+    for old in written(evidence.folder, [name for name in names if name not in resumed]):
+        old.unlink()
+    return {name: done for name, done in summary["parts"].items() if name not in names}, summary["runs"]
 
 
-def summarize(evidence, parts, runs):
+def summarized(parts, runs):
     missing = [part for part in PARTS if part not in parts]
     passed = not missing and all(done["passed"] for done in parts.values())
     ran = groups([name for name in PARTS if name in parts])
     in_turn = sum(max(sum(parts[name]["seconds"] for name in lane) for lane in lanes) for lanes in ran)
-    evidence.write("summary.json", passed=passed, missing=missing, runs=runs, in_turn=round(in_turn, 1), parts=parts)
+    return {"passed": passed, "missing": missing, "runs": runs, "in_turn": round(in_turn, 1), "parts": parts}
 
 
 def groups(names):
@@ -183,11 +249,18 @@ def groups(names):
     return listed
 
 
-def run_part(evidence, name):
-    """What the summary says of a part that has run."""
+def run_part(evidence, name, failures, write):
+    """Runs a part, to which failures of before count. The summary says what it came to, and until then that it was cut short."""
     own = copy.copy(evidence)
-    own.failures = []
+    own.failures = failures
     start = time.monotonic()
+
+    def came_to(failures, cut_short):
+        seconds = round(time.monotonic() - start, 1)
+        done = {"date": now(), "seconds": seconds, "passed": not failures, "cut_short": cut_short, "failures": failures}
+        write({name: done})
+
+    came_to([f"{name} was cut short: the script was killed"], True)
     try:
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
@@ -203,9 +276,9 @@ def run_part(evidence, name):
     except Exception as error:  # what other parts found is kept, whatever this one met
         own.fail(f"{name}: {type(error).__name__}: {error}")
     if STOP.is_set():
-        own.failures = [f"{name} was cut short: the script was told to stop"]
-    seconds = round(time.monotonic() - start, 1)
-    return {"date": now(), "seconds": seconds, "passed": not own.failures, "failures": own.failures}
+        own.failures.append(f"{name} was cut short: the script was told to stop")
+    came_to(own.failures, STOP.is_set())
+    evidence.failures += own.failures
 
 
 def main():
@@ -214,6 +287,9 @@ def main():
     default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
     arguments.add_argument("--only", metavar="PART,...", help=f"run these parts only: {', '.join(PARTS)}")
+    arguments.add_argument("--resume", action="store_true", help="of these, run what no run of this commit has finished in the folder; verify goes on where it stopped")
+    arguments.add_argument("--budget", type=float, metavar="SECONDS", help="stop then as if told to; what runs has 10 seconds more to write what it has")
+    arguments.add_argument("--join", metavar="FOLDER", type=pathlib.Path, help="run nothing: add what runs of the same commit wrote to FOLDER, for which no GPU is needed")
     arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as nvidia-smi counts, or of those in CUDA_VISIBLE_DEVICES (default 0)")
     arguments.add_argument("--second-gpu", type=int, metavar="N", help=f"run all parts but {', '.join(ON_FIRST_GPU)} on this GPU, meanwhile")
     arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family, and as many in pages (default 20000)")
@@ -230,26 +306,48 @@ def main():
     for name in names:
         if name not in PARTS:
             arguments.error(f"there is no part called {name}; there are {', '.join(PARTS)}")
+    folder = pathlib.Path(options.out).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    join_second_gpu(folder, folder)
+    if options.join:
+        other = options.join.resolve()
+        if other == folder or join(folder, other):
+            print(f"see {folder}")
+            return 0
+        commits = [summary_of(one)["commit"] for one in (folder, other)]
+        print(f"--join: {other} is of commit {commits[1]}, and {folder} of {commits[0]}", file=sys.stderr)
+        return 2
     if not WARPTILE.exists():
         print(f"{WARPTILE} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)", file=sys.stderr)
         return 2
     for what in (signal.SIGINT, signal.SIGTERM):
         signal.signal(what, stop)
+    if options.budget is not None:
+        over = threading.Timer(options.budget, stop)
+        over.daemon = True
+        over.start()
     # Python handles signals in the main thread, between two of its steps. Where it waits for another thread, it might not until that has ended.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        collected = executor.submit(collect, options, names, start)
+        collected = executor.submit(collect, options, folder, names, start)
         while not collected.done():
             concurrent.futures.wait([collected], timeout=AWAKE_SECONDS)
         return collected.result()
 
 
-def collect(options, names, start):
+def collect(options, folder, names, start):
     """Runs the parts. The script's exit code."""
     try:
-        evidence = Evidence(pathlib.Path(options.out).resolve(), options)
+        evidence = Evidence(folder, options)
     except NoSuchGpu as missing:
         print(missing, file=sys.stderr)
         return 2
+    before = summary_of(folder)
+    if options.resume and before["commit"] == evidence.stamp["commit"]:
+        names = [name for name in names if not ended(before["parts"].get(name))]
+        if not names:
+            failed = [name for name, done in before["parts"].items() if not done["passed"]]
+            print(f"nothing is left to do{'; FAILED: ' + ', '.join(failed) if failed else ''}; see {folder}")
+            return 1 if failed else 0
     evidence.needs("nvidia-smi")
     # Nothing else runs yet, and nothing has been deleted.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
@@ -262,11 +360,15 @@ def collect(options, names, start):
     parts, runs = clear(evidence, names)
     run = {"date": now(), "parts": [name for name in PARTS if name in names], "gpus": 1 if options.second_gpu is None else 2, "seconds": 0.0}
     runs.append(run)
+    writing = threading.Lock()
 
-    def write():
-        run["seconds"] = round(time.monotonic() - start, 1)
-        summarize(evidence, parts, runs)
-        evidence.log_commands()
+    def write(done):
+        """What parts came to, as soon as it is known: the host may be taken away at any time."""
+        with writing:
+            parts.update(done)
+            run["seconds"] = round(time.monotonic() - start, 1)
+            evidence.write("summary.json", **summarized(parts, runs))
+            evidence.log_commands()
 
     device(evidence)
     own_cores, compiling_cores, other_cores = shared_cores(options.second_gpu is not None)
@@ -275,35 +377,35 @@ def collect(options, names, start):
         elsewhere = OtherGpu(evidence, names, other_cores)
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
+    write({})
     evidence.compiled = Compiled(evidence, all_names, compiling_cores)
     # It is worth its time only while something else runs.
     evidence.ptx = Ptx(evidence) if "verify" in names else None
     # With a second GPU what takes times runs from the beginning: whatever is prepared would disturb it.
     evidence.prepared = Prepared(evidence, names) if options.second_gpu is None else None
+    first = next((name for name in PARTS if name in names), None)
+    # A failure before the first part counts as a failure of that part.
+    early, evidence.failures = (evidence.failures, []) if first else ([], evidence.failures)
+
+    def in_turn(lane):
+        for name in lane:
+            if not STOP.is_set():
+                run_part(evidence, name, early if name == first else [], write)
+
     for lanes in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break
         print(f"=== {'; '.join(', '.join(lane) for lane in lanes)}", flush=True)
         with concurrent.futures.ThreadPoolExecutor(len(lanes)) as executor:
-            ended = list(executor.map(lambda lane: [(name, run_part(evidence, name)) for name in lane], lanes))
-        done = dict(one for lane in ended for one in lane)
-        # A failure before the first part counts as a failure of that part.
-        if evidence.failures and not parts.keys() & set(names):
-            first = next(iter(done.values()))
-            first["failures"][:0] = evidence.failures
-            first["passed"] = False
-            evidence.failures = []
-        parts |= done
-        evidence.failures += [failure for one in done.values() for failure in one["failures"]]
-        write()
+            list(executor.map(in_turn, lanes))
 
     if evidence.prepared:
         evidence.prepared.end()
     if elsewhere:
         parts |= elsewhere.finish(evidence)
-    write()
+    write({})
     if STOP.is_set() and not evidence.failures:
-        evidence.fail("the script was told to stop")
+        evidence.failures.append("the script was told to stop")
     print(f"\n{table(evidence, parts)}")
     print(f"{run['seconds']:.0f} s by the clock, on {run['gpus']} GPU{'s' if run['gpus'] > 1 else ''}")
     for failure in evidence.failures:

@@ -17,6 +17,7 @@ from host import (
     OPERATION_TESTS,
     ORDINAL,
     SIDE_BY_SIDE,
+    STOP,
     cubins,
     families,
     gradient_cubins,
@@ -53,6 +54,9 @@ ALONE = ("_alone", "_memory")
 
 # Random problems that each family must pass: the longest sequence, and the option that says how many.
 RANDOM_PROBLEMS = ((1024, "count"), (4096, "long_count"))
+
+# What verify.json leaves out of the totals of a command.
+LEFT_OUT = ("commit", "date", "device", "driver", "asked", "images", "problems", "failures", "launches", "runnable", "repeat")
 
 # The least part of a persistent family's random problems that must be planned for 1 to 5 multiprocessors.
 FEW_MULTIPROCESSORS = 1 / 3
@@ -151,17 +155,45 @@ def verify(evidence):
     better than processes do. The operations' cases, computed by two threads each, run beside them, and so does what has the driver
     compile every image of PTX: families that have none are first."""
     options = evidence.options
-    totals, images = [], {}
+    # By name; of an earlier run what is in the folder, until all of it is computed.
+    results = {}
+
+    def kept(name, count):
+        """Whether an earlier run has computed all of it, without a failure."""
+        found = evidence.read(f"verify-{name}.json")
+        if found:
+            results[name] = found
+        return {"asked": count, "seed": options.seed, "cut_short": False, "failed": 0}.items() <= found.items()
+
+    def write():
+        rows = [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in results.values()]
+        evidence.write("verify.json", rows=rows)
+        evidence.write("images.json", images=images_of(results.values()))
+
+    def keep(name, **result):
+        evidence.write(f"verify-{name}.json", **result)
+        results[name] = result
+        write()
 
     def cases(evidence, family):
         return operation(evidence, f"verify {family}", family, OPERATION_CASES, LIMITS["verify"])
 
-    def write():
-        evidence.write("verify.json", rows=totals)
-        evidence.write("images.json", images=images)
+    def keep_operations(wait):
+        """Keeps what those came to that have ended, or waits for all."""
+        for family, computed in of_operations[:]:
+            if not wait and not computed.done():
+                continue
+            of_operations.remove((family, computed))
+            code, _, ran = computed.result()
+            if code and STOP.is_set():
+                continue
+            failed = OPERATION_CASES if code else 0
+            totals = {"count": OPERATION_CASES, "passed": OPERATION_CASES - failed, "failed": failed}
+            images = {name: {"sha256": sha256, "persistent": False, "drew_tiles": 0, **totals} for name, sha256 in ran.items()}
+            keep(family, family=family, max_len=None, asked=OPERATION_CASES, seed=options.seed, cut_short=False, **totals, images=images)
 
     beside = concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE)
-    of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence)]
+    of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence) if not kept(family, OPERATION_CASES)]
     jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
     jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
     jobs += [(family, *of_length, ["--backward"]) for family in gradient_families(evidence) for of_length in RANDOM_PROBLEMS]
@@ -170,43 +202,43 @@ def verify(evidence):
     if not paged_families(evidence):
         evidence.fail("verify: no image takes keys and values in pages")
     for family, max_len, how_many, kind in jobs:
-        name = "-".join([family, *(option.lstrip("-") for option in kind), str(max_len)])
+        name, count = "-".join([family, *(option.lstrip("-") for option in kind), str(max_len)]), getattr(options, how_many)
+        if kept(name, count):
+            continue
+        arguments = ["verify", *ON, "--kernel", family, "--max-len", max_len, *kind, "--count", count, "--seed", options.seed]
         what = f"verify {name}".replace("-", " ")
-        kinds = {"paged": "--paged" in kind, "gradients": "--backward" in kind}
-        arguments = ["verify", *ON, "--kernel", family, "--max-len", max_len, *kind]
-        arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
         _, output, result = warptile(evidence, what, arguments, LIMITS["verify"], variables=KEEPS_MEMORY)
         print(last_lines(output, 1), flush=True)
-        if not result:
-            continue
-        of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
-        evidence.write(f"verify-{name}.json", max_len=max_len, **kinds, **of_all)
-        shown = [key for key in of_all if key not in ("images", "problems", "failures", "launches", "runnable", "repeat")]
-        totals.append({"family": family, "max_len": max_len, **kinds, **{key: of_all[key] for key in shown}})
-        few = result["few_multiprocessors"]
-        if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
-            evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
-        for name, image in result["images"].items():
-            known = images.setdefault(name, {**image, "passed": 0, "failed": 0, "drew_tiles": 0})
-            for key in ("passed", "failed", "drew_tiles"):
-                known[key] += image[key]
-        write()
+        if result:
+            kinds = {"paged": "--paged" in kind, "gradients": "--backward" in kind, "asked": count}
+            of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
+            keep(name, family=family, max_len=max_len, **kinds, **of_all)
+        keep_operations(wait=False)
     evidence.ptx.wait(evidence)
+    keep_operations(wait=True)
+    write()
+    images = images_of(results.values())
     for name in sorted(evidence.images.keys() - images.keys()):
         evidence.fail(f"verify: {name} ran no problem")
     for name, image in images.items():
         if image["persistent"] and not image["drew_tiles"]:
             evidence.fail(f"verify: {name} drew no tile")
-    for family, computed in of_operations:
-        code, _, ran = computed.result()
-        failed = OPERATION_CASES if code else 0
-        passed = OPERATION_CASES - failed
-        totals.append({"family": family, "max_len": None, "count": OPERATION_CASES, "passed": passed, "failed": failed})
-        for name, sha256 in ran.items():
-            known = images.setdefault(name, {"sha256": sha256, "persistent": False, "passed": 0, "failed": 0, "drew_tiles": 0})
-            known["passed"] += passed
-            known["failed"] += failed
-        write()
+    for name, result in results.items():
+        few = result.get("few_multiprocessors", 0)
+        if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
+            what = f"verify {name}".replace("-", " ")
+            evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
+
+
+def images_of(results):
+    """What each image did in all of these."""
+    images = {}
+    for result in results:
+        for name, image in result["images"].items():
+            known = images.setdefault(name, {"sha256": image["sha256"], "persistent": image["persistent"], "passed": 0, "failed": 0, "drew_tiles": 0})
+            for key in ("passed", "failed", "drew_tiles"):
+                known[key] += image[key]
+    return images
 
 
 def launches(evidence):
@@ -216,10 +248,10 @@ def launches(evidence):
         arguments = ["verify", *ON, "--each-kernel", "--repeat", LAUNCHES, "--sync", sync]
         _, output, result = warptile(evidence, f"launches {sync}", arguments, LIMITS["launches"])
         print(last_lines(output, 1), flush=True)
-        return result
+        return sync, result
 
     rows = []
-    for sync, result in zip(SYNCS, pool(evidence, one, SYNCS)):
+    for sync, result in pool(evidence, one, SYNCS):
         if result:
             rows.append(
                 {
@@ -272,12 +304,12 @@ def acceptance(evidence):
         what = f"acceptance {family} {target} {element}"
         _, output, result = warptile(evidence, what, arguments, LIMITS["acceptance"])
         print(last_lines(output, 1), flush=True)
-        return [row for row in result["problems"] if row["applicable"]] if result else []
+        of_job = {"family": family, "target": target, "shared_kib": SHARED_KIB_89 if within else None}
+        return [of_job | row for row in result["problems"] if row["applicable"]] if result else []
 
     rows = []
-    for (family, target, within, _), problems in zip(jobs, pool(evidence, one, jobs)):
-        for problem in problems:
-            rows.append({"family": family, "target": target, "shared_kib": SHARED_KIB_89 if within else None, **problem})
+    for of_job in pool(evidence, one, jobs):
+        rows += of_job
         evidence.write("acceptance.json", every_image=True, rows=rows)
 
 
@@ -293,6 +325,8 @@ def examples(evidence):
     for name, arguments, pattern, wanted in jobs:
         code, output = run([BUNDLE / "bin/examples" / name, *arguments], LIMITS["examples"])
         evidence.log(f"example-{name}", output)
+        if STOP.is_set():
+            return
         found = re.findall(pattern, output, re.MULTILINE)
         passed = code == 0 and len(found) == wanted
         if not passed:

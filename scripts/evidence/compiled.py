@@ -1,6 +1,7 @@
 """What is compiled when it is first used, minutes of it: compiled in advance, while parts run that need none of it."""
 
 import concurrent.futures
+import copy
 import os
 
 from host import LIMITS, ON, last_lines, ptx, run, warptile
@@ -20,17 +21,21 @@ class Ptx:
 
     def __init__(self, evidence):
         def compile_all(family, target):
+            own = copy.copy(evidence)
+            own.failures = []
             arguments = ["verify", *ON, "--each-kernel", "--kernel", family, "--target", target, "--threads", 2]
-            return warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
+            warptile(own, f"verify {family} {target}", arguments, LIMITS["verify"])
+            return own.failures
 
         of_ptx = ptx(evidence)
         executor = concurrent.futures.ThreadPoolExecutor(max(1, len(of_ptx)))
         self.under_way = [executor.submit(compile_all, family, target) for family, target in of_ptx]
 
     def wait(self, evidence):
-        """Waits until all are compiled. What failed has been recorded by then, in the part that waits first."""
+        """Waits until all are compiled. What failed is a failure of the part that waits first."""
         for done in self.under_way:
-            done.result()
+            evidence.failures += done.result()
+            done.result().clear()
 
 
 class Compiled:

@@ -38,7 +38,7 @@ E4M3 = "keys and values in e4m3"
 OF_GROUPS = "persistent, tiles of all heads that share keys"
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
-LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "control": 30, "ncu": 60, "bench": 240}
+LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 200, "control": 30, "ncu": 60, "bench": 240}
 LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "few": 200, "backward": 120, "backward-errors": 120, "options": 200, "options-errors": 150, "prepare": 200, "examples": 120, "tune": 300, "compile": 400, "start": 30, "find": 120}
 
 # Seconds that a command has to write what it measured when its time is over or the script is told to stop.
@@ -69,7 +69,7 @@ class Evidence:
 
     def write(self, name, **content):
         """A JSON file that says what it is about: commit, date, GPU and driver, then `content`."""
-        (self.folder / name).write_text(json.dumps({**self.stamp, **content}, indent=2) + "\n")
+        write_json(self.folder / name, {**self.stamp, **content})
 
     def read(self, name):
         """A file of this or an earlier part; empty if there is none."""
@@ -90,6 +90,9 @@ class Evidence:
         (self.folder / "logs" / "commands.log").write_text("\n".join(["  begin     end code", *lines, ""]))
 
     def fail(self, what):
+        """Records a failure. None is one of commands that were told to stop."""
+        if STOP.is_set():
+            return
         print(f"FAILED  {what}", flush=True)
         self.failures.append(what)
 
@@ -99,6 +102,13 @@ class Evidence:
             return True
         self.fail(f"{tool} is not on the PATH")
         return False
+
+
+def write_json(path, content):
+    """All of it or nothing: the process may be killed at any time."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.replace(path)
 
 
 class NoSuchGpu(Exception):
@@ -252,9 +262,15 @@ def last_lines(output, count=5):
 
 
 def pool(evidence, work, jobs, workers=SIDE_BY_SIDE):
-    """Yields the results of `work` on each job, several at once, in the order of the jobs."""
+    """Yields the results of `work` on each job, several at once, in the order of the jobs; none of those that were told to stop."""
+
+    def whole(job):
+        result = work(evidence, job)
+        return [] if STOP.is_set() else [result]
+
     with concurrent.futures.ThreadPoolExecutor(workers) as executor:
-        yield from executor.map(lambda job: work(evidence, job), jobs)
+        for results in executor.map(whole, jobs):
+            yield from results
 
 
 def device(evidence):

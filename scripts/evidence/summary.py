@@ -109,8 +109,8 @@ def table(evidence, parts):
         speed = f"{row['problems_per_second']:.0f} a second on {row['threads']} threads"
         passed = f"{row['passed']} of {row['count']} passed, worst {worst:.2f} of its bound"
         drew = f"{row['few_multiprocessors']} on few multiprocessors, {row['drew_tiles']} drew tiles"
-        pages = " in pages" if row["paged"] else ""
-        lines.append((f"random problems to {row['max_len']}{pages}, {row['family']}", f"{passed}; {drew}; {speed}"))
+        kind = " in pages" if row["paged"] else ", gradients" if row["gradients"] else ""
+        lines.append((f"random problems to {row['max_len']}{kind}, {row['family']}", f"{passed}; {drew}; {speed}"))
     images = rows("images.json", "images")
     if images:
         persistent = [image for image in images.values() if image["persistent"]]
@@ -151,6 +151,6 @@ def table(evidence, parts):
     if invariance:
         lines.append(("batch invariance", f"{invariance['differing_bits']} differing bits over {invariance['compositions']} compositions"))
     for name, done in parts.items():
-        lines.append((f"part {name}", f"{done['seconds']:.0f} s, {'passed' if done['passed'] else 'FAILED'}"))
-    width = max(len(name) for name, _ in lines)
+        lines.append((f"part {name}", f"{done['seconds']:.0f} s, {'passed' if done['passed'] else 'cut short' if done.get('cut_short') else 'FAILED'}"))
+    width = max((len(name) for name, _ in lines), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines)

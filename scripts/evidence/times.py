@@ -300,7 +300,8 @@ def bench(evidence):
         if name == "small-gpu" and not any(image["target"] == SMALL_GPU for image in evidence.images.values()):
             continue
         _, _, rows = warptile(evidence, f"bench {name}", ["bench", *ON, *arguments], LIMITS["bench"])
-        evidence.write(f"{name}.json", rows=rows or [])
+        if rows is not None:
+            evidence.write(f"{name}.json", rows=rows)
 
 
 def starts(evidence):

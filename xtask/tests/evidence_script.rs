@@ -11,7 +11,8 @@ use xtask::files;
 /// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile,
 /// FAULT=missing leaves one out, FAULT=wide plans nearly everything for the whole GPU, FAULT=pages has nothing in
 /// pages, FAULT=cut fails after the first rows of a measurement, FAULT=worse tunes for what is slower in the next
-/// process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C. Without `-S` most of its time is a search for packages.
+/// process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C, FAULT=hangs lets it and a measurement take no notice
+/// of that, either. Without `-S` most of its time is a search for packages.
 const PROGRAM: &str = r#"#!/usr/bin/env -S python3 -S -E
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -37,7 +38,7 @@ elif words[0] == "verify":
     runs = lambda family: {"sha256": "ab", "persistent": family == "wgmma", "passed": 2, "failed": 0, "drew_tiles": int(family == "wgmma" and fault != "idle")}
     rows = [{"problem": "p", "image": i[0], "applicable": True, "passed": True, "reason": None} for i in chosen]
     tiles = [{"image": i[0], "passed": True, "fault": None} for i in chosen]
-    result = {"device": "", "driver": "", "date": "", "seed": 1, "count": count, "passed": count, "failed": 0, "not_applicable": 0}
+    result = {"device": "", "driver": "", "date": "", "seed": 1, "cut_short": False, "count": count, "passed": count, "failed": 0, "not_applicable": 0}
     result |= {"few_multiprocessors": count // 2 if fault != "wide" else 3, "drew_tiles": 1, "host_references": 4, "gpu_references": 6}
     result |= {"seconds": 1.0, "problems_per_second": 10.0, "threads": 16, "phases": {"planning": 0.1}}
     result |= {"worst_out": {"ratio": 0.5}, "worst_lse": None, "images": {i[0]: runs(i[1]) for i in chosen}, "problems": (rows * count)[:count]}
@@ -60,11 +61,17 @@ else:
     result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
     result = {"cut_short": True, "rows": result} if fault == "cut" else result
     print('"ID","Metric Name","Metric Unit","Metric Value"\n"0","gpu__time_duration.sum","ns","1,000"')
-if fault == "long" and "wmma" in words:
+if fault == "long" and "wmma" in words and "--max-len" in words:
     try:
         time.sleep(60)
     except KeyboardInterrupt:
         result["cut_short"] = True
+if fault == "hangs" and ("wmma" in words and "--max-len" in words or "sparse.txt" in option("--file", "")):
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
 if "--json" in words:
     json.dump(result, open(option("--json", None), "w"))
 sys.exit(3 * (fault == "cut" and words[0] == "bench"))
@@ -365,8 +372,124 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
     };
     assert!(kept("scalar") && kept("decode"), "{rows}");
     let parts = host.json("summary.json")["parts"].clone();
-    assert_eq!(parts["verify"]["passed"], false);
+    assert_eq!(parts["verify"]["cut_short"], true);
     assert!(parts["bench"].is_null(), "{parts}");
+
+    // Two GPUs go on where one stopped.
+    host.seen();
+    let second = ["--resume", "--second-gpu", "1"];
+    let (code, text) = host.run_with("one", "verify,bench", "", &second);
+    assert_eq!(code, Some(0), "{text}");
+    let seen = host.seen().join("\n");
+    assert!(
+        !seen.contains("--kernel scalar --max-len 1024 --count"),
+        "{seen}"
+    );
+    let wanted = "on GPU-b: verify --device cuda:0 --kernel wmma --max-len 1024 --count";
+    assert!(seen.contains(wanted), "{seen}");
+    let rows = host.json("verify.json")["rows"].clone();
+    assert_eq!(rows.as_array().unwrap().len(), 4 * 2 + 1 + 2 + 1, "{rows}");
+}
+
+/// Of both GPUs: what ended is not measured again, and the summary never says more than what was.
+#[test]
+fn the_rest_of_a_run_that_was_killed_is_done_later() {
+    let host = Host::new();
+    let parts = "bench,ncu,verify,tile";
+    let mut command = host.command("one", parts, "hangs");
+    command.args(["--second-gpu", "1"]).env("GPUS", "2");
+    let mut script = command.stdout(Stdio::null()).spawn().unwrap();
+    let second = host.out().join("second-gpu");
+    let verified = second.join("verify-decode-1024.json");
+    let measured = host.out().join("uneven.json");
+    while !verified.exists() || !measured.exists() {
+        assert!(script.try_wait().unwrap().is_none(), "ended early");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // All of it at once, as when a host is taken away. Each process says where it writes.
+    let mut pids = vec![script.id()];
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let path = entry.unwrap().path();
+        let words = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).into_owned();
+        let bundle = host.directory.path().display().to_string();
+        if let Ok(pid) = path.file_name().unwrap().to_str().unwrap().parse()
+            && words.contains(&bundle)
+        {
+            pids.push(pid);
+        }
+    }
+    for pid in pids {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
+    }
+    script.wait().unwrap();
+    let summary = host.json("summary.json");
+    assert_eq!(summary["parts"]["bench"]["cut_short"], true, "{summary}");
+    assert_eq!(summary["parts"]["bench"]["passed"], false);
+    assert!(second.join("summary.json").exists());
+
+    // What the second GPU did is joined without a GPU, too.
+    let joined = host.directory.path().join("joined");
+    let (code, text) = said(
+        host.command("one", "tile", "")
+            .arg("--out")
+            .arg(&joined)
+            .arg("--join")
+            .arg(host.out())
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(code, Some(0), "{text}");
+    let summary: Value =
+        serde_json::from_slice(&files::read(&joined.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["parts"]["tile"]["passed"], true, "{summary}");
+    assert_eq!(summary["parts"]["verify"]["cut_short"], true, "{summary}");
+    assert_eq!(summary["runs"].as_array().unwrap().len(), 1, "{summary}");
+    assert!(joined.join("tile.json").exists() && joined.join("uneven.json").exists());
+    // Not with another commit's.
+    host.seen();
+    let other = host.directory.path().join("other");
+    let text = r#"{"commit": "two", "parts": {}, "runs": []}"#;
+    files::write(&other.join("summary.json"), text.as_bytes()).unwrap();
+    let (code, text) = host.run_with("one", "tile", "", &["--join", "other"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("is of commit two"), "{text}");
+
+    let (code, text) = host.run_with("one", parts, "", &["--resume"]);
+    assert_eq!(code, Some(0), "{text}");
+    let seen = host.seen().join("\n");
+    assert!(!seen.contains("--tile"), "{seen}");
+    assert!(!seen.contains("--kernel decode --max-len 1024"), "{seen}");
+    assert!(seen.contains("--kernel wmma --max-len 1024"), "{seen}");
+    assert!(!second.exists());
+    let summary = host.json("summary.json");
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 12);
+    for part in parts.split(',') {
+        assert_eq!(summary["parts"][part]["passed"], true, "{summary}");
+    }
+    assert_eq!(summary["runs"].as_array().unwrap().len(), 2, "{summary}");
+    // As much as one run gives.
+    let rows = host.json("verify.json")["rows"].clone();
+    assert_eq!(rows.as_array().unwrap().len(), 4 * 2 + 1 + 2 + 1, "{rows}");
+    let images = host.json("images.json")["images"].clone();
+    assert_eq!(images["wgmma_sm_90a"]["passed"], 4, "{images}");
+    let (code, text) = host.run_with("one", parts, "", &["--resume"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("nothing is left to do"), "{text}");
+}
+
+#[test]
+fn a_run_ends_with_its_budget() {
+    let host = Host::new();
+    let (code, text) = host.run_with("one", "tile,verify", "", &["--budget", "0"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("FAILED  the script was told to stop"),
+        "{text}"
+    );
+    let summary = host.json("summary.json");
+    assert_eq!(summary["passed"], false, "{summary}");
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 16);
 }
 
 #[test]

@@ -68,6 +68,9 @@ struct Part {
     date: String,
     seconds: f64,
     passed: bool,
+    /// True if it did not come to its end.
+    #[serde(default)]
+    cut_short: bool,
 }
 
 /// A line about each call of the script, and a row for each part, in the order in which they ended; and which files are of other runs.
@@ -100,7 +103,11 @@ pub(super) fn table(summary: &Summary, others: &[Other]) -> String {
     let mut parts: Vec<_> = summary.parts.iter().collect();
     parts.sort_by_key(|(name, part)| (&part.date, *name));
     let row = |(name, part): (&String, &Part)| {
-        let result = if part.passed { "passed" } else { "FAILED" };
+        let result = match (part.passed, part.cut_short) {
+            (true, _) => "passed",
+            (false, true) => "cut short",
+            (false, false) => "FAILED",
+        };
         vec![
             format!("`{name}`"),
             part.date.clone(),
@@ -123,24 +130,28 @@ mod tests {
     #[test]
     fn parts_are_listed_as_they_ended() {
         assert!(table(&Summary::default(), &[]).starts_with("Nothing"));
-        let of = |runs: &str| {
+        let of = |runs: &str, cut_short: bool| {
             let part = r#"{"seconds": 1.5, "failures": [], "passed""#;
             let text = format!(
                 r#"{{"commit": "0123456789", "device": "NVIDIA H200", "missing": ["ncu"], {runs}
-                "parts": {{"a": {part}: true, "date": "2026-11-23T00:20:16Z"}}, "b": {part}: false, "date": "2026-11-23T00:19:14Z"}}}}}}"#
+                "parts": {{"a": {part}: true, "date": "2026-11-23T00:20:16Z"}}, "b": {part}: false, "cut_short": {cut_short}, "date": "2026-11-23T00:19:14Z"}}}}}}"#
             );
             table(&serde_json::from_str(&text).unwrap(), &[])
         };
         let rows = "- missing: ncu\n\n\
             | Part | Ended | Seconds | Result |\n| --- | --- | --- | --- |\n\
             | `b` | 2026-11-23T00:19:14Z | 2 | FAILED |\n| `a` | 2026-11-23T00:20:16Z | 2 | passed |\n";
-        assert_eq!(of(""), format!("Commit 01234567, NVIDIA H200.\n\n{rows}"));
+        assert_eq!(
+            of("", false),
+            format!("Commit 01234567, NVIDIA H200.\n\n{rows}")
+        );
         let run = r#""runs": [{"date": "2026-11-23T00:10:00Z", "parts": ["a", "b"], "gpus": 2, "seconds": 480.4}], "in_turn": 900.0,"#;
         let line = "- 2026-11-23T00:10:00Z: 2 of the parts on two GPUs, 480 s by the clock\n- 900 s in all, parts that run at the same time on a GPU counted once\n";
         assert_eq!(
-            of(run),
+            of(run, false),
             format!("Commit 01234567, NVIDIA H200.\n\n{line}{rows}")
         );
+        assert!(of("", true).contains("| 2 | cut short |"));
     }
 
     #[test]
