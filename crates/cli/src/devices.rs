@@ -29,17 +29,17 @@ pub(crate) struct SeveralArgs {
     pub(crate) devices: Option<Devices>,
 
     /// With GPUs as --devices: what moves the bytes [default: peers]
-    #[arg(long, value_enum, requires = "devices")]
+    #[arg(long, value_enum)]
     pub(crate) engine: Option<Engine>,
 
     /// With --devices: how a call is computed [default: gather]
-    #[arg(long, value_enum, requires = "devices")]
+    #[arg(long, value_enum)]
     pub(crate) scheme: Option<By>,
 
     /// With --devices: how the rows of one sequence are dealt out [default: zigzag under a mask, else contiguous]
     ///
     /// Several sequences are dealt out as a whole, except for long ones.
-    #[arg(long, value_enum, requires = "devices")]
+    #[arg(long, value_enum)]
     pub(crate) sharding: Option<Deal>,
 }
 
@@ -230,6 +230,24 @@ impl SeveralArgs {
                 refused("--engine nccl takes each GPU once")
             }
             engine => devices.open(engine).map(Some),
+        }
+    }
+
+    /// Checks that options for several devices come with `--devices`: clap's `requires` lets them pass beside what conflicts with it.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] that names the option.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let given = [
+            ("engine", self.engine.is_some()),
+            ("scheme", self.scheme.is_some()),
+            ("sharding", self.sharding.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((name, _)) if self.devices.is_none() => Err(Failure::Input(format!(
+                "--{name} is for several devices: it needs --devices"
+            ))),
+            _ => Ok(()),
         }
     }
 

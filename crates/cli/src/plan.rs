@@ -71,6 +71,7 @@ pub(crate) struct PlanArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    args.several.check()?;
     if args.several.devices.is_some() {
         args.several.deal(&args.case)?;
     }

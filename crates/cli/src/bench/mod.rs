@@ -124,7 +124,7 @@ pub(crate) struct BenchArgs {
     compare: Option<PathBuf>,
 
     /// Percent by which a row may be slower than its earlier one
-    #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage, requires = "compare")]
+    #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage, requires = "compare", conflicts_with = "devices")]
     tolerance: f64,
 
     /// Don't ask before a measurement that takes long
@@ -230,6 +230,7 @@ fn wait_for_line(end: &str) -> bool {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    args.several.check()?;
     if let Some(json) = args.json.as_ref().and_then(json::Target::file) {
         output::refuse_replacing(args.file.iter().chain(&args.compare), json)?;
     }

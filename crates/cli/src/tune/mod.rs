@@ -136,6 +136,7 @@ const VERIFIED_ELEMENTS: usize = 1 << 26;
 /// Runs the command.
 pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let start = Instant::now();
+    args.several.check()?;
     if args.reset {
         return reset(args, console);
     }

@@ -119,7 +119,7 @@ pub(crate) struct VerifyArgs {
     shared_kib: Option<u32>,
 
     /// Launch with these settings where a kernel can have them: at-once=N (or all), ranges=N and ctas=N, as `warptile tune` finds them
-    #[arg(long, value_name = "WORDS", value_parser = options::settings, requires = "kernel")]
+    #[arg(long, value_name = "WORDS", value_parser = options::settings, requires = "kernel", conflicts_with = "devices")]
     settings: Option<Settings>,
 
     /// Run each problem once, without the second run that must give the same bits: for tools that make launches slow
@@ -133,7 +133,7 @@ pub(crate) struct VerifyArgs {
     repeat: Option<u32>,
 
     /// When to wait for repeated launches of outputs and read a result [default: end]
-    #[arg(long, value_enum, requires = "repeat")]
+    #[arg(long, value_enum, requires = "repeat", conflicts_with_all = ["once", "tile", "devices"])]
     sync: Option<Sync>,
 
     /// Threads that compute problems in parallel, each on its own stream [default: one for each core]
@@ -166,6 +166,7 @@ const DRAWS_PER_PROBLEM: u64 = 50;
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    args.several.check()?;
     if args.several.devices.is_some() {
         { args.case.iter() }.try_for_each(|case| args.several.deal(case).map(drop))?;
     }

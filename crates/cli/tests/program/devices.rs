@@ -398,8 +398,6 @@ fn errors_name_the_argument() {
     );
     let both = error(2, &["verify", "--devices", "0,1", "--device", "cpu"]);
     assert!(both.contains("'--devices <"), "{both}");
-    let alone = error(2, &["bench", "--scheme", "heads"]);
-    assert!(alone.contains("--devices <"), "{alone}");
     for (devices, rule) in [
         ("cpu,cpu", "--engine is for GPUs"),
         ("0,1,0", "--engine nccl takes each GPU once"),

@@ -872,3 +872,37 @@ fn a_problem_without_a_reference_is_refused_first() {
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+/// clap requires nothing that conflicts with what is given: without checks of ours these would be taken and ignored.
+#[test]
+fn options_that_would_be_ignored() {
+    const PROBLEM: [&str; 2] = ["--shape", "q8 d8"];
+    let several = ["--engine nccl", "--scheme heads", "--sharding zigzag"];
+    for option in several {
+        let option: Vec<_> = option.split(' ').collect();
+        for command in [
+            &["bench", "--device", "cpu", PROBLEM[0], PROBLEM[1]][..],
+            &["tune", "--device", "cuda:0", PROBLEM[0], PROBLEM[1]],
+            &["verify", "--device", "cpu", "--count", "1"],
+            &["plan", "q8 d8", "--gpu", "h100"],
+        ] {
+            let (_, stderr) = expect_code(2, warptile().args(command).args(&option));
+            let expected = format!("{} is for several devices: it needs --devices", option[0]);
+            assert!(stderr.contains(&expected), "{command:?}: {stderr}");
+        }
+    }
+    for (command, option) in [
+        (
+            "verify --devices cpu,cpu --settings at-once=2",
+            "--settings",
+        ),
+        ("verify --once --sync end", "--sync"),
+        ("verify --tile --device cpu --sync end", "--sync"),
+        ("verify --devices cpu,cpu --sync end", "--sync"),
+        ("bench --devices cpu,cpu --tolerance 5", "--tolerance"),
+    ] {
+        let (_, stderr) = expect_code(2, warptile().args(command.split(' ')));
+        let named = stderr.contains("cannot be used with") && stderr.contains(option);
+        assert!(named, "{command}: {stderr}");
+    }
+}
