@@ -96,8 +96,8 @@ pub struct Selection {
     /// Only this target, such as `sm_90a` or `compute_80`
     #[arg(long = "arch")]
     pub target: Option<Target>,
-    /// With --debug: only this kernel, such as mma_d64_64x64_w4_s2
-    #[arg(long, requires = "debug")]
+    /// With --out: only this kernel, such as mma_d64_64x64_w4_s2
+    #[arg(long, requires = "out")]
     pub kernel: Option<String>,
     /// With --check: compile only the smallest image of each family and target, and a fortieth of the others, which
     /// the hash of the commit chooses; of the rest compare sources and bytes

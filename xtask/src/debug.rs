@@ -1,7 +1,8 @@
-//! Debug images: asserts of what the host promises of a launch, and of what the kernels promise themselves.
+//! Images in a folder, under names of their own: as the sources are, to be timed beside those that ship, or debug images, which assert what
+//! the host promises of a launch and what the kernels promise themselves.
 //!
-//! They are compiled from a copy of the sources, into which the asserts are written without adding a line. The sources of all other images
-//! know nothing of them.
+//! Debug images are compiled from a copy of the sources, into which the asserts are written without adding a line. The sources of all other
+//! images know nothing of them.
 
 use std::path::{Path, PathBuf};
 
@@ -154,7 +155,6 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<()> {
 /// Changes the instance to one with asserts, for which registers may be spilled.
 fn debug_image(instance: Instance) -> Instance {
     Instance {
-        suffix: Some(SUFFIX.to_owned()),
         extra_flags: [&instance.extra_flags[..], &FLAGS.map(str::to_owned)[..]].concat(),
         expectations: Expectations {
             may_spill: true,
@@ -164,8 +164,8 @@ fn debug_image(instance: Instance) -> Instance {
     }
 }
 
-/// Compiles debug images of what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names of their own. The sources, as they were
-/// compiled, are next to them in `kernels`: what line numbers refer to.
+/// Compiles what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names that end in `suffix`; without one debug images, next to
+/// which the sources are in `kernels` as they were compiled: what line numbers refer to.
 ///
 /// # Errors
 /// As [`folder::build`]; also if a source has no place for an assert.
@@ -173,16 +173,24 @@ pub fn build(
     layout: &Layout,
     compiler: &Compiler,
     selection: &Selection,
+    suffix: Option<&str>,
     folder: &Path,
     progress: &dyn Progress,
 ) -> Result<(Manifest, Vec<Failure>)> {
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
-    let debug: Vec<Instance> = select(&listed, selection)?
+    let named: Vec<Instance> = select(&listed, selection)?
         .into_iter()
-        // Only what can be named: the operations other than forward have one kernel each.
+        // Only what can be named: the small steps have one kernel each.
         .filter(|instance| instance.tiling.head_dim > 0)
-        .map(debug_image)
+        .map(|instance| Instance {
+            suffix: Some(suffix.unwrap_or(SUFFIX).to_owned()),
+            ..instance
+        })
         .collect();
+    if suffix.is_some() {
+        return folder::build(layout, compiler, &named, folder, progress);
+    }
+    let debug: Vec<Instance> = named.into_iter().map(debug_image).collect();
     let copy = folder.join("kernels");
     copy_sources(&layout.kernels, &copy)?;
     // The compiler resolves names from its own directory, not from that of the caller.

@@ -50,13 +50,17 @@ enum Task {
         /// Rebuild from scratch, write nothing, and fail if what is committed differs
         #[arg(long)]
         check: bool,
-        /// Compile debug images into the folder of --out instead: with line information, and with the asserts that the sources have in
-        /// such images. Each kernel's name ends in _debug there, and WARPTILE_KERNELS_DIR=FOLDER makes the program know it
-        #[arg(long, requires = "out", conflicts_with = "check")]
-        debug: bool,
-        /// Where debug images go
-        #[arg(long, value_name = "FOLDER", requires = "debug")]
+        /// Compile into this folder instead, to time a change beside what ships: WARPTILE_KERNELS_DIR=FOLDER makes the program know these
+        /// images
+        #[arg(long, value_name = "FOLDER", conflicts_with = "check")]
         out: Option<PathBuf>,
+        /// With --out: what the name of each kernel ends in there, behind an underscore
+        #[arg(long, value_name = "NAME", default_value = "new", requires = "out")]
+        suffix: String,
+        /// With --out: debug images, with line information, and with the asserts that the sources have in such images. The names of their
+        /// kernels end in _debug
+        #[arg(long, requires = "out", conflicts_with = "suffix")]
+        debug: bool,
         /// Compiler processes to run at once [default: one per CPU]
         #[arg(long)]
         jobs: Option<usize>,
@@ -176,12 +180,16 @@ fn main() -> ExitCode {
         Task::BuildKernels {
             selection,
             check,
-            debug: _,
+            debug,
             out,
+            suffix,
             jobs,
             toolkit,
         } => compiler(&root, jobs, toolkit.as_deref()).and_then(|compiler| match out {
-            Some(folder) => debug_images(&root, &selection, &folder, &compiler),
+            Some(folder) => {
+                let suffix = (!debug).then_some(suffix.as_str());
+                images_in_folder(&root, &selection, suffix, &folder, &compiler)
+            }
             None => build_kernels(&root, selection, check, &compiler),
         }),
         Task::Evolve { task } => evolve(&root, task),
@@ -285,14 +293,15 @@ fn build_kernels(
     show(&outcome, &differences, check)
 }
 
-fn debug_images(
+fn images_in_folder(
     root: &Path,
     selection: &Selection,
+    suffix: Option<&str>,
     folder: &Path,
     compiler: &Compiler,
 ) -> Result<()> {
     let layout = Layout::of_repository(root);
-    let build = |bar: &Bar| debug::build(&layout, compiler, selection, folder, bar);
+    let build = |bar: &Bar| debug::build(&layout, compiler, selection, suffix, folder, bar);
     let (manifest, failures) = with_bar(build)?;
     for entry in &manifest.images {
         println!("{}", folder.join(&entry.pack).display());

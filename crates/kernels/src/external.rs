@@ -1,6 +1,5 @@
 //! Images that the program does not embed: debug images, and candidates of the maintainers' search.
 
-use warptile_spec::abi::FORWARD_BLOCKS;
 use warptile_spec::record::{ImageRecord, RecordError};
 use warptile_spec::{ElementType, Family, Role};
 
@@ -39,8 +38,8 @@ impl External {
     /// The image, to be planned with and loaded as the embedded ones are. It lives as long as the program.
     ///
     /// # Errors
-    /// [`ExternalError`] if it has no record, does not take the parameter block that this program fills, is not for forward,
-    /// has elements of a different size than it is said to have, or has the name of an embedded kernel or image.
+    /// [`ExternalError`] if it has no record, does not take a parameter block that an embedded image of its role takes, has
+    /// elements of a different size than it is said to have, or has the name of an embedded kernel or image.
     ///
     /// # Safety
     /// `bytes` is an image that the build of this project made, and the description is the one that the build wrote next to it:
@@ -50,15 +49,11 @@ impl External {
             image: self.name.clone(),
             source,
         })?;
-        if record.role != Role::Forward {
-            return Err(ExternalError::Role {
-                image: self.name,
-                role: record.role,
-            });
-        }
-        if !record.takes_a_block() || !FORWARD_BLOCKS.contains(&record.abi_hash) {
+        let is_known = |image: &Image| image.abi_hash == record.abi_hash;
+        if !record.takes_a_block() || !crate::images_for(record.role).any(is_known) {
             return Err(ExternalError::OtherAbi {
                 image: self.name,
+                role: record.role,
                 found: record.abi_hash,
             });
         }
@@ -122,22 +117,16 @@ pub enum ExternalError {
         /// The defect of the record.
         source: RecordError,
     },
-    /// It is not a forward kernel, and nothing else can be asked for by name.
-    #[error("{image}: its role is {role}; only forward kernels can be named")]
-    Role {
-        /// The image.
-        image: String,
-        /// Its role.
-        role: Role,
-    },
-    /// It does not read the parameter block that this program fills.
+    /// It does not read a parameter block that this program fills for its role.
     #[error(
-        "{image}: it takes a parameter block with the ABI hash {found:016x}, but this program fills {FORWARD_BLOCKS:016x?}: \
+        "{image}: it takes a parameter block with the ABI hash {found:016x}, which this program has for no image of the role {role}: \
          build image and program from the same commit"
     )]
     OtherAbi {
         /// The image.
         image: String,
+        /// Its role.
+        role: Role,
         /// The hash that its record carries.
         found: u64,
     },

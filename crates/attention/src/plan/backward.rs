@@ -123,12 +123,18 @@ impl Planner<'_> {
             Choice::Best => fits(image),
             _ => is_named_by(choice, image),
         };
+        // Images that run only by name come only if the choice has it.
+        let images_of = |role: Role| {
+            let is_of_name = matches!(choice, Choice::Kernel(_) | Choice::Image(_));
+            let by_name = { self.named.iter().copied() }.filter(move |image| {
+                is_of_name && image.role == role && is_named_by(choice, image)
+            });
+            self.images_of(role).chain(by_name)
+        };
         let in_one_pass = { IN_ONE_PASS.iter() }.all(|role| problem.wanted().any(|of| of == *role))
-            && self
-                .images_of(Role::AllGradients)
-                .any(&mut fits_in_one_pass);
+            && images_of(Role::AllGradients).any(&mut fits_in_one_pass);
         for role in problem.roles(in_one_pass) {
-            let of_role = || self.images_of(role);
+            let of_role = || images_of(role);
             let named: Vec<_> = of_role()
                 .filter(|image| is_named_by(choice, image))
                 .collect();

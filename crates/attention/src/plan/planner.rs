@@ -54,7 +54,7 @@ pub struct Planner<'a> {
     /// In place of the embedded catalog.
     images: Option<Vec<&'static Image>>,
     /// Besides, for who names them.
-    named: &'a [&'static Image],
+    pub(super) named: &'a [&'static Image],
     /// Images that the device turned out not to run.
     without: &'a [&'static str],
     /// In place of what the rates have chosen for a problem.

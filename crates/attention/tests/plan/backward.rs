@@ -1,6 +1,6 @@
 //! The kernels of backward passes.
 
-use warptile::kernels::{Family, Features, Role};
+use warptile::kernels::{External, Family, Features, Image, Role, catalog};
 use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner, Standing, Step};
 use warptile::spec::{Backward, Operand};
 use warptile_check::Case;
@@ -323,5 +323,50 @@ fn images_with_dropout_are_for_dropout_alone() {
                 "{words}"
             );
         }
+    }
+}
+
+/// A kernel from outside, of gradients, too.
+#[test]
+fn images_from_outside_compute_gradients_if_they_are_named() {
+    const KERNEL: &str = "dqkv_d64_64x192_w16_s2";
+    let of = |image: &Image| External {
+        name: format!("{}_new", image.name),
+        kernel: format!("{KERNEL}_new"),
+        entry: image.entry.to_owned(),
+        family: image.family,
+        target: image.target,
+        element: image.element,
+        registers: image.resources.registers,
+        static_shared_bytes: image.resources.static_shared_bytes,
+        toolchain: image.toolchain.to_owned(),
+        source_hash: image.source_hash.to_owned(),
+        sha256: image.sha256.to_owned(),
+        bytes: image.bytes().unwrap(),
+    };
+    let named: Vec<&Image> = { catalog().iter() }
+        .filter(|image| image.kernel == KERNEL)
+        // SAFETY: the bytes are those of an embedded image, described as the catalog has it.
+        .map(|image| unsafe { of(image).into_image() }.unwrap())
+        .collect();
+    assert!(!named.is_empty());
+    let case: Case = "b1 q4096 h8 d64 bf16 mask=causal".parse().unwrap();
+    let backward = Backward::builder(case.call()).build().unwrap();
+    let h200 = DeviceProfile::h200();
+    let planner = Planner::new(&h200).named(&named);
+    for (choice, expected) in [
+        (Choice::Best, KERNEL),
+        (Choice::Family(Family::Dqkv), KERNEL),
+        (Choice::Kernel(KERNEL.to_owned()), KERNEL),
+        (
+            Choice::Kernel(format!("{KERNEL}_new")),
+            "dqkv_d64_64x192_w16_s2_new",
+        ),
+    ] {
+        let plan = planner
+            .plan_backward(BackwardProblem::of(&backward), &choice)
+            .unwrap();
+        assert_eq!(plan.steps()[1].image.kernel, expected, "{choice}");
+        assert_eq!(plan.steps()[2].image.role, Role::QuerySums);
     }
 }
