@@ -73,15 +73,16 @@ impl Team {
         side_by_side(self.0.iter().enumerate(), |(place, group)| f(place, group))
     }
 
-    /// A cache of each group, whose pages are dealt out to all ranks.
+    /// A cache of each group, whose pages are dealt out to all ranks after so many rows of rank 0's.
     ///
     /// # Errors
-    /// As [`Group::cache`].
+    /// As [`Group::cache_with_lead`].
     pub(crate) fn caches<T: Element>(
         &self,
         builder: &KvCacheBuilder<T>,
+        lead: usize,
     ) -> Result<Vec<ShardedCache<'_, T>>, Failure> {
-        let caches = self.0.iter().map(|group| Ok(group.cache(builder)?));
+        let caches = { self.0.iter() }.map(|group| Ok(group.cache_with_lead(builder, lead)?));
         caches.collect()
     }
 

@@ -14,11 +14,13 @@ use crate::nccl::control::FIELD;
 use crate::stage::{Source, put_together};
 
 /// A [`KvCache`] over the ranks of a group: page `p` of a sequence is with rank `p % ranks`, so each has its share of every long sequence.
+/// With [`Group::cache_with_lead`] rank 0 has some more.
 ///
 /// Keys are stored as they are given: rotate them before, by their places in their sequences.
 #[derive(Debug)]
 pub struct ShardedCache<'a, T: Element> {
     group: &'a Group,
+    dealing: Dealing,
     /// The shares of this process's ranks.
     caches: Vec<KvCache<T>>,
     sequences: HashMap<SequenceId, Sequence>,
@@ -30,6 +32,34 @@ struct Sequence {
     /// Its parts with the ranks of this process.
     parts: Vec<SequenceId>,
     len: usize,
+}
+
+/// How the pages of a sequence are dealt to the ranks.
+#[derive(Debug, Clone, Copy)]
+struct Dealing {
+    ranks: usize,
+    page_rows: usize,
+    /// How many pages are rank 0's before the others are dealt in turn.
+    lead: usize,
+}
+
+impl Dealing {
+    fn owner(&self, row: usize) -> usize {
+        let page = row / self.page_rows;
+        page.checked_sub(self.lead).map_or(0, |at| at % self.ranks)
+    }
+
+    /// How many of the first `len` rows of a sequence are with a rank.
+    fn rows(&self, len: usize, rank: usize) -> usize {
+        let Dealing {
+            ranks, page_rows, ..
+        } = *self;
+        let lead = len.min(self.lead.saturating_mul(page_rows));
+        let (dealt, turn) = (len - lead, page_rows * ranks);
+        let last = (dealt % turn).saturating_sub(rank * page_rows);
+        let own = dealt / turn * page_rows + last.min(page_rows);
+        if rank == 0 { lead + own } else { own }
+    }
 }
 
 /// The new rows of a step.
@@ -49,11 +79,32 @@ impl Group {
     /// # Errors
     /// [`Error::Rank`] with the rank whose share cannot be made.
     pub fn cache<T: Element>(&self, builder: &KvCacheBuilder<T>) -> Result<ShardedCache<'_, T>> {
+        self.cache_with_lead(builder, 0)
+    }
+
+    /// As [`Group::cache`], where the first `rows` rows of each sequence, in whole pages, are with rank 0, and the pages behind them are dealt.
+    /// Rank 0 begins a step before the others and waits for them at its end: more rows fill that time. The best number is that time over
+    /// what a row takes, divided by the number of sequences in a step. Rank 0 needs as many pages more.
+    ///
+    /// # Errors
+    /// As [`Group::cache`].
+    pub fn cache_with_lead<T: Element>(
+        &self,
+        builder: &KvCacheBuilder<T>,
+        rows: usize,
+    ) -> Result<ShardedCache<'_, T>> {
         let caches = self.local_ranks().zip(self.backends());
         let caches = caches.map(|(rank, backend)| builder.clone().build(backend).of_rank(rank));
+        let caches: Vec<KvCache<T>> = caches.collect::<Result<_>>()?;
+        let page_rows = caches[0].page_rows();
         Ok(ShardedCache {
             group: self,
-            caches: caches.collect::<Result<_>>()?,
+            dealing: Dealing {
+                ranks: self.ranks(),
+                page_rows,
+                lead: rows / page_rows,
+            },
+            caches,
             sequences: HashMap::new(),
             step: Step::default(),
         })
@@ -97,7 +148,7 @@ impl<T: Element> ShardedCache<'_, T> {
     /// # Errors
     /// [`Error::Rank`] as [`KvCache::step`], and [`Error::Argument`] with another process's reason; no sequence has grown then.
     pub fn step(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
-        let (page, ranks) = (self.caches[0].page_rows(), self.group.ranks());
+        let dealing = self.dealing;
         let local_ranks = self.group.local_ranks();
         let mut steps = vec![Vec::with_capacity(rows.len()); local_ranks.len()];
         let mut lengths = Vec::with_capacity(rows.len());
@@ -110,7 +161,7 @@ impl<T: Element> ShardedCache<'_, T> {
             lengths.push((*len, more));
             let end = len.saturating_add(more);
             for ((rank, steps), part) in local_ranks.clone().zip(&mut steps).zip(parts) {
-                let [before, after] = [*len, end].map(|len| dealt_rows(len, page, rank, ranks));
+                let [before, after] = [*len, end].map(|len| dealing.rows(len, rank));
                 steps.push((*part, after - before));
             }
         }
@@ -123,7 +174,9 @@ impl<T: Element> ShardedCache<'_, T> {
                 break;
             }
         }
-        let call = format!("a step of lengths and new rows {lengths:?}");
+        let lead = dealing.lead;
+        let call =
+            format!("a step of lengths and new rows {lengths:?}{FIELD}a lead of {lead} pages");
         let stepped = match self.group.processes() {
             Some(nccl) => nccl.agree_if(&call, stepped),
             None => stepped,
@@ -141,7 +194,8 @@ impl<T: Element> ShardedCache<'_, T> {
             };
             let end = *len + more;
             while *len < end {
-                let (owner, to) = (*len / page % ranks, end.min(*len - *len % page + page));
+                let page_end = *len - *len % dealing.page_rows + dealing.page_rows;
+                let (owner, to) = (dealing.owner(*len), end.min(page_end));
                 if local_ranks.contains(&owner) {
                     runs[self.group.place(owner)].push(at..at + to - *len);
                 }
@@ -287,10 +341,4 @@ impl<T: Element> ShardedCache<'_, T> {
         let rank = self.group.local_ranks().start;
         Err(Error::Argument { rank, rule })
     }
-}
-
-/// How many of the first `len` rows of a sequence are with a rank.
-fn dealt_rows(len: usize, page: usize, rank: usize, ranks: usize) -> usize {
-    let turn = page * ranks;
-    len / turn * page + (len % turn).saturating_sub(rank * page).min(page)
 }

@@ -369,6 +369,10 @@ fn queries_go_to_all_ranks_and_results_come_back() {
 
 /// Prompts, then tokens, into a cache whose pages are dealt.
 fn generate(group: &Group) -> warptile_distributed::Result<()> {
+    generate_with_lead(group, 0)
+}
+
+fn generate_with_lead(group: &Group, rows: usize) -> warptile_distributed::Result<()> {
     let home = &group.backends()[0];
     let tensor = |rows: usize, heads: usize| {
         let data = vec![f16::ONE; rows * heads * 64];
@@ -376,7 +380,7 @@ fn generate(group: &Group) -> warptile_distributed::Result<()> {
         tensor.map_err(|source| Error::Rank { rank: 0, source })
     };
     let builder = KvCache::builder(2, 64).pages(32).page_rows(16).sequences(2);
-    let mut cache = group.cache(&builder)?;
+    let mut cache = group.cache_with_lead(&builder, rows)?;
     let sequences = [cache.allocate(), cache.allocate()];
     for rows in [[100, 3], [1, 1], [1, 1]] {
         let pages = |cache: &ShardedCache<'_, f16>| -> Vec<_> {
@@ -405,7 +409,9 @@ fn generate(group: &Group) -> warptile_distributed::Result<()> {
 fn a_dealt_cache_is_written_and_read_in_order() {
     for ranks in [&[0, 1][..], &[0, 1, 0, 1]] {
         let (fake, group) = open(ranks);
-        generate(&group).unwrap();
+        for lead in [0, 32, 200] {
+            generate_with_lead(&group, lead).unwrap();
+        }
         group.synchronize(Duration::from_secs(10)).unwrap();
         drop(group);
         fake.assert_clean();

@@ -487,6 +487,23 @@ fn a_cache_is_dealt_to_processes() {
     host.assert_clean();
 }
 
+#[test]
+fn ranks_with_different_leads_are_named() {
+    let (host, met) = (Host::new(2), Barrier::new(2));
+    let failures = each(&worlds(2), |world| {
+        let group = host.group(world).unwrap();
+        let builder = KvCache::<f16>::builder(2, 64).pages(4).page_rows(16);
+        let mut cache = group.cache_with_lead(&builder, 16 * world.rank()).unwrap();
+        let sequence = cache.allocate();
+        let failure = failure(cache.step(&[(sequence, 20)]));
+        met.wait();
+        failure
+    });
+    let expected = "rank 1 calls with a lead of 1 pages, but rank 0 with a lead of 0 pages";
+    assert_eq!(same(&failures).to_string(), expected);
+    host.assert_clean();
+}
+
 /// A rank makes another call, or is lost, amid a loop that launches a captured graph.
 #[test]
 fn a_captured_loop_ends_with_the_failure_of_all_ranks() {

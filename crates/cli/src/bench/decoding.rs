@@ -37,16 +37,16 @@ pub(crate) fn why_not(case: &Case) -> Option<String> {
 }
 
 impl OfDevices<'_> {
-    /// Measures a step of decoding.
+    /// Measures a step of decoding, where the first device has `lead` rows of each sequence before the others are dealt out.
     ///
     /// # Errors
     /// [`Failure::Interrupted`] after Ctrl-C.
-    pub(super) fn decoding_row(&self, case: &Case) -> Result<Row, Failure> {
-        with_element!(case.element, T => self.decoding_row_of::<T>(case))
+    pub(super) fn decoding_row(&self, case: &Case, lead: usize) -> Result<Row, Failure> {
+        with_element!(case.element, T => self.decoding_row_of::<T>(case, lead))
             .map_err(|failure| of_problem(case, failure))
     }
 
-    fn decoding_row_of<T: Element>(&self, case: &Case) -> Result<Row, Failure> {
+    fn decoding_row_of<T: Element>(&self, case: &Case, lead: usize) -> Result<Row, Failure> {
         let (call, lists) = (case.try_call()?, case.lists());
         let data = Data::<T>::new(case, &call, &lists);
         let settings = Settings::of(&call);
@@ -60,11 +60,13 @@ impl OfDevices<'_> {
         }
         let attention = settings.attention(&data.numbers);
         let (batch, keys) = (call.q().shape[0], call.k().shape[1]);
-        let pages = batch * keys.div_ceil(PAGE_ROWS).div_ceil(self.backends.len());
+        let of_sequence = keys.div_ceil(PAGE_ROWS);
+        let first = of_sequence.min(lead / PAGE_ROWS);
+        let pages = batch * (first + (of_sequence - first).div_ceil(self.backends.len()));
         let builder = KvCache::<T>::of_heads(call.heads());
         let builder = builder.page_rows(PAGE_ROWS).pages(pages).sequences(batch);
         // One cache for each group.
-        let caches = self.team.caches(&builder)?;
+        let caches = self.team.caches(&builder, lead)?;
         let caches: Vec<_> = caches.into_iter().map(Mutex::new).collect();
         let queries = self.team.each(|place, group| {
             let tensors = data.tensors(&group.backends()[0], &call)?;
@@ -102,7 +104,10 @@ impl OfDevices<'_> {
         })?;
         let labels = Labels {
             scheme: "cache".to_owned(),
-            sharding: "pages".to_owned(),
+            sharding: match first {
+                0 => "pages".to_owned(),
+                first => format!("pages after {first}"),
+            },
             key_len: keys * batch,
             direction: "decode",
         };

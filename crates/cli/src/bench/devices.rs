@@ -80,6 +80,10 @@ pub(super) fn run(
     let cases = cases_of(args)?;
     let dealt = { cases.iter() }.map(|case| match decodes(case) {
         true => args.several.check_decoding(case).map(|()| None),
+        false if args.lead > 0 => {
+            let rule = "--lead is for one query for each sequence".to_owned();
+            Err(of_problem(case, Failure::Input(rule)))
+        }
         false => args.several.deal(case).map(Some),
     });
     let dealt: Vec<_> = dealt.collect::<Result<_, _>>()?;
@@ -95,7 +99,7 @@ pub(super) fn run(
     for (case, dealt) in cases.iter().zip(&dealt) {
         let row = match dealt {
             Some(dealt) => of_devices.row(case, dealt),
-            None => of_devices.decoding_row(case),
+            None => of_devices.decoding_row(case, args.lead),
         };
         let row = match row {
             Err(Failure::Interrupted(_)) => break,

@@ -97,6 +97,18 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     several: SeveralArgs,
 
+    /// With --devices and one query for each sequence: rows of each that the first device has before the others are dealt out
+    ///
+    /// It begins before the other devices and waits for them at the end.
+    #[arg(
+        long,
+        value_name = "ROWS",
+        default_value_t = 0,
+        requires = "devices",
+        hide_default_value = true
+    )]
+    lead: usize,
+
     /// The most samples of a measurement
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     samples: u32,

@@ -100,9 +100,13 @@ fn steps_of_decoding_are_measured_over_pages_of_all_ranks() {
         printed.contains("scheme cache, sharding pages"),
         "{printed}"
     );
-    for (row, key_len) in rows.as_array().unwrap().iter().zip([300, 3000]) {
+    let mut command = on_cpu(&["bench", "--devices", "cpu,cpu", "--samples", "1"]);
+    let (led, _) = json_of(command.args(["--lead", "700", "--shape", causal]));
+    assert_eq!(led[0]["sharding"], "pages after 10");
+    let rows = rows.as_array().unwrap().iter().zip([(3, 300), (3, 3000)]);
+    for (row, (ranks, key_len)) in rows.chain([(&led[0], (2, 3000))]) {
         assert_eq!(row["direction"], "decode");
-        assert_eq!([&row["ranks"], &row["key_len"]], [3, key_len]);
+        assert_eq!([&row["ranks"], &row["key_len"]], [ranks, key_len]);
         assert_eq!(row["same_bits_again"], true);
         let [one, all] = ["one_error", "error"].map(|name| row[name].as_f64().unwrap());
         assert!((1e-9..0.02).contains(&all) && all < 4.0 * one, "{row}");
@@ -126,6 +130,12 @@ fn steps_of_decoding_are_measured_over_pages_of_all_ranks() {
     let (_, error) = expect_code(2, command.args(["--shape", "q1 k9 h2"]));
     assert!(
         error.contains("--scheme and --sharding are not for one query"),
+        "{error}"
+    );
+    let mut command = on_cpu(&["bench", "--devices", "cpu,cpu", "--lead", "64"]);
+    let (_, error) = expect_code(2, command.args(["--shape", "q9 h2"]));
+    assert!(
+        error.contains("--lead is for one query for each"),
         "{error}"
     );
 }
