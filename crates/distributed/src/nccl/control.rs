@@ -389,13 +389,16 @@ impl Shared {
 
     /// Makes a failure that of the group, if it is the first.
     fn settle(&self, failure: Failure) {
+        // As the others read it: without lines and fractions of a millisecond.
+        let line = failure.to_line();
+        let failure = Failure::from_line(&line).unwrap_or(failure);
         let mut state = self.state();
         if state.failure.is_some() {
             return;
         }
         if self.world.rank == 0 {
             // Before a caller knows, who may close the connections at once.
-            self.tell(&format!("fail\t{}", failure.to_line()));
+            self.tell(&format!("fail\t{line}"));
         }
         state.failure = Some(failure);
         drop(state);
@@ -436,7 +439,7 @@ impl fmt::Debug for Control {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{BufRead, BufReader, Write};
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
@@ -482,6 +485,31 @@ mod tests {
             |state| state.calls[0].is_some() && state.calls[2].is_some(),
             |others| writeln!(others[0], "call\tto compute").unwrap(),
         );
+    }
+
+    /// Reasons may have several lines, such as those why no kernel applies.
+    #[test]
+    fn rank_0_reports_what_the_others_read() {
+        for failure in [
+            Failure::Failed {
+                rank: 0,
+                why: "no kernel:\n  mma: no\n".to_owned(),
+            },
+            Failure::Late {
+                ranks: vec![1],
+                waited: Duration::from_micros(2500),
+            },
+        ] {
+            let (control, others) = rank_0(2);
+            let reported = control.fail(failure);
+            let lines = BufReader::new(&others[0]).lines();
+            let failed = lines.map_while(Result::ok).find_map(|line| {
+                let (word, rest) = line.split_once('\t')?;
+                (word == "fail").then(|| Failure::from_line(rest))?
+            });
+            assert_eq!(failed.as_ref(), Some(&reported));
+            assert_eq!(control.failure(), failed);
+        }
     }
 
     #[test]

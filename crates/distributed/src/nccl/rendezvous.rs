@@ -68,17 +68,17 @@ fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) 
     let listener = listen(&world.address).map_err(|error| failed(error.to_string()))?;
     { listener.set_nonblocking(true) }.map_err(|error| failed(error.to_string()))?;
     while links.len() + 1 < world.ranks {
+        if Instant::now() > deadline {
+            let is_there = |rank: &usize| links.iter().any(|link| link.rank == *rank);
+            let missing: Vec<_> = (1..world.ranks).filter(|rank| !is_there(rank)).collect();
+            return Err(failed(format!(
+                "ranks {missing:?} have not connected to rank 0 within {:?}",
+                world.timeout
+            )));
+        }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if is_early(error.kind()) => {
-                if Instant::now() > deadline {
-                    let is_there = |rank: &usize| links.iter().any(|link| link.rank == *rank);
-                    let missing: Vec<_> = (1..world.ranks).filter(|rank| !is_there(rank)).collect();
-                    return Err(failed(format!(
-                        "ranks {missing:?} have not connected to rank 0 within {:?}",
-                        world.timeout
-                    )));
-                }
                 sleep(PAUSE);
                 continue;
             }
@@ -105,14 +105,14 @@ fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) 
         let is_new = links.iter().all(|known| known.rank != link.rank);
         let rank = link.rank;
         links.push(link);
-        if !is_new || rank == 0 || rank >= world.ranks {
-            return Err(failed(format!("rank {rank} of {} came twice", world.ranks)));
-        }
         if theirs != hello {
             let [ours, theirs] = [hello, theirs].map(|line| line.replace('\t', " "));
             return Err(failed(format!(
                 "rank {rank} is `{theirs}`, but rank 0 `{ours}`"
             )));
+        }
+        if !is_new || rank == 0 {
+            return Err(failed(format!("rank {rank} of {} came twice", world.ranks)));
         }
     }
     Ok(())
