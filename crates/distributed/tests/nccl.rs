@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -63,10 +64,16 @@ impl Host {
     }
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+/// An address that nobody listens at. On Linux it is of a host of its own: between here and rank 0 another test may be given the same port.
+fn free_address() -> String {
+    static HOSTS: AtomicU32 = AtomicU32::new(1);
+    let host = match cfg!(target_os = "linux") {
+        true => process::id() % 254 * 0x1_0000 + HOSTS.fetch_add(1, Ordering::Relaxed) % 0xffff,
+        false => 0,
+    };
+    let host = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + host);
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    listener.local_addr().unwrap().to_string()
 }
 
 fn worlds(ranks: usize) -> Vec<World> {
@@ -74,7 +81,7 @@ fn worlds(ranks: usize) -> Vec<World> {
 }
 
 fn worlds_within(timeout: Duration, ranks: usize) -> Vec<World> {
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = free_address();
     let world = |rank| World::new(rank, ranks, &address);
     (0..ranks)
         .map(|rank| world(rank).timeout(timeout).silence(PATIENCE))
@@ -510,7 +517,7 @@ fn a_captured_loop_ends_with_the_failure_of_all_ranks() {
     for is_cut in [false, true] {
         let (host, met) = (Host::new(2), Barrier::new(2));
         let state = Arc::new(AtomicU8::new(PASS));
-        let address = format!("127.0.0.1:{}", free_port());
+        let address = free_address();
         let to = [address.clone(), proxy(&address, &state)];
         let worlds = [0, 1].map(|rank| World::new(rank, 2, &to[rank]).timeout(PATIENCE));
         let failures = each(&worlds, |world| {
@@ -722,7 +729,7 @@ fn lost_and_stopped_ranks_are_named() {
     ] {
         for late in [false, true] {
             let state = Arc::new(AtomicU8::new(PASS));
-            let address = format!("127.0.0.1:{}", free_port());
+            let address = free_address();
             let world = |rank| {
                 let to = match rank {
                     2 => proxy(&address, &state),
@@ -925,7 +932,7 @@ fn a_rank_that_is_lost_while_its_group_is_dropped_is_named_at_once() {
     const LONG: Duration = Duration::from_secs(30);
     let (host, met) = (Host::new(2), Barrier::new(2));
     let state = Arc::new(AtomicU8::new(PASS));
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = free_address();
     let to = [address.clone(), proxy(&address, &state)];
     let worlds = [0, 1].map(|rank| World::new(rank, 2, &to[rank]).timeout(LONG));
     let named = each(&worlds, |world| {
@@ -1006,7 +1013,7 @@ fn ranks_that_do_not_meet_are_named() {
     // Rank 0 is not there.
     let error = host.group(&all[1]).unwrap_err().to_string();
     assert!(
-        error.starts_with("the ranks have not met: rank 1 and rank 0 at 127.0.0.1:"),
+        error.starts_with("the ranks have not met: rank 1 and rank 0 at 127."),
         "{error}"
     );
     // A port that is taken.
@@ -1018,13 +1025,32 @@ fn ranks_that_do_not_meet_are_named() {
         .to_string();
     assert!(error.contains("in use"), "{error}");
     // Another number of ranks.
-    let address = format!("127.0.0.1:{}", free_port());
-    let uneven = [World::new(0, 2, &address), World::new(1, 3, &address)];
-    for error in each(&uneven, |world| host.group(world).unwrap_err().to_string()) {
-        assert!(error.contains("rank 1 is `warptile"), "{error}");
+    for rank in [1, 2] {
+        let address = free_address();
+        let uneven = [World::new(0, 2, &address), World::new(rank, 3, &address)];
+        for error in each(&uneven, |world| host.group(world).unwrap_err().to_string()) {
+            let expected = format!("rank {rank} is `warptile");
+            assert!(error.contains(&expected), "{error}");
+        }
     }
+    // Strangers that come all the time don't keep rank 0 from its bound.
+    let address = free_address();
+    let (is_over, begin) = (AtomicBool::new(false), Instant::now());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut strangers = Vec::new();
+            while !is_over.load(Ordering::Relaxed) && begin.elapsed() < 4 * TIMEOUT {
+                strangers.extend(TcpStream::connect(&address));
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let error = { host.group(&World::new(0, 2, &address).timeout(TIMEOUT)) }.unwrap_err();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(error.to_string().contains("ranks [1] have not"), "{error}");
+        assert!(begin.elapsed() < 3 * TIMEOUT);
+    });
     // Strangers are not counted.
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = free_address();
     let worlds = [0, 1].map(|rank| World::new(rank, 2, &address));
     thread::scope(|scope| {
         let stranger = scope.spawn(|| {
