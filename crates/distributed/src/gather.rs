@@ -247,10 +247,11 @@ impl Needs {
     /// The needs of all ranks.
     fn all(shards: &Shards<'_>, attention: &Attention) -> Result<Vec<Needs>> {
         let of = |rank| Needs::of(shards, rank, attention);
-        Self::checked((0..shards.map().ranks()).map(of), attention)
+        Self::checked((0..shards.map().ranks()).map(of), 1, attention)
     }
 
-    /// As [`all`](Self::all), where no rank has keys that it need not fetch. As many as `ranks` may add to the gradients of a key.
+    /// As [`all`](Self::all) of hosts, which have `ranks` ranks together, where none has keys that it need not fetch. Each rank may add to the
+    /// gradients of a key.
     pub(crate) fn all_fetched(
         map: &RowMap,
         ranks: usize,
@@ -267,17 +268,20 @@ impl Needs {
                 fetched,
             })
         };
-        Self::checked((0..map.ranks()).map(of), attention)
+        let of_each = ranks / map.ranks();
+        Self::checked((0..map.ranks()).map(of), of_each, attention)
     }
 
+    /// Each of `all` is of so many ranks.
     fn checked(
         all: impl Iterator<Item = Result<Needs>>,
+        ranks: usize,
         attention: &Attention,
     ) -> Result<Vec<Needs>> {
         let all = all.collect::<Result<Vec<_>>>()?;
         let aligned = |first: &usize| first.is_multiple_of(DropoutState::ALIGNMENT as usize);
         if attention.has(Operand::DropoutState)
-            && let Some(rank) = { all.iter() }.position(|needs| {
+            && let Some(at) = { all.iter() }.position(|needs| {
                 !needs
                     .parts()
                     .all(|(part, _)| part.first[1..].iter().all(aligned))
@@ -287,6 +291,7 @@ impl Needs {
                 "with dropout its chunks must begin at multiples of {} in their document, or use Scheme::Heads",
                 DropoutState::ALIGNMENT
             );
+            let rank = at * ranks;
             return Err(Error::Argument { rank, rule });
         }
         if attention.has(Operand::Slopes)

@@ -53,7 +53,7 @@ pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
 }
 
 /// Returns true for several parts that one call can have: of as many rows each, one behind the other, with one mask and first key.
-pub fn are_alike(parts: &[Part]) -> bool {
+pub(crate) fn are_alike(parts: &[Part]) -> bool {
     let [first, _, ..] = parts else {
         return false;
     };
@@ -69,7 +69,7 @@ pub fn are_alike(parts: &[Part]) -> bool {
 
 /// The keys that each sum of gradients of a rank is of. Parts that are alike have one each, unless those of all ranks are more than can be
 /// added up.
-pub fn summed(parts: &[Part], ranks: usize) -> Vec<Vec<Range<usize>>> {
+pub(crate) fn summed(parts: &[Part], ranks: usize) -> Vec<Vec<Range<usize>>> {
     match are_alike(parts) && parts.len() * ranks <= Merge::MAX_PARTS {
         true => { parts.iter() }
             .map(|part| vec![part.keys.clone()])

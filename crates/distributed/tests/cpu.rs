@@ -255,6 +255,16 @@ fn errors_name_the_rank() {
         error.to_string(),
         "rank 0: with dropout its chunks must begin at multiples of 32 in their document, or use Scheme::Heads"
     );
+    // Of hosts the first rank: here of the second one, whose rows begin at 50.
+    let group = Group::local(vec![Backend::cpu(); 4]).unwrap();
+    let shards = group.shards(&Sharding::Contiguous, 100).unwrap();
+    let shards = shards.scheme(Scheme::Hybrid { hosts: 2 });
+    let q = shards.split(&data(100 * 2 * 8, 0.0), 2, 8).unwrap();
+    let error = shards.forward(&dropout, &q, (&q, &q)).unwrap_err();
+    assert!(
+        error.to_string().starts_with("rank 2: with dropout "),
+        "{error}"
+    );
 }
 
 #[test]
