@@ -39,8 +39,8 @@ pub use current::Current;
 /// a row, [`Context::enter`] does so once.
 ///
 /// Buffers come from a memory pool of this context's own, where the device has pools. It keeps the
-/// memory of dropped buffers for the next ones, up to 1 GiB, as getting memory from the device takes
-/// longer than many a kernel; [`Context::trim_memory`] gives it back.
+/// memory of dropped buffers for the next ones, up to a sixteenth of the device's, as getting memory
+/// from it takes longer than many a kernel; [`Context::trim_memory`] gives it back.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,

@@ -9,12 +9,12 @@ use crate::context::Context;
 use crate::driver::call;
 use crate::error::Result;
 
-/// Unused memory, in bytes, that a context's pool holds on to over a synchronization: many times what a call needs whose
-/// time depends on it, and little of what others on the device may want.
-const KEPT_BYTES: u64 = 1 << 30;
+/// The part of the device's memory that a context's pool holds on to over a synchronization, unused: what the workspace of gradients
+/// of long sequences takes, and little of what others on the device may want.
+const KEPT_PART: usize = 16;
 
 impl Context {
-    /// Makes the pool, which keeps up to `KEPT_BYTES` of unused memory: by default one would give everything unused
+    /// Makes the pool, which keeps some unused memory: by default one would give everything unused
     /// back at each synchronization. It is a pool of our own, because other users of the device's default pool should
     /// not be affected.
     pub(super) fn make_pool(&self) -> Result<()> {
@@ -37,7 +37,7 @@ impl Context {
         // SAFETY: both outlive the call and the context is current. `Inner::drop` destroys the pool.
         unsafe { call!(self, operation, mem_pool_create(&mut pool, &props)) }?;
         let pool = *self.inner.pool.get_or_init(|| pool);
-        let mut threshold = KEPT_BYTES;
+        let mut threshold = (self.device().total_memory()? / KEPT_PART) as u64;
         let value = (&raw mut threshold).cast();
         // SAFETY: the pool is live, and the attribute's value is the 64 bits at `value`.
         unsafe {
@@ -50,7 +50,7 @@ impl Context {
     }
 
     /// Free and total device memory in bytes. What this context keeps for its next buffers, up to
-    /// 1 GiB, is not free: see [`Context::trim_memory`].
+    /// a sixteenth of the device's memory, is not free: see [`Context::trim_memory`].
     ///
     /// # Errors
     /// The driver's error.
