@@ -138,15 +138,16 @@ fn write<T: Element, C: Pod + Send>(
                 None => (&keys, 0, k, append.k(), append.k_pages(), true),
                 Some(_) => (values, values_at, v, append.v(), append.v_pages(), false),
             };
-            let head = head % kv_heads;
+            let (head, size) = (head % kv_heads, new_layout.head_dim());
+            if size == 0 {
+                continue;
+            }
             let from = new_layout.offset(token.entry, token.row, head);
             // SAFETY: page and row are within the layout, which the memory holds; rows of different heads, and of keys and
             // values, do not overlap (checked), and this task has all rows of one head of one of them.
-            let to = unsafe {
-                cache.slice(start + pages.offset(page, row, head), new_layout.head_dim())
-            };
+            let to = unsafe { cache.slice(start + pages.offset(page, row, head), size) };
             rotated.clear();
-            rotated.extend_from_slice(&new[from..from + new_layout.head_dim()]);
+            rotated.extend_from_slice(&new[from..from + size]);
             if is_key {
                 rotate(index, &mut rotated);
             }

@@ -164,3 +164,16 @@ quickcheck! {
         verify::<f16>(seed) && verify::<bf16>(seed) && verify::<f32>(seed)
     }
 }
+
+/// As of models that keep their values in the keys.
+#[test]
+fn values_without_elements_are_none_to_write() {
+    let backend = Backend::cpu();
+    let k = backend.tensor(&[1.0_f32, 2.0, 3.0], [1, 3, 1, 1]).unwrap();
+    let v = backend.tensor(&[0.0_f32; 0], [1, 3, 1, 0]).unwrap();
+    let mut keys = backend.tensor(&[9.0_f32; 4], [1, 4, 1, 1]).unwrap();
+    let mut values = backend.tensor(&[0.0_f32; 0], [1, 4, 1, 0]).unwrap();
+    let write = CacheWrite::new(&k, &v, (&mut keys, &mut values)).after(&[1]);
+    write.run().unwrap();
+    assert_eq!(keys.to_vec().unwrap(), [9.0, 1.0, 2.0, 3.0]);
+}
