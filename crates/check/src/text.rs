@@ -698,7 +698,12 @@ mod tests {
         }
         let error = |text: &str| Case::parse_to_plan(text).unwrap_err().to_string();
         assert!(error("q1 k1 h18446744073709551615").contains("heads in all sequences"));
-        assert!(error("q1000000000 blocks=64x64 d64 f16").contains("blocks in its lists"));
+        for text in [
+            "q1000000000 blocks=64x64 d64 f16",
+            "q1000000000 k0 h40 blocks=64x64,head d64 f16",
+        ] {
+            assert!(error(text).contains("blocks in its lists"), "{text}");
+        }
         let many = Case::parse_to_plan("b1073741824 h1 q1 d8 f16").unwrap();
         assert!(
             many.call_to_plan()

@@ -115,14 +115,17 @@ impl Case {
         ]
     }
 
-    /// The number of pairs of a block of queries and a block of keys in all lists, which bounds the work of drawing them.
+    /// The number of pairs of a block of queries and a block of keys in all lists, or of rows if there are more, which bounds the work of
+    /// drawing them.
     pub(super) fn blocks_to_draw(&self) -> u128 {
         let Some(lists) = self.scoring.blocks else {
             return 0;
         };
         let of_list = self.blocks_of_a_list(&lists).map(|count| count as u128);
         let lists = lists.count(self.batch(), self.heads.query) as u128;
-        of_list[0].saturating_mul(of_list[1]).saturating_mul(lists)
+        of_list[0]
+            .saturating_mul(of_list[1].max(1))
+            .saturating_mul(lists)
     }
 
     /// Offsets and indices of lists of blocks. A row has as many blocks as the case says, or else any number, none included; some rows
