@@ -31,6 +31,24 @@ fn rotary() -> Rotary {
     Rotary::computed(32, 10_000.0, Pairing::Interleaved).unwrap()
 }
 
+/// As of models that keep their values in the keys.
+#[test]
+fn values_without_elements_need_no_memory() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        let empty = |[batch, rows, heads, _]: [usize; 4]| tensor(&backend, [batch, rows, heads, 0]);
+        let (k, v) = (tensor(&backend, NEW), empty(NEW));
+        let (mut keys, mut values) = (tensor(&backend, PAGES), empty(PAGES));
+        let slots: Vec<i64> = (0..6).collect();
+        let write = CacheWrite::new(&k, &v, (&mut keys, &mut values)).slots(&slots);
+        write.run().unwrap();
+        backend.synchronize().unwrap();
+        assert_eq!(fake.launches().len(), 1);
+    }
+    fake.assert_clean();
+}
+
 /// The list that is given last counts, wherever it lies.
 #[test]
 fn lists_on_the_host_take_the_place_of_those_on_the_device() {
