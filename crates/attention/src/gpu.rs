@@ -57,8 +57,7 @@ pub use warptile_spec::{Access, MemoryType, ViewTypes};
 /// A kernel once it is loaded; until then locked by the thread that loads it.
 type Loading = Mutex<Option<Arc<Loaded>>>;
 
-/// Lists of numbers that are kept: each layer of a model may have its own sinks, slopes and two lists of scales. Few enough to look
-/// through.
+/// Lists of numbers that are kept: each layer of a model may have some of its own. Few enough to look through.
 const MOST_CONSTANTS: usize = 1024;
 
 /// Prepared problems of all operations: `(Problem, Choice)` and [`Inner`] of an operation.

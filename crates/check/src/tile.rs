@@ -3,7 +3,7 @@
 use std::fmt;
 
 use warptile::kernels::Image;
-use warptile::spec::{BlockLists, Features, Heads, Operand};
+use warptile::spec::{BlockLists, Features, Heads};
 use warptile::{Element, ElementType};
 
 use crate::accept::LSE_TOLERANCE;
@@ -209,12 +209,12 @@ impl Tile {
 
     /// The tile with the option that the image always reads, if there is one: lists of all blocks, or a key mask that shows all keys.
     pub fn for_image(mut self, image: &Image) -> Self {
-        let scoring = self.case.scoring;
+        let (scoring, problem) = (self.case.scoring, self.case.call().problem());
         if image.features.contains(Features::BLOCKS) {
             let blocks = self.keys().div_ceil(LISTS.keys());
             self.case.scoring = scoring.blocks(LISTS.each(blocks as u32));
-        } else if image.boxed() == Some(Operand::KeyMask) {
-            self.case.scoring = scoring.with(Operand::KeyMask);
+        } else if let Some(mask) = image.boxed().filter(|_| image.lacks_mask(&problem)) {
+            self.case.scoring = scoring.with(mask);
             self.case.broadcast = Some([true, false, true, false]);
         }
         self
@@ -255,8 +255,10 @@ impl Tile {
         let (rows, keys, head_dim) = (self.rows(), self.keys(), self.case.heads.dim);
         let layout = *self.case.call().out();
         let mut inputs = self.case.inputs::<T>();
-        if let Some(Data::Bytes(mask)) = &mut inputs.others[Operand::KeyMask] {
-            mask.data.fill(1);
+        for operand in inputs.others.as_mut_slice() {
+            if let Some(Data::Bytes(mask)) = operand {
+                mask.data.fill(1);
+            }
         }
         fill(&mut inputs.q, &self.q, head_dim);
         for row in 0..rows {

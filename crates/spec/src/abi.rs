@@ -948,6 +948,18 @@ impl Scoring {
     }
 }
 
+impl KeyRuns {
+    /// With the mask of a call in which it is the same for all queries and heads.
+    pub fn of(scoring: &Scoring) -> Self {
+        KeyRuns {
+            key_mask: scoring.key_mask,
+            mask_batch: scoring.mask_batch,
+            mask_key: scoring.mask_key,
+            ..Default::default()
+        }
+    }
+}
+
 macro_rules! blocks {
     ($($(#[$doc:meta])* $LIST:ident: $($name:ident),*;)*) => {
         $($(impl Block for $name {})*

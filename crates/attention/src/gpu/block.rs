@@ -160,18 +160,11 @@ pub(super) fn boxes_map(
 /// The key mask of a call in which it is the same for all queries and heads.
 pub(super) fn key_runs(call: &Call, at: &Slots<u64>) -> abi::KeyRuns {
     let count = |n: usize| n as i32;
-    let step = |dimension| {
-        call.layout(Operand::KeyMask)
-            .map_or(0, |layout| stride(layout, dimension))
-    };
     abi::KeyRuns {
-        key_mask: at[Operand::KeyMask],
-        mask_batch: step(0),
-        mask_key: step(3),
         batch: count(call.batch()),
         query_len: count(call.query_len()),
         key_len: count(call.key_len()),
-        ..Default::default()
+        ..abi::KeyRuns::of(&scoring(call, at))
     }
 }
 
