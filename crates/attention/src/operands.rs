@@ -470,7 +470,7 @@ impl<'a, T: Element> Keys<'a, T> {
         self.scores(Operand::Bias, bias)
     }
 
-    /// Like [`bias`](Self::bias), with elements of `f32` whatever the type of the queries. Gradients are refused.
+    /// Like [`bias`](Self::bias), with elements of `f32` whatever the type of the queries. Gradients are refused unless that is `f32`, too.
     pub fn bias_f32(self, bias: &'a Tensor<f32>) -> Self {
         self.scores(Operand::Bias, bias)
     }

@@ -13,8 +13,8 @@ use crate::plan::{
 };
 use crate::spec::{Expected, Problem, check_type};
 
-/// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::spec::Call), [`Merge`](crate::spec::Merge) or
-/// [`Append`](crate::spec::Append).
+/// An operation that runs on a GPU, as the description of one of its calls: [`Call`](crate::spec::Call),
+/// [`Backward`](crate::spec::Backward), [`Merge`](crate::spec::Merge) or [`Append`](crate::spec::Append).
 ///
 /// All of them are launched by [`Prepared`](crate::gpu::Prepared). An operation has a plan of one or more steps. For
 /// each step it gives the grid, and fills the parameter block of the step's kernel. Steps run one after the other,
