@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use warptile::plan::Choice;
-use warptile_kernels::{ElementType, External, Family, Image, Target};
+use warptile_kernels::{ElementType, External, Family, Image, Role, Target, catalog};
 
 use crate::failure::Failure;
 use crate::json;
@@ -67,11 +67,46 @@ pub(crate) fn named() -> Result<&'static [&'static Image], Failure> {
 
 /// The images that `choice` has the name of.
 pub(crate) fn chosen(choice: &Choice) -> Result<Vec<&'static Image>, Failure> {
-    let (Choice::Kernel(name) | Choice::Image(name)) = choice else {
+    let (Choice::Kernel(_) | Choice::Image(_)) = choice else {
         return Ok(Vec::new());
     };
-    let is = |image: &&Image| image.kernel == name || image.name == name;
-    Ok(named()?.iter().copied().filter(is).collect())
+    let all = named()?.iter().copied();
+    Ok(all.filter(|image| is_chosen(choice, image)).collect())
+}
+
+/// Returns true if an image is of the family, the kernel or the name that was chosen. The name of one from a folder was parsed as that of a
+/// kernel.
+pub(crate) fn is_chosen(choice: &Choice, image: &Image) -> bool {
+    match choice {
+        Choice::Family(family) => image.family == *family,
+        Choice::Kernel(name) | Choice::Image(name) => image.kernel == name || image.name == name,
+        _ => true,
+    }
+}
+
+/// Checks that kernels of the chosen name compute an operation, which has these roles.
+///
+/// # Errors
+/// [`Failure::Input`] for those of other operations, and for an unknown name of a kernel of gradients: planners know only that of outputs.
+pub(crate) fn check_roles(choice: &Choice, roles: &[Role]) -> Result<(), Failure> {
+    let outputs = roles.contains(&Role::Forward);
+    let all = catalog().iter().chain(named()?.iter().copied());
+    let mut chosen = all.filter(|image| is_chosen(choice, image)).peekable();
+    let first = chosen.peek().map(|image| image.role);
+    if chosen.any(|image| roles.contains(&image.role)) {
+        return Ok(());
+    }
+    let why = match first {
+        None if outputs => return Ok(()),
+        None => "no kernel has this name".to_owned(),
+        Some(Role::Forward) => "it computes outputs, not gradients".to_owned(),
+        Some(role) if outputs => format!("it computes {role}, not outputs"),
+        Some(role) => format!("it computes {role}, not gradients of inputs"),
+    };
+    Err(Failure::Input(format!(
+        "--kernel {}: {why}; `warptile info --kernels` lists kernels",
+        text::name(&choice.to_string())
+    )))
 }
 
 /// Reads a folder.

@@ -85,6 +85,7 @@ fn of<O: Operation>(
     operation: &O,
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
+    images::check_roles(&args.kernel, O::ROLES)?;
     let profiles = profiles(args)?;
     let named = images::named()?;
     let planned_for = |(profile, rates): &(DeviceProfile, Option<Rates>)| {

@@ -34,6 +34,7 @@ use crate::cases;
 use crate::chart::{self, Bar};
 use crate::devices::SeveralArgs;
 use crate::failure::Failure;
+use crate::images;
 use crate::interrupt;
 use crate::json;
 use crate::machine::{self, Machine};
@@ -639,7 +640,9 @@ fn plans<O: Operation>(
                 )?);
             }
             name => {
-                plans.push(plan(name.parse()?)?);
+                let choice = name.parse()?;
+                images::check_roles(&choice, O::ROLES)?;
+                plans.push(plan(choice)?);
             }
         }
     }

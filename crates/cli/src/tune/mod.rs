@@ -215,6 +215,10 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
     if let Some(svg) = &args.svg {
         Replacement::begin(svg)?.finish(report::svg(&outcomes, &machine).as_bytes())?;
     }
+    let goes_on = match &search.file {
+        Some(_) => "; the same command goes on from there",
+        None => "",
+    };
     if cut_short {
         let screened = search
             .state
@@ -222,14 +226,9 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
             .iter()
             .filter(|one| !one.screened.is_empty());
         return Err(Failure::Interrupted(format!(
-            "cut short: {} of {} problems were measured before Ctrl-C{}",
+            "cut short: {} of {} problems were measured before Ctrl-C{goes_on}",
             screened.count(),
             problems.len(),
-            if search.file.is_some() {
-                "; the same command goes on from there"
-            } else {
-                ""
-            }
         )));
     }
     let missing = outcomes.iter().filter(|one| one.is_open()).count();
@@ -243,10 +242,8 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         }
     }
     if missing > 0 {
-        say!(
-            console,
-            "budget   spent before {missing} problems were done; the same command goes on from there"
-        )?;
+        let missing = text::count(missing as u64, "problem");
+        say!(console, "budget   spent: {missing} not done{goes_on}")?;
     }
     Ok(())
 }

@@ -189,10 +189,11 @@ pub(super) fn print(
             (logs / count as f64).exp()
         ),
     };
-    let level = 100.0 * (1.0 - rules.level());
+    let level = format!("{:.4}", 100.0 * (1.0 - rules.level()));
+    let level = level.trim_end_matches('0').trim_end_matches('.');
     Ok(say!(
         console,
-        "result   {} of {} problems have another kernel or other settings{mean}; each bound holds with {level:.4}% confidence",
+        "result   {} of {} problems have another kernel or other settings{mean}; each bound holds with {level}% confidence",
         won.len(),
         outcomes.len()
     )?)

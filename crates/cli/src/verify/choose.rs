@@ -162,6 +162,14 @@ fn with_any_option(case: Case, index: u64) -> Case {
     }
 }
 
+/// Roles of the kernels of the operation that is verified.
+fn roles(args: &VerifyArgs) -> &'static [Role] {
+    match args.backward || args.case.iter().any(|case| case.backward) {
+        true => Backward::ROLES,
+        false => Call::ROLES,
+    }
+}
+
 /// The images of the operation that is verified, of those that run on the device.
 pub(super) fn runnable(args: &VerifyArgs, backend: &Backend) -> Vec<&'static Image> {
     let Some(gpu) = backend.gpu() else {
@@ -169,11 +177,7 @@ pub(super) fn runnable(args: &VerifyArgs, backend: &Backend) -> Vec<&'static Ima
     };
     let profile = gpu.profile();
     let runs = |image: &&Image| image.target.runs_on(profile.major, profile.minor);
-    let roles = match args.backward || args.case.iter().any(|case| case.backward) {
-        true => Backward::ROLES,
-        false => Call::ROLES,
-    };
-    { roles.iter() }
+    { roles(args).iter() }
         .flat_map(|role| images_for(*role))
         .filter(runs)
         .collect()
@@ -217,18 +221,12 @@ pub(super) fn images(
     if kernel.is_none() && args.target.is_none() && !args.each_kernel {
         return Ok(None);
     }
-    let is_chosen = |image: &Image| match kernel {
-        Some(Choice::Family(family)) => image.family == *family,
-        // The name of an image from a folder was parsed as that of a kernel.
-        Some(Choice::Kernel(name) | Choice::Image(name)) => {
-            image.kernel == name || image.name == name
-        }
-        _ => true,
-    };
+    let is_chosen = |image: &Image| kernel.is_none_or(|choice| images::is_chosen(choice, image));
     let target = args.target.as_deref();
     let is_of_target = |image: &Image| target.is_none_or(|name| image.target.to_string() == name);
     let mut images = runnable(args, backend);
     if let (Some(choice), Some(gpu)) = (kernel, backend.gpu()) {
+        images::check_roles(choice, roles(args))?;
         let (major, minor) = (gpu.profile().major, gpu.profile().minor);
         let named = images::chosen(choice)?.into_iter();
         images.extend(named.filter(|image| image.target.runs_on(major, minor)));

@@ -206,6 +206,18 @@ fn gradients_are_planned_step_by_step() {
     let (text, _) = plan(0, &[problem, "--gpu", "h200", "--kernel", "dkv"]);
     assert!(text.contains("\nquery gradients dq_d128_"), "{text}");
     assert!(text.contains("modelled"), "{text}");
-    let (_, error) = plan(2, &[problem, "--gpu", "h200", "--kernel", "wgmma"]);
-    assert!(error.contains("no kernel takes"), "{error}");
+    for (problem, kernel, expected) in [
+        (problem, "wgmma", "it computes outputs, not gradients"),
+        (
+            problem,
+            "merge",
+            "it computes combine, not gradients of inputs",
+        ),
+        (problem, "nokernel", "no kernel has this name"),
+        (PROBLEM, "dqkv", "it computes all gradients, not outputs"),
+    ] {
+        let (_, error) = plan(2, &[problem, "--gpu", "h200", "--kernel", kernel]);
+        let expected = format!("--kernel {kernel}: {expected}; ");
+        assert!(error.contains(&expected), "{error}");
+    }
 }

@@ -487,14 +487,17 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     assert_eq!(read(&json)["cut_short"], false);
     assert_eq!(machine.files().len(), 1);
     // A budget of nothing measures nothing, and says so.
-    let stdout = machine.run(
-        "",
-        &["tune", "--budget", "0", "--shape", "q64 k64 h17 d64 f16"],
-    );
-    assert!(
-        stdout.contains("the same command goes on from there"),
-        "{stdout}"
-    );
+    let mut arguments = vec!["tune", "--budget", "0", "--shape", "q64 k64 h17 d64 f16"];
+    let stdout = machine.run("", &arguments);
+    let line = "budget   spent: 1 problem not done";
+    let goes_on = "; the same command goes on from there\n";
+    assert!(stdout.contains(&format!("{line}{goes_on}")), "{stdout}");
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("with 99% confidence"), "{stdout}");
+    // A dry run keeps nothing to go on from.
+    arguments.push("--dry-run");
+    let stdout = machine.run("", &arguments);
+    assert!(stdout.contains(&format!("{line}\n")), "{stdout}");
 }
 
 #[test]
