@@ -341,9 +341,9 @@ def tool_command(tool):
 
 
 def errors_of(output):
-    # Without a summary the count stays empty, and the part fails.
-    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", output)
-    return int(summary[1]) if summary else None
+    # Without a summary the count stays empty, and the part fails. The last one counts: one of errors that were not printed comes before it.
+    counts = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", output)
+    return int(counts[-1]) if counts else None
 
 
 def controls(evidence):

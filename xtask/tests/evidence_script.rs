@@ -137,6 +137,7 @@ const SANITIZER: &str = r#"#!/bin/sh
 tool=$2; shift 4; found=0
 echo "$(echo sanitizer) on ${CUDA_VISIBLE_DEVICES-all}: $*" >> seen
 case "$*" in *controls.py*) echo "$tool: launched, then 0"; [ "$FAULT" = blind ] || found=3 ;; *) "$@" ;; esac
+[ $found = 0 ] || echo "ERROR SUMMARY: 9 errors were not printed. Use --print-limit option"
 case $tool in racecheck) echo "RACECHECK SUMMARY: $found hazards displayed" ;; *) echo "ERROR SUMMARY: $found errors" ;; esac
 "#;
 
@@ -577,6 +578,7 @@ fn parts_of_one_commit_are_put_together() {
     let sanitized = host.json("sanitizer.json");
     let rows = sanitized["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 4 * 4);
+    assert_eq!(sanitized["controls"][0]["errors"], 3, "{sanitized}");
     for image in ["merge_w4_sm_90", "scalar_sm_90", "dq_sm_90"] {
         let of_image = rows.iter().filter(|row| row["images"][image] == "ab");
         assert_eq!(of_image.count(), 4, "{image}: {rows:?}");

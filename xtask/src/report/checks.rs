@@ -200,9 +200,9 @@ pub(super) fn unproven(images: &[ManifestEntry], checks: &[&Checks]) -> String {
             .iter()
             .filter(|image| image.target == target)
             .collect();
-        let unproven: Vec<&&ManifestEntry> = of_target
-            .iter()
+        let unproven: Vec<&str> = { of_target.iter() }
             .filter(|image| !checks.iter().any(|gpu| gpu.is_proven(image)))
+            .map(|image| image.name.as_str())
             .collect();
         if unproven.is_empty() {
             continue;
@@ -215,19 +215,33 @@ pub(super) fn unproven(images: &[ManifestEntry], checks: &[&Checks]) -> String {
             continue;
         }
         text.push_str(&format!(
-            "- `{target}`: {} of {} images\n",
+            "- `{target}`: {} of {} images: {}\n",
             unproven.len(),
-            of_target.len()
+            of_target.len(),
+            named(&unproven)
         ));
-        for image in unproven {
-            text.push_str(&format!("  - `{}`\n", image.name));
-        }
     }
     match (text.is_empty(), images.is_empty()) {
         (_, true) => "No images are embedded.\n".to_owned(),
         (true, false) => "Every image has run on a GPU and passed.\n".to_owned(),
         (false, false) => text,
     }
+}
+
+/// A few images by name; of more, how many each family has.
+fn named(images: &[&str]) -> String {
+    const FEW: usize = 12;
+    if images.len() <= FEW {
+        let names = images.iter().map(|name| format!("`{name}`"));
+        return names.collect::<Vec<_>>().join(", ");
+    }
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in images {
+        let family = name.split('_').next().unwrap_or_default();
+        *counts.entry(family).or_default() += 1;
+    }
+    let counts = { counts.iter() }.map(|(family, count)| format!("{count} of `{family}`"));
+    counts.collect::<Vec<_>>().join(", ")
 }
 
 /// The images that a GPU has proven and that are other machine code now, and how many are the same.
@@ -239,13 +253,13 @@ pub(super) fn changed(images: &[ManifestEntry], gpu: &Checks) -> String {
     for (name, ran) in &gpu.images.images {
         match now.get(name.as_str()) {
             Some(sha256) if *sha256 == ran.sha256 => same += 1,
-            Some(_) => changed.push(format!("`{name}`")),
+            Some(_) => changed.push(name.as_str()),
             None => gone += 1,
         }
     }
     let names = match changed.is_empty() {
         true => String::new(),
-        false => format!(": {}", changed.join(", ")),
+        false => format!(": {}", named(&changed)),
     };
     format!(
         "Of the {} images that ran on {}, {same} are the same machine code now, {gone} have gone, and {} are other machine code{names}.\n",
@@ -326,10 +340,7 @@ pub(super) mod tests {
         assert_eq!(
             unproven(&images, &[&checks]),
             "- `sm_80`: compiled, no run on record (1 images)\n\
-             - `sm_90`: 3 of 4 images\n  \
-               - `scalar_d64_f16_sm_90`\n  \
-               - `scalar_d96_f16_sm_90`\n  \
-               - `scalar_d128_f16_sm_90`\n"
+             - `sm_90`: 3 of 4 images: `scalar_d64_f16_sm_90`, `scalar_d96_f16_sm_90`, `scalar_d128_f16_sm_90`\n"
         );
         assert_eq!(
             unproven(&images[..1], &[&checks]),
@@ -353,6 +364,12 @@ pub(super) mod tests {
             "Of the 3 images that ran on a GPU, 1 are the same machine code now, 1 have gone, and 1 are other machine code: \
              `scalar_d64_f16_sm_90`.\n"
         );
+        // Of many it says the families: a page is to be read.
+        let many: Vec<String> = (0..13)
+            .map(|at| format!("{}_{at}", ["mma", "dq"][at % 2]))
+            .collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(named(&many), "6 of `dq`, 7 of `mma`");
     }
 
     #[test]
