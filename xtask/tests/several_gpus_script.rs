@@ -135,7 +135,7 @@ fn all_steps_run_and_rows_stand_beside_goals() {
     let (code, text) = host.run("less", &["--only", "decode"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("no table: KeyError"), "{text}");
-    assert_eq!(host.json("rows.json").as_array().unwrap().len(), 4);
+    assert_eq!(host.json("rows.json").as_array().unwrap().len(), 5);
 }
 
 #[test]
