@@ -419,6 +419,9 @@ fn a_dealt_cache_is_written_and_read_in_order() {
     for failure in [
         ("cuMemAllocFromPoolAsync", 2, 5),
         ("cuMemcpyHtoDAsync_v2", 1, 1),
+        ("cuMemcpyBatchAsync", 1, 1),
+        ("cuStreamWaitEvent", 1, 1),
+        ("cuLaunchKernelEx", 1, 1),
     ] {
         each_failure(failure, generate);
     }
