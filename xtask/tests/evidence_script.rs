@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use xtask::files;
@@ -477,6 +477,31 @@ fn the_rest_of_a_run_that_was_killed_is_done_later() {
     let (code, text) = host.run_with("one", parts, "", &["--resume"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("nothing is left to do"), "{text}");
+}
+
+/// It would use its GPU while the next run takes times.
+#[test]
+fn the_second_gpu_does_not_outlive_the_run() {
+    let host = Host::new();
+    let mut command = host.command("one", "verify", "long");
+    command.args(["--second-gpu", "1"]).env("GPUS", "2");
+    let mut script = command.stdout(Stdio::null()).spawn().unwrap();
+    let second = host.out().join("second-gpu");
+    while !second.join("verify-decode-1024.json").exists() {
+        assert!(script.try_wait().unwrap().is_none(), "ended early");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    script.kill().unwrap();
+    script.wait().unwrap();
+    let begun = Instant::now();
+    let told = || {
+        let text = std::fs::read_to_string(second.join("summary.json")).unwrap();
+        text.contains("verify was cut short: the script was told to stop")
+    };
+    while !told() {
+        assert!(begun.elapsed() < Duration::from_secs(50), "it goes on");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]
