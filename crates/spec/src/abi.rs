@@ -969,17 +969,20 @@ macro_rules! blocks {
 
         /// The hash and the size of every [`Block`].
         pub const BLOCKS: &[(u64, usize)] = &[$($(($name::HASH, size_of::<$name>())),*),*];
+
+        /// The names of [`BLOCKS`].
+        const BLOCK_NAMES: &[&str] = &[$($($name::NAME),*),*];
     };
 }
 blocks! {
     /// The hashes of the blocks of attention's kernels.
-    FORWARD_BLOCKS: Forward, ForwardE4m3, ForwardTma, ForwardDropout, ForwardTmaDropout, ForwardTmaBlocks, ForwardTmaBoxes, KeyRuns;
+    FORWARD_BLOCKS: Forward, ForwardTma, ForwardE4m3, ForwardDropout, ForwardTmaDropout, ForwardTmaBlocks, ForwardTmaBoxes, KeyRuns;
     /// The hashes of the blocks of the backward pass's kernels.
     BACKWARD_BLOCKS: Prepass, Backward, BackwardTma, SinkGradient, BiasGradient, BackwardDropout, BackwardTmaDropout;
-    /// The hashes of the blocks of the kernels that write into caches.
-    APPEND_BLOCKS: Append, AppendE4m3;
     /// The hash of the block of the kernels that merge.
     MERGE_BLOCKS: Merge;
+    /// The hashes of the blocks of the kernels that write into caches.
+    APPEND_BLOCKS: Append, AppendE4m3;
 }
 
 #[cfg(test)]

@@ -1,14 +1,11 @@
 //! The declared structs in C++: the generated headers of the kernels.
 
-use super::declared::{Block, Declared, Member};
+use super::declared::{Declared, Member};
 use super::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, BiasGradient,
-    Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaBoxes,
-    ForwardTmaDropout, GRADIENTS_ADD, GRADIENTS_F32, KeyRuns, LISTED_BOX_ROWS, Merge, PREPASS_ROWS,
-    Prepass, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, SinkGradient, WINDOW_UNLIMITED,
-    cpp_backward, cpp_backward_bias, cpp_backward_dropout, cpp_backward_tma,
-    cpp_backward_tma_dropout, cpp_blocks, cpp_boxes, cpp_dropout, cpp_numbers, cpp_operations,
-    cpp_runs, cpp_structs,
+    BLOCK_NAMES, BLOCKS, GRADIENTS_ADD, GRADIENTS_F32, LISTED_BOX_ROWS, PREPASS_ROWS, RAGGED,
+    RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, WINDOW_UNLIMITED, cpp_backward, cpp_backward_bias,
+    cpp_backward_dropout, cpp_backward_tma, cpp_backward_tma_dropout, cpp_blocks, cpp_boxes,
+    cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
 };
 use crate::capability::{self, Features, Role};
 
@@ -50,12 +47,19 @@ fn cpp_member(member: &Member, docs: &str) -> String {
     format!("    {declaration}; //{docs}\n")
 }
 
-fn cpp_hash<T: Block>() -> String {
-    format!(
-        "template <> constexpr unsigned long long BLOCK_HASH<{}> = {:#018x};\n",
-        T::NAME,
-        T::HASH
-    )
+/// Hashes of the blocks among declared structs.
+fn cpp_hashes(structs: &str) -> String {
+    let blocks = BLOCK_NAMES.iter().zip(BLOCKS);
+    let declared = blocks.filter(|(name, _)| structs.contains(&format!(" {name} {{\n")));
+    let hash = |(name, (hash, _)): (&&str, &(u64, usize))| {
+        format!("template <> constexpr unsigned long long BLOCK_HASH<{name}> = {hash:#018x};\n")
+    };
+    declared.map(hash).collect()
+}
+
+/// Structs, and hashes of the blocks among them.
+fn with_hashes(structs: &str) -> String {
+    format!("{structs}\n{}", cpp_hashes(structs))
 }
 
 /// The headers of `kernels/generated/` with the parameter blocks, by name: each depends on those that it includes alone, so that an image
@@ -86,41 +90,26 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
                 &cpp_structs(),
                 "\n// Hash of a block's declaration, by which the host recognizes images that were compiled for another; 0 for other structs.\n\
              template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
-                &cpp_hash::<Forward>(),
-                &cpp_hash::<ForwardTma>(),
-                &cpp_hash::<ForwardE4m3>(),
+                &cpp_hashes(&cpp_structs()),
             ],
         ),
         header(
             "abi_ops",
             false,
             &["abi"],
-            &[
-                &cpp_operations(),
-                "\n",
-                &cpp_hash::<Merge>(),
-                &cpp_hash::<Append>(),
-                &cpp_hash::<AppendE4m3>(),
-            ],
+            &[&with_hashes(&cpp_operations())],
         ),
         header(
             "abi_backward",
             true,
             &["abi"],
-            &[
-                &numbers_of_backward,
-                &cpp_backward(),
-                "\n",
-                &cpp_hash::<Prepass>(),
-                &cpp_hash::<Backward>(),
-                &cpp_hash::<SinkGradient>(),
-            ],
+            &[&numbers_of_backward, &with_hashes(&cpp_backward())],
         ),
         header(
             "abi_backward_tma",
             false,
             &["abi_backward"],
-            &[&cpp_backward_tma(), "\n", &cpp_hash::<BackwardTma>()],
+            &[&with_hashes(&cpp_backward_tma())],
         ),
         header(
             "abi_dropout",
@@ -129,25 +118,14 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
             &[
                 &lists(Features::DROPOUT, "DROPOUT"),
                 "\n",
-                &cpp_dropout(),
-                &of_variant(
-                    "DROPOUT",
-                    &[
-                        cpp_hash::<ForwardDropout>(),
-                        cpp_hash::<ForwardTmaDropout>(),
-                    ],
-                ),
+                &of_variant("DROPOUT", &cpp_dropout()),
             ],
         ),
         header(
             "abi_blocks",
             true,
             &["abi"],
-            &[
-                &lists_of_blocks,
-                &cpp_blocks(),
-                &of_variant("BLOCKS", &[cpp_hash::<ForwardTmaBlocks>()]),
-            ],
+            &[&lists_of_blocks, &of_variant("BLOCKS", &cpp_blocks())],
         ),
         header(
             "abi_boxes",
@@ -158,7 +136,7 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
                 "
 #if defined(WARPTILE_VARIANT_BIAS) || defined(WARPTILE_VARIANT_MASK)
 ",
-                &cpp_hash::<ForwardTmaBoxes>(),
+                &cpp_hashes(&cpp_boxes()),
                 "#endif
 ",
             ],
@@ -173,10 +151,7 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
             "abi_backward_dropout",
             false,
             &["abi_backward", "abi_dropout"],
-            &[
-                &cpp_backward_dropout(),
-                &of_variant("DROPOUT", &[cpp_hash::<BackwardDropout>()]),
-            ],
+            &[&of_variant("DROPOUT", &cpp_backward_dropout())],
         ),
         header(
             "abi_backward_bias",
@@ -184,19 +159,14 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
             &["abi_backward_dropout"],
             &[
                 &format!("enum : unsigned {{ ROLE_BIAS_GRADIENTS = {role_of_bias} }};\n\n"),
-                &cpp_backward_bias(),
-                "\n",
-                &cpp_hash::<BiasGradient>(),
+                &with_hashes(&cpp_backward_bias()),
             ],
         ),
         header(
             "abi_backward_tma_dropout",
             false,
             &["abi_backward_tma", "abi_dropout"],
-            &[
-                &cpp_backward_tma_dropout(),
-                &of_variant("DROPOUT", &[cpp_hash::<BackwardTmaDropout>()]),
-            ],
+            &[&of_variant("DROPOUT", &cpp_backward_tma_dropout())],
         ),
         header(
             "abi_runs",
@@ -204,9 +174,7 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
             &["abi"],
             &[
                 &format!("enum : unsigned {{ ROLE_KEY_RUNS = {role_of_runs} }};\n\n"),
-                &cpp_runs(),
-                "\n",
-                &cpp_hash::<KeyRuns>(),
+                &with_hashes(&cpp_runs()),
             ],
         ),
     ]
@@ -237,12 +205,10 @@ fn header(
     (name, text)
 }
 
-/// Hashes for the images of a variant alone, since they would be data in others.
-fn of_variant(name: &str, hashes: &[String]) -> String {
-    format!(
-        "\n#ifdef WARPTILE_VARIANT_{name}\n{}#endif\n",
-        hashes.concat()
-    )
+/// As [`with_hashes`], for the images of a variant alone, since hashes would be data in others.
+fn of_variant(name: &str, structs: &str) -> String {
+    let hashes = cpp_hashes(structs);
+    format!("{structs}\n#ifdef WARPTILE_VARIANT_{name}\n{hashes}#endif\n")
 }
 
 /// Numbers that the host uses, too.
@@ -283,6 +249,10 @@ mod tests {
                 header.lines().any(|found| found == line),
                 "{line}\n{header}"
             );
+        }
+        for name in BLOCK_NAMES {
+            let hashes = header.matches(&format!("BLOCK_HASH<{name}>")).count();
+            assert_eq!(hashes, 1, "{name}");
         }
     }
 }
