@@ -1,6 +1,6 @@
 //! The arguments that Python's functions take, read: options, and operands that must be on one device.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -50,8 +50,13 @@ where
 {
     object.extract::<T>().map_err(|error| {
         let (py, error) = (object.py(), error.into());
-        match error.is_instance_of::<PyTypeError>(py) {
-            true => PyTypeError::new_err(format!("argument '{name}': {}", error.value(py))).into(),
+        let named = format!("argument '{name}': {}", error.value(py));
+        if error.is_instance_of::<PyTypeError>(py) {
+            return PyTypeError::new_err(named).into();
+        }
+        let is_value = error.is_instance_of::<PyValueError>(py);
+        match is_value || error.is_instance_of::<PyOverflowError>(py) {
+            true => Failure::Invalid(named),
             false => error.into(),
         }
     })
@@ -80,9 +85,10 @@ block_list: BlockList | None
 layout: Literal["bshd", "bhsd"] | None
     Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
 max_seqlen_q: int | None
-    On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
+    The longest that packed queries of a sequence are. Lets a better kernel be chosen on a GPU, which cuts off what is longer; the CPU
+    refuses it.
 max_seqlen_k: int | None
-    On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
+    The longest that the keys of a sequence are, if they are packed or have lengths. As `max_seqlen_q` for what is longer.
 kernel: str | None
     Name of the kernel or family to run instead of the planner's choice.
 stream: int | None
@@ -319,6 +325,11 @@ impl Reader {
         }
         let has_stream = stream.is_some();
         let stream = match (stream, device, library) {
+            (Some(1..), Device::Cpu, _) => {
+                return Err(Failure::Invalid(format!(
+                    "stream is given, but {first} is on the CPU"
+                )));
+            }
             (Some(stream), ..) => stream,
             (None, Device::Cuda(ordinal), Library::Torch) => {
                 Torch::get(py)?.current_stream(py, ordinal)?

@@ -9,7 +9,7 @@ use warptile::{ElementType, Layout};
 
 use crate::arguments::{Options, Reader};
 use crate::array::{Array, Device, Dtype, Gradients, Library, Order};
-use crate::errors::{Failure, Result};
+use crate::errors::{Failure, Names, Result};
 use crate::given::Given;
 use crate::gpu;
 use crate::library::{self, Fill};
@@ -22,6 +22,26 @@ pub(crate) struct Request<'py> {
     pub(crate) choice: Choice,
     pub(crate) call: Call,
     pub(crate) given: Given<'py>,
+}
+
+/// Refuses sequences that are longer than the caller says: a GPU would cut them off.
+fn expect_within(
+    names: Names,
+    [argument, tensor]: [&'static str; 2],
+    longest: Option<usize>,
+    lengths: impl Iterator<Item = usize>,
+) -> Result<()> {
+    let Some(longest) = longest else {
+        return Ok(());
+    };
+    match lengths.enumerate().find(|(_, length)| *length > longest) {
+        None => Ok(()),
+        Some((sequence, length)) => Err(Failure::Invalid(format!(
+            "{} is {longest}, but sequence {sequence} has {length} rows of {}",
+            names.of(argument),
+            names.of(tensor)
+        ))),
+    }
 }
 
 /// The output and, if one is wanted, the lse.
@@ -107,16 +127,25 @@ impl<'py> Request<'py> {
         if scoring.dropout.is_some() && !given.has(Operand::DropoutState) {
             builder = builder.numbers(Operand::DropoutState, Numbers::Device(DropoutState::WORDS));
         }
+        let has_lengths = packed_k || given.has(Operand::KeyLengths);
+        let longest = [
+            options.max_seqlen_q.filter(|_| packed_q),
+            options.max_seqlen_k.filter(|_| has_lengths),
+        ];
         // The host sees the lengths of lists that it has.
-        if reader.device() != Device::Cpu {
-            let has_lengths = packed_k || given.has(Operand::KeyLengths);
-            builder = builder.longest([
-                options.max_seqlen_q.filter(|_| packed_q),
-                options.max_seqlen_k.filter(|_| has_lengths),
-            ]);
+        let on_host = reader.device() == Device::Cpu;
+        if !on_host {
+            builder = builder.longest(longest);
         }
         let builder = builder.aligned_addresses(aligned);
         let call = builder.aligned_scores(aligned_scores).build()?;
+        if on_host {
+            let (names, [q, k]) = (options.names, longest);
+            let lengths = call.sequences().map(|one| one.q_len);
+            expect_within(names, ["max_seqlen_q", "q"], q, lengths)?;
+            let lengths = call.sequences().map(|one| one.k_len);
+            expect_within(names, ["max_seqlen_k", "k"], k, lengths)?;
+        }
         given.check(&call)?;
         let choice = match &options.kernel {
             Some(name) => name.parse::<Choice>()?,

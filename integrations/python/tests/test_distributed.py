@@ -242,6 +242,7 @@ class Ranks:
             (lambda: ContextParallel(sharding="ring"), "sharding is 'ring'"),
             (lambda: cp.attention(q[0], q[0], q[0], cu_seqlens=[1, 8 * cp.ranks]), "cu_seqlens must rise from 0"),
             (lambda: ring_flash_attn.ring_flash_attn_func(q, q, q, dropout_p=0.1), "dropout_p is 0.1"),
+            (lambda: ring_flash_attn.ring_flash_attn_kvpacked_func(q, torch.stack([q] * 3, 2)), "kv has shape [1, 8, 3, 2, 8]; it must be"),
             (lambda: cp.decode(q, q, q, causal=True), "causal needs a query's place"),
             (lambda: cp.decode(q, q, q, alibi_slopes=torch.ones(2)), "alibi_slopes needs a query's place"),
             # Otherwise the ranks would wait for each other.

@@ -44,9 +44,10 @@ class Errors(unittest.TestCase):
         self.fails(TypeError, "bias has .*float64, but must have float16", half, half, half, bias=tensor(5, 5, dtype=np.float64))
         self.fails(TypeError, "cu_seqlens_q has .*float32, but must have int32", tensor(5, 4, 16), q, q, cu_seqlens_q=tensor(3))
         self.fails(TypeError, "masked array", np.ma.masked_array(q, q > 0), q, q)
-        for bad in ({"scale": "big"}, {"window": 3}, {"max_seqlen_q": -1}, {"stream": -1}, {"layout": 3}):
-            with self.subTest(**bad), self.assertRaises((TypeError, OverflowError)):
-                warptile.attention(q, q, q, **bad)
+        for name, value in (("scale", "big"), ("window", 3), ("window", (1, 2, 3)), ("max_seqlen_q", -1), ("stream", -1), ("layout", 3)):
+            with self.subTest(name, value=value), self.assertRaisesRegex((TypeError, warptile.InvalidInput), f"argument '{name}': "):
+                warptile.attention(q, q, q, **{name: value})
+        self.fails(ValueError, "stream is given, but q is on the CPU", q, q, q, stream=5)
 
     def test_shapes(self):
         q = tensor()
@@ -115,7 +116,11 @@ class Errors(unittest.TestCase):
             with self.subTest(offsets):
                 self.fails(ValueError, text, packed, packed, packed, cu_seqlens_q=offsets, cu_seqlens_k=[0, 6])
         self.fails(ValueError, "cu_seqlens_k has 2 sequences, but cu_seqlens_q has 1", packed, packed, packed, cu_seqlens_q=[0, 6], cu_seqlens_k=[0, 3, 6])
+        for side in "qk":
+            text, longest = f"max_seqlen_{side} is 3, but sequence 1 has 4 rows of {side}", {f"max_seqlen_{side}": 3}
+            self.fails(ValueError, text, packed, packed, packed, cu_seqlens_q=[0, 2, 6], cu_seqlens_k=[0, 2, 6], **longest)
         q = tensor()
+        self.fails(ValueError, "max_seqlen_k is 3, but sequence 0 has 4 rows of k", q, q, q, seqused_k=[4, 1], max_seqlen_k=3)
         self.fails(TypeError, "block_list must be a warptile.BlockList", q, q, q, block_list=q)
         self.fails(ValueError, "seqused_k.1. is 6, but sequence 1 has 5 rows", q, q, q, seqused_k=[5, 6])
         self.fails(ValueError, "seqused_k.2. ends the list", q, q, q, seqused_k=[1, 1, 1])

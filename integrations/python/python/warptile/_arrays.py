@@ -122,12 +122,15 @@ def wider(array, size):
     return array.new_zeros(shape) if library.__name__ == "torch" else library.zeros(shape, array.dtype)
 
 
-def parts(packed, dimension):
-    """The tensors that are stacked along a dimension, without a copy."""
+def parts(name, packed, count, rows="batch, length"):
+    """The `count` tensors that are stacked before heads and head size, without a copy."""
+    shape, rule = tuple(getattr(packed, "shape", ())), f"[{rows}, {count}, heads, head size]"
+    if len(shape) != rule.count(",") + 1 or shape[-3] != count:
+        raise InvalidInput(f"{name} has shape {list(shape)}; it must be {rule}")
     library = library_of(packed)
     if library.__name__ == "torch":
-        return packed.unbind(dimension)
-    return tuple(library.moveaxis(packed, dimension, 0))
+        return packed.unbind(-3)
+    return tuple(library.moveaxis(packed, -3, 0))
 
 
 def viewed(array, shape):

@@ -102,7 +102,7 @@ def flash_attn_qkvpacked_func(
         As `flash_attn_func`.
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _dense("flash_attn_qkvpacked_func", parts(qkv, 2), *options)
+    return _dense("flash_attn_qkvpacked_func", parts("qkv", qkv, 3), *options)
 
 
 def flash_attn_kvpacked_func(
@@ -128,7 +128,7 @@ def flash_attn_kvpacked_func(
         As `flash_attn_func`.
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return _dense("flash_attn_kvpacked_func", (q, *parts(kv, 2)), *options)
+    return _dense("flash_attn_kvpacked_func", (q, *parts("kv", kv, 2)), *options)
 
 
 def flash_attn_varlen_func(
@@ -197,7 +197,7 @@ def flash_attn_varlen_qkvpacked_func(
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return _packed("flash_attn_varlen_qkvpacked_func", parts(qkv, 1), lengths, None, *options)
+    return _packed("flash_attn_varlen_qkvpacked_func", parts("qkv", qkv, 3, "rows"), lengths, None, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -232,7 +232,7 @@ def flash_attn_varlen_kvpacked_func(
     """
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _packed("flash_attn_varlen_kvpacked_func", (q, *parts(kv, 1)), lengths, None, *options)
+    return _packed("flash_attn_varlen_kvpacked_func", (q, *parts("kv", kv, 2, "rows")), lengths, None, *options)
 
 
 def flash_attn_combine(
@@ -331,6 +331,7 @@ def flash_attn_with_kvcache(
     options = _scores("flash_attn_with_kvcache", keys, softmax_scale, causal, window_size, softcap, alibi_slopes)
     cache_seqlens = _lengths(cache_seqlens, q)
     cache = cache.chosen(cache_batch_idx)
+    _expect_one_each("cache_batch_idx", cache_batch_idx, q)
     descales = _given(k_descale=k_descale, v_descale=v_descale)
     write = None
     if k is None and v is None:
@@ -455,10 +456,11 @@ def sides(window_size, keys):
     """
     if type(window_size) is tuple and window_size == (-1, -1):
         return None, None
-    window = tuple(None if side is None or side < 0 else int(side) for side in window_size)
-    if keys is not None and window[-1] is not None and window[-1] >= keys:
-        return *window[:-1], None
-    return window
+    try:
+        left, right = (None if side is None or side < 0 else int(side) for side in window_size)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"window_size is {window_size!r}, but must be two numbers of keys, (left, right)") from None
+    return left, None if keys is not None and right is not None and right >= keys else right
 
 
 def _lengths(cache_seqlens, q):
@@ -474,6 +476,12 @@ def _lengths(cache_seqlens, q):
         except TypeError:
             raise InvalidInput(f"cache_seqlens is {cache_seqlens}, which is no whole number") from None
     return cache_seqlens
+
+
+def _expect_one_each(name, numbers, q):
+    """Refuses a list that has not one number for each sequence."""
+    if numbers is not None and len(numbers) != q.shape[0]:
+        raise InvalidInput(f"{name} has length {len(numbers)}, but q has batch {q.shape[0]}")
 
 
 def _row_by_row(write, cache, before, offsets):
@@ -524,6 +532,7 @@ def _without_padding(q, cache, cache_seqlens, leftpad):
             raise InvalidInput(f"cache_leftpad[{index}] is {padding}, but must be 0 or more")
         if index < len(lengths) and padding > lengths[index]:
             raise InvalidInput(f"cache_leftpad[{index}] is {padding}, but sequence {index} has {lengths[index]} rows")
+    _expect_one_each("cache_leftpad", leftpad, q)
     if isinstance(cache_seqlens, list):
         cache_seqlens = [length - int(padding) for length, padding in zip(cache_seqlens, leftpad)]
     else:

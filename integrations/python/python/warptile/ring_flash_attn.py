@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._arrays import parts
 from ._errors import InvalidInput
 from .distributed import Call, ContextParallel, Mask, Plan, attend, calls_of, options_of, order_of, refuse
 
@@ -34,16 +35,16 @@ __all__ = [
 ]
 
 
-def _packed_arguments(function):
+def _packed_arguments(function, rows):
     """The function with keys and values in one tensor, and with queries, keys and values in one."""
 
     def kvpacked(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
         """Keys and values are in the third dimension from the end."""
-        return function(q, kv.select(-3, 0), kv.select(-3, 1), *arguments, **options)
+        return function(q, *parts("kv", kv, 2, rows), *arguments, **options)
 
     def qkvpacked(qkv: Tensor, *arguments: Any, **options: Any) -> Any:
         """Queries, keys and values are in the third dimension from the end."""
-        return function(*qkv.unbind(-3), *arguments, **options)
+        return function(*parts("qkv", qkv, 3, rows), *arguments, **options)
 
     return kvpacked, qkvpacked
 
@@ -91,7 +92,7 @@ def _functions(sharding):
         found = ranks.attention(q, k, v, return_lse=return_attn_probs, **options)
         return (*found, None) if return_attn_probs else found
 
-    return dense, *_packed_arguments(dense), varlen, *_packed_arguments(varlen)
+    return dense, *_packed_arguments(dense, "batch, rows"), varlen, *_packed_arguments(varlen, "rows")
 
 
 (
@@ -181,7 +182,9 @@ def llama3_flash_attn_varlen_func(
     return (*found, None) if return_attn_probs else found
 
 
-llama3_flash_attn_varlen_kvpacked_func, llama3_flash_attn_varlen_qkvpacked_func = _packed_arguments(llama3_flash_attn_varlen_func)
+llama3_flash_attn_varlen_kvpacked_func, llama3_flash_attn_varlen_qkvpacked_func = _packed_arguments(
+    llama3_flash_attn_varlen_func, "rows"
+)
 
 for _name in __all__:
     globals()[_name].__name__ = globals()[_name].__qualname__ = _name

@@ -31,8 +31,9 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[False] = Fal
             `dropout_state`, torch's generator of the device is drawn from.
         block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
-        max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
-        max_seqlen_k: On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
+        max_seqlen_q: The longest that packed queries of a sequence are. Lets a better kernel be chosen on a GPU, which cuts off what is longer; the CPU
+            refuses it.
+        max_seqlen_k: The longest that the keys of a sequence are, if they are packed or have lengths. As `max_seqlen_q` for what is longer.
         kernel: Name of the kernel or family to run instead of the planner's choice.
         stream: Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
             legacy default stream.
@@ -102,8 +103,9 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True], **opt
             `dropout_state`, torch's generator of the device is drawn from.
         block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
-        max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
-        max_seqlen_k: On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen.
+        max_seqlen_q: The longest that packed queries of a sequence are. Lets a better kernel be chosen on a GPU, which cuts off what is longer; the CPU
+            refuses it.
+        max_seqlen_k: The longest that the keys of a sequence are, if they are packed or have lengths. As `max_seqlen_q` for what is longer.
         kernel: Name of the kernel or family to run instead of the planner's choice.
         stream: Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
             legacy default stream.
@@ -168,9 +170,10 @@ class Options(TypedDict, total=False):
     layout: Literal["bshd", "bhsd"] | None
     """Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`."""
     max_seqlen_q: int | None
-    """On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen."""
+    """The longest that packed queries of a sequence are. Lets a better kernel be chosen on a GPU, which cuts off what is longer; the CPU
+    refuses it."""
     max_seqlen_k: int | None
-    """On a GPU, the longest that the keys of a sequence are. Lets a better kernel be chosen."""
+    """The longest that the keys of a sequence are, if they are packed or have lengths. As `max_seqlen_q` for what is longer."""
     kernel: str | None
     """Name of the kernel or family to run instead of the planner's choice."""
     stream: int | None
