@@ -484,6 +484,37 @@ __device__ inline void load_others(unsigned char* to, const Backward& params, co
                                        params.value_dim);
 }
 
+// What a tile has of its own, and of queries their numbers.
+template <class Traits> __device__ inline void load_tile(unsigned char* shared, const Backward& params, const GradientPlace& place)
+{
+    load_own<Traits>(shared, params, place);
+    if constexpr (!Traits::OF_KEYS) {
+        float2* const numbers = reinterpret_cast<float2*>(shared + Traits::NUMBERS_AT);
+        const long long first = place.numbers_of(params, place.head) + place.first;
+        for (int row = threadIdx.x; row < Traits::ROWS; row += Traits::THREADS) {
+            const bool is_there = place.first + row < place.q.len;
+            numbers[row] = {is_there ? params.rows.scaled_lse[first + row] : positive_infinity(), is_there ? params.rows.delta[first + row] : 0};
+        }
+    }
+}
+
+// A block of columns of a query head into a stage, and of queries their numbers. `address` is that of `shared`.
+template <class Traits>
+__device__ inline void load_block(unsigned char* shared, unsigned address, const Backward& params, const GradientPlace& place, int stage, int head,
+                                  int first)
+{
+    const int at = Traits::STAGES_AT + stage * Traits::STAGE_BYTES;
+    load_others<Traits>(shared + at, params, place, head, first);
+    if constexpr (Traits::OF_KEYS) {
+        constexpr int CHUNKS = Traits::NUMBER_BYTES / CHUNK_BYTES; // of each list
+        if (threadIdx.x < 2 * CHUNKS) {
+            const int list = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+            const float* const numbers = (list ? params.rows.delta : params.rows.scaled_lse) + place.numbers_of(params, head);
+            cp_async_16(address + at + 2 * Traits::MOVING_BYTES + threadIdx.x * CHUNK_BYTES, numbers + first + 4 * chunk, true);
+        }
+    }
+}
+
 template <class Traits> __device__ void pair_gradients(const Backward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -495,35 +526,18 @@ template <class Traits> __device__ void pair_gradients(const Backward& params)
     if (!place.exists(Traits::OF_KEYS)) return;
     const Moving moving = moving_of<Traits>(params, place);
 
-    int load_head = moving.first_head, load_block = 0;
+    int load_head = moving.first_head, loaded = 0; // blocks of this head
     const auto load_next = [&](int stage) {
         if (load_head < moving.first_head + moving.heads && moving.blocks > 0) {
-            const int at = Traits::STAGES_AT + stage * Traits::STAGE_BYTES, first = (moving.first_block + load_block) * Traits::COLUMNS;
-            load_others<Traits>(shared + at, params, place, load_head, first);
-            if constexpr (Traits::OF_KEYS) {
-                constexpr int CHUNKS = Traits::NUMBER_BYTES / CHUNK_BYTES; // of each list
-                if (threadIdx.x < 2 * CHUNKS) {
-                    const int list = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-                    const float* const numbers = (list ? params.rows.delta : params.rows.scaled_lse) + place.numbers_of(params, load_head);
-                    cp_async_16(address + at + 2 * Traits::MOVING_BYTES + threadIdx.x * CHUNK_BYTES, numbers + first + 4 * chunk, true);
-                }
-            }
-            if (++load_block == moving.blocks) {
-                load_block = 0;
+            load_block<Traits>(shared, address, params, place, stage, load_head, (moving.first_block + loaded) * Traits::COLUMNS);
+            if (++loaded == moving.blocks) {
+                loaded = 0;
                 load_head++;
             }
         }
         cp_async_commit();
     };
-    load_own<Traits>(shared, params, place);
-    if constexpr (!Traits::OF_KEYS) {
-        float2* const numbers = reinterpret_cast<float2*>(shared + Traits::NUMBERS_AT);
-        const long long first = place.numbers_of(params, place.head) + place.first;
-        for (int row = threadIdx.x; row < Traits::ROWS; row += Traits::THREADS) {
-            const bool is_there = place.first + row < place.q.len;
-            numbers[row] = {is_there ? params.rows.scaled_lse[first + row] : positive_infinity(), is_there ? params.rows.delta[first + row] : 0};
-        }
-    }
+    load_tile<Traits>(shared, params, place);
     constexpr int AHEAD = Traits::STAGES == 1 ? 1 : Traits::STAGES - 1; // blocks
     for (int stage = 0; stage < AHEAD; stage++) load_next(stage);
     PairWarp<Traits> warp(params, address, place);

@@ -8,6 +8,7 @@ void named_barrier_wait(int id, int threads);
 }
 #include "backward/bias.cuh"
 #include "backward/gradients.cuh"
+#include "backward/listed.cuh"
 #include "backward/prepass.cuh"
 #include "backward/sinks.cuh"
 #include "backward/sums.cuh"
@@ -74,6 +75,9 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
 #define DROPPING(D, M, N, W, S)                                                                                                                    \
     if (tiling == "d" #D "_" #M "x" #N "_w" #W "_s" #S "_dropout")                                                                                 \
         return run<true>(dropping_gradients<typename GradientTraits<Element, D, M, N, W, S, OF_KEYS>::Type>, params, grid, threads), true;
+#define LISTING(D, M, N, W, S)                                                                                                                     \
+    if (tiling == "d" #D "_" #M "x" #N "_w" #W "_s" #S "_blocks")                                                                                  \
+        return run<true>(listed_gradients<Listing<PairTraits<Element, D, M, N, W, S, OF_KEYS>>>, params, grid, threads), true;
     if constexpr (sizeof(Element) == 4) {
         PAIR(64, 32, 32, 4, 1) PAIR(128, 32, 32, 4, 1) PAIR(256, 16, 16, 4, 1)
         DROPPING(64, 32, 32, 4, 1) DROPPING(128, 32, 32, 4, 1) DROPPING(256, 16, 16, 4, 1)
@@ -81,13 +85,16 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
         PAIR(64, 64, 64, 4, 2) PAIR(64, 64, 128, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 64, 128, 8, 2) PAIR(128, 64, 64, 4, 1)
         PAIR(128, 64, 128, 8, 2) PAIR(192, 32, 64, 8, 1) PAIR(192, 64, 64, 8, 2) PAIR(256, 32, 32, 4, 1) PAIR(256, 64, 64, 8, 2)
         DROPPING(64, 64, 64, 4, 2) DROPPING(128, 64, 64, 4, 1) DROPPING(256, 32, 32, 4, 1)
+        LISTING(64, 64, 64, 4, 2) LISTING(96, 64, 64, 4, 2) LISTING(128, 64, 64, 4, 1) LISTING(192, 64, 64, 8, 2) LISTING(256, 64, 64, 8, 2)
     } else {
         PAIR(64, 64, 64, 4, 2) PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 128, 64, 4, 1) PAIR(128, 64, 64, 4, 1)
         PAIR(128, 128, 64, 4, 1) PAIR(192, 64, 32, 4, 1) PAIR(256, 64, 16, 4, 1) PAIR(256, 64, 32, 4, 1)
         DROPPING(64, 64, 64, 4, 2) DROPPING(128, 64, 64, 4, 1) DROPPING(256, 64, 32, 4, 1)
+        LISTING(64, 64, 64, 4, 2) LISTING(96, 64, 64, 4, 2) LISTING(128, 64, 64, 4, 1) LISTING(192, 64, 32, 4, 1) LISTING(256, 64, 32, 4, 1)
     }
 #undef PAIR
 #undef DROPPING
+#undef LISTING
     return false;
 }
 
@@ -151,7 +158,7 @@ extern "C" __attribute__((visibility("default"))) bool run_kernel(const char* en
     // Of a variant: kernel, element, variant.
     std::string name = entry, variant;
     const std::string prefix = "warptile_";
-    for (const std::string of : {"_dropout", "_softcap", "_alibi"})
+    for (const std::string of : {"_dropout", "_softcap", "_alibi", "_blocks"})
         if (name.size() > of.size() && name.compare(name.size() - of.size(), of.size(), of) == 0) {
             name.resize(name.size() - of.size());
             variant = of;

@@ -25,6 +25,7 @@ inline unsigned __shfl_sync(unsigned,unsigned x,int l){return shfl32(x,l);} inli
 inline float __shfl_sync(unsigned,float x,int l){EX;e.w[LANE][0]=tobits(x);WB();return bitsf(e.w[l%32][0]);}
 template<class T> T __shfl_up_sync(unsigned,T x,int d){EX;e.w[LANE][0]=tobits(x);WB();return frombits<T>(e.w[(int)LANE>=d?LANE-d:LANE][0]);}
 inline bool __any_sync(unsigned,bool p){EX;e.w[LANE][0]=p;WB();bool r=false;for(int i=0;i<32;i++)r|=e.w[i][0];return r;}
+inline unsigned __ballot_sync(unsigned,bool p){EX;e.w[LANE][0]=p;WB();unsigned r=0;for(int i=0;i<32;i++)r|=(unsigned)(e.w[i][0]!=0)<<i;return r;}
 namespace warptile { inline unsigned char __attribute__((aligned(1024))) shared[400000]; }
 inline size_t __cvta_generic_to_shared(const void*p){return (const unsigned char*)p-warptile::shared;}
 inline void* __cvta_shared_to_generic(size_t o){return warptile::shared+o;}

@@ -1,16 +1,19 @@
 // One image of the gradients of keys and values; the build names the element type, the tiling and the entry.
 #include "backward/gradients.cuh"
+#include "backward/listed.cuh"
 
 using Plain = warptile::GradientTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
                                           WARPTILE_STAGES, true>::Type;
-#ifdef WARPTILE_VARIANT_DROPOUT
+#if defined(WARPTILE_VARIANT_BLOCKS)
+using Params = warptile::BackwardBlocks;
+using Instance = warptile::Listing<Plain>;
+WARPTILE_IMAGE(warptile::listed_gradients<Instance>(params))
+#elif defined(WARPTILE_VARIANT_DROPOUT)
 using Params = warptile::BackwardDropout;
 using Instance = warptile::Dropping<Plain>;
-#define PLAIN params.backward
+WARPTILE_IMAGE(warptile::gradients<Instance>(params.backward))
 #else
 using Params = warptile::Backward;
 using Instance = Plain;
-#define PLAIN params
+WARPTILE_IMAGE(warptile::gradients<Instance>(params))
 #endif
-
-WARPTILE_IMAGE(warptile::gradients<Instance>(PLAIN))

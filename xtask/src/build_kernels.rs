@@ -81,7 +81,7 @@ impl Layout {
     }
 
     /// The parameter blocks in C++, with the files they belong in.
-    fn headers(&self) -> [(PathBuf, String); 12] {
+    fn headers(&self) -> [(PathBuf, String); 13] {
         let folder = self.kernels.join(GENERATED).join("base");
         abi::cpp_headers().map(|(name, text)| (folder.join(format!("{name}.cuh")), text))
     }

@@ -30,13 +30,12 @@ pub struct BackwardCase<T> {
 pub struct GradientBuffers<T>(Slots<Option<Data<T>>>);
 
 impl Case {
-    /// The case nearest to this one that has a backward pass, half of those with a bias with its gradient: without pages, lists of blocks and quantized keys, with head sizes of at most
-    /// 256.
+    /// The case nearest to this one that has a backward pass, half of those with a bias and without lists of blocks with its gradient: without
+    /// pages and quantized keys, with head sizes of at most 256.
     pub fn differentiable(&self) -> Case {
         let mut case = self.clone();
         (case.pages, case.runs, case.quantized) = (None, 1, None);
         case.scoring = case.scoring.bias_as_queries();
-        case.scoring.blocks = None;
         case.device_lengths &= case.has_lists();
         let sizes = case
             .heads
@@ -44,7 +43,7 @@ impl Case {
             .map(|size| size.min(Backward::MAX_HEAD_DIM));
         case.heads = case.heads.with_dims(sizes);
         let draw = Random::new(case.seed ^ 0xdb1a5).below(2) == 0;
-        case.d_bias = draw && case.scoring.has(Operand::Bias);
+        case.d_bias = draw && case.scoring.has(Operand::Bias) && case.scoring.blocks.is_none();
         case
     }
 

@@ -809,6 +809,18 @@ declare! {
 }
 
 declare! {
+    fn cpp_backward_blocks;
+
+    /// Block of the kernels of the backward pass with lists of blocks.
+    struct BackwardBlocks {
+        /// Everything else.
+        backward: Backward,
+        /// The lists.
+        blocks: BlockLists,
+    }
+}
+
+declare! {
     fn cpp_backward_bias;
 
     /// Block of the gradient of a bias, which has a tile of it for each CTA. An extent of 1 stands for all: CTAs sum over it, batch entry
@@ -978,7 +990,7 @@ blocks! {
     /// The hashes of the blocks of attention's kernels.
     FORWARD_BLOCKS: Forward, ForwardTma, ForwardE4m3, ForwardDropout, ForwardTmaDropout, ForwardTmaBlocks, ForwardTmaBoxes, KeyRuns;
     /// The hashes of the blocks of the backward pass's kernels.
-    BACKWARD_BLOCKS: Prepass, Backward, BackwardTma, SinkGradient, BiasGradient, BackwardDropout, BackwardTmaDropout;
+    BACKWARD_BLOCKS: Prepass, Backward, BackwardTma, SinkGradient, BiasGradient, BackwardDropout, BackwardTmaDropout, BackwardBlocks;
     /// The hash of the block of the kernels that merge.
     MERGE_BLOCKS: Merge;
     /// The hashes of the blocks of the kernels that write into caches.

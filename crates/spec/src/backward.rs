@@ -237,7 +237,7 @@ impl BackwardBuilder {
     /// Checks everything and freezes the description.
     ///
     /// # Errors
-    /// An [`Invalid`] that names the argument and the rule it breaks: pages, lists of blocks, keys and values in e4m3, a bias of another
+    /// An [`Invalid`] that names the argument and the rule it breaks: pages, keys and values in e4m3, a bias of another
     /// type than the queries' and head sizes above 256 have no backward pass.
     pub fn build(self) -> Result<Backward> {
         let call = self.call;
@@ -245,12 +245,6 @@ impl BackwardBuilder {
             return Err(Invalid::presence(
                 Operand::BlockTable.name(),
                 "is given, but keys and values in pages have no backward pass",
-            ));
-        }
-        if call.blocks().is_some() {
-            return Err(Invalid::presence(
-                Operand::BlockOffsets.name(),
-                "is given, but attention with lists of blocks has no backward pass",
             ));
         }
         if call.types().scaled().is_some() {

@@ -19,8 +19,8 @@ use crate::cpu::stop::Stop;
 use crate::cpu::threads::in_parallel;
 use crate::error::Result;
 use crate::spec::{
-    Backward, Call, DropoutRow, Element, HostInputs, HostOutputs, Layout, Prepass, Sequence, View,
-    host, with_element,
+    Backward, Blocks, Call, DropoutRow, Element, HostInputs, HostOutputs, Layout, Prepass,
+    Sequence, View, host, with_element,
 };
 
 /// Queries of a block.
@@ -477,7 +477,7 @@ impl<T: Element> Pass<'_, T> {
         let queries = self.queries(sequence, head, first);
         let mut dq = Rows::zeros(BLOCK_M, heads.dim);
         for first_key in self.blocks(sequence.k_len, BLOCK_N) {
-            if !self.meet(sequence, first, first_key) {
+            if !self.meet(sequence, head, first, first_key) {
                 continue;
             }
             let keys = self.keys(sequence, head / heads.group_size(), first_key);
@@ -496,7 +496,7 @@ impl<T: Element> Pass<'_, T> {
         let [mut dk, mut dv] = heads.dims().map(|size| Rows::zeros(BLOCK_N, size));
         for head in kv_head * heads.group_size()..(kv_head + 1) * heads.group_size() {
             for first_query in self.blocks(sequence.q_len, BLOCK_M) {
-                if !self.meet(sequence, first_query, first) {
+                if !self.meet(sequence, head, first_query, first) {
                     continue;
                 }
                 let queries = self.queries(sequence, head, first_query);
@@ -525,7 +525,7 @@ impl<T: Element> Pass<'_, T> {
                     let keys = tiles.shared(3, place);
                     for first_key in keys.take_while(|_| !self.stop.is_requested()) {
                         if first_key >= sequence.k_len
-                            || !self.meet(&sequence, first_query, first_key)
+                            || !self.meet(&sequence, head, first_query, first_key)
                         {
                             continue;
                         }
@@ -573,8 +573,13 @@ impl<T: Element> Pass<'_, T> {
         sum as f32
     }
 
-    /// Returns true if some query of a block sees some key of another.
-    fn meet(&self, sequence: &Sequence, first_query: usize, first_key: usize) -> bool {
+    /// Returns true if some query of a block sees some key of another, as far as the mask and the lists of blocks tell.
+    fn meet(&self, sequence: &Sequence, head: usize, first_query: usize, first_key: usize) -> bool {
+        // Blocks of lists are made of these.
+        let shown = |blocks: &Blocks| blocks.show(sequence.batch, head, first_query, first_key);
+        if !self.call().blocks().is_none_or(shown) {
+            return false;
+        }
         let rows = first_query..sequence.q_len.min(first_query + BLOCK_M);
         let mask = self.call().mask();
         let seen = |row| mask.visible(row, sequence.q_len, sequence.k_len);

@@ -4,7 +4,7 @@ use warptile_kernels::abi;
 use warptile_kernels::{Kind, Operand, Role, Slots};
 
 use crate::error::Result;
-use crate::gpu::block::{backward_tma, dropout, scoring, sequences, tensor};
+use crate::gpu::block::{backward_tma, blocks, dropout, scoring, sequences, tensor};
 use crate::gpu::operation::{Operation, StepLaunch};
 use crate::gpu::prepass::block as prepass_block;
 use crate::plan::{BackwardProblem, BackwardScratch, LaunchShape, Step};
@@ -114,6 +114,10 @@ impl Operation for Backward {
                         ..Default::default()
                     };
                     return kernel.give(&block, taker);
+                }
+                if kernel.takes::<abi::BackwardBlocks>() {
+                    let blocks = blocks(self.call(), at);
+                    return kernel.give(&abi::BackwardBlocks { backward, blocks }, taker);
                 }
                 if !kernel.takes::<abi::BackwardDropout>() {
                     return kernel.give(&backward, taker);

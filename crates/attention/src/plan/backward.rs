@@ -157,8 +157,8 @@ impl Planner<'_> {
             let work = |image: &Image| passes(&problem, image, device);
             let best = fitting.iter().copied().min_by_key(|image| {
                 (
-                    // Images with dropout are for it alone, even where more of their CTAs fit.
-                    image.features.contains(Features::DROPOUT),
+                    // Images with dropout or lists are for these alone, even where more of their CTAs fit.
+                    (image.features - (Features::DROPOUT | Features::BLOCKS)) != image.features,
                     image.tiling.head_dim,
                     work(image),
                     Reverse(image.tiling.block_m * image.tiling.block_n),

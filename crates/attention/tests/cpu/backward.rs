@@ -33,7 +33,7 @@ fn verify(case: &Case) -> Result<f64, Failure> {
 }
 
 fn right(case: Any) -> TestResult {
-    let case = case.0.differentiable();
+    let case = case.0.with_blocks().differentiable();
     match verify(&case) {
         Ok(_) => TestResult::passed(),
         Err(failure) => TestResult::error(format!("{case}: {failure}")),

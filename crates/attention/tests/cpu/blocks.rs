@@ -1,7 +1,7 @@
 //! Lists of blocks on the CPU path: what is computed, and what is refused.
 
 use quickcheck::quickcheck;
-use warptile::spec::{Backward, Call, Numbers, Operand, Scoring};
+use warptile::spec::{Call, Numbers, Operand, Scoring};
 use warptile::{
     Attention, Backend, BlockList, BlockLists, ElementType, Keys, Layout, Mask, Tensor,
 };
@@ -34,11 +34,14 @@ fn random(backend: &Backend, rows: usize, seed: usize) -> Tensor<f32> {
     backend.tensor(&data, [1, rows, 2, 8]).unwrap()
 }
 
-/// Output and lse.
-fn attend(attention: &Attention, q: &Tensor<f32>, keys: Keys<'_, f32>) -> [Vec<f32>; 2] {
-    let output = attention.forward(q, keys).unwrap();
+/// Output, lse, and the gradients of queries, keys and values.
+fn attend(attention: &Attention, q: &Tensor<f32>, keys: Keys<'_, f32>) -> [Vec<f32>; 5] {
+    let output = attention.forward(q, keys.clone()).unwrap();
+    let gradients = attention.backward(&output.out, q, keys, &output).unwrap();
     let lse = output.lse.unwrap().to_vec().unwrap();
-    [output.out.to_vec().unwrap(), lse]
+    let [out, dq, dk, dv] = [output.out, gradients.dq, gradients.dk, gradients.dv]
+        .map(|tensor| tensor.to_vec().unwrap());
+    [out, lse, dq, dk, dv]
 }
 
 quickcheck! {
@@ -70,18 +73,21 @@ fn a_row_without_blocks_gives_nothing() {
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("block_indices[2] is 5"), "{error}");
     let list = BlockList::new(lists, vec![0, 1, 3, 3], vec![1, -1, -1]);
-    let [out, lse] = attend(&Attention::new(), &q, Keys::new(&k, &k).blocks(&list));
+    let [out, lse, dq, ..] = attend(&Attention::new(), &q, Keys::new(&k, &k).blocks(&list));
     for row in 0..130 {
-        let (is_empty, out) = (row >= 64, &out[row * 16..(row + 1) * 16]);
-        assert_eq!(out.iter().all(|x| *x == 0.0), is_empty, "{row}");
+        let is_empty = row >= 64;
+        for numbers in [&out, &dq] {
+            let numbers = &numbers[row * 16..(row + 1) * 16];
+            assert_eq!(numbers.iter().all(|x| *x == 0.0), is_empty, "{row}");
+        }
         assert_eq!(lse[row] == f32::NEG_INFINITY, is_empty, "{row}");
     }
     // Documents see themselves.
     let documents = BlockList::documents(lists, &[64, 6]).unwrap();
-    let [all, _] = attend(&Attention::new(), &k, Keys::new(&k, &k).blocks(&documents));
+    let [all, ..] = attend(&Attention::new(), &k, Keys::new(&k, &k).blocks(&documents));
     let first = backend.tensor(&k.to_vec().unwrap()[..64 * 16], [1, 64, 2, 8]);
     let first = first.unwrap();
-    let [alone, _] = attend(&Attention::new(), &first, Keys::new(&first, &first));
+    let [alone, ..] = attend(&Attention::new(), &first, Keys::new(&first, &first));
     assert_eq!(all[..64 * 16], alone);
 }
 
@@ -142,14 +148,5 @@ fn what_lists_lack_is_refused() {
     assert!(
         elsewhere.starts_with("block_indices lies elsewhere"),
         "{elsewhere}"
-    );
-    let call = given("blocks=64x64").numbers(Operand::BlockIndices, Numbers::Host(&[0]));
-    let error = Backward::builder(call.build().unwrap())
-        .build()
-        .unwrap_err();
-    let error = error.to_string();
-    assert!(
-        error.ends_with("lists of blocks has no backward pass"),
-        "{error}"
     );
 }

@@ -217,6 +217,49 @@ fn gradients_with_dropout_equal_float64() {
     }
 }
 
+/// Gradients with lists of blocks, and whatever else their kernels take.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_with_lists_of_blocks_equal_float64() {
+    for lengths in [
+        "b2 q200 k330",
+        "b1 q1 k1",
+        "packed=70x130,1x1,0x3,200x77",
+        "b2 q130 k70 used=100x70,3x64",
+        "b1 q300 k600 device-lengths",
+        "b1 q70 k0",
+    ] {
+        for heads in [
+            "h2/1 d64 f16 blocks=64x64",
+            "h2 d128 bf16 mask=causal blocks=64x128,head",
+            "h4/2 d96/72 bf16 mask=window,100,40 blocks=128x64,batch,head sinks",
+            "h2/1 d192 f16 blocks=128x128,batch softcap=2 keymask",
+            "h1 d256 bf16 mask=causal blocks=64x64,head alibi=head unaligned",
+        ] {
+            let mut words = format!("{lengths} {heads} seed=3");
+            if lengths.starts_with("packed") {
+                words = words.replace(" keymask", "");
+            }
+            let failed = verdict(&words.parse().unwrap(), &Choice::Best);
+            assert!(!failed.is_failure(), "{words}: {failed:?}");
+        }
+    }
+    // Far more blocks than a tile notes at once, of which it sees few.
+    for words in [
+        "b1 q40000 k64 h1 d64 f16 blocks=64x64,head,1 seed=5",
+        "b1 q64 k40000 h1 d64 bf16 blocks=64x128,3 seed=6",
+        "b1 q64 k20000 h2/1 d64 f16 blocks=64x64,head seed=7",
+        "b1 q20000 k64 h3/1 d64 f16 blocks=64x64,head seed=8",
+    ] {
+        let failed = verdict(&words.parse().unwrap(), &Choice::Best);
+        assert!(!failed.is_failure(), "{words}: {failed:?}");
+    }
+    // By name they run for calls without lists, too.
+    let choice = Choice::Image("dq_d64_64x64_w4_s2_bf16_blocks_sm_90".to_owned());
+    let failed = verdict(&"b1 q70 k130 h2 d64 bf16".parse().unwrap(), &choice);
+    assert!(!failed.is_failure(), "{failed:?}");
+}
+
 /// The gradient of a bias, for each set of dimensions that it does not depend on, with what else there may be.
 #[test]
 #[ignore = "needs g++"]

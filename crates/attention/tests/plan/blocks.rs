@@ -1,6 +1,7 @@
 //! Lists of blocks: which images compute them, and what is refused before a launch.
 
-use warptile::plan::{Choice, DeviceProfile, Plan};
+use warptile::plan::{BackwardProblem, Choice, DeviceProfile, Plan, Planner};
+use warptile::spec::{Backward, Operand};
 use warptile_kernels::{Family, Features, Role, images_for};
 
 use crate::{case, choice, device};
@@ -79,6 +80,48 @@ fn lists_and_what_no_kernel_has_with_them_are_an_error_that_says_so() {
             error.contains("does not support lists of blocks"),
             "{error}"
         );
+    }
+}
+
+/// By the portable pair, where outputs have kernels.
+#[test]
+fn on_hopper_gradients_with_lists_of_16_bits_have_kernels() {
+    let plan = |device: &DeviceProfile, words: &str| {
+        let call = case(words).call();
+        let backward = Backward::builder(call)
+            .want(Operand::DSinks, words.contains("sinks"))
+            .want(Operand::DBias, words.contains("dbias"));
+        let problem = BackwardProblem::of(&backward.build().unwrap());
+        Planner::new(device).plan_backward(problem, &Choice::Best)
+    };
+    let h200 = DeviceProfile::h200();
+    for dim in (8..=256).step_by(8) {
+        for words in [
+            "f16 blocks=64x64",
+            "bf16 blocks=128x128,batch,head sinks mask=window,100,3",
+            "bf16 blocks=64x128,head unaligned softcap=3 keymask",
+        ] {
+            let plan = plan(&h200, &format!("b2 q700 k900 h8/2 d{dim} {words}")).unwrap();
+            let of = |role: Role| {
+                let mut steps = plan.steps().iter();
+                steps.find(|step| step.image.role == role).unwrap().image
+            };
+            for image in [of(Role::KeyGradients), of(Role::QueryGradients)] {
+                assert!(image.features.contains(Features::BLOCKS), "{}", image.name);
+                assert!(dim <= image.tiling.head_dim as usize);
+            }
+        }
+    }
+    let shared = crate::CONSUMER_SHARED_BYTES;
+    for (device, words) in [
+        (&h200, "d64 f32"),
+        (&h200, "d64 f16 dropout=0.1"),
+        (&h200, "d64 f16 bias dbias"),
+        (&device(8, 9, shared), "d64 f16"),
+        (&device(10, 0, 232_448), "d128 bf16"),
+    ] {
+        let error = plan(device, &format!("q300 h2 {words} blocks=64x64")).unwrap_err();
+        assert!(error.to_string().contains("lists of blocks"), "{error}");
     }
 }
 

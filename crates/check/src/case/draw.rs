@@ -247,6 +247,7 @@ impl Case {
         self.scoring.blocks = None;
         let had_lists = self.has_lists();
         self.scoring.blocks = has_blocks.then_some(lists);
+        self.d_bias &= !has_blocks; // no kernel has both
         if !had_lists {
             self.device_lengths = has_blocks && random.below(3) == 0;
         }

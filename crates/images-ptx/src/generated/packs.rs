@@ -64,10 +64,10 @@ pub static DKV_D256_32X32_W4_S1_PTX: [u8; 33577] = *include_bytes!("../../images
 pub static DKV_D64_32X32_W4_S1_PTX: [u8; 16052] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
-pub static DKV_D64_64X64_W4_S2_PTX: [u8; 36911] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
+pub static DKV_D64_64X64_W4_S2_PTX: [u8; 36904] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_ptx.zst`.
-pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20267] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
+pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20266] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_ptx.zst`.
 pub static DQ_D128_32X32_W4_S1_PTX: [u8; 15423] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
@@ -88,16 +88,16 @@ pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30613] = *include_bytes!("../../images/
 pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22956] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_ptx.zst`.
-pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23140] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_ptx.zst");
+pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23141] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_ptx.zst`.
 pub static DQ_D64_32X32_W4_S1_PTX: [u8; 14135] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
-pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29691] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
+pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29702] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_ptx.zst`.
-pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18363] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
+pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18368] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dsinks_w8_ptx.zst`.
 pub static DSINKS_W8_PTX: [u8; 2487] = *include_bytes!("../../images/dsinks_w8_ptx.zst");

@@ -70,7 +70,7 @@ pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22021] = *include_bytes!("../../imag
 pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14553] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 35764] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 35763] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19729] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
@@ -94,7 +94,7 @@ pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 27655] = *include_bytes!("../../image
 pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19868] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21295] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
+pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21293] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_80.zst`.
 pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 12132] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");

@@ -4,8 +4,8 @@ use super::declared::{Declared, Member};
 use super::{
     BLOCK_NAMES, BLOCKS, GRADIENTS_ADD, GRADIENTS_F32, LISTED_BOX_ROWS, PREPASS_ROWS, RAGGED,
     RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC, WINDOW_UNLIMITED, cpp_backward, cpp_backward_bias,
-    cpp_backward_dropout, cpp_backward_tma, cpp_backward_tma_dropout, cpp_blocks, cpp_boxes,
-    cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
+    cpp_backward_blocks, cpp_backward_dropout, cpp_backward_tma, cpp_backward_tma_dropout,
+    cpp_blocks, cpp_boxes, cpp_dropout, cpp_numbers, cpp_operations, cpp_runs, cpp_structs,
 };
 use crate::capability::{self, Features, Role};
 
@@ -67,7 +67,7 @@ fn with_hashes(structs: &str) -> String {
 ///
 /// They assert the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right size has
 /// every member where Rust has it.
-pub fn cpp_headers() -> [(&'static str, String); 12] {
+pub fn cpp_headers() -> [(&'static str, String); 13] {
     let lists = |feature: Features, name| {
         let feature = feature.bits();
         format!("enum : unsigned {{ FEATURE_{name} = {feature} }};\n")
@@ -152,6 +152,12 @@ pub fn cpp_headers() -> [(&'static str, String); 12] {
             false,
             &["abi_backward", "abi_dropout"],
             &[&of_variant("DROPOUT", &cpp_backward_dropout())],
+        ),
+        header(
+            "abi_backward_blocks",
+            false,
+            &["abi_backward", "abi_blocks"],
+            &[&of_variant("BLOCKS", &cpp_backward_blocks())],
         ),
         header(
             "abi_backward_bias",
