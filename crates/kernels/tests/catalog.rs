@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{
-    Append, AppendE4m3, Backward, BackwardDropout, BackwardTma, BackwardTmaDropout, BiasGradient,
-    Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks, ForwardTmaBoxes,
-    ForwardTmaDropout, KeyRuns, Merge, Prepass, SinkGradient,
+    Append, AppendE4m3, Backward, BackwardBlocks, BackwardDropout, BackwardTma, BackwardTmaDropout,
+    BiasGradient, Forward, ForwardDropout, ForwardE4m3, ForwardTma, ForwardTmaBlocks,
+    ForwardTmaBoxes, ForwardTmaDropout, KeyRuns, Merge, Prepass, SinkGradient,
 };
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
@@ -254,6 +254,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (Role::KeyGradients | Role::QueryGradients, _) => {
                 record.takes::<Backward>()
                     || record.takes::<BackwardDropout>()
+                    || record.takes::<BackwardBlocks>()
                     || record.takes::<BackwardTma>()
                     || record.takes::<BackwardTmaDropout>()
             }
