@@ -112,6 +112,12 @@ fn on_hopper_gradients_with_lists_of_16_bits_have_kernels() {
             }
         }
     }
+    // Of lists with as many blocks a row they know how much there is to do.
+    let [few, all] = ["64x64,32", "64x64"].map(|blocks| {
+        let words = format!("q16384 h8 d128 bf16 blocks={blocks}");
+        plan(&h200, &words).unwrap().estimate_us()
+    });
+    assert!(few < all / 3.0, "{few} of {all} us");
     let shared = crate::CONSUMER_SHARED_BYTES;
     for (device, words) in [
         (&h200, "d64 f32"),

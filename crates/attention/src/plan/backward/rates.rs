@@ -89,7 +89,11 @@ pub(super) fn estimate_us(
         Role::KeyGradients => 4.0,
         _ => 3.0,
     };
-    let pairs = problem.problem.mask().visible_pairs(queries, keys) as f64 * sequences;
+    let visible = problem.problem.mask().visible_pairs(queries, keys) as f64;
+    // The planner knows how many blocks a list has, or nothing.
+    let lists = problem.problem.scoring().blocks;
+    let listed = lists.and_then(|lists| Some(lists.blocks_of_a_row()? * lists.keys()));
+    let pairs = sequences * visible.min(queries as f64 * listed.unwrap_or(keys) as f64);
     let of_device = f64::from(device.multiprocessors.max(1)) / MULTIPROCESSORS;
     let rate = tflops(image).unwrap_or(UNMEASURED) * of_device;
     let us = 2.0 * products * head_dim * pairs / rate * 1e-6;
