@@ -81,7 +81,7 @@ dropout_p: float | None
     Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
     `dropout_state`, torch's generator of the device is drawn from.
 block_list: BlockList | None
-    `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
+    `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them.
 layout: Literal["bshd", "bhsd"] | None
     Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
 max_seqlen_q: int | None

@@ -848,6 +848,27 @@ def torch_compile():
     return f"{backend}, no graph break, with gradients; largest difference {worst:.1e}"
 
 
+@check
+def lists_of_blocks():
+    """Against float64, and compiled against not compiled."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        raise Skipped("kernels for lists of blocks are for compute capability 9.0")
+    worst = 0.0
+    for dtype, size in itertools.product(HALVES, (64, 128)):
+        tensors = draw((2, 500, 8, size), (2, 700, 2, size), (2, 700, 2, size), dtype=dtype)
+        mask = draw((2, 8, 8, 11))[0] > 0.5
+        mask[..., 0] = True  # A row without keys has no gradient in float64.
+        blocks = warptile.BlockList.from_mask(mask)
+        seen = mask.repeat_interleave(64, 2).repeat_interleave(64, 3)[:, :, :500, :700]
+        listed = lambda q, k, v: warptile.attention(q * 1, k, v, causal=True, block_list=blocks)
+        found = gradients(listed, tensors)
+        expected = gradients(lambda *x: naive(*x, causal=True, mask=seen)[0].to(dtype), tensors)
+        worst = max(worst, close(found, expected, 2e-2))
+    made = torch.compile(listed, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, gradients(made, tensors), found))
+    return f"with gradients; largest difference {worst:.1e}"
+
+
 class Active:
     """warptile in torch's registry, with the calls of its kernels counted."""
 

@@ -1,6 +1,7 @@
 """Lists of blocks: from masks, block masks and block-sparse matrices, and what attention makes of them."""
 
 import unittest
+import unittest.mock
 
 import numpy as np
 import warptile
@@ -8,6 +9,7 @@ from warptile import BlockList
 
 try:
     import torch
+    import torch.utils.checkpoint
 except ImportError:
     torch = None
 
@@ -55,6 +57,19 @@ class BlockListTest(unittest.TestCase):
                 np.testing.assert_allclose(out, shown, atol=1e-5)
                 np.testing.assert_allclose(lse, expected_lse, atol=1e-5)
             self.assertTrue((out[:, 64:128] == 0).all() and np.isneginf(lse[:, :, 64:128]).all())
+
+    def test_gradients_are_those_of_its_mask(self):
+        q, k, v = tensors()
+        d_out, d_lse = GENERATOR.standard_normal(q.shape).astype(np.float32), GENERATOR.standard_normal((2, 4, 200)).astype(np.float32)
+        for lists, options in [((2, 4), {}), ((1, 4), {"causal": True, "sinks": np.arange(4, dtype=np.float32)}), ((1, 1), {"window": (100, 3)})]:
+            mask, found = masks(*lists), []
+            for shown in [{"block_list": BlockList.from_mask(mask)}, {"key_mask": np.broadcast_to(of_keys(mask), (2, 4, 200, 300))}]:
+                results = warptile.attention(q, k, v, return_lse=True, **options, **shown)
+                found.append(warptile.attention_backward(d_out, q, k, v, *results, d_lse=d_lse, **options, **shown))
+            for gradient, expected in zip(*found):
+                self.assertEqual(gradient is None, expected is None)
+                if gradient is not None:
+                    np.testing.assert_allclose(gradient, expected, atol=1e-4)
 
     def test_block_masks_and_matrices_are_the_same_lists(self):
         mask = masks(2, 4)
@@ -121,6 +136,162 @@ class BlockListTest(unittest.TestCase):
             BlockList.from_kv_blocks(partial, order, 64, full=(counts, order)),
         ]:
             self.assertTrue(torch.equal(warptile.attention(q, k, v, block_list=blocks), expected))
+
+
+def dense(q, k, v, seen):
+    """Attention and its lse by operations of torch; rows that see no key have an output of 0."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen, -1e30)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(3) * seen, v), scores.logsumexp(3).masked_fill(~seen.any(-1), -torch.inf)
+
+
+def window(left, right, queries=200, keys=300):
+    """The keys that a window shows, aligned with the last ones."""
+    at = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
+    return (at >= -left) & (at <= right)
+
+
+@unittest.skipUnless(torch, "torch is not installed")
+class Autograd(unittest.TestCase):
+    def check(self, function, expected, *tensors):
+        """Results and gradients of all tensors, of the lse where some key is seen."""
+        found = []
+        for of, dtype in [(function, torch.float32), (expected, torch.float64)]:
+            learned = [x.to(dtype).requires_grad_() for x in tensors]
+            results = of(*learned)
+            generator = torch.Generator().manual_seed(2)
+            weights = [torch.randn(x.shape, generator=generator).to(dtype).masked_fill(x.isinf(), 0) for x in results]
+            found.append([*results, *torch.autograd.grad(results, learned, weights)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
+
+    def test_a_list_has_the_gradients_of_its_mask(self):
+        everything = torch.tensor(True)
+        for lists, options, inside in [
+            ((1, 1), {}, everything),
+            ((2, 1), {"causal": True}, window(300, 0)),
+            ((1, 4), {"window": (100, 20)}, window(100, 20)),
+            ((2, 4), {"layout": "bhsd"}, everything),
+        ]:
+            with self.subTest(lists, **options):
+                mask = masks(*lists)
+                seen = (torch.from_numpy(of_keys(mask)) & inside).expand(2, 4, -1, -1)
+                turned = (lambda x: x.transpose(1, 2)) if "layout" in options else lambda x: x
+
+                def expected(q, k, v):
+                    out, lse = dense(*map(turned, (q, k, v)), seen)
+                    return turned(out), lse
+
+                for blocks in [BlockList.from_mask(mask), BlockList.from_mask(torch.from_numpy(mask))]:
+                    self.check(
+                        lambda *x: warptile.attention(*x, block_list=blocks, return_lse=True, **options),
+                        expected,
+                        *(turned(torch.from_numpy(x)).contiguous() for x in tensors()),
+                    )
+
+    def test_packed_sequences(self):
+        queries, keys = [70, 130], [300, 200]
+        offsets = {"cu_seqlens_q": [0, 70, 200], "cu_seqlens_k": [0, 300, 500]}
+        q, k, v = (torch.from_numpy(x) for x in tensors(200, 500))
+        for lists in [(1, 1), (2, 4)]:
+            mask = masks(*lists)
+
+            def expected(q, k, v):
+                each = zip(q.split(queries), k.split(keys), v.split(keys), np.broadcast_to(mask, (2, 4, 4, 5)))
+                each = [
+                    dense(q[None], k[None], v[None], torch.from_numpy(of_keys(blocks, len(q), len(k))) & window(300, 0, len(q), len(k)))
+                    for q, k, v, blocks in each
+                ]
+                return torch.cat([out[0] for out, _ in each]), torch.cat([lse[0] for _, lse in each], -1)
+
+            options = {"causal": True, "return_lse": True, "block_list": BlockList.from_mask(mask)}
+            self.check(lambda *x: warptile.attention(*x, **offsets, **options), expected, q[0], k[0], v[0])
+
+    def test_a_block_mask_of_flex_attention(self):
+        try:
+            from torch.nn.attention.flex_attention import create_block_mask, create_mask
+        except ImportError:
+            self.skipTest("torch has no flex attention")
+        blocks = torch.from_numpy(masks(4, queries=5, keys=5))
+        for size in [64, (128, 64)]:
+            shown = lambda batch, head, i, j: (i >= j) & blocks[head, i // 128, j // 64]
+            mask = create_block_mask(shown, None, 4, 300, 300, device="cpu", BLOCK_SIZE=size)
+            listed = BlockList.from_kv_blocks(
+                mask.kv_num_blocks, mask.kv_indices, mask.BLOCK_SIZE, full=(mask.full_kv_num_blocks, mask.full_kv_indices)
+            )
+            seen = create_mask(shown, None, 4, 300, 300, device="cpu").expand(2, -1, -1, -1)
+            self.check(
+                lambda *x: warptile.attention(*x, block_list=listed, causal=True, return_lse=True),
+                lambda *x: dense(*x, seen),
+                *(torch.from_numpy(x) for x in tensors(300, 300)),
+            )
+
+    def test_tensors_that_need_no_gradient_get_none(self):
+        blocks, given = BlockList.from_mask(masks(2, 4)), [torch.from_numpy(x) for x in tensors()]
+        for wanted in range(3):
+            learned = [x.clone().requires_grad_(at == wanted) for at, x in enumerate(given)]
+            warptile.attention(*learned, block_list=blocks).sum().backward()
+            self.assertEqual([x.grad is not None for x in learned], [at == wanted for at in range(3)])
+
+    def test_arrays_may_change_before_gradients(self):
+        q, k, v = (torch.from_numpy(x) for x in tensors())
+        blocks, gradients = BlockList.from_mask(masks(2, 4)), []
+        for ends_at in [len(blocks.indices), 0]:
+            learned = q.clone().requires_grad_()
+            out = warptile.attention(learned, k, v, block_list=blocks)
+            blocks.indices[ends_at:] = -1
+            out.sum().backward()
+            gradients.append(learned.grad)
+        self.assertTrue(torch.equal(*gradients) and gradients[0].any())
+        # Lists of Python, too.
+        listed = BlockList([0, 1, 1, 2, 3], [0, 4, 2])
+        expected = warptile.attention(q, k, v, block_list=listed)
+        self.assertTrue(torch.equal(warptile.attention(q.clone().requires_grad_(), k, v, block_list=listed), expected))
+
+    def test_compiled(self):
+        mask = torch.from_numpy(masks(2, 4))
+        counts, order = mask.sum(-1), mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+        of_mask, of_numpy = BlockList.from_mask(mask), BlockList.from_mask(mask.numpy())
+        given = [torch.from_numpy(x) for x in tensors()]
+        attend = lambda q, k, v, blocks: warptile.attention(2 * q, k, v, block_list=blocks, causal=True, return_lse=True)
+        for name, function in {
+            "closed over": lambda *x: attend(*x[:3], of_mask),
+            "of numpy": lambda *x: attend(*x[:3], of_numpy),
+            "made inside": lambda *x: attend(*x[:3], BlockList.from_kv_blocks(x[3], x[4], 64)),
+            "two lists": lambda *x: attend(*x[:3], BlockList.from_kv_blocks(torch.zeros_like(x[3]), x[4], 64, full=(x[3], x[4]))),
+        }.items():
+            with self.subTest(name):
+                torch.compiler.reset()
+                results = []
+                for of in [function, torch.compile(function, fullgraph=True, backend="aot_eager")]:
+                    learned = [x.clone().requires_grad_() for x in given]
+                    out, lse = of(*learned, counts, order)
+                    out.sum().backward()
+                    results.append([out, lse, *(x.grad for x in learned)])
+                for found, expected in zip(*results, strict=True):
+                    self.assertTrue(torch.equal(found, expected))
+        torch.compiler.reset()
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        # Lists of other lengths are not compiled for once more each.
+        with unittest.mock.patch.object(torch._dynamo.config, "recompile_limit", 3):
+            for share in range(1, 6):
+                compiled(*given, BlockList.from_mask(torch.rand(2, 4, 4, 5) < share / 5))
+        for blocks in [of_mask, BlockList.from_mask(~mask), BlockList.from_mask(mask[..., :2, :3], 128)]:
+            for found, expected in zip(compiled(*given, blocks), attend(*given, blocks)):
+                self.assertTrue(torch.equal(found, expected))
+        with self.assertRaisesRegex(Exception, "block_list must be a warptile.BlockList"):
+            compiled(*given, mask)
+
+    def test_checkpoints_and_the_operator(self):
+        q, k, v = (torch.from_numpy(x).requires_grad_() for x in tensors())
+        blocks = BlockList.from_mask(torch.from_numpy(masks(2, 4)))
+        attend = lambda *x: warptile.attention(*x, block_list=blocks).square().sum()
+        kept = torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=False)
+        for found, expected in zip(torch.autograd.grad(kept, (q, k, v)), torch.autograd.grad(attend(q, k, v), (q, k, v))):
+            self.assertTrue(torch.equal(found, expected))
+        options = {"blocks": blocks.blocks, "blocks_each": blocks.each, "block_offsets": blocks.offsets, "block_indices": blocks.indices}
+        torch.library.opcheck(torch.ops.warptile.attention, (q, k, v, True), options)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,12 @@ class Traced(unittest.TestCase):
         generator = torch.Generator().manual_seed(1)
         self.draw = lambda: [torch.randn(2, 9, 4, 16, generator=generator) for _ in range(3)]
         sdpa, flash = warptile.torch.scaled_dot_product_attention, warptile.flash_attn.flash_attn_func
+        # The second head sees no keys.
+        blocks = warptile.BlockList([0, 1, 1, 2, 3], [0, 0, 0], per_head=True)
         self.functions = {
             "attention": lambda q, k, v: q + warptile.attention(q, k, v, causal=True),
             "lse": lambda q, k, v: warptile.attention(q, k, v, return_lse=True)[1] + q.sum(),
+            "block_list": lambda q, k, v: q + warptile.attention(q, k, v, block_list=blocks),
             "flash_attn_func": lambda q, k, v: q + flash(q, k, v, causal=True),
             "scaled_dot_product_attention": lambda q, k, v: q + sdpa(q, k, v, is_causal=True),
         }

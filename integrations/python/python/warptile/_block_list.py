@@ -10,7 +10,7 @@ class BlockList:
 
     Row `r` of a list is `indices[offsets[r]:offsets[r + 1]]`, in ascending order; a number below 0 ends it early. The lists of a sequence's
     heads follow each other. Both are arrays of int32 on the device of the queries, or on the CPU where these are. A query without
-    blocks gives 0, and an lse of minus infinity. There are no gradients.
+    blocks gives 0, and an lse of minus infinity.
 
     block_size: queries and keys of a block, 64 or 128 each, or one number for both.
     per_batch, per_head: whether each sequence, or query head, has a list of its own; or how many have, and calls of other numbers are refused.
@@ -20,15 +20,19 @@ class BlockList:
     def __init__(self, offsets, indices, block_size=(64, 64), *, per_batch=False, per_head=False, each=None):
         queries, keys = (block_size, block_size) if isinstance(block_size, int) else block_size
         self.offsets, self.indices = offsets, indices
-        self.block_size, self.each = (queries, keys), each
+        self.block_size, self.each = (queries, keys), int(each) if each is not None else None
         self.per_batch, self.per_head = _owner(per_batch), _owner(per_head)
 
     @property
     def arrangement(self):
         """The lists in words, such as `64x128,batch,head,12`."""
+        return self.blocks if self.each is None else f"{self.blocks},{self.each}"
+
+    @property
+    def blocks(self):
+        """As `arrangement`, without `each`."""
         queries, keys = self.block_size
-        each = f",{int(self.each)}" if self.each is not None else ""
-        return f"{queries}x{keys}{_owned('batch', self.per_batch)}{_owned('head', self.per_head)}{each}"
+        return f"{queries}x{keys}{_owned('batch', self.per_batch)}{_owned('head', self.per_head)}"
 
     @classmethod
     def from_kv_blocks(cls, kv_num_blocks, kv_indices, block_size=128, *, full=None, each=None):

@@ -2,11 +2,13 @@
 
 import ast
 import numbers
+import types
 
 import torch
 
 from ._arrays import row_contiguous
-from ._errors import Unsupported, refuse_second_derivatives
+from ._block_list import BlockList
+from ._errors import InvalidType, Unsupported, refuse_second_derivatives
 from ._native import attention as _attention
 from ._native import attention_backward, attention_without_gradient, gradient_names, options_stub
 
@@ -14,8 +16,8 @@ if not hasattr(torch.library, "register_fake"):
     raise Unsupported(f"torch {torch.__version__} is too old for warptile's gradients, operators and warptile.torch; they need 2.4 or newer")
 
 # What an operator cannot have, and where tensors and numbers have other names: inductor has an argument called `kernel` of its own.
-_NEVER = ("out", "lse", "stream", "block_list")
-_RENAMED = {"window": {"left": "int", "right": "int"}, "kernel": {"kernel_name": "str"}}
+_NEVER = ("out", "lse", "stream")
+_RENAMED = {"window": {"left": "int", "right": "int"}, "kernel": {"kernel_name": "str"}, "block_list": {"blocks": "str", "blocks_each": "SymInt"}}
 _TYPES = {"int | None": "SymInt", "bool | None": "bool", "float | None": "float"}
 
 # The operators' optional arguments in the order of their schema: tensors, with the element type that a list becomes, then other options
@@ -29,6 +31,9 @@ for _field in ast.parse(options_stub()).body[-1].body:
         else:
             _OTHERS |= _RENAMED.get(_field.target.id, {_field.target.id: _TYPES.get(_of, "str")})
 _OTHERS["_caller"] = "str"
+# A BlockList is two tensors and their arrangement. Its `each`, which differs from list to list, is a number of its own: for each text code
+# would be compiled once more.
+_TENSORS |= {"block_offsets": torch.int32, "block_indices": torch.int32}
 _NAMES = (*_TENSORS, *_OTHERS)
 
 # The arguments that have gradients, in the order of these: q, k, v and options.
@@ -99,6 +104,10 @@ def _native(options):
     options["kernel"] = options.pop("kernel_name", None)
     if (left, right) != (None, None):
         options["window"] = (left, right)
+    blocks, each, offsets, indices = (options.pop(name, None) for name in ("blocks", "blocks_each", "block_offsets", "block_indices"))
+    if blocks is not None:
+        arrangement = blocks if each is None else f"{blocks},{each}"
+        options["block_list"] = types.SimpleNamespace(arrangement=arrangement, offsets=offsets, indices=indices)
     return options
 
 
@@ -229,12 +238,17 @@ def _tensor(given, dtype, device):
     return torch.as_tensor(given, device=device).clone()
 
 
-def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, **options):
+def attention(q, k, v, *, return_lse=False, window=None, diagonal=None, kernel=None, block_list=None, **options):
     """`warptile.attention` by the operator: as compilers see it, and where a gradient is wanted."""
     options["kernel_name"] = kernel
     for name in _NEVER:
         if options.pop(name, None) is not None:
             raise Unsupported(f"{name} is not supported by warptile.attention in compiled code and with gradients")
+    if block_list is not None:
+        if not isinstance(block_list, BlockList):
+            raise InvalidType("block_list must be a warptile.BlockList")
+        options |= {"blocks": block_list.blocks, "blocks_each": block_list.each}
+        options |= {"block_offsets": block_list.offsets, "block_indices": block_list.indices}
     for name, dtype in _TENSORS.items():
         given = options.get(name)
         if given is not None and not isinstance(given, torch.Tensor):

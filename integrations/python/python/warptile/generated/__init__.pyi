@@ -29,7 +29,7 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[False] = Fal
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
         dropout_p: Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
             `dropout_state`, torch's generator of the device is drawn from.
-        block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
+        block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
         max_seqlen_q: The longest that packed queries of a sequence are. Lets a better kernel be chosen on a GPU, which cuts off what is longer; the CPU
             refuses it.
@@ -101,7 +101,7 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True], **opt
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
         dropout_p: Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
             `dropout_state`, torch's generator of the device is drawn from.
-        block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients.
+        block_list: `warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them.
         layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
         max_seqlen_q: The longest that packed queries of a sequence are. Lets a better kernel be chosen on a GPU, which cuts off what is longer; the CPU
             refuses it.
@@ -166,7 +166,7 @@ class Options(TypedDict, total=False):
     """Probability of dropping a weight after the softmax, from 0 to below 1; the others are divided by `1 - dropout_p`. Without a
     `dropout_state`, torch's generator of the device is drawn from."""
     block_list: BlockList | None
-    """`warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them. There are no gradients."""
+    """`warptile.BlockList`: which blocks of keys each block of queries sees; the mask holds inside of them."""
     layout: Literal["bshd", "bhsd"] | None
     """Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`."""
     max_seqlen_q: int | None
