@@ -66,7 +66,7 @@ static int run(uint64_t seed) {
     int sequences = 1 + (int)draw(MOST_SEQUENCES), packed = draw(3) == 0, adds = draw(3) == 0;
     int64_t size = sizes[draw(5)], value_size = draw(3) ? size : sizes[draw(5)];
     int64_t kv_heads = 1 + draw(2), heads = kv_heads * (1 + draw(3));
-    int64_t most_q = 1 + draw(draw(2) ? 40 : 3), most_k = 1 + draw(90);
+    int64_t most_q = 1 + draw(draw(2) ? 90 : 3), most_k = 1 + draw(90);
     int32_t q_at[MOST_SEQUENCES + 1] = {0}, k_at[MOST_SEQUENCES + 1] = {0}, q_len[MOST_SEQUENCES], k_len[MOST_SEQUENCES];
     for (int b = 0; b < sequences; b++) {
         q_len[b] = packed ? (int32_t)draw((unsigned)most_q + 1) : (int32_t)most_q;
@@ -104,6 +104,11 @@ static int run(uint64_t seed) {
     desc.want_lse = 1;
     desc.packed_queries = desc.packed_keys = (uint32_t)packed;
     desc.sequences = packed ? sequences : 0;
+    block_lists lists;
+    int64_t longest_k = 0;
+    for (int b = 0; b < sequences; b++)
+        if (longest_k < k_len[b]) longest_k = k_len[b];
+    draw_lists(&lists, &desc, heads, most_q, longest_k);
     float slopes[MOST_SEQUENCES * 6], sinks[6];
     for (int i = 0; i < MOST_SEQUENCES * 6; i++) slopes[i] = 0.1f * (draw_float() + 1);
     for (int i = 0; i < 6; i++) sinks[i] = draw_float();
@@ -148,6 +153,7 @@ static int run(uint64_t seed) {
     memory.alibi_slopes = desc.alibi ? (float *)uploaded(slopes, sizeof slopes) : NULL;
     memory.sinks = desc.sinks ? (float *)uploaded(sinks, sizeof sinks) : NULL;
     memory.bias = biased ? bias.memory : NULL;
+    give_lists(&memory, &lists, &desc);
     memory.workspace_bytes = warptile_attention_workspace(attention);
     memory.workspace = allocate(memory.workspace_bytes);
     warptile_backward_memory gradients = {0};
@@ -203,6 +209,7 @@ static int run(uint64_t seed) {
                         seen = (desc.window_left < 0 || j >= diagonal - desc.window_left) &&
                                (desc.window_right < 0 || j <= diagonal + desc.window_right);
                     }
+                    if (desc.block_queries) seen = seen && is_listed(&lists, h, i, j);
                     weights[j] = seen ? score : -INFINITY;
                     most = fmax(most, weights[j]);
                 }
@@ -255,10 +262,10 @@ static int run(uint64_t seed) {
     compare(seed, "dv", &dv, (int)wanted.want_dv, adds, unit);
     compare(seed, "d_bias", &d_bias, (int)wanted.want_d_bias, adds, unit);
     compare(seed, "d_sinks", &d_sinks, (int)wanted.want_d_sinks, adds, unit);
-    const void *lists[] = {memory.lse,   memory.query_offsets, memory.key_offsets, memory.alibi_slopes,
-                           memory.sinks, memory.workspace,     gradients.d_lse,    gradients.workspace};
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        if (lists[i]) release((void *)(uintptr_t)lists[i]);
+    const void *numbers[] = {memory.lse,       memory.workspace,    memory.query_offsets, memory.key_offsets,  memory.alibi_slopes, memory.sinks,
+                             gradients.d_lse, gradients.workspace, memory.block_offsets, memory.block_indices};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i]) release((void *)(uintptr_t)numbers[i]);
     }
     free(d_lse);
     free(weights);

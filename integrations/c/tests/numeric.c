@@ -74,25 +74,11 @@ static int run(uint64_t seed) {
         upload(key_mask.memory, bytes, (size_t)key_mask.reach);
         desc.key_mask = key_mask.layout;
     }
-    // Each query head has a list of blocks of 64 keys, for its blocks of 64 queries.
     int64_t longest_k = kind == 1 ? 0 : most_k;
     for (int b = 0; b < sequences; b++)
         if (longest_k < k_len[b]) longest_k = k_len[b];
-    int block_rows = (int)(most_q + 63) / 64, key_blocks = (int)(longest_k + 63) / 64, indices = 0;
-    int32_t block_at[6 * MOST_BLOCKS + 1] = {0}, blocks[6 * MOST_BLOCKS * MOST_BLOCKS];
-    uint8_t listed[6 * MOST_BLOCKS][MOST_BLOCKS] = {{0}};
-    if (block_rows > MOST_BLOCKS || key_blocks > MOST_BLOCKS) fail("lists of blocks", "MOST_BLOCKS is too small");
-    if (draw(4) == 0) {
-        for (int row = 0; row < heads * block_rows; row++) {
-            for (int block = 0; block < key_blocks; block++)
-                if ((listed[row][block] = draw(3) != 0)) blocks[indices++] = block;
-            block_at[row + 1] = indices;
-        }
-        desc.block_queries = desc.block_keys = 64;
-        desc.blocks_per_head = 1;
-        desc.block_offset_count = heads * block_rows + 1;
-        desc.block_index_count = indices;
-    }
+    block_lists lists;
+    draw_lists(&lists, &desc, heads, most_q, longest_k);
     float slopes[MOST_SEQUENCES * 6], sinks[6];
     for (int i = 0; i < MOST_SEQUENCES * 6; i++) slopes[i] = 0.1f * (draw_float() + 1);
     for (int i = 0; i < 6; i++) sinks[i] = draw_float();
@@ -122,8 +108,7 @@ static int run(uint64_t seed) {
     memory.sinks = desc.sinks ? (float *)uploaded(sinks, sizeof sinks) : NULL;
     memory.bias = bias.memory;
     memory.key_mask = (uint8_t *)key_mask.memory;
-    memory.block_offsets = desc.block_queries ? (int32_t *)uploaded(block_at, sizeof(int32_t) * (size_t)desc.block_offset_count) : NULL;
-    memory.block_indices = desc.block_queries ? (int32_t *)uploaded(blocks, sizeof(int32_t) * (size_t)(indices + 1)) : NULL;
+    give_lists(&memory, &lists, &desc);
     memory.k_scale = of_keys == WARPTILE_E4M3 ? (float *)uploaded(scales[0], sizeof scales[0]) : NULL;
     memory.v_scale = of_keys == WARPTILE_E4M3 ? (float *)uploaded(scales[1], sizeof scales[1]) : NULL;
     memory.workspace_bytes = warptile_attention_workspace(attention);
@@ -168,7 +153,7 @@ static int run(uint64_t seed) {
                         seen = (desc.window_left < 0 || j >= diagonal - desc.window_left) &&
                                (desc.window_right < 0 || j <= diagonal + desc.window_right);
                     }
-                    if (desc.block_queries) seen = seen && listed[h * block_rows + i / 64][j / 64];
+                    if (desc.block_queries) seen = seen && is_listed(&lists, h, i, j);
                     if (key_mask.host) seen = seen && ((uint8_t *)key_mask.host)[offset(&key_mask, b, 0, 0, j)];
                     weights[j] = seen ? score : -INFINITY;
                     most = fmax(most, weights[j]);
@@ -201,11 +186,11 @@ static int run(uint64_t seed) {
             wrong(seed, "element %d of out belongs to no row, but was written", (int)i);
         }
     }
-    const void *lists[] = {memory.lse,         memory.query_offsets, memory.key_offsets, memory.key_lengths,
-                           memory.block_table, memory.alibi_slopes,  memory.sinks,       memory.workspace,
-                           memory.k_scale,     memory.v_scale,       memory.block_offsets, memory.block_indices};
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        if (lists[i]) release((void *)(uintptr_t)lists[i]);
+    const void *numbers[] = {memory.lse,         memory.query_offsets, memory.key_offsets, memory.key_lengths,
+                             memory.block_table, memory.alibi_slopes,  memory.sinks,       memory.workspace,
+                             memory.k_scale,     memory.v_scale,       memory.block_offsets, memory.block_indices};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i]) release((void *)(uintptr_t)numbers[i]);
     }
     free(lse);
     free(before);

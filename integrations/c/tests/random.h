@@ -158,4 +158,41 @@ static inline void draw_mask_and_scale(warptile_attention_desc *desc) {
     if (desc->scale_given) desc->scale = 0.3f * draw_float();
 }
 
+// A list of blocks of 64 keys for each query head and each of its blocks of 64 queries.
+typedef struct {
+    int rows, indices;
+    int32_t offsets[6 * MOST_BLOCKS + 1], blocks[6 * MOST_BLOCKS * MOST_BLOCKS];
+    uint8_t listed[6 * MOST_BLOCKS][MOST_BLOCKS];
+} block_lists;
+
+// For every fourth problem: `block_queries` tells.
+static inline void draw_lists(block_lists *lists, warptile_attention_desc *desc, int64_t heads, int64_t queries, int64_t keys) {
+    int columns = (int)(keys + 63) / 64;
+    memset(lists, 0, sizeof *lists);
+    lists->rows = (int)(queries + 63) / 64;
+    if (lists->rows > MOST_BLOCKS || columns > MOST_BLOCKS) fail("lists of blocks", "MOST_BLOCKS is too small");
+    if (draw(4) != 0) return;
+    for (int row = 0; row < heads * lists->rows; row++) {
+        for (int block = 0; block < columns; block++)
+            if ((lists->listed[row][block] = draw(3) != 0)) lists->blocks[lists->indices++] = block;
+        lists->offsets[row + 1] = lists->indices;
+    }
+    // Without a bound lists would need rows for a sequence of all packed queries.
+    if (desc->packed_queries) desc->longest_query = queries;
+    desc->block_queries = desc->block_keys = 64;
+    desc->blocks_per_head = 1;
+    desc->block_offset_count = heads * lists->rows + 1;
+    desc->block_index_count = lists->indices;
+}
+
+static inline int is_listed(const block_lists *lists, int64_t head, int64_t query, int64_t key) {
+    return lists->listed[head * lists->rows + query / 64][key / 64];
+}
+
+static inline void give_lists(warptile_attention_memory *memory, const block_lists *lists, const warptile_attention_desc *desc) {
+    if (!desc->block_queries) return;
+    memory->block_offsets = (int32_t *)uploaded(lists->offsets, sizeof lists->offsets);
+    memory->block_indices = (int32_t *)uploaded(lists->blocks, sizeof lists->blocks);
+}
+
 #endif
