@@ -424,7 +424,7 @@ impl<'a, T: Element> Keys<'a, T> {
 
     /// Each block of queries sees the blocks of keys that a list has, and of these what the mask shows: block-sparse attention. The lists
     /// are for each sequence's queries and keys, counted from its first ones. A query without blocks has an output of 0 and an lse of minus
-    /// infinity. Gradients are refused.
+    /// infinity.
     ///
     /// ```
     /// use warptile::{Attention, Backend, BlockList, BlockLists, Keys};
