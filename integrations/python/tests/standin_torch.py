@@ -238,6 +238,14 @@ def on_a_gpu():
     fails(ValueError, "lse is on the CPU, but q is on cuda:0", lambda: warptile.attention_backward(q, q, k, v, out, Tensor(lse.array)))
     fails(ValueError, "k is on the CPU, but q is on cuda:0", lambda: warptile.attention(q, Tensor(half), v))
     fails(ValueError, "k is on cuda:1", lambda: warptile.attention(q, Tensor(half, "cuda:1"), v))
+    # Each block of queries sees the block of keys with its number.
+    blocks = [Tensor(np.arange(count, dtype=np.int32), "cuda:0") for count in (9, 8)]
+    listed = {"block_list": warptile.BlockList(*blocks), "causal": True}
+    out, lse = warptile.attention(q, k, v, return_lse=True, **listed)
+    assert warptile.attention_backward(q, q, k, v, out, lse, **listed)[1].shape == k.shape
+    dropped = {**listed, "dropout_p": 0.5, "dropout_state": Tensor(np.zeros(8, np.int32), "cuda:0")}
+    fails(warptile.NoKernel, "lists of blocks", lambda: warptile.attention_backward(q, q, k, v, out, lse, **dropped))
+    fails(ValueError, "block_indices is on the CPU", lambda: warptile.attention(q, k, v, block_list=warptile.BlockList(blocks[0], [0] * 8)))
     offsets = Tensor(np.zeros(3, np.int32), "cuda:0")
     packed = Tensor(half[0], "cuda:0")
     options = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 9, "max_seqlen_k": 9}
