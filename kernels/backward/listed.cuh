@@ -102,6 +102,7 @@ template <class Traits> __device__ void listed_gradients(const BackwardBlocks& p
     __syncthreads();
     if (!place.exists(Traits::OF_KEYS)) return;
     load_tile<Traits>(shared, backward, place);
+    cp_async_commit(); // also if no block is seen: results take the place of these rows
     PairWarp<Traits> warp(backward, address, place);
     ListedBlocks<Traits> blocks(params, place, moving_of<Traits>(backward, place), shared);
     constexpr int AHEAD = Traits::STAGES == 1 ? 1 : Traits::STAGES - 1; // blocks

@@ -493,6 +493,7 @@ template <class Kernel> struct Problem {
             Threads::run(kernel.threads, random.any(), [this] {
                 kernel.run(whole_block, dropping_block);
             });
+            expect_no_copies();
             at_predecessors_end = nullptr;
             // A cluster of several CTAs meets twice, whatever each of them has found of its tile: when parts are there, and at the end.
             for (int thread = 0; thread < kernel.threads; thread++)

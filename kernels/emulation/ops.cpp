@@ -59,6 +59,7 @@ static void run(void (*kernel)(const Block&), const void* params, unsigned grid,
             memset(shared, 0xff, sizeof shared);
             for (unsigned warp = 0; warp < threads / 32; ++warp) warp_bar[warp] = &warps[warp];
             Threads::run(threads, blockIdx.x, run_thread);
+            expect_no_copies();
         } else {
             for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) run_thread();
         }

@@ -40,5 +40,11 @@ struct Copies {
     }
 };
 inline Copies copies[256]; // of each thread
+// Of a CTA that has ended: what arrives afterwards could hide what was written there meanwhile.
+inline void expect_no_copies()
+{
+    for (const Copies& of : copies)
+        if (!of.asked.empty()) end("a thread ends before its copies have arrived\n");
+}
 inline void cp_async_4(void* shared, const void* source, bool valid) { copies[threadIdx.x].ask(shared, source, 4, valid); }
 }
