@@ -18,20 +18,24 @@ template <class Plain> struct Listing : Plain {
     static constexpr int NOTES = 2 * Plain::THREADS;
     static constexpr int COUNTS_AT = Plain::SHARED_BYTES + 7 & -8, NOTES_AT = COUNTS_AT + Plain::WARPS * (int)sizeof(int) + 7 & -8;
     static constexpr int SHARED_BYTES = NOTES_AT + NOTES * (int)sizeof(ListedBlock);
-    static_assert(Plain::ROWS <= LISTED_BOX_ROWS && Plain::COLUMNS <= LISTED_BOX_ROWS, "of one block of a list");
+    static_assert(LISTED_BOX_ROWS % Plain::ROWS == 0 && LISTED_BOX_ROWS % Plain::COLUMNS == 0, "of one block of a list");
 };
 
-// Returns true if a list has the key block for the query block.
+// Returns true if a list has the key block for the query block. As in forward the order of a list does not matter; a number below 0 ends it.
 __device__ inline bool is_listed(const BlockLists& lists, long long list, int query_block, int key_block)
 {
     if (!lists.offsets) return true;
     if (query_block >= lists.rows) return false;
     const int* const offsets = lists.offsets + list * lists.rows + query_block;
     const int end = min(offsets[1], lists.count);
-#pragma unroll 4
-    for (int i = max(offsets[0], 0); i < end; i++) {
-        const unsigned listed = lists.indices[i]; // below 0 it ends the row
-        if (listed >= (unsigned)key_block) return listed == (unsigned)key_block;
+    constexpr int AT_ONCE = 4;
+    for (int first = max(offsets[0], 0); first < end; first += AT_ONCE) {
+        int listed[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) listed[i] = i < end - first ? lists.indices[first + i] : -1;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (listed[i] < 0 || listed[i] == key_block) return listed[i] >= 0;
     }
     return false;
 }

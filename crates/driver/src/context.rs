@@ -39,7 +39,7 @@ pub use current::Current;
 /// a row, [`Context::enter`] does so once.
 ///
 /// Buffers come from a memory pool of this context's own, where the device has pools. It keeps the
-/// memory of dropped buffers for the next ones, up to a sixteenth of the device's, as getting memory
+/// memory of dropped buffers for the next ones, up to a sixteenth of the device's or 1 GiB, as getting memory
 /// from it takes longer than many a kernel; [`Context::trim_memory`] gives it back.
 #[derive(Clone)]
 pub struct Context {

@@ -1,5 +1,6 @@
 //! Images that the program does not embed: debug images, and candidates of the maintainers' search.
 
+use warptile_spec::abi::{BACKWARD_BLOCKS, FORWARD_BLOCKS};
 use warptile_spec::record::{ImageRecord, RecordError};
 use warptile_spec::{ElementType, Family, Role};
 
@@ -38,7 +39,7 @@ impl External {
     /// The image, to be planned with and loaded as the embedded ones are. It lives as long as the program.
     ///
     /// # Errors
-    /// [`ExternalError`] if it has no record, does not take a parameter block that an embedded image of its role takes, has
+    /// [`ExternalError`] if it has no record, takes no parameter block of outputs or gradients that this program fills, has
     /// elements of a different size than it is said to have, or has the name of an embedded kernel or image.
     ///
     /// # Safety
@@ -49,8 +50,11 @@ impl External {
             image: self.name.clone(),
             source,
         })?;
-        let is_known = |image: &Image| image.abi_hash == record.abi_hash;
-        if !record.takes_a_block() || !crate::images_for(record.role).any(is_known) {
+        let filled = match record.role {
+            Role::Forward => FORWARD_BLOCKS,
+            _ => BACKWARD_BLOCKS,
+        };
+        if !record.takes_a_block() || !filled.contains(&record.abi_hash) {
             return Err(ExternalError::OtherAbi {
                 image: self.name,
                 role: record.role,
@@ -119,7 +123,7 @@ pub enum ExternalError {
     },
     /// It does not read a parameter block that this program fills for its role.
     #[error(
-        "{image}: it takes a parameter block with the ABI hash {found:016x}, which this program has for no image of the role {role}: \
+        "{image}: it takes a parameter block with the ABI hash {found:016x}, which this program fills for no kernel of the role {role}: \
          build image and program from the same commit"
     )]
     OtherAbi {

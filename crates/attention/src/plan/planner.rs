@@ -86,10 +86,10 @@ impl<'a> Planner<'a> {
 
     /// The images of a role to choose among.
     pub(super) fn images_of(&self, role: Role) -> impl Iterator<Item = &'static Image> {
-        images_for(role).filter(|image| {
-            let among = |images: &Vec<&Image>| images.iter().any(|one| one.name == image.name);
-            self.images.as_ref().is_none_or(among)
-        })
+        let given = self.images.iter().flatten().copied();
+        let embedded = self.images.is_none().then(|| images_for(role));
+        let given = given.filter(move |image| image.role == role);
+        given.chain(embedded.into_iter().flatten())
     }
 
     /// With rates of one's own.

@@ -260,6 +260,66 @@ fn gradients_with_lists_of_blocks_equal_float64() {
     assert!(!failed.is_failure(), "{failed:?}");
 }
 
+/// Lists on the device in any order are the same lists; what is no list ends a launch, and the next one is right.
+#[test]
+#[ignore = "needs g++"]
+fn lists_on_the_device_may_hold_anything() {
+    let case = "b1 q200 k330 h2 d64 bf16 blocks=64x64,head device-lengths seed=4";
+    let case: Case = case.parse().unwrap();
+    with_emulated(|place| {
+        let (gpu, stream) = (&place.gpu, place.gpu.stream());
+        let data = case.backward::<bf16>().unwrap();
+        let backward = case.backward_of(case.call_on_gpu().unwrap()).unwrap();
+        let prepared = gpu.prepare_for(&backward, &Choice::Best).unwrap();
+        let inputs = DeviceInputs::upload(stream, &Ferry::default(), &data.inputs).unwrap();
+        let [rows, count] = backward.call().blocks().unwrap().counts();
+        let run = |offsets: &[i32], indices: &[i32]| -> Vec<Vec<u8>> {
+            assert_eq!([offsets.len(), indices.len()], [rows, count]);
+            let lists = [offsets, indices]
+                .map(|list| DeviceBuffer::<i32>::from_slice(stream, list).unwrap());
+            let mut bindings = Bindings::default();
+            inputs.add_to(&mut bindings).unwrap();
+            bindings.set(Operand::BlockOffsets, lists[0].as_slice());
+            bindings.set(Operand::BlockIndices, lists[1].as_slice());
+            let mut outputs: Vec<(Operand, DeviceBuffer<u8>)> = Operand::GRADIENTS
+                .into_iter()
+                .filter(|operand| backward.wants(*operand))
+                .map(|operand| {
+                    let bytes = backward.expected()[operand].bytes.reach() as usize;
+                    (operand, DeviceBuffer::filled(stream, bytes, 0xFF).unwrap())
+                })
+                .collect();
+            for (operand, memory) in &mut outputs {
+                bindings.set_output(*operand, memory.as_slice_mut());
+            }
+            prepared.launch(stream, &backward, &bindings).unwrap();
+            place.run_launches();
+            let bytes = outputs.iter().map(|(_, memory)| memory.to_vec().unwrap());
+            bytes.collect()
+        };
+        let of_a_row = (count / (rows - 1)).min(5);
+        assert!(of_a_row > 1, "{rows} offsets, {count} indices");
+        let offsets: Vec<i32> = (0..rows).map(|row| (row * of_a_row) as i32).collect();
+        let ascending: Vec<i32> = (0..count).map(|i| (i % of_a_row) as i32).collect();
+        let expected = run(&offsets, &ascending);
+        let other: Vec<i32> = ascending
+            .iter()
+            .map(|block| of_a_row as i32 - 1 - block)
+            .collect();
+        assert!(run(&offsets, &other) == expected);
+        for garbage in [i32::MAX, i32::MIN, -5, count as i32 + 7] {
+            let some = |numbers: &[i32]| -> Vec<i32> {
+                let every = |(i, number): (usize, &i32)| if i % 3 == 1 { garbage } else { *number };
+                numbers.iter().enumerate().map(every).collect()
+            };
+            run(&some(&offsets), &ascending);
+            run(&offsets, &some(&ascending));
+            run(&vec![garbage; rows], &vec![garbage; count]);
+        }
+        assert!(run(&offsets, &ascending) == expected);
+    });
+}
+
 /// The gradient of a bias, for each set of dimensions that it does not depend on, with what else there may be.
 #[test]
 #[ignore = "needs g++"]

@@ -9,9 +9,11 @@ use crate::context::Context;
 use crate::driver::call;
 use crate::error::Result;
 
-/// The part of the device's memory that a context's pool holds on to over a synchronization, unused: what the workspace of gradients
-/// of long sequences takes, and little of what others on the device may want.
-const KEPT_PART: usize = 16;
+/// Unused memory, in bytes, that a context's pool holds on to over a synchronization, on a device with `total` bytes: what the workspace of
+/// gradients of long sequences takes, and little of what others on the device may want.
+fn kept_bytes(total: usize) -> usize {
+    (total / 16).max((1 << 30).min(total / 4))
+}
 
 impl Context {
     /// Makes the pool, which keeps some unused memory: by default one would give everything unused
@@ -37,7 +39,7 @@ impl Context {
         // SAFETY: both outlive the call and the context is current. `Inner::drop` destroys the pool.
         unsafe { call!(self, operation, mem_pool_create(&mut pool, &props)) }?;
         let pool = *self.inner.pool.get_or_init(|| pool);
-        let mut threshold = (self.device().total_memory()? / KEPT_PART) as u64;
+        let mut threshold = kept_bytes(self.device().total_memory()?) as u64;
         let value = (&raw mut threshold).cast();
         // SAFETY: the pool is live, and the attribute's value is the 64 bits at `value`.
         unsafe {
@@ -50,7 +52,7 @@ impl Context {
     }
 
     /// Free and total device memory in bytes. What this context keeps for its next buffers, up to
-    /// a sixteenth of the device's memory, is not free: see [`Context::trim_memory`].
+    /// a sixteenth of the device's memory or 1 GiB, is not free: see [`Context::trim_memory`].
     ///
     /// # Errors
     /// The driver's error.

@@ -73,13 +73,13 @@ pub static DKV_D128_32X32_W4_S1_SM_90: [u8; 16249] = *include_bytes!("../../imag
 pub static DKV_D128_64X128_W8_S2_SM_90: [u8; 24949] = *include_bytes!("../../images/dkv_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_90.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 53941] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
+pub static DKV_D128_64X64_W4_S1_SM_90: [u8; 54383] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_90.zst`.
 pub static DKV_D192_32X64_W8_S1_SM_90: [u8; 18380] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d192_64x64_w8_s2_sm_90.zst`.
-pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 32962] = *include_bytes!("../../images/dkv_d192_64x64_w8_s2_sm_90.zst");
+pub static DKV_D192_64X64_W8_S2_SM_90: [u8; 32695] = *include_bytes!("../../images/dkv_d192_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_90.zst`.
 pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 14953] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_90.zst");
@@ -88,7 +88,7 @@ pub static DKV_D256_16X16_W4_S1_SM_90: [u8; 14953] = *include_bytes!("../../imag
 pub static DKV_D256_32X32_W4_S1_SM_90: [u8; 26669] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s2_sm_90.zst`.
-pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 34997] = *include_bytes!("../../images/dkv_d256_64x64_w8_s2_sm_90.zst");
+pub static DKV_D256_64X64_W8_S2_SM_90: [u8; 34987] = *include_bytes!("../../images/dkv_d256_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_90.zst`.
 pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15645] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_90.zst");
@@ -97,13 +97,13 @@ pub static DKV_D64_32X32_W4_S1_SM_90: [u8; 15645] = *include_bytes!("../../image
 pub static DKV_D64_64X128_W4_S2_SM_90: [u8; 23120] = *include_bytes!("../../images/dkv_d64_64x128_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 47732] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
+pub static DKV_D64_64X64_W4_S2_SM_90: [u8; 48140] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x128_w8_s2_sm_90.zst`.
 pub static DKV_D96_64X128_W8_S2_SM_90: [u8; 23405] = *include_bytes!("../../images/dkv_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_90.zst`.
-pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 31892] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_90.zst");
+pub static DKV_D96_64X64_W4_S2_SM_90: [u8; 31685] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_128x64_w4_s1_sm_90.zst`.
 pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24275] = *include_bytes!("../../images/dq_d128_128x64_w4_s1_sm_90.zst");
@@ -112,16 +112,16 @@ pub static DQ_D128_128X64_W4_S1_SM_90: [u8; 24275] = *include_bytes!("../../imag
 pub static DQ_D128_32X32_W4_S1_SM_90: [u8; 13837] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_90.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 43501] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
+pub static DQ_D128_64X64_W4_S1_SM_90: [u8; 43492] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 32383] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_90.zst");
+pub static DQ_D192_64X32_W4_S1_SM_90: [u8; 32513] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_90.zst`.
 pub static DQ_D256_16X16_W4_S1_SM_90: [u8; 16828] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_90.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 42815] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
+pub static DQ_D256_64X32_W4_S1_SM_90: [u8; 42911] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_90.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22829] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_90.zst");
@@ -130,13 +130,13 @@ pub static DQ_D64_128X64_W4_S2_SM_90: [u8; 22829] = *include_bytes!("../../image
 pub static DQ_D64_32X32_W4_S1_SM_90: [u8; 12949] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 38157] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
+pub static DQ_D64_64X64_W4_S2_SM_90: [u8; 38071] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_128x64_w4_s1_sm_90.zst`.
 pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22978] = *include_bytes!("../../images/dq_d96_128x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_90.zst`.
-pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 31600] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
+pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 31658] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
 pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62299] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");

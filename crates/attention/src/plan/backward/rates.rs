@@ -1,6 +1,6 @@
 //! Expected times of the steps of gradients. The rates are fixed, and no kernel is chosen by them.
 
-use warptile_kernels::{ElementType, Family, Image, Role};
+use warptile_kernels::{ElementType, Family, Features, Image, Role};
 
 use super::BackwardProblem;
 use crate::plan::{Basis, DeviceProfile, Rates, Standing};
@@ -48,10 +48,12 @@ fn tflops(image: &Image) -> Option<f64> {
 /// The basis of a plan whose main kernel is this.
 pub(super) fn basis(main: Option<&Image>, device: &DeviceProfile) -> Basis {
     let of_this_gpu = device.name == MEASURED_ON;
+    // Of images with lists the rates are those of the images without.
+    let has_lists = main.is_some_and(|image| image.features.contains(Features::BLOCKS));
     Basis {
         standing: match main.and_then(tflops) {
             None => Standing::Unknown,
-            Some(_) if of_this_gpu => Standing::Measured,
+            Some(_) if of_this_gpu && !has_lists => Standing::Measured,
             Some(_) => Standing::Modelled,
         },
         rates_of: MEASURED_ON.to_owned(),
