@@ -6,7 +6,7 @@ and ring-flash-attn beside them, and what takes no times: random problems, captu
 
 Needs only the standard library, and PyTorch for the peers. Steps run one after the other, each with a timeout; one that does not fit into the
 budget any more is skipped and named. After each step OUT has rows.json (rows as in evidence/distributed.json), table.txt (rows beside their
-goals), steps.json (what ran, how long, how it ended) and logs.tar.gz (all that was printed). Told to stop (Ctrl-C, SIGTERM), the script has
+goals), steps.json (what ran, how long, how it ended) and logs.tar.gz (all that was printed). Told to stop (Ctrl-C, SIGTERM, SIGHUP), the script has
 what runs write what it has; `--resume` does the rest later. Nothing else should use the GPUs. Exit code: 0 if everything ran and passed, 1 if
 not, 2 for wrong usage.
 """
@@ -171,6 +171,7 @@ class Run:
 
     def begin(self, name, words, cores):
         log = (self.logs / f"{name}.log").open("w")
+        (self.logs / f"{name}.json").unlink(missing_ok=True)  # of an earlier attempt
         words = list(words)
         if words[0].endswith("warptile") or "warptile" in pathlib.Path(words[0]).name:
             words += ["--json", str(self.logs / f"{name}.json")]
@@ -348,8 +349,9 @@ def main():
     if not (BUNDLE / "bin/warptile").exists():
         arguments.error(f"{BUNDLE / 'bin/warptile'} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)")
     run = Run(options)
-    for what in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(what, run.stop)
+    for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if what != signal.SIGHUP or signal.getsignal(what) != signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(what, run.stop)
     if shutil.which("nvidia-smi"):
         for name, words in (("nvidia-smi", ["-q"]), ("topology", ["topo", "-m"])):
             try:

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::Value;
 use xtask::files;
 
-/// `warptile`. FAULT=waits has NCCL take until Ctrl-C, FAULT=less leaves a number out of its rows.
+/// `warptile`. FAULT=waits has NCCL take until Ctrl-C, FAULT=less leaves a number out of its rows, FAULT=dead ends
+/// before it has any.
 const PROGRAM: &str = r#"#!/usr/bin/env -S python3 -S -E
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -19,6 +20,8 @@ row = {"backend": "warptile", "engine": of("--engine")[0], "ranks": 2, "one_us":
 row |= {"p90_us": 2.0, "samples": 9, "efficiency": 1.0, "same_bits_again": True, "error": 1e-4, "one_error": 1e-4}
 if fault == "less":
     del row["efficiency"]
+if fault == "dead":
+    sys.exit(3)
 rows = [{**row, "problem": problem, "direction": direction(problem), "key_len": 16384} for problem in of("--shape")]
 result = rows if words[0] == "bench" else {"count": 9, "failed": 0}
 def write():
@@ -169,7 +172,9 @@ fn a_run_that_is_told_to_stop_keeps_its_rows_and_is_resumed() {
         assert!(script.try_wait().unwrap().is_none(), "ended early");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let told = Command::new("kill").arg(script.id().to_string()).status();
+    // As when its terminal is closed.
+    let id = script.id().to_string();
+    let told = Command::new("kill").args(["-HUP", &id]).status();
     assert!(told.unwrap().success());
     let (code, text) = said(script.wait_with_output().unwrap());
     assert_eq!(code, Some(1), "{text}");
@@ -178,6 +183,12 @@ fn a_run_that_is_told_to_stop_keeps_its_rows_and_is_resumed() {
     assert_eq!(host.ended("captures"), "skipped");
     // That of the step that passed, and the first one of the other.
     assert_eq!(host.json("rows.json").as_array().unwrap().len(), 2);
+    // The next attempt has no row, and what the other one left is not taken for its own.
+    let options = ["--resume", "--only", "forward-nccl-64k-128k"];
+    let (code, text) = host.run("dead", &options);
+    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(host.ended("forward-nccl-64k-128k"), 3);
+    assert_eq!(host.json("rows.json").as_array().unwrap().len(), 1);
 
     host.seen();
     let (code, text) = host.run("", &["--resume"]);
