@@ -3,13 +3,14 @@
 Runs inside a bundle (`cargo xtask bundle`), which holds the program, the test executables and this script; needs no
 Rust. docs/evidence.md says what each file means. The work has parts, each of which takes less than 9 minutes; `--only`
 runs some of them, and what other parts of the same commit wrote before stays. A step that fails is recorded as failed; a tool
-that is missing makes its part fail. Each part writes what it has as it goes; told to stop (Ctrl-C, SIGTERM, --budget), the script has
+that is missing makes its part fail. Each part writes what it has as it goes; told to stop (Ctrl-C, SIGTERM, SIGHUP, --budget), the script has
 what runs write what it has, too, and ends. `--resume` does the rest later. Exit code: 0 everything passed, 1 something failed, 2 wrong usage.
 """
 
 import argparse
 import concurrent.futures
 import copy
+import fcntl
 import json
 import os
 import pathlib
@@ -74,6 +75,12 @@ RESUMED = ("verify",)
 # Where the parts on the second GPU write until they end.
 SECOND_GPU = "second-gpu"
 
+# The file that a call keeps locked in its folder for as long as it runs.
+LOCK = ".lock"
+
+# What a summary is of: parts of different ones do not go together.
+OF = ("commit", "device", "driver")
+
 # The files that a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers", "other", "default"),
@@ -109,8 +116,10 @@ def shared_cores(two_gpus):
 class OtherGpu:
     """The parts that run on the second GPU, by this script in a process and a folder of its own."""
 
-    def __init__(self, evidence, names, cores):
+    def __init__(self, evidence, names, cores, parts):
+        """`parts`: what they came to before, as far as that is kept."""
         self.names = [name for name in names if name not in ON_FIRST_GPU]
+        self.known = {name: parts[name] for name in self.names if name in parts}
         self.folder = evidence.folder / SECOND_GPU
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
@@ -124,13 +133,13 @@ class OtherGpu:
             command += ["--resume"]
             for file in written(evidence.folder, [name for name in self.names if name in RESUMED]):
                 shutil.copy2(file, self.folder)
-            # As if none had ended, which the parts that are asked for have not.
-            write_json(self.folder / "summary.json", {**evidence.stamp, "parts": {}, "runs": [{}]})
+            # None of these has ended. Which GPU they ran on is not known.
+            write_json(self.folder / "summary.json", {"commit": evidence.stamp["commit"], "parts": self.known, "runs": [{}]})
         variables = {"CUDA_VISIBLE_DEVICES": evidence.second_gpu}
         before = os.sched_getaffinity(0)
         self.output = (self.folder / "output").open("w+")
         self.process = None
-        if self.names:
+        if self.names and not STOP.is_set():
             words = [str(word) for word in command]
             os.sched_setaffinity(0, cores)
             self.process = subprocess.Popen(
@@ -138,17 +147,21 @@ class OtherGpu:
             )
             os.sched_setaffinity(0, before)
             ELSEWHERE.add(self.process)
+            if STOP.is_set():
+                tell(self.process, signal.SIGINT)
 
-    def finish(self, evidence):
-        """Waits, and takes its files; what its parts came to."""
+    def finish(self, evidence, run):
+        """Waits, and takes its files; what its parts came to. Those that began there have begun in this run."""
         if self.process:
             self.process.wait()
             ELSEWHERE.discard(self.process)
         self.output.seek(0)
         print(self.output.read().split("\n\n")[0], flush=True)
         self.output.close()
-        failure = {"date": now(), "seconds": 0, "passed": False, "cut_short": True, "failures": ["did not run"]}
-        parts = dict.fromkeys(self.names, failure) | take(evidence.folder, self.folder, self.names)
+        run["parts"] += began(self.folder)
+        failure = {"date": now(), "seconds": 0, "passed": False, "cut_short": True}
+        parts = {name: {**failure, "failures": [f"{name} was cut short: it did not run"]} for name in self.names}
+        parts |= self.known | take(evidence.folder, self.folder, self.names)
         shutil.rmtree(self.folder)
         for name in self.names:
             evidence.failures += parts[name]["failures"]
@@ -161,21 +174,50 @@ def summary_of(folder):
     return {"commit": None, "parts": {}, "runs": []} | (json.loads(file.read_text()) if file.exists() else {})
 
 
+def began(folder):
+    """The parts that the last run of a folder has begun."""
+    return [part for run in summary_of(folder)["runs"][-1:] for part in run.get("parts", ())]
+
+
+def differ(one, other):
+    """Whether two summaries are known to be of different commits, GPUs or drivers."""
+    return any(None not in (one.get(key), other.get(key)) and one[key] != other[key] for key in OF)
+
+
+def told_apart(summary):
+    return ", ".join(f"{key} {summary.get(key)}" for key in OF)
+
+
+def lock(folder):
+    """What keeps other calls out of a folder until it is closed; nothing if one is at work there."""
+    file = (folder / LOCK).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
 def written(folder, parts):
     """The files that these parts have written."""
     return [file for part in parts for pattern in WRITTEN[part] for file in folder.glob(f"{pattern}.json")]
 
 
 def take(folder, other, names):
-    """Copies the files of these parts from another folder, and its logs; what the parts came to there."""
+    """Copies the files of these parts from another folder, and their logs; what the parts came to there. Of other logs, those that are not
+    there, and all of a second GPU. What the folder's summary says of these parts must be gone already."""
     parts = {name: done for name, done in summary_of(other)["parts"].items() if name in names}
     for old in written(folder, parts):
         old.unlink()
     for file in written(other, parts):
         shutil.copy2(file, folder)
     (folder / "logs").mkdir(exist_ok=True)
+    logs = {name for done in parts.values() for name in done.get("logs", ())}
     for log in (other / "logs").glob("*.log"):
-        shutil.copy2(log, folder / "logs" / log.name.replace("commands", f"commands-{other.name}"))
+        to = folder / "logs" / log.name.replace("commands", f"commands-{other.name}")
+        if log.stem in logs or other.name == SECOND_GPU or to.name != log.name or not to.exists():
+            shutil.copy2(log, to)
     return parts
 
 
@@ -186,20 +228,26 @@ def ended(done):
 
 def join(folder, other):
     """Adds to a folder the parts that another one has of the same commit, unless they ended here or are newer, and its runs; then what a run
-    that was killed left of its second GPU. False if the commits differ."""
+    that was killed left of its second GPU. False if commits, GPUs or drivers differ; a second GPU may be of another kind."""
     own, theirs = summary_of(folder), summary_of(other)
-    if own["commit"] not in (None, theirs["commit"]) or not theirs["commit"]:
+    of_second = other.name == SECOND_GPU
+    if not theirs["commit"] or differ({"commit": own["commit"]} if of_second else own, theirs):
         return False
 
     def wanted(name, done):
         known = own["parts"].get(name)
         return not ended(known) and (known is None or ended(done) or done["date"] >= known["date"])
 
-    parts = own["parts"] | take(folder, other, [name for name, done in theirs["parts"].items() if wanted(name, done)])
-    # Those of a second GPU are those of the first.
-    runs = own["runs"] + [run for run in theirs["runs"] if other.name != SECOND_GPU and run not in own["runs"]]
+    names = [name for name, done in theirs["parts"].items() if wanted(name, done)]
+    parts, runs = {name: done for name, done in own["parts"].items() if name not in names}, own["runs"]
     first = own if own["commit"] else theirs
     stamp = {key: first.get(key) for key in ("commit", "date", "device", "driver")}
+    # First, so that it claims nothing that is deleted.
+    write_json(folder / "summary.json", {**stamp, **summarized(parts, runs)})
+    parts |= take(folder, other, names)
+    if not of_second:
+        known = [(run["date"], run["seconds"]) for run in runs]
+        runs += [run for run in theirs["runs"] if (run["date"], run["seconds"]) not in known]
     write_json(folder / "summary.json", {**stamp, **summarized(parts, runs)})
     for file in (other / "device.json", other / "info.json"):
         if file.exists() and not (folder / file.name).exists():
@@ -211,22 +259,30 @@ def join(folder, other):
 def join_second_gpu(folder, other):
     """Adds to a folder what a run that was killed in another one, or in it, left of its second GPU."""
     leftover = other / SECOND_GPU
-    if summary_of(leftover)["parts"]:
-        join(folder, leftover)
+    if summary_of(leftover)["parts"] and join(folder, leftover):
+        # Its run is that of the first one.
+        of_first, summary = summary_of(other)["runs"][-1:], summary_of(folder)
+        for run in summary["runs"]:
+            if [run["date"], run["seconds"]] in [[one["date"], one["seconds"]] for one in of_first]:
+                run["parts"] += [part for part in began(leftover) if part not in run["parts"]]
+        write_json(folder / "summary.json", summary)
     if folder == other:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def clear(evidence, names):
     """Deletes what is about to be written again, and everything of another commit: nothing may seem to be of this run that is
-    not. Files of nobody here, such as cpu.json and the baselines, stay. Returns what the summary keeps of parts and of runs."""
+    not. Files of nobody here, such as cpu.json and the baselines, stay. Returns what the summary keeps of parts and of runs; it says so before
+    anything is deleted. Of parts that are resumed it keeps that they were cut short."""
     summary = summary_of(evidence.folder)
     if summary["commit"] != evidence.stamp["commit"]:
         names, summary = PARTS, {"parts": {}, "runs": []}
     resumed = RESUMED if evidence.options.resume and summary["runs"] else ()
+    parts = {name: done for name, done in summary["parts"].items() if name not in names or evidence.options.resume}
+    evidence.write("summary.json", **summarized(parts, summary["runs"]))
     for old in written(evidence.folder, [name for name in names if name not in resumed]):
         old.unlink()
-    return {name: done for name, done in summary["parts"].items() if name not in names}, summary["runs"]
+    return parts, summary["runs"]
 
 
 def summarized(parts, runs):
@@ -252,15 +308,15 @@ def groups(names):
 def run_part(evidence, name, failures, write):
     """Runs a part, to which failures of before count. The summary says what it came to, and until then that it was cut short."""
     own = copy.copy(evidence)
-    own.failures = failures
+    own.failures, own.logged = failures, set()
     start = time.monotonic()
 
     def came_to(failures, cut_short):
         seconds = round(time.monotonic() - start, 1)
-        done = {"date": now(), "seconds": seconds, "passed": not failures, "cut_short": cut_short, "failures": failures}
+        done = {"date": now(), "seconds": seconds, "passed": not failures, "cut_short": cut_short, "failures": failures, "logs": sorted(own.logged)}
         write({name: done})
 
-    came_to([f"{name} was cut short: the script was killed"], True)
+    came_to([*failures, f"{name} was cut short: the script was killed"], True)
     try:
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
@@ -308,20 +364,24 @@ def main():
             arguments.error(f"there is no part called {name}; there are {', '.join(PARTS)}")
     folder = pathlib.Path(options.out).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    leftover, other = folder / SECOND_GPU, options.join.resolve() if options.join else folder
+    locks = {place: lock(place) for place in {folder, leftover, other} if place == folder or os.access(place / LOCK, os.W_OK)}
+    for place in [place for place, file in locks.items() if not file]:
+        print(f"another call is at work in {place}", file=sys.stderr)
+        return 2
     join_second_gpu(folder, folder)
     if options.join:
-        other = options.join.resolve()
         if other == folder or join(folder, other):
             print(f"see {folder}")
             return 0
-        commits = [summary_of(one)["commit"] for one in (folder, other)]
-        print(f"--join: {other} is of commit {commits[1]}, and {folder} of {commits[0]}", file=sys.stderr)
+        print(f"--join: {other} is of {told_apart(summary_of(other))}, and {folder} of {told_apart(summary_of(folder))}", file=sys.stderr)
         return 2
     if not WARPTILE.exists():
         print(f"{WARPTILE} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)", file=sys.stderr)
         return 2
-    for what in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(what, stop)
+    for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if what != signal.SIGHUP or signal.getsignal(what) != signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(what, stop)
     if options.budget is not None:
         over = threading.Timer(options.budget, stop)
         over.daemon = True
@@ -344,11 +404,11 @@ def collect(options, folder, names, start):
     except NoSuchGpu as missing:
         print(missing, file=sys.stderr)
         return 2
-    before = summary_of(folder)
+    before, asked = summary_of(folder), names
     if options.resume and before["commit"] == evidence.stamp["commit"]:
         names = [name for name in names if not ended(before["parts"].get(name))]
         if not names:
-            failed = [name for name, done in before["parts"].items() if not done["passed"]]
+            failed = [name for name in asked if not before["parts"][name]["passed"]]
             print(f"nothing is left to do{'; FAILED: ' + ', '.join(failed) if failed else ''}; see {folder}")
             return 1 if failed else 0
     evidence.needs("nvidia-smi")
@@ -360,8 +420,19 @@ def collect(options, folder, names, start):
     if missing and not STOP.is_set():
         print(f"a peer that was named is not there:\n{missing}", file=sys.stderr)
         return 2
+    files = device(evidence)
+    if STOP.is_set():
+        print(f"FAILED  the script was told to stop before anything began; nothing has been deleted; see {folder}")
+        return 1
+    if before["commit"] == evidence.stamp["commit"] and (options.resume or before["parts"].keys() - names) and differ(before, evidence.stamp):
+        print(f"{folder} is of {told_apart(before)}, and this is {told_apart(evidence.stamp)}: another folder is needed", file=sys.stderr)
+        return 2
     parts, runs = clear(evidence, names)
-    run = {"date": now(), "parts": [name for name in PARTS if name in names], "gpus": 1 if options.second_gpu is None else 2, "seconds": 0.0}
+    for name, content in files.items():
+        evidence.write(name, **content)
+    # Failures of parts that go on count, until the parts are run anew.
+    carried = {name: [what for what in parts[name]["failures"] if not what.startswith(f"{name} was cut short")] for name in names if name in parts}
+    run = {"date": now(), "parts": [], "gpus": 1 if options.second_gpu is None else 2, "seconds": 0.0}
     runs.append(run)
     writing = threading.Lock()
 
@@ -373,11 +444,10 @@ def collect(options, folder, names, start):
             evidence.write("summary.json", **summarized(parts, runs))
             evidence.log_commands()
 
-    device(evidence)
     own_cores, compiling_cores, other_cores = shared_cores(options.second_gpu is not None)
     all_names, elsewhere = names, None
     if options.second_gpu is not None:
-        elsewhere = OtherGpu(evidence, names, other_cores)
+        elsewhere = OtherGpu(evidence, names, other_cores, parts)
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
     write({})
@@ -393,7 +463,8 @@ def collect(options, folder, names, start):
     def in_turn(lane):
         for name in lane:
             if not STOP.is_set():
-                run_part(evidence, name, early if name == first else [], write)
+                run["parts"].append(name)
+                run_part(evidence, name, carried.get(name, []) + (early if name == first else []), write)
 
     for lanes in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
@@ -405,10 +476,11 @@ def collect(options, folder, names, start):
     if evidence.prepared:
         evidence.prepared.end()
     if elsewhere:
-        parts |= elsewhere.finish(evidence)
+        parts |= elsewhere.finish(evidence, run)
     write({})
     if STOP.is_set() and not evidence.failures:
         evidence.failures.append("the script was told to stop")
+    evidence.failures += [what for name in asked if name not in all_names for what in parts[name]["failures"]]
     print(f"\n{table(evidence, parts)}")
     print(f"{run['seconds']:.0f} s by the clock, on {run['gpus']} GPU{'s' if run['gpus'] > 1 else ''}")
     for failure in evidence.failures:

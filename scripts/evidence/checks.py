@@ -159,10 +159,12 @@ def verify(evidence):
     results = {}
 
     def kept(name, count):
-        """Whether an earlier run has computed all of it, without a failure."""
+        """Whether an earlier run has computed all of it, without a failure. One stays a failure."""
         found = evidence.read(f"verify-{name}.json")
         if found:
             results[name] = found
+        if found.get("failed"):
+            evidence.fail(f"verify {name}: {found['failed']} failed before")
         return {"asked": count, "seed": options.seed, "cut_short": False, "failed": 0}.items() <= found.items()
 
     def write():

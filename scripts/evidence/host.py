@@ -62,7 +62,7 @@ class Evidence:
         self.folder = folder
         self.options = options
         self.gpu, self.second_gpu = choose_gpus(options)
-        self.failures = []
+        self.failures, self.logged = [], set()
         self.stamp = {"commit": commit(), "date": now()}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
@@ -83,6 +83,7 @@ class Evidence:
             cut = f"\n[... {len(data) - 2 * half} bytes ...]\n".encode()
             data = data[:half] + cut + data[-half:]
         (self.folder / "logs" / f"{name}.log").write_bytes(data)
+        self.logged.add(name)
 
     def log_commands(self):
         """Which command ran when, in seconds since the script began: what waits for what is seen here."""
@@ -274,7 +275,8 @@ def pool(evidence, work, jobs, workers=SIDE_BY_SIDE):
 
 
 def device(evidence):
-    """Device, driver and clocks, and the catalog with the hash of every image. Every part begins with it."""
+    """Looks up device, driver and clocks, and the catalog with the hash of every image, which every part uses. Returns what device.json and
+    info.json say, and writes nothing: it may be for nothing."""
     _, _, info = warptile(evidence, "info", ["info"], 60)
     fields = (
         "name,driver_version,compute_cap,vbios_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,"
@@ -290,12 +292,12 @@ def device(evidence):
         code, output = run([tool, "--version"], 60)
         tools[tool] = last_lines(output, 1) if code == 0 else None
     evidence.stamp |= {"device": values.get("name", "unknown"), "driver": values.get("driver_version", "unknown")}
-    evidence.write("device.json", gpu=values, tools=tools)
     info = info or {"images": []}
-    evidence.write("info.json", **{key: info[key] for key in info if key not in ("date", "driver")}, cuda=info.get("driver"))
     here = [image for image in info["images"] if fits(image, info)]
     evidence.images = {image["image"]: image for image in here if image["role"] == "forward"}
     evidence.operations = {image["image"]: image for image in here if image["role"] != "forward"}
+    catalog = {key: info[key] for key in info if key not in ("date", "driver")}
+    return {"device.json": {"gpu": values, "tools": tools}, "info.json": {**catalog, "cuda": info.get("driver")}}
 
 
 def fits(image, info):

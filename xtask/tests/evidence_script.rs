@@ -353,6 +353,10 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
         assert!(script.try_wait().unwrap().is_none(), "ended early");
         std::thread::sleep(Duration::from_millis(50));
     }
+    // Another call would take its files.
+    let (code, text) = host.run("one", "tile", "");
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("another call is at work in "), "{text}");
     // By whichever of its threads the signal is taken; the main one's number is the process's.
     let threads = std::fs::read_dir(format!("/proc/{}/task", script.id())).unwrap();
     let numbers = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
@@ -375,6 +379,8 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
     let parts = host.json("summary.json")["parts"].clone();
     assert_eq!(parts["verify"]["cut_short"], true);
     assert!(parts["bench"].is_null(), "{parts}");
+    let begun = host.json("summary.json")["runs"][0]["parts"].clone();
+    assert_eq!(begun, serde_json::json!(["verify"]));
 
     // Two GPUs go on where one stopped.
     host.seen();
@@ -446,6 +452,8 @@ fn the_rest_of_a_run_that_was_killed_is_done_later() {
     assert_eq!(summary["parts"]["tile"]["passed"], true, "{summary}");
     assert_eq!(summary["parts"]["verify"]["cut_short"], true, "{summary}");
     assert_eq!(summary["runs"].as_array().unwrap().len(), 1, "{summary}");
+    let begun = summary["runs"][0]["parts"].clone();
+    assert_eq!(begun, serde_json::json!(["bench", "tile", "verify"]));
     assert!(joined.join("tile.json").exists() && joined.join("uneven.json").exists());
     // Not with another commit's.
     host.seen();
@@ -507,15 +515,118 @@ fn the_second_gpu_does_not_outlive_the_run() {
 #[test]
 fn a_run_ends_with_its_budget() {
     let host = Host::new();
-    let (code, text) = host.run_with("one", "tile,verify", "", &["--budget", "0"]);
+    assert_eq!(host.run("one", "tile", "").0, Some(0));
+    let names = ["summary.json", "tile.json", "device.json"];
+    let before = names.map(|name| host.json(name));
+    host.seen();
+    for commit in ["one", "two"] {
+        let options = ["--budget", "0", "--second-gpu", "1"];
+        let (code, text) = host.run_with(commit, "tile,verify,bench", "", &options);
+        assert_eq!(code, Some(1), "{text}");
+        let words = "FAILED  the script was told to stop";
+        assert!(text.contains(words), "{text}");
+        // What was true before is true still.
+        assert_eq!(names.map(|name| host.json(name)), before);
+        let seen = host.seen().join("\n");
+        assert!(
+            !seen.contains("verify") && !seen.contains("bench"),
+            "{seen}"
+        );
+    }
+}
+
+/// Whenever it ends, the summary claims nothing that is not there.
+#[test]
+fn nothing_is_deleted_that_the_summary_still_claims() {
+    let host = Host::new();
+    assert_eq!(host.run("one", "tile,launches", "").0, Some(0));
+    let tile = host.out().join("tile.json");
+    std::fs::remove_file(&tile).unwrap();
+    // It cannot be deleted as a file: the script ends there.
+    std::fs::create_dir(&tile).unwrap();
+    let (code, text) = host.run("one", "launches,tile", "");
     assert_eq!(code, Some(1), "{text}");
-    assert!(
-        text.contains("FAILED  the script was told to stop"),
-        "{text}"
-    );
-    let summary = host.json("summary.json");
-    assert_eq!(summary["passed"], false, "{summary}");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 16);
+    let parts = host.json("summary.json")["parts"].clone();
+    assert_eq!(parts, serde_json::json!({}));
+}
+
+#[test]
+fn a_failure_stays_until_its_part_runs_anew() {
+    let host = Host::new();
+    assert_eq!(host.run("one", "tile", "missing").0, Some(1));
+    for parts in ["launches,tile", "launches,tile", "tile"] {
+        let (code, text) = host.run_with("one", parts, "", &["--resume"]);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("FAILED"), "{text}");
+    }
+    let (code, text) = host.run_with("one", "launches", "", &["--resume"]);
+    assert_eq!(code, Some(0), "{text}");
+    for options in [&["--resume"][..], &["--resume", "--second-gpu", "1"]] {
+        let mut summary = host.json("summary.json");
+        let part = &mut summary["parts"]["tile"];
+        part["cut_short"] = true.into();
+        part["failures"] = serde_json::json!(["tile: wrong", "tile was cut short: so"]);
+        let text = summary.to_string();
+        files::write(&host.out().join("summary.json"), text.as_bytes()).unwrap();
+        let (code, text) = host.run_with("one", "tile", "", options);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("FAILED  tile: wrong"), "{text}");
+        let part = host.json("summary.json")["parts"]["tile"].clone();
+        assert_eq!(part["cut_short"], false, "{part}");
+        assert_eq!(part["failures"], serde_json::json!(["tile: wrong"]));
+    }
+    assert_eq!(host.run("one", "tile", "").0, Some(0));
+    // Random problems of a family are computed again, and count.
+    let name = "verify-scalar-1024.json";
+    assert_eq!(host.run("one", "verify", "").0, Some(0));
+    let mut family = host.json(name);
+    family["failed"] = 1.into();
+    files::write(&host.out().join(name), family.to_string().as_bytes()).unwrap();
+    let mut summary = host.json("summary.json");
+    summary["parts"]["verify"]["cut_short"] = true.into();
+    let text = summary.to_string();
+    files::write(&host.out().join("summary.json"), text.as_bytes()).unwrap();
+    let (code, text) = host.run_with("one", "verify", "", &["--resume"]);
+    assert_eq!(code, Some(1), "{text}");
+    let words = "FAILED  verify scalar-1024: 1 failed before";
+    assert!(text.contains(words), "{text}");
+    assert_eq!(host.json(name)["failed"], 0);
+}
+
+#[test]
+fn a_summary_is_of_one_kind_of_gpu() {
+    let host = Host::new();
+    assert_eq!(host.run("one", "tile", "").0, Some(0));
+    let before = host.json("summary.json");
+    for options in [&["--gpu", "1"][..], &["--gpu", "1", "--resume"]] {
+        let (code, text) = host.run_with("one", "launches", "", options);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains("device NVIDIA H200"), "{text}");
+        assert!(text.contains("device NVIDIA H100"), "{text}");
+        assert_eq!(host.json("summary.json"), before);
+    }
+    let other = host.directory.path().join("other");
+    let of_other = |device: &str| {
+        let mut summary = before.clone();
+        summary["device"] = device.into();
+        let text = summary.to_string();
+        files::write(&other.join("summary.json"), text.as_bytes()).unwrap();
+        files::write(&other.join("logs/tile.log"), b"theirs").unwrap();
+        files::write(&other.join("logs/else.log"), b"theirs").unwrap();
+        host.run_with("one", "tile", "", &["--join", "other"])
+    };
+    let (code, text) = of_other("NVIDIA H100");
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("device NVIDIA H100"), "{text}");
+    // A part that is not taken keeps its log.
+    let (code, text) = of_other("NVIDIA H200");
+    assert_eq!(code, Some(0), "{text}");
+    let log = |name: &str| std::fs::read_to_string(host.out().join("logs").join(name)).unwrap();
+    assert_ne!(log("tile.log"), "theirs");
+    assert_eq!(log("else.log"), "theirs");
+    std::fs::remove_file(host.out().join("summary.json")).unwrap();
+    assert_eq!(of_other("NVIDIA H200").0, Some(0));
+    assert_eq!(log("tile.log"), "theirs");
 }
 
 #[test]
@@ -675,6 +786,7 @@ fn the_gpu_that_is_asked_for_is_the_only_one_that_is_seen() {
             Err("there is no GPU 1; those that can be seen: 1"),
         ),
     ] {
+        let _ = std::fs::remove_dir_all(host.out());
         let mut command = host.command("one", "tile", "");
         command.env("GPUS", gpus).args(["--gpu", number]);
         if let Some(visible) = visible {
