@@ -23,7 +23,7 @@ import time
 
 from checks import acceptance, alone, controls, examples, launches, sanitizer, tests, tile, verify
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
-from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, NoSuchGpu, device, now, stop, write_json
+from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, NoSuchGpu, device, now, stop, tell, write_json
 from summary import table
 from times import PEERS_BY_PLACE, Prepared, backward, bench, decode, errors, missing_peers, ncu, options, peers, tune
 
@@ -316,7 +316,11 @@ def run_part(evidence, name, failures, write):
         done = {"date": now(), "seconds": seconds, "passed": not failures, "cut_short": cut_short, "failures": failures, "logs": sorted(own.logged)}
         write({name: done})
 
-    came_to([*failures, f"{name} was cut short: the script was killed"], True)
+    def goes_on():
+        came_to([*own.failures, f"{name} was cut short: the script was killed"], True)
+
+    own.has_failed = goes_on
+    goes_on()
     try:
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None

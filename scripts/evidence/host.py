@@ -63,6 +63,7 @@ class Evidence:
         self.options = options
         self.gpu, self.second_gpu = choose_gpus(options)
         self.failures, self.logged = [], set()
+        self.has_failed = lambda: None  # called after each failure
         self.stamp = {"commit": commit(), "date": now()}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
@@ -96,6 +97,7 @@ class Evidence:
             return
         print(f"FAILED  {what}", flush=True)
         self.failures.append(what)
+        self.has_failed()
 
     def needs(self, tool):
         """Whether a tool is there; a part that needs it fails without it."""

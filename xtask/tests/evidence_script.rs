@@ -337,6 +337,14 @@ fn said(output: Output) -> (Option<i32>, String) {
     (output.status.code(), text + &errors)
 }
 
+/// What Python says to a text, beside the script's modules.
+fn python(text: &str) -> Output {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/evidence");
+    let mut command = Command::new("python3");
+    command.args(["-B", "-c", text]).current_dir(folder);
+    command.output().unwrap()
+}
+
 /// A host may be taken away before everything is done.
 #[test]
 fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
@@ -591,6 +599,64 @@ fn a_failure_stays_until_its_part_runs_anew() {
     let words = "FAILED  verify scalar-1024: 1 failed before";
     assert!(text.contains(words), "{text}");
     assert_eq!(host.json(name)["failed"], 0);
+}
+
+/// The script may be killed before the part ends.
+#[test]
+fn a_failure_is_written_at_once() {
+    const CHECKS: &str = r#"
+import importlib.util
+from types import SimpleNamespace
+from host import Evidence
+
+spec = importlib.util.spec_from_file_location("evidence", "__main__.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+evidence = object.__new__(Evidence)
+vars(evidence).update(failures=[], compiled=SimpleNamespace(wait=lambda *_: None), prepared=None, ptx=None, options=None)
+said = []
+def part(own):
+    own.fail("wrong")
+    assert said[-1]["tile"]["failures"] == ["wrong", "tile was cut short: the script was killed"], said
+    said.append("and")
+script.PARTS["tile"] = part
+script.run_part(evidence, "tile", [], lambda done: said.append(done))
+assert [len(done["tile"]["failures"]) for done in said if done != "and"] == [1, 2, 1], said
+"#;
+    let output = python(CHECKS);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+}
+
+/// While its process begins, too.
+#[test]
+fn a_stop_reaches_the_second_gpu() {
+    const CHECKS: &str = r#"
+import importlib.util, os, pathlib, subprocess, tempfile
+from types import SimpleNamespace
+from host import STOP
+
+spec = importlib.util.spec_from_file_location("evidence", "__main__.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+def begins(words, **options):
+    STOP.set()
+    return subprocess.Popen(["sleep", "60"], **options)
+script.subprocess = SimpleNamespace(Popen=begins, STDOUT=subprocess.STDOUT)
+folder = pathlib.Path(tempfile.mkdtemp())
+options = dict.fromkeys(("fa3", "fa4", "flashinfer", "cudnn", "without_peers", "resume", "seed", "count", "long_count", "samples"))
+evidence = SimpleNamespace(folder=folder, options=SimpleNamespace(**options), second_gpu="1")
+cores = os.sched_getaffinity(0)
+other = script.OtherGpu(evidence, ["tile"], cores, {})
+try:
+    assert other.process.wait(20) == -2
+finally:
+    other.process.kill()
+    script.shutil.rmtree(folder)
+"#;
+    let output = python(CHECKS);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
 }
 
 #[test]
@@ -1070,12 +1136,7 @@ assert "of dense" not in lines[dense], lines
 for problem, expected in zip(list(problems)[1:], ("1.020 of dense", "1.010 of dense")):
     assert expected in lines[problem] and "ratio 2.000" in lines[problem], lines
 "#;
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/evidence");
-    let output = Command::new("python3")
-        .args(["-B", "-c", CHECKS])
-        .current_dir(folder)
-        .output()
-        .unwrap();
+    let output = python(CHECKS);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
 }
