@@ -84,7 +84,8 @@ impl Group {
 
     /// As [`Group::cache`], where the first `rows` rows of each sequence, in whole pages, are with rank 0, and the pages behind them are dealt.
     /// Rank 0 begins a step before the others and waits for them at its end: more rows fill that time. The best number is that time over
-    /// what a row takes, divided by the number of sequences in a step. Rank 0 needs as many pages more.
+    /// what a row takes, divided by the number of sequences in a step. Rank 0 needs that many rows more for each sequence, in pages. All ranks
+    /// have these pages, as `builder` describes each share.
     ///
     /// # Errors
     /// As [`Group::cache`].
@@ -174,9 +175,12 @@ impl<T: Element> ShardedCache<'_, T> {
                 break;
             }
         }
-        let lead = dealing.lead;
-        let call =
-            format!("a step of lengths and new rows {lengths:?}{FIELD}a lead of {lead} pages");
+        let Dealing {
+            page_rows, lead, ..
+        } = dealing;
+        let call = format!(
+            "a step of lengths and new rows {lengths:?}{FIELD}pages of {page_rows} rows{FIELD}a lead of {lead} pages"
+        );
         let stepped = match self.group.processes() {
             Some(nccl) => nccl.agree_if(&call, stepped),
             None => stepped,

@@ -295,11 +295,11 @@ impl Needs {
             return Err(Error::Argument { rank, rule });
         }
         if attention.has(Operand::Slopes)
-            && let Some(rank) = all.iter().position(|needs| needs.is_apart)
+            && let Some(at) = all.iter().position(|needs| needs.is_apart)
         {
             let rule = "ALiBi over parts of a sequence needs a causal mask, or a window up to the query's own key";
             return Err(Error::Argument {
-                rank,
+                rank: at * ranks,
                 rule: rule.to_owned(),
             });
         }

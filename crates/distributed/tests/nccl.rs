@@ -495,20 +495,33 @@ fn a_cache_is_dealt_to_processes() {
 }
 
 #[test]
-fn ranks_with_different_leads_are_named() {
-    let (host, met) = (Host::new(2), Barrier::new(2));
-    let failures = each(&worlds(2), |world| {
-        let group = host.group(world).unwrap();
-        let builder = KvCache::<f16>::builder(2, 64).pages(4).page_rows(16);
-        let mut cache = group.cache_with_lead(&builder, 16 * world.rank()).unwrap();
-        let sequence = cache.allocate();
-        let failure = failure(cache.step(&[(sequence, 20)]));
-        met.wait();
-        failure
-    });
-    let expected = "rank 1 calls with a lead of 1 pages, but rank 0 with a lead of 0 pages";
-    assert_eq!(same(&failures).to_string(), expected);
-    host.assert_clean();
+fn ranks_with_different_leads_and_pages_are_named() {
+    for (leads, page_rows, expected) in [
+        (
+            [0, 16],
+            [16, 16],
+            "rank 1 calls with a lead of 1 pages, but rank 0 with a lead of 0 pages",
+        ),
+        (
+            [0, 0],
+            [16, 32],
+            "rank 1 calls with pages of 32 rows, but rank 0 with pages of 16 rows",
+        ),
+    ] {
+        let (host, met) = (Host::new(2), Barrier::new(2));
+        let failures = each(&worlds(2), |world| {
+            let (group, rank) = (host.group(world).unwrap(), world.rank());
+            let builder = KvCache::<f16>::builder(2, 64).pages(4);
+            let builder = builder.page_rows(page_rows[rank]);
+            let mut cache = group.cache_with_lead(&builder, leads[rank]).unwrap();
+            let sequence = cache.allocate();
+            let failure = failure(cache.step(&[(sequence, 20)]));
+            met.wait();
+            failure
+        });
+        assert_eq!(same(&failures).to_string(), expected);
+        host.assert_clean();
+    }
 }
 
 /// A rank makes another call, or is lost, amid a loop that launches a captured graph.

@@ -111,6 +111,9 @@ fn gather(world: &World, hello: &str, deadline: Instant, links: &mut Vec<Link>) 
                 "rank {rank} is `{theirs}`, but rank 0 `{ours}`"
             )));
         }
+        if rank >= world.ranks {
+            return Err(failed(format!("rank {rank} is not one of {}", world.ranks)));
+        }
         if !is_new || rank == 0 {
             return Err(failed(format!("rank {rank} of {} came twice", world.ranks)));
         }
