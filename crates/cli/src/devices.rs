@@ -238,16 +238,18 @@ impl SeveralArgs {
     /// # Errors
     /// [`Failure::Input`] that names the option.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let given = [
-            ("engine", self.engine.is_some()),
-            ("scheme", self.scheme.is_some()),
-            ("sharding", self.sharding.is_some()),
-        ];
-        match given.iter().find(|(_, given)| *given) {
-            Some((name, _)) if self.devices.is_none() => Err(Failure::Input(format!(
+        self.check_option("engine", self.engine.is_some())?;
+        self.check_option("scheme", self.scheme.is_some())?;
+        self.check_option("sharding", self.sharding.is_some())
+    }
+
+    /// As [`check`](Self::check), for one option.
+    pub(crate) fn check_option(&self, name: &str, is_given: bool) -> Result<(), Failure> {
+        match is_given && self.devices.is_none() {
+            true => Err(Failure::Input(format!(
                 "--{name} is for several devices: it needs --devices"
             ))),
-            _ => Ok(()),
+            false => Ok(()),
         }
     }
 

@@ -244,6 +244,7 @@ fn wait_for_line(end: &str) -> bool {
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failure> {
     args.several.check()?;
+    args.several.check_option("lead", args.lead > 0)?;
     if let Some(json) = args.json.as_ref().and_then(json::Target::file) {
         output::refuse_replacing(args.file.iter().chain(&args.compare), json)?;
     }

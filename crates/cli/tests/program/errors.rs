@@ -891,6 +891,10 @@ fn options_that_would_be_ignored() {
             assert!(stderr.contains(&expected), "{command:?}: {stderr}");
         }
     }
+    let lead = ["bench", "--device", "cpu", "--lead", "64"];
+    let (_, stderr) = expect_code(2, warptile().args(lead).args(PROBLEM));
+    let expected = "--lead is for several devices: it needs --devices";
+    assert!(stderr.contains(expected), "{stderr}");
     for (command, option) in [
         (
             "verify --devices cpu,cpu --settings at-once=2",
