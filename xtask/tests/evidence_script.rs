@@ -632,10 +632,11 @@ assert [len(done["tile"]["failures"]) for done in said if done != "and"] == [1, 
 #[test]
 fn a_stop_reaches_the_second_gpu() {
     const CHECKS: &str = r#"
-import importlib.util, os, pathlib, subprocess, tempfile
+import importlib.util, os, pathlib, signal, subprocess, tempfile
 from types import SimpleNamespace
 from host import STOP
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell's background ignores
 spec = importlib.util.spec_from_file_location("evidence", "__main__.py")
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)
