@@ -172,9 +172,8 @@ fn a_run_that_is_told_to_stop_keeps_its_rows_and_is_resumed() {
         assert!(script.try_wait().unwrap().is_none(), "ended early");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // As when its terminal is closed.
     let id = script.id().to_string();
-    let told = Command::new("kill").args(["-HUP", &id]).status();
+    let told = Command::new("kill").args(["-TERM", &id]).status();
     assert!(told.unwrap().success());
     let (code, text) = said(script.wait_with_output().unwrap());
     assert_eq!(code, Some(1), "{text}");
