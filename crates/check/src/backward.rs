@@ -30,8 +30,8 @@ pub struct BackwardCase<T> {
 pub struct GradientBuffers<T>(Slots<Option<Data<T>>>);
 
 impl Case {
-    /// The case nearest to this one that has a backward pass, half of those with a bias and without lists of blocks with its gradient: without
-    /// pages and quantized keys, with head sizes of at most 256.
+    /// The case nearest to this one that has a backward pass: without pages and quantized keys, with head sizes of at most 256. Half of the
+    /// cases with a bias and without lists of blocks ask for its gradient.
     pub fn differentiable(&self) -> Case {
         let mut case = self.clone();
         (case.pages, case.runs, case.quantized) = (None, 1, None);

@@ -8,7 +8,7 @@ use warptile::plan::{BackwardProblem, Choice, Planner};
 use warptile::spec::{Backward, KeyGradients, Operand};
 use warptile::{Element, ElementType};
 use warptile_check::{Case, DeviceInputs, Failure, Ferry};
-use warptile_driver::DeviceBuffer;
+use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::place::{Emulated, with_emulated};
 
@@ -42,6 +42,16 @@ fn families_of(case: &Case, choice: &Choice) -> Vec<Family> {
     { plan.steps().iter() }
         .map(|step| step.image.family)
         .collect()
+}
+
+/// Memory for the gradients that are wanted.
+fn poisoned(stream: &Stream, backward: &Backward) -> Vec<(Operand, DeviceBuffer<u8>)> {
+    let wanted = { Operand::GRADIENTS.into_iter() }.filter(|operand| backward.wants(*operand));
+    let filled = |operand: Operand| {
+        let bytes = backward.expected()[operand].bytes.reach() as usize;
+        DeviceBuffer::filled(stream, bytes, 0xFF).unwrap()
+    };
+    wanted.map(|operand| (operand, filled(operand))).collect()
 }
 
 /// Problems by name, each with all `heads`, by a plan with the kernels of all `families`. `longest` has several tiles of keys.
@@ -281,14 +291,7 @@ fn lists_on_the_device_may_hold_anything() {
             inputs.add_to(&mut bindings).unwrap();
             bindings.set(Operand::BlockOffsets, lists[0].as_slice());
             bindings.set(Operand::BlockIndices, lists[1].as_slice());
-            let mut outputs: Vec<(Operand, DeviceBuffer<u8>)> = Operand::GRADIENTS
-                .into_iter()
-                .filter(|operand| backward.wants(*operand))
-                .map(|operand| {
-                    let bytes = backward.expected()[operand].bytes.reach() as usize;
-                    (operand, DeviceBuffer::filled(stream, bytes, 0xFF).unwrap())
-                })
-                .collect();
+            let mut outputs = poisoned(stream, &backward);
             for (operand, memory) in &mut outputs {
                 bindings.set_output(*operand, memory.as_slice_mut());
             }
@@ -378,14 +381,7 @@ fn offsets_that_do_not_ascend_end_a_launch_in_one_pass() {
             inputs.add_to(&mut bindings).unwrap();
             bindings.set(Operand::QueryOffsets, lists[0].as_slice());
             bindings.set(Operand::KeyOffsets, lists[1].as_slice());
-            let mut outputs: Vec<(Operand, DeviceBuffer<u8>)> = Operand::GRADIENTS
-                .into_iter()
-                .filter(|operand| backward.wants(*operand))
-                .map(|operand| {
-                    let bytes = backward.expected()[operand].bytes.reach() as usize;
-                    (operand, DeviceBuffer::filled(stream, bytes, 0xFF).unwrap())
-                })
-                .collect();
+            let mut outputs = poisoned(stream, &backward);
             for (operand, memory) in &mut outputs {
                 bindings.set_output(*operand, memory.as_slice_mut());
             }
