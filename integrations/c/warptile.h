@@ -313,7 +313,7 @@ typedef struct warptile_attention_desc {
    */
   int64_t window_right;
   /**
-   * Where the mask's diagonal runs: WARPTILE_DIAGONAL_BOTTOM_RIGHT, and so on.
+   * Where the mask's diagonal runs: WARPTILE_DIAGONAL_BOTTOM_RIGHT, and so on. Allowed without a mask, where it hides nothing.
    */
   uint32_t diagonal;
   /**
@@ -689,7 +689,7 @@ typedef struct warptile_backward_memory {
 /**
  * New keys and values that are written into a cache, rotated on the way. Fill the struct with zeros, then set `size`, `element`, `k`,
  * `v`, `k_pages` and `v_pages`: zero is the default of all other fields. A field that would have no effect is refused, such as
- * `rotary_base` with tables, unless it is zero.
+ * `rotary_frequencies` with tables, unless it has its default.
  *
  * A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
  * interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
@@ -779,7 +779,8 @@ typedef struct warptile_append_desc {
    */
   int64_t table_stride;
   /**
-   * Computed angles: pair i is turned by position * base^(-2i / rotary_size). 0: 10000.
+   * Computed angles: pair i is turned by position * base^(-2i / rotary_size). 0: 10000. The default, 0 or 10000, is allowed
+   * without computed angles.
    */
   double rotary_base;
   /**
@@ -1522,4 +1523,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: f12f5fd5e01c8a5b044d2bf853f931e50bc3f4fb7213f034d2ab6ac5c774cf52 */
+/* Seal of header.sh: 6e9944c40596cd4f0ee360b4203a0d64a237bacd16d28c1eded855dd23b7a5c4 */

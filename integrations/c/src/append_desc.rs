@@ -25,9 +25,12 @@ pub const WARPTILE_POSITIONS_I32: u32 = 1;
 /// Positions are given as int64_t.
 pub const WARPTILE_POSITIONS_I64: u32 = 2;
 
+/// Base of computed angles if `rotary_base` is 0.
+const DEFAULT_BASE: f64 = 10_000.0;
+
 /// New keys and values that are written into a cache, rotated on the way. Fill the struct with zeros, then set `size`, `element`, `k`,
 /// `v`, `k_pages` and `v_pages`: zero is the default of all other fields. A field that would have no effect is refused, such as
-/// `rotary_base` with tables, unless it is zero.
+/// `rotary_frequencies` with tables, unless it has its default.
 ///
 /// A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
 /// interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
@@ -77,7 +80,8 @@ pub struct AppendDesc {
     pub table_positions: i64,
     /// Elements from one position of the tables to the next. 0: rotary_size / 2.
     pub table_stride: i64,
-    /// Computed angles: pair i is turned by position * base^(-2i / rotary_size). 0: 10000.
+    /// Computed angles: pair i is turned by position * base^(-2i / rotary_size). 0: 10000. The default, 0 or 10000, is allowed
+    /// without computed angles.
     pub rotary_base: f64,
     /// Computed angles: pair i is turned by position * frequencies[i], in radians. rotary_size / 2 numbers in host memory, read by
     /// warptile_append_prepare. Null: by rotary_base.
@@ -281,7 +285,11 @@ fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
 /// # Safety
 /// Frequencies are null, or as many as the description says.
 pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
-    let (base, frequencies) = (desc.rotary_base, desc.rotary_frequencies);
+    let base = match desc.rotary_base {
+        0.0 => DEFAULT_BASE,
+        base => base,
+    };
+    let (other_base, frequencies) = (base != DEFAULT_BASE, desc.rotary_frequencies);
     let pairing = match desc.rotary {
         WARPTILE_ROTARY_NONE => {
             for (argument, is_given) in [
@@ -289,7 +297,7 @@ pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
                 ("tables", desc.tables != 0),
                 ("table_positions", desc.table_positions != 0),
                 ("table_stride", desc.table_stride != 0),
-                ("rotary_base", base != 0.0),
+                ("rotary_base", other_base),
                 ("rotary_frequencies", !frequencies.is_null()),
             ] {
                 without_effect(argument, is_given, "rotary is WARPTILE_ROTARY_NONE")?;
@@ -301,22 +309,18 @@ pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
         other => return unknown("rotary", other, "WARPTILE_ROTARY"),
     };
     if let Some((of_table, layout)) = tables(desc)? {
-        without_effect("rotary_base", base != 0.0, "tables are, too")?;
+        without_effect("rotary_base", other_base, "tables are, too")?;
         let why = "tables are, too";
         without_effect("rotary_frequencies", !frequencies.is_null(), why)?;
         return Ok(Some(Rotary::with_tables(of_table, layout, pairing)?));
     }
     let size = desc.rotary_size as usize;
     if frequencies.is_null() {
-        let base = match base {
-            0.0 => 10_000.0,
-            base => base,
-        };
         return Ok(Some(Rotary::computed(size, base, pairing)?));
     }
-    without_effect("rotary_base", base != 0.0, "rotary_frequencies are, too")?;
+    without_effect("rotary_base", other_base, "rotary_frequencies are, too")?;
     // Before that many are read.
-    Rotary::computed(size, 10_000.0, pairing)?;
+    Rotary::computed(size, DEFAULT_BASE, pairing)?;
     let frequencies = elements("rotary_frequencies", frequencies, size / 2)?;
     // SAFETY: the caller's promise.
     let frequencies = unsafe { frequencies.slice() };

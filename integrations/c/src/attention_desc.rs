@@ -66,7 +66,7 @@ pub struct AttentionDesc {
     pub window_left: i64,
     /// Keys after the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
     pub window_right: i64,
-    /// Where the mask's diagonal runs: WARPTILE_DIAGONAL_BOTTOM_RIGHT, and so on.
+    /// Where the mask's diagonal runs: WARPTILE_DIAGONAL_BOTTOM_RIGHT, and so on. Allowed without a mask, where it hides nothing.
     pub diagonal: u32,
     /// The key aligned with the first query, for WARPTILE_DIAGONAL_AT.
     pub diagonal_offset: i32,
@@ -351,13 +351,11 @@ fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
         desc.diagonal_offset != 0 && !has_offset,
         "diagonal is not WARPTILE_DIAGONAL_AT",
     )?;
-    let has_mask = desc.mask != WARPTILE_MASK_NONE;
-    without_effect(
-        "diagonal",
-        desc.diagonal != WARPTILE_DIAGONAL_BOTTOM_RIGHT && !has_mask,
-        "mask is WARPTILE_MASK_NONE",
-    )?;
-    let mut scoring = Scoring::new().mask(mask.diagonal(diagonal));
+    let mask = match mask.hides_nothing() {
+        true => mask,
+        false => mask.diagonal(diagonal),
+    };
+    let mut scoring = Scoring::new().mask(mask);
     scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
     let is_dropped = desc.scale != 0.0 && scoring.scale.is_none();
     without_effect("scale", is_dropped, "scale_given is 0")?;

@@ -148,7 +148,8 @@ static inline int run_all(const char *name, int (*run)(uint64_t), int argc, char
 // A mask and a scale, with the fields that belong to them and no others.
 static inline void draw_mask_and_scale(warptile_attention_desc *desc) {
     desc->mask = draw(3);
-    if (desc->mask != WARPTILE_MASK_NONE) desc->diagonal = draw(3);
+    // Without a mask it hides nothing.
+    desc->diagonal = draw(3);
     if (desc->diagonal == WARPTILE_DIAGONAL_AT) desc->diagonal_offset = (int)draw(120) - 60;
     if (desc->mask == WARPTILE_MASK_WINDOW) {
         desc->window_left = (int64_t)draw(50) - 1;

@@ -121,7 +121,8 @@ static void descriptions(void) {
     INVALID(DESC(d.mask = WARPTILE_MASK_CAUSAL; d.window_left = 2), "window_left is given, but mask is not WARPTILE_MASK_WINDOW");
     INVALID(DESC(d.window_right = 2), "window_right is given, but mask is not WARPTILE_MASK_WINDOW");
     WORKS(DESC(d.mask = WARPTILE_MASK_CAUSAL; d.window_left = d.window_right = -1));
-    INVALID(DESC(d.diagonal = WARPTILE_DIAGONAL_TOP_LEFT), "diagonal is given, but mask is WARPTILE_MASK_NONE");
+    WORKS(DESC(d.diagonal = WARPTILE_DIAGONAL_TOP_LEFT));
+    WORKS(DESC(d.diagonal = WARPTILE_DIAGONAL_AT; d.diagonal_offset = -2));
     INVALID(DESC(d.mask = WARPTILE_MASK_CAUSAL; d.diagonal_offset = 2), "diagonal_offset is given, but diagonal is not WARPTILE_DIAGONAL_AT");
     INVALID(DESC(d.split_keys = 100), "splits are every 100 keys");
     INVALID(DESC(d.bias = (warptile_layout){{2, 3, 1, 4}, {0, 0, 0, 0}}), "bias has keys 4, but the call has 5");
@@ -295,6 +296,8 @@ static void appends(void) {
     INVALID(APPEND(d.tables = WARPTILE_F32), "tables is given, but rotary is WARPTILE_ROTARY_NONE");
     INVALID(APPEND(d.table_positions = 4), "table_positions is given, but rotary is WARPTILE_ROTARY_NONE");
     INVALID(APPEND(d.rotary_base = 5e5), "rotary_base is given, but rotary is WARPTILE_ROTARY_NONE");
+    WORKS(APPEND(d.rotary_base = 1e4));
+    INVALID(APPEND(d.rotary_base = NAN), "rotary_base is given, but rotary is WARPTILE_ROTARY_NONE");
     INVALID(APPEND(d.rotary_frequencies = (double[]){1}), "rotary_frequencies is given, but rotary is WARPTILE_ROTARY_NONE");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.table_positions = 4), "table_positions is given, but tables is 0");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.table_stride = 4), "table_stride is given, but tables is 0");
@@ -302,6 +305,7 @@ static void appends(void) {
     INVALID(APPEND(TABLES; d.rotary_base = 5e5), "rotary_base is given, but tables are, too");
     INVALID(APPEND(TABLES; d.rotary_frequencies = (double[]){1}), "rotary_frequencies is given, but tables are, too");
 #define FREQUENCIES d.rotary = 1, d.rotary_size = 2, d.rotary_frequencies = (double[]){1}
+    WORKS(APPEND(FREQUENCIES; d.rotary_base = 1e4));
     INVALID(APPEND(FREQUENCIES; d.rotary_base = 5e5), "rotary_base is given, but rotary_frequencies are, too");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = 9), "tables is 9");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = WARPTILE_F16; d.table_positions = 4), "cos has elements of type f16");
