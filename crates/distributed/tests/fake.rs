@@ -161,17 +161,20 @@ fn all_ranks_are_asked_while_one_is_waited_for() {
 /// A call that does not fit, and one that fails amid its work, in a loop that launches a captured graph.
 #[test]
 fn a_captured_loop_ends_with_the_rank_that_failed() {
-    for amid in [false, true] {
-        let (fake, group) = open(&[0, 1]);
+    for (ranks, amid) in [(2, false), (2, true), (4, false)] {
+        let (fake, devices) = open_devices(&[0, 1]);
+        let group = Group::local((0..ranks).map(|rank| devices[rank % 2].clone())).unwrap();
+        drop(devices);
         for _ in 0..2 {
             let limit = Duration::from_secs(10);
             let (error, _) = captured::until_failure(&group, limit, |number, shards, q| {
-                let short = [q[0].clone(), q[1].rows(1..4).unwrap()];
+                let mut short = q.to_vec();
+                short[1] = q[1].rows(1..4).unwrap();
                 let is_last = number == 3;
                 if is_last && amid {
                     fake.fail(Some("cuLaunchKernelEx"), 1, 1);
                 }
-                let kv = if is_last && !amid { &short } else { q };
+                let kv = if is_last && !amid { &short[..] } else { q };
                 Ok(shards.forward(&captured::causal(), q, (kv, kv))?.out)
             });
             let text = error.to_string();

@@ -39,7 +39,10 @@ pub(crate) fn until_failure(
     let mut first = None;
     for number in 0.. {
         graph.launch(streams[0]).unwrap();
-        for (stream, rank) in streams.iter().zip(group.local_ranks()) {
+        for stream in &streams {
+            // The first rank that has this stream is named.
+            let mut ranks = group.local_ranks().zip(&streams);
+            let (rank, _) = ranks.find(|(_, other)| other.is_same(stream)).unwrap();
             let captured = Graph::capture(stream, |_| {
                 let refused = shards.forward(&causal(), &q, (&q, &q)).map(drop);
                 let error = refused.unwrap_err().to_string();
