@@ -161,7 +161,8 @@ fn all_ranks_are_asked_while_one_is_waited_for() {
 /// A call that does not fit, and one that fails amid its work, in a loop that launches a captured graph.
 #[test]
 fn a_captured_loop_ends_with_the_rank_that_failed() {
-    for (ranks, amid) in [(2, false), (2, true), (4, false)] {
+    // No kernel writes outputs here: with ranks that share a device, stale memory differs from call to call.
+    for (ranks, amid, last) in [(2, false, 3), (2, true, 3), (4, false, 0)] {
         let (fake, devices) = open_devices(&[0, 1]);
         let group = Group::local((0..ranks).map(|rank| devices[rank % 2].clone())).unwrap();
         drop(devices);
@@ -170,7 +171,7 @@ fn a_captured_loop_ends_with_the_rank_that_failed() {
             let (error, _) = captured::until_failure(&group, limit, |number, shards, q| {
                 let mut short = q.to_vec();
                 short[1] = q[1].rows(1..4).unwrap();
-                let is_last = number == 3;
+                let is_last = number == last;
                 if is_last && amid {
                     fake.fail(Some("cuLaunchKernelEx"), 1, 1);
                 }
