@@ -93,7 +93,7 @@ def steps(options):
         ("forward-peers-16k-64k", 18, 45, bench("peers", [causal(16), causal(32), causal(64)])),
         ("window-and-documents", 32, 60, bench("peers", [f"q{128 * K} {HEADS} mask=window,4095,0", f"{DOCUMENTS} {CAUSAL}"], TWO)),
         ("decode", 38, 70, bench("peers", [f"b1 q1 k131072 {HEADS}", f"b1 q1 k524288 {HEADS}", f"b16 q1 k131072 {HEADS}"])),
-        ("decode-lead", 7, 30, [*bench("peers", [f"b1 q1 k131072 {HEADS}"]), "--lead", "13632"]),
+        ("decode-lead", 17, 40, [*bench("peers", [f"b1 q1 k131072 {HEADS}", f"b1 q1 k524288 {HEADS}"]), "--lead", "13632"]),
         ("backward-peers-16k-64k", 26, 60, bench("peers", [causal(16, True), causal(32, True), causal(64, True)])),
         ("decode-nccl", 7, 30, bench("nccl", [f"b1 q1 k131072 {HEADS}"])),
         ("backward-nccl-64k", 20, 45, bench("nccl", [causal(64, True)])),
