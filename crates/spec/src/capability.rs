@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{BitOr, BitOrAssign, Sub};
 
 use crate::abi::{CLUSTER_CTAS, PAIR_CTAS};
+use crate::{Kind, Operand};
 
 /// Declares the features: the name in C++, the bit and the words of each.
 macro_rules! features {
@@ -211,6 +212,23 @@ numbered! {
         /// clusters do: the grid is as many times the number of tiles. They share the tile's keys evenly, and merge
         /// their results in their shared memory, those of several clusters in the workspace.
         ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
+    }
+}
+
+impl Role {
+    /// The steps that compute gradients where no kernel computes several of them together, each with its gradients.
+    pub const OF_GRADIENTS: [(Role, &'static [Operand]); 4] = [
+        (Role::KeyGradients, &[Operand::DK, Operand::DV]),
+        (Role::QueryGradients, &[Operand::DQ]),
+        (Role::BiasGradients, &[Operand::DBias]),
+        (Role::SinkGradients, &[Operand::DSinks]),
+    ];
+
+    /// Returns true for a step that computes the gradient of a list, from numbers of query rows alone.
+    pub fn is_of_list(self) -> bool {
+        let is_list = |operand: &Operand| matches!(operand.kind(), Kind::List(_));
+        let mut steps = Self::OF_GRADIENTS.into_iter();
+        steps.any(|(role, gradients)| role == self && gradients.iter().all(is_list))
     }
 }
 

@@ -43,10 +43,11 @@ features! {
 }
 
 impl Features {
+    /// Together they may leave a row no weight of a key that `f16` can hold.
+    pub const SMALL_WEIGHTS: Features = Features::ALIBI.union(Features::SINKS);
+
     /// What most kernels can do with scores.
-    pub const SCORE_OPTIONS: Features = { Features::SOFTCAP }
-        .union(Features::ALIBI)
-        .union(Features::SINKS);
+    pub const SCORE_OPTIONS: Features = Features::SOFTCAP.union(Features::SMALL_WEIGHTS);
 
     /// Sets of features by their names in C++. Some kernels take the second, and Hopper's kernels of gradients the third.
     pub(crate) const SETS: [(&str, Features); 3] = [
@@ -118,7 +119,7 @@ operands! {
     /// Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
     Sinks = "sinks", Kind::List(Count::QueryHeads), F32
         {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), help: "a random logit per head that joins the denominator", file: Some("sinks"), python: Some("sinks")};
-    /// Receives the gradients of the sinks.
+    /// Receives the gradients of the sinks: for each head the sum of `-exp(sink - lse) * delta` over all its rows.
     DSinks = "d_sinks", Kind::List(Count::QueryHeads), F32 {operations: Operations::BACKWARD, written: true, gradient_of: Some(Operand::Sinks), values: Values::Any};
     /// The random numbers of dropout: seed and offset, each as two words, the low one first, and the numbers of the first sequence, head, query and key.
     DropoutState = "dropout_state", Kind::List(Count::State), I32

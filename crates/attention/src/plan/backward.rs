@@ -14,14 +14,6 @@ use crate::plan::planner::{check_images, preference, problem_on};
 use crate::plan::{Choice, DeviceProfile, LaunchShape, Plan, Planner, Scratch, Step};
 use crate::spec::{Backward, Layout, Operand, Prepass, Problem};
 
-/// The steps that compute gradients where no kernel computes several of them together, each with its gradients.
-const STEPS: [(Role, &[Operand]); 4] = [
-    (Role::KeyGradients, &[Operand::DK, Operand::DV]),
-    (Role::QueryGradients, &[Operand::DQ]),
-    (Role::BiasGradients, &[Operand::DBias]),
-    (Role::SinkGradients, &[Operand::DSinks]),
-];
-
 /// The roles whose gradients [`Role::AllGradients`] gives together.
 const IN_ONE_PASS: [Role; 2] = [Role::KeyGradients, Role::QueryGradients];
 
@@ -29,8 +21,8 @@ const IN_ONE_PASS: [Role; 2] = [Role::KeyGradients, Role::QueryGradients];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackwardProblem {
     problem: Problem,
-    /// The steps of `STEPS` that have a wanted gradient.
-    wanted: [bool; STEPS.len()],
+    /// The steps of [`Role::OF_GRADIENTS`] that have a wanted gradient.
+    wanted: [bool; Role::OF_GRADIENTS.len()],
     aligned: bool,
 }
 
@@ -39,7 +31,8 @@ impl BackwardProblem {
     pub fn of(backward: &Backward) -> Self {
         BackwardProblem {
             problem: backward.call().problem(),
-            wanted: STEPS.map(|(_, of)| of.iter().any(|operand| backward.wants(*operand))),
+            wanted: Role::OF_GRADIENTS
+                .map(|(_, of)| of.iter().any(|operand| backward.wants(*operand))),
             aligned: backward.is_aligned(),
         }
     }
@@ -58,9 +51,9 @@ impl BackwardProblem {
         (self.problem.needs() - Features::LSE) | aligned
     }
 
-    /// The roles of `STEPS` that have a wanted gradient.
+    /// The roles of [`Role::OF_GRADIENTS`] that have a wanted gradient.
     fn wanted(&self) -> impl Iterator<Item = Role> {
-        { STEPS.into_iter().zip(self.wanted) }
+        { Role::OF_GRADIENTS.into_iter().zip(self.wanted) }
             .filter_map(|((role, _), wanted)| wanted.then_some(role))
     }
 
@@ -210,13 +203,8 @@ fn once_each(mut considered: Vec<Considered>) -> Vec<Considered> {
 impl Choice {
     /// Returns true if this names a kernel of gradients.
     pub fn is_of_gradients(&self) -> bool {
-        let roles = [
-            Role::AllGradients,
-            Role::KeyGradients,
-            Role::QueryGradients,
-            Role::BiasGradients,
-        ];
-        { roles.into_iter() }
+        let alone = Role::OF_GRADIENTS.map(|(role, _)| role);
+        { alone.into_iter().chain([Role::AllGradients]) }
             .flat_map(images_for)
             .any(|image| is_named_by(self, image))
     }
@@ -239,7 +227,7 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
         return Some(Reason::NoImage { targets });
     }
     // Numbers of rows and their sums have one type.
-    let has_type = image.role == Role::SinkGradients || image.element == element;
+    let has_type = image.role.is_of_list() || image.element == element;
     if !has_type {
         return Some(Reason::Element(element));
     }
@@ -273,9 +261,8 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
         return Some(Reason::Lacks(lacks));
     }
     // All weights of a row may be too small for f16.
-    let together = Features::ALIBI | Features::SINKS;
-    if image.role == Role::AllGradients && needs.contains(together) {
-        return Some(Reason::Lacks(together));
+    if image.role == Role::AllGradients && needs.contains(Features::SMALL_WEIGHTS) {
+        return Some(Reason::Lacks(Features::SMALL_WEIGHTS));
     }
     let (needed, available) = (shared_bytes(image), device.shared_bytes_per_cta);
     (needed > available).then_some(Reason::SharedMemory { needed, available })
@@ -436,7 +423,7 @@ impl Step {
                     tiles(rows, tiling.block_m).saturating_mul(tiles(keys, tiling.block_n));
                 return of_rows(of_head.saturating_mul(batch.saturating_mul(heads)));
             }
-            Role::SinkGradients => return of_rows(call.heads().query),
+            role if role.is_of_list() => return of_rows(call.heads().query),
             _ => return of_rows(backward.prepass().len() / Prepass::TILE),
         };
         let heads = call.heads();
@@ -559,6 +546,17 @@ mod tests {
                 assert!(shape.workspace_bytes <= told, "{rows} {longest}");
             }
         }
+    }
+
+    #[test]
+    fn the_kernels_of_each_step_are_of_gradients() {
+        for (role, _) in Role::OF_GRADIENTS {
+            for image in images_for(role) {
+                let choice = Choice::Kernel(image.kernel.to_owned());
+                assert!(choice.is_of_gradients(), "{role}: {}", image.kernel);
+            }
+        }
+        assert!(!Choice::Best.is_of_gradients());
     }
 
     #[test]
