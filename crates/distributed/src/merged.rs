@@ -42,8 +42,8 @@ impl Group {
     }
 
     /// Merges what the ranks got for the same queries, each from keys of its own, on rank 0 and in the order of the ranks: the same parts
-    /// give the same bits. Over several processes each of them gives its own part, and gets the result. Sinks must be part of one of them
-    /// only. Of keys that are dealt out by pages, row `i` of a sequence is with rank `i / page_rows % ranks`; a rank without keys gives an
+    /// give the same bits. Over several processes each of them gives its own part, and gets the result. The parts are as [`merge`] takes
+    /// them. Of keys that are dealt out by pages, row `i` of a sequence is with rank `i / page_rows % ranks`; a rank without keys gives an
     /// output whose lse is `-inf`.
     ///
     /// # Errors

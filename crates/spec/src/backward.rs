@@ -9,13 +9,13 @@ use crate::{
 };
 
 /// The backward pass of a call, checked: from the gradient of its output, and of its lse if that is used, to the
-/// gradients of queries, keys, values, a bias and sinks.
+/// gradients of [`Operand::GRADIENTS`].
 ///
 /// It reads what the call reads, and the call's output and lse. With `p = exp(score - lse)` for the keys that a query sees,
 /// `delta = sum(out * d_out) - d_lse` for each row, and `ds = p * (d_out v - delta)`, times the score's [`derivative`](crate::Scoring::derivative):
 /// `dq = scale * ds k`, `dk = scale * ds q`, `dv = p d_out`, where `dk` and `dv` are the sums over all query heads that share a key/value
-/// head, and the gradient of a sink is the sum of `-exp(sink - lse) * delta` over all rows of its head. The gradient of a bias is `ds`
-/// without the derivative, summed over the dimensions that the bias does not depend on; it is 0 where no query sees the key.
+/// head. The gradient of a bias is `ds` without the derivative, summed over the dimensions that the bias does not depend on; it is 0 where
+/// no query sees the key. The gradient of a list is defined with its operand.
 ///
 /// Rows of `dq`, `dk` and `dv` that no sequence owns are left alone. These three may be `f32`, regardless of the type
 /// of the tensors, and gradients may be added to what is there instead of replacing it; or only those of keys and values are, in `f32`.
@@ -57,7 +57,7 @@ pub struct BackwardBuilder {
     of_keys: KeyGradients,
 }
 
-/// How the gradients of keys and values are written, which those of several calls with other queries make up, and those of sinks.
+/// How the gradients of keys, values and lists are written, which those of several calls with other queries make up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeyGradients {
     /// In the type of all gradients, and added to the present values if these are.
@@ -65,7 +65,7 @@ pub enum KeyGradients {
     LikeOthers,
     /// In `f32`, and added to the present values.
     Sums,
-    /// In `f32`; those of sinks are added to the present values, those of keys and values replace them.
+    /// In `f32`; those of lists are added to the present values, those of keys and values replace them.
     Parts,
 }
 
@@ -229,7 +229,7 @@ impl BackwardBuilder {
         BackwardBuilder { adds, ..self }
     }
 
-    /// Sets how the gradients of keys, values and sinks are written. Default: like others.
+    /// Sets how the gradients of keys, values and lists are written. Default: like others.
     pub fn of_keys(self, of_keys: KeyGradients) -> Self {
         BackwardBuilder { of_keys, ..self }
     }

@@ -234,14 +234,11 @@ mod tests {
     #[test]
     fn weights_that_f32_holds_as_subnormal_numbers_only_may_be_0() {
         let layout = Layout::bshd([1, 1, 1, 8]);
-        // The sink has nearly all of the weight, and the key `exp(-sink)`.
-        let judge = |sink: f32| {
-            let call = Call::builder(&layout, &layout, &layout, bf16::TYPE)
-                .count(Operand::Sinks, 1)
-                .build()
-                .unwrap();
-            let backward = Backward::builder(call).build().unwrap();
-            let (zeros, ones, eights, sinks) = ([0.0; 8], [1.0; 8], [8.0; 8], [sink]);
+        // The key has the weight `exp(-lse)`.
+        let judge = |lse: f32| {
+            let call = Call::builder(&layout, &layout, &layout, bf16::TYPE);
+            let backward = Backward::builder(call.build().unwrap()).build().unwrap();
+            let (zeros, ones, eights, lse) = ([0.0; 8], [1.0; 8], [8.0; 8], [lse]);
             let row = |values: [f32; 8]| values.map(bf16::from_f32);
             let [q, v, d_out] = [zeros, ones, eights].map(row);
             let inputs = HostInputs::default()
@@ -250,8 +247,7 @@ mod tests {
                 .with(Operand::V, &v)
                 .with(Operand::Out, &q)
                 .with(Operand::DOut, &d_out)
-                .with(Operand::Sinks, &sinks)
-                .with(Operand::Lse, &sinks);
+                .with(Operand::Lse, &lse);
             let expected = GradientExpectation::new(&backward, &inputs).unwrap();
             expected.judge(Operand::DV, &[bf16::ZERO; 8]).passed
         };

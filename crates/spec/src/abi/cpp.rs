@@ -248,13 +248,18 @@ mod tests {
             "    unsigned long long opaque[16]; // Its 128 bytes.",
             "static_assert(sizeof(Forward) == 432);",
             "    int kv_heads; // Key/value heads; divides `heads`.",
-            "constexpr unsigned FEATURE_SINKS = 1u << 2;",
             "    Tensor outs[32]; // The outputs to be merged.",
         ] {
             assert!(
                 header.lines().any(|found| found == line),
                 "{line}\n{header}"
             );
+        }
+        for (feature, name, _) in Features::TABLE {
+            let bit = feature.bits().trailing_zeros();
+            let forms = [format!("1u << {bit};"), format!("{} }};", 1 << bit)];
+            let is_declared = |form: &String| header.contains(&format!("FEATURE_{name} = {form}"));
+            assert!(forms.iter().any(is_declared), "{name}");
         }
         for name in BLOCK_NAMES {
             let hashes = header.matches(&format!("BLOCK_HASH<{name}>")).count();
