@@ -6,6 +6,7 @@ Skipped where torch is missing; `.ci/run python-torch` installs one.
 import os
 import tempfile
 import unittest
+import weakref
 
 try:
     import torch
@@ -264,6 +265,7 @@ class Ranks:
 def run(rank, ranks, file):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    group = weakref.ref(dist.group.WORLD)
     try:
         checks = Ranks(rank, ranks)
         checks.sequences()
@@ -275,6 +277,8 @@ def run(rank, ranks, file):
         checks.errors()
     finally:
         dist.destroy_process_group()
+    # Threads of a group that is still referred to can abort the process at its end.
+    assert group() is None, "something refers to the group"
 
 
 @unittest.skipIf(torch is None, "torch is missing")

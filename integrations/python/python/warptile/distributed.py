@@ -115,8 +115,8 @@ class ContextParallel:
             for name, x in (("q", q), ("k", k), ("v", v)):
                 plan.check(name, x.shape[at], self.rank)
         except InvalidInput as error:
-            # The other ranks would wait for this one.
-            refused = error
+            # The other ranks would wait for this one. The error itself would keep the frames of its traceback, and so the group, alive.
+            refused = str(error)
         options = {"scale": scale, "softcap": softcap}
         shapes = tuple((str(x.dtype), *x.shape[:at], *x.shape[at + 1 :]) for x in (q, k, v))
         self._agree(
@@ -192,9 +192,9 @@ class ContextParallel:
         key = tuple(call.items())
         others = [None] * self.ranks
         if key not in known:
-            dist.all_gather_object(others, (call, refused and str(refused)), group=group)
+            dist.all_gather_object(others, (call, refused), group=group)
         if refused:
-            raise refused
+            raise InvalidInput(refused)
         if key in known:
             return
         for rank, (other, _) in enumerate(others):
