@@ -1445,8 +1445,8 @@ int32_t warptile_sharded_rows(const struct warptile_sharded *sharded,
 
 /**
  * Computes. `memory` is that of each rank of this process, on its device: `ranks` structs that lie one behind the other. Tensors are the
- * rank's rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size]. Slopes, sinks and the state of
- * dropout are in host memory, and only those of the first struct are read. `lse` is null; the workspace does not count.
+ * rank's rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size]. The numbers of options, such
+ * as `alibi_slopes`, are in host memory, and only those of the first struct are read. `lse` is null; the workspace does not count.
  *
  * On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
  * submitted to that stream later finds the output. On the CPU it is there on return. A call is no part of a capture.
@@ -1467,9 +1467,9 @@ int32_t warptile_sharded_forward(const struct warptile_sharded *sharded,
                                  struct warptile_sharded_output **output);
 
 /**
- * Computes the gradients of queries, keys, values and sinks from that of the output, as warptile_sharded_forward computes. `output` is
- * that of a call of `sharded` with the same inputs, whose description has want_lse; `out` does not count. Those gradients are written that
- * `memory` has, `d_sinks` in the memory of rank 0; equal arguments give the same bits each time.
+ * Computes the gradients of queries, keys, values and options' numbers from that of the output, as warptile_sharded_forward computes.
+ * `output` is that of a call of `sharded` with the same inputs, whose description has want_lse; `out` does not count. Those gradients are
+ * written that `memory` has, those of options' numbers in the memory of rank 0; equal arguments give the same bits each time.
  *
  * # Safety
  * As warptile_sharded_forward, for `attention` of each struct, too; `output` is null, which is an error, or a handle that was not freed.
@@ -1523,4 +1523,4 @@ void warptile_sharded_output_free(struct warptile_sharded_output *output);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 6e9944c40596cd4f0ee360b4203a0d64a237bacd16d28c1eded855dd23b7a5c4 */
+/* Seal of header.sh: 0060f940f6eb043055e38e13a6ed51950727083b37a7ce9a229f70160630823c */

@@ -189,9 +189,9 @@ pub(crate) fn backward<T: Element>(
         Source::end_all(v)?;
         let numbers = { attention.gradients_of_numbers().enumerate() }.map(|(at, gradient)| {
             let of_ranks = to.iter().map(|to| to.numbers[at].clone());
-            Ok((gradient, sums::of_numbers(shards, of_ranks)?))
+            Ok(sums::of_numbers(shards, of_ranks)?.map(|sum| (gradient, sum)))
         });
-        let numbers = numbers.collect::<Result<Vec<_>>>()?;
+        let numbers = { numbers.filter_map(Result::transpose) }.collect::<Result<Vec<_>>>()?;
         let (dq, dkv) = { to.into_iter() }.map(|to| (to.dq, to.dkv.into())).unzip();
         let (dk, dv) = { <Vec<(_, _)>>::into_iter(dkv) }.unzip();
         Ok(Gradients::new([dq, dk, dv], numbers))

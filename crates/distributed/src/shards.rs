@@ -58,29 +58,22 @@ pub struct Gradients<T: Element> {
     pub dk: Vec<Tensor<T>>,
     /// Gradients of the values.
     pub dv: Vec<Tensor<T>>,
-    numbers: Vec<(Operand, Tensor<f32>)>,
+    /// The gradients of [`Attention::gradients_of_numbers`], each `[1, 1, heads, 1]` on rank 0. Other processes have none.
+    pub numbers: Vec<(Operand, Tensor<f32>)>,
 }
 
 impl<T: Element> Gradients<T> {
     /// `numbers`: those of [`Attention::gradients_of_numbers`] that this process has.
     pub(crate) fn new(
         [dq, dk, dv]: [Vec<Tensor<T>>; 3],
-        numbers: Vec<(Operand, Option<Tensor<f32>>)>,
+        numbers: Vec<(Operand, Tensor<f32>)>,
     ) -> Self {
-        let numbers = numbers.into_iter();
         Gradients {
             dq,
             dk,
             dv,
-            numbers: numbers
-                .filter_map(|(of, numbers)| Some((of, numbers?)))
-                .collect(),
+            numbers,
         }
-    }
-
-    /// The gradients of [`Attention::gradients_of_numbers`], each `[1, 1, heads, 1]` on rank 0. Other processes have none.
-    pub fn numbers(&self) -> impl Iterator<Item = (Operand, &Tensor<f32>)> {
-        { self.numbers.iter() }.map(|(gradient, numbers)| (*gradient, numbers))
     }
 }
 

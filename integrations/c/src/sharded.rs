@@ -117,8 +117,8 @@ pub unsafe extern "C" fn warptile_sharded_rows(
 }
 
 /// Computes. `memory` is that of each rank of this process, on its device: `ranks` structs that lie one behind the other. Tensors are the
-/// rank's rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size]. Slopes, sinks and the state of
-/// dropout are in host memory, and only those of the first struct are read. `lse` is null; the workspace does not count.
+/// rank's rows, as warptile_sharded_rows counts them, stored without gaps as [heads, rows, head size]. The numbers of options, such
+/// as `alibi_slopes`, are in host memory, and only those of the first struct are read. `lse` is null; the workspace does not count.
 ///
 /// On GPUs the tensors are copied on the GPU, each on its rank's stream, and the call returns when all work is submitted: what is
 /// submitted to that stream later finds the output. On the CPU it is there on return. A call is no part of a capture.
@@ -159,9 +159,9 @@ pub unsafe extern "C" fn warptile_sharded_forward(
     })
 }
 
-/// Computes the gradients of queries, keys, values and sinks from that of the output, as warptile_sharded_forward computes. `output` is
-/// that of a call of `sharded` with the same inputs, whose description has want_lse; `out` does not count. Those gradients are written that
-/// `memory` has, `d_sinks` in the memory of rank 0; equal arguments give the same bits each time.
+/// Computes the gradients of queries, keys, values and options' numbers from that of the output, as warptile_sharded_forward computes.
+/// `output` is that of a call of `sharded` with the same inputs, whose description has want_lse; `out` does not count. Those gradients are
+/// written that `memory` has, those of options' numbers in the memory of rank 0; equal arguments give the same bits each time.
 ///
 /// # Safety
 /// As warptile_sharded_forward, for `attention` of each struct, too; `output` is null, which is an error, or a handle that was not freed.
@@ -410,7 +410,7 @@ impl Sharded {
                 unsafe { self.give(tensors, to) }?;
             }
         }
-        for (gradient, numbers) in found.numbers() {
+        for &(gradient, ref numbers) in &found.numbers {
             if given(gradient)(own) {
                 // SAFETY: as above.
                 unsafe { ranks::give(numbers, home, own.pointer(gradient).cast()) }?;

@@ -77,8 +77,8 @@ pub struct Gradients<T: Element> {
     /// The gradient of the bias, if [`Attention::d_bias`] asks for it. Along each dimension in which the bias has the extent 1, or is
     /// repeated by a stride of 0, it is a sum and has the extent 1.
     pub d_bias: Option<Tensor<T>>,
-    /// The gradients of the sinks, `[1, 1, heads, 1]`, if there are sinks.
-    pub d_sinks: Option<Tensor<f32>>,
+    /// The gradients of [`Attention::gradients_of_numbers`], each `[1, 1, heads, 1]`.
+    pub numbers: Vec<(Operand, Tensor<f32>)>,
     /// How they were computed.
     pub plan: Plan<BackwardProblem>,
 }
@@ -94,8 +94,9 @@ impl<T: Element> Gradients<T> {
             Operand::DK => Some(&self.dk),
             Operand::DV => Some(&self.dv),
             Operand::DBias => self.d_bias.as_ref().map(|d_bias| d_bias as _),
-            Operand::DSinks => self.d_sinks.as_ref().map(|d_sinks| d_sinks as _),
-            _ => None,
+            _ => { self.numbers.iter() }
+                .find(|(of, _)| *of == gradient)
+                .map(|(_, numbers)| numbers as _),
         };
         let Some(tensor) = tensor else {
             return Ok(None);
@@ -161,8 +162,8 @@ impl<'a, T: Element> GradientsInto<'a, T> {
         self
     }
 
-    /// The gradients of keys and values in `f32`, which are added to what is there, and so are those of the sinks; `dq` is not. For those
-    /// who add up what several calls with other queries give.
+    /// The gradients of keys and values in `f32`, which are added to what is there, and so are those of options' numbers; `dq` is not. For
+    /// those who add up what several calls with other queries give.
     pub fn key_sums(self, dk: &'a mut Tensor<f32>, dv: &'a mut Tensor<f32>) -> Self {
         self.of_keys(KeyGradients::Sums, dk, dv)
     }
@@ -180,11 +181,6 @@ impl<'a, T: Element> GradientsInto<'a, T> {
     ) -> Self {
         self.of_keys = of_keys;
         self.with(Operand::DK, dk).with(Operand::DV, dv)
-    }
-
-    /// The gradients of the sinks, `[1, 1, heads, 1]`.
-    pub fn d_sinks(self, d_sinks: &'a mut Tensor<f32>) -> Self {
-        self.numbers(Operand::DSinks, d_sinks)
     }
 
     /// The gradient of an option's numbers by its operand, as one of [`Attention::gradients_of_numbers`]: `[1, 1, heads, 1]`.
@@ -214,9 +210,9 @@ struct Wanted<'a, 'b> {
 type Written<'a> = Slots<Option<&'a mut dyn Bytes>>;
 
 impl Attention {
-    /// The gradients of queries, keys and values, of sinks if there are any, and of a bias if it is [asked for](Self::d_bias), from that of
-    /// the output. The arguments are those of [`forward`](Self::forward), which gave `output` with its lse; on a GPU the call returns when
-    /// the work is submitted.
+    /// The gradients of queries, keys and values, of [options' numbers](Self::gradients_of_numbers) if any have some, and of a bias if it is
+    /// [asked for](Self::d_bias), from that of the output. The arguments are those of [`forward`](Self::forward), which gave `output` with its
+    /// lse; on a GPU the call returns when the work is submitted.
     ///
     /// Equal arguments give the same bits each time: every sum has one order. `d_out` may have any strides whose last is 1. Rows of a
     /// gradient that no sequence owns are 0.
@@ -270,11 +266,14 @@ impl Attention {
         let [mut dq, mut dk, mut dv] = [made(Operand::DQ)?, made(Operand::DK)?, made(Operand::DV)?];
         let wants_bias = backward.wants(Operand::DBias);
         let mut d_bias = wants_bias.then(|| made(Operand::DBias)).transpose()?;
-        let sinks = |layout: &Layout| Tensor::uninit(backend, "d_sinks", *layout);
-        let mut d_sinks = backward.gradient(Operand::DSinks).map(sinks).transpose()?;
+        let numbers = self.gradients_of_numbers().map(|of| {
+            let layout = *backward.gradient(of).unwrap_or(&Layout::EMPTY);
+            Ok((of, Tensor::uninit(backend, of.name(), layout)?))
+        });
+        let mut numbers = numbers.collect::<Result<Vec<_>>>()?;
         let mut into = GradientsInto::new().dq(&mut dq).dk(&mut dk).dv(&mut dv);
-        if let Some(d_sinks) = &mut d_sinks {
-            into = into.d_sinks(d_sinks);
+        for (of, to) in &mut numbers {
+            into = into.numbers(*of, to);
         }
         if let Some(d_bias) = &mut d_bias {
             into = into.d_bias(d_bias);
@@ -285,7 +284,7 @@ impl Attention {
             dk,
             dv,
             d_bias,
-            d_sinks,
+            numbers,
             plan,
         })
     }

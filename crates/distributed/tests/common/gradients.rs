@@ -151,7 +151,7 @@ impl Problem {
                 dq,
                 dk,
                 dv,
-                { found.numbers() }
+                { found.numbers.iter() }
                     .find(|(gradient, _)| *gradient == Operand::DSinks)
                     .map(|(_, d_sinks)| d_sinks.to_vec().unwrap()),
             )
