@@ -122,8 +122,8 @@ pub(super) fn check_gradients<T: Element>(
         team.synchronize()?;
         let join = |of: fn(&Gradients<T>) -> &Vec<Tensor<T>>| on_team.join(found.iter().map(of));
         let joined = [join(|of| &of.dq)?, join(|of| &of.dk)?, join(|of| &of.dv)?];
-        let numbers = found.iter().flat_map(Gradients::numbers);
-        let numbers = numbers.map(|(gradient, found)| Ok((gradient, found.to_vec()?)));
+        let numbers = found.iter().flat_map(|of| &of.numbers);
+        let numbers = numbers.map(|(gradient, found)| Ok((*gradient, found.to_vec()?)));
         let numbers = numbers.collect::<Result<Vec<_>, Failure>>()?;
         let out = on_team.join(outputs.iter().map(|output| &output.out))?;
         Ok::<_, Failure>((joined, numbers, out))
