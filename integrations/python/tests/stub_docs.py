@@ -16,17 +16,26 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[{value}]{def
     """
 '''
 
+BACKWARD = '''def attention_backward(
+    d_out: Array, q: ArrayT, k: Array, v: Array, out: Array, lse: Array, **options: Any
+) -> tuple[{results}]:
+    """{text}
+    """
+'''
+
 
 def documentation(name):
     return textwrap.indent(inspect.getdoc(getattr(warptile, name)), "    ").strip()
 
 
 def generated():
-    """The types of the options, and `attention` with its documentation."""
+    """The types of the options, and `attention` and its gradients with their documentation."""
     head, _, options = warptile._native.options_stub().partition("class ")
     text = documentation("attention")
     results = {"False": (" = False", "ArrayT"), "True": ("", "tuple[ArrayT, ArrayT]")}
     stubs = [ATTENTION.format(value=value, default=default, result=of, text=text) for value, (default, of) in results.items()]
+    gradients = ", ".join("ArrayT | None" for _ in warptile._native.gradient_names())
+    stubs.append(BACKWARD.format(results=gradients, text=documentation("attention_backward")))
     return f"{head}{''.join(stubs)}\nclass {options}"
 
 

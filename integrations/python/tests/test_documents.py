@@ -47,8 +47,6 @@ class Documents(unittest.TestCase):
             text = inspect.getdoc(getattr(warptile._native, function.name))
             if function.name in warptile.__all__:
                 self.assertEqual(ast.get_docstring(function), text, "run tests/stub_docs.py, which copies docstrings into the stubs")
-            if function.name == "attention_backward":
-                self.assertEqual(len(function.returns.slice.elts), len(warptile._native.gradient_names()))
             real = inspect.signature(getattr(warptile._native, function.name)).parameters
             arguments = function.args
             stub = [a.arg for a in arguments.args + arguments.kwonlyargs]

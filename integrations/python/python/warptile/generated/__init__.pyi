@@ -149,6 +149,39 @@ def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True], **opt
         warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
         warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
     """
+def attention_backward(
+    d_out: Array, q: ArrayT, k: Array, v: Array, out: Array, lse: Array, **options: Any
+) -> tuple[ArrayT | None, ArrayT | None, ArrayT | None, ArrayT | None, ArrayT | None]:
+    """The gradients of `attention`: from that of its output to those of q, k, v, the bias and the sinks.
+
+    Computed where the tensors are, as `attention` is, and from the same arguments. The result is the same bits each time.
+
+    Every option of `attention` counts but `lse`, `out` and `stream`. Keys and values in pages or in 8 bits and head sizes above 256
+    have no gradient; ALiBi slopes are used, but theirs is not computed. Autograd calls this for tensors of torch that require one.
+
+    Args:
+        d_out: The gradient of the output, of its shape and type; any strides whose last is 1.
+        q: As `attention` had it.
+        k: As `attention` had it.
+        v: As `attention` had it.
+        out: The output of `attention`.
+        lse: The log-sum-exp that it gave with `return_lse`.
+        options: The options that `attention` had, and what follows. `kernel` names one of the kernels for gradients. d_lse: the gradient
+            of the log-sum-exp, `float32` and of its shape, if that was used. needs: five truth values, whether the gradients of q, k, v,
+            the bias and the sinks are wanted; by default all but that of the bias. dq, dk, dv, d_bias and d_sinks: receive the
+            gradients; all but d_sinks are of the type of q or all `float32`, and rows of the first three that no sequence owns are left
+            alone.
+
+    Returns:
+        The gradients of q, k, v, the bias and the sinks; None for one that is not wanted, or for sinks that there are not. That of the
+        bias has the extent 1 along dimensions in which the bias is repeated by a stride of 0.
+
+    Raises:
+        warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
+        warptile.InvalidType: (a TypeError) An argument is not a tensor, or has the wrong element type.
+        warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
+        warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
+    """
 
 class Options(TypedDict, total=False):
     causal: bool | None
