@@ -156,15 +156,10 @@ fn typed<T: Element>(
         })?;
     }
     if let Some(d_sinks) = outputs.take::<f32>(Operand::DSinks)? {
-        let sinks = floats(Operand::Sinks)?.unwrap_or_default();
-        for (head, (gradient, sink)) in d_sinks.iter_mut().zip(sinks).enumerate() {
-            let before = if backward.adds_to(Operand::DSinks) {
-                *gradient
-            } else {
-                0.0
-            };
-            *gradient = before + pass.of_sink(prepass, head, *sink);
-        }
+        let sinks = floats(Operand::Sinks)?.unwrap_or_default().iter();
+        let of_heads = { sinks.enumerate() }.map(|(head, sink)| pass.of_sink(prepass, head, *sink));
+        let of_heads: Vec<f32> = of_heads.collect();
+        round(d_sinks, &of_heads, backward.adds_to(Operand::DSinks));
     }
     pass.stop.check()
 }

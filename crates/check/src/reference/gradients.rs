@@ -78,7 +78,6 @@ pub(crate) fn gradients<T: Compiled>(
         d_out: dense(view(Operand::DOut, backward.d_out())?, false),
         lse: floats(Operand::Lse)?.unwrap_or_default(),
         d_lse: floats(Operand::DLse)?,
-        sinks: floats(Operand::Sinks)?,
         wants_bias,
         stop: Stop::current(),
     };
@@ -154,7 +153,6 @@ struct Pass<'a, T> {
     d_out: Dense,
     lse: &'a [f32],
     d_lse: Option<&'a [f32]>,
-    sinks: Option<&'a [f32]>,
     /// The gradient of a bias is computed if it is wanted: it has many numbers.
     wants_bias: bool,
     /// The caller's flag, for all threads.
@@ -307,7 +305,7 @@ impl<T: Element> Pass<'_, T> {
         let delta = products().sum::<f64>() - d_lse;
         let delta_size = products().map(f64::abs).sum::<f64>() + d_lse.abs();
         let eps = computation.units();
-        if let Some(sinks) = self.sinks {
+        if let Some(sinks) = computation.options.sinks {
             let p = (f64::from(sinks[head]) - lse).exp();
             exact[Operand::DSinks][in_group] -= p * delta;
             rounded[Operand::DSinks][in_group] -= f64::from(p as f32) * f64::from(delta as f32);

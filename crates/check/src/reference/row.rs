@@ -23,7 +23,7 @@ pub(super) struct Computation<'a, T> {
 /// The operands of options.
 pub(super) struct Options<'a, T> {
     slopes: Option<&'a [f32]>,
-    sinks: Option<&'a [f32]>,
+    pub(super) sinks: Option<&'a [f32]>,
     bias: Option<&'a [T]>,
     bias_f32: Option<&'a [f32]>,
     key_mask: Option<&'a [u8]>,
