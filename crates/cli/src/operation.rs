@@ -3,7 +3,7 @@
 use either::Either;
 use warptile::kernels::Role;
 use warptile::plan::{BackwardProblem, Choice, Plan};
-use warptile::spec::{Backward, Call, Operand};
+use warptile::spec::{Backward, Call};
 use warptile::{Element, Gradients, Output, Tensor, gpu};
 use warptile_check::Case;
 
@@ -97,12 +97,7 @@ impl Operation for Backward {
     type Answer<T: Element> = Gradients<T>;
 
     fn of(case: &Case, call: &Call) -> warptile::Result<Self> {
-        let mut builder = Backward::builder(call.clone());
-        for gradient in Operand::GRADIENTS {
-            let has = gradient.gradient_of().is_some_and(|of| call.has(of));
-            let wants = has && (gradient != Operand::DBias || case.d_bias);
-            builder = builder.want(gradient, wants);
-        }
+        let builder = Backward::builder(call.clone()).want_all(case.d_bias);
         Ok(builder.build()?)
     }
 

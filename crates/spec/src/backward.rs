@@ -211,6 +211,17 @@ impl BackwardBuilder {
         self
     }
 
+    /// Every gradient that the call has is wanted, except that of a bias, which takes a pass of its own: `d_bias` tells about it.
+    pub fn want_all(mut self, d_bias: bool) -> Self {
+        for (operand, gradient) in self.gradients.iter_mut() {
+            gradient.wanted = match operand {
+                Operand::DBias => d_bias,
+                _ => self.call.gradient_layout(operand).is_some(),
+            };
+        }
+        self
+    }
+
     /// Sets whether the lse has a gradient, too. Default: no.
     pub fn d_lse(self, d_lse: bool) -> Self {
         BackwardBuilder { d_lse, ..self }

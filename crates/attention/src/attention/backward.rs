@@ -360,20 +360,14 @@ impl Attention {
                 )?;
             }
         }
-        let wants = Operand::GRADIENTS.map(|operand| {
-            let wants = match operand {
-                Operand::DBias => self.d_bias,
-                _ => operand.gradient_of().is_some_and(|of| call.has(of)),
-            };
-            wanted.tensors.is_none() && wants
-        });
         let mut builder = Backward::builder(call)
+            .want_all(self.d_bias)
             .d_lse(also[Operand::DLse].is_some())
             .gradient_type(wanted.gradient_type)
             .adds(wanted.adds)
             .of_keys(wanted.of_keys);
-        for (operand, wants) in Operand::GRADIENTS.into_iter().zip(wants) {
-            builder = builder.want(operand, wants);
+        for operand in { Operand::GRADIENTS.into_iter() }.filter(|_| wanted.tensors.is_some()) {
+            builder = builder.want(operand, false);
         }
         let d_out = d_out.map(|d_out| (Operand::DOut, *d_out.layout()));
         let to = tensors().map(|(operand, to)| (operand, *to.layout()));

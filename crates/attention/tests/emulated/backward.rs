@@ -429,8 +429,7 @@ fn added<T: Element>(case: &Case) {
          -> Vec<Vec<f32>> {
             let backward = Backward::builder(case.call())
                 .d_lse(data.backward.expected()[Operand::DLse].wanted)
-                .want(Operand::DSinks, case.call().has(Operand::Sinks))
-                .want(Operand::DBias, case.d_bias)
+                .want_all(case.d_bias)
                 .gradient_type(gradient_type)
                 .adds(adds)
                 .of_keys(of_keys)
@@ -487,9 +486,8 @@ fn added<T: Element>(case: &Case) {
         let with_sums = run(T::TYPE, false, KeyGradients::Sums);
         let with_parts = run(T::TYPE, false, KeyGradients::Parts);
         let wanted = Operand::GRADIENTS.into_iter().filter(|operand| {
-            operand.moves_rows()
-                || *operand == Operand::DBias && case.d_bias
-                || *operand == Operand::DSinks && case.call().has(Operand::Sinks)
+            case.call().gradient_layout(*operand).is_some()
+                && (*operand != Operand::DBias || case.d_bias)
         });
         for (index, operand) in wanted.enumerate() {
             let expected = match operand {

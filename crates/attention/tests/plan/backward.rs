@@ -17,8 +17,7 @@ fn kernels(device: &DeviceProfile, words: &str) -> [&'static str; 2] {
 fn plan(device: &DeviceProfile, words: &str) -> Plan<BackwardProblem> {
     let case: Case = words.parse().unwrap();
     let backward = Backward::builder(case.call())
-        .want(Operand::DSinks, words.contains("sinks"))
-        .want(Operand::DBias, words.contains("dbias"))
+        .want_all(case.d_bias)
         .build()
         .unwrap();
     Planner::new(device)

@@ -179,7 +179,7 @@ impl Problem {
         if self.sinks {
             call = call.count(Operand::Sinks, heads);
         }
-        let backward = Backward::builder(call.build().unwrap()).want(Operand::DSinks, self.sinks);
+        let backward = Backward::builder(call.build().unwrap()).want_all(false);
         let mut inputs = HostInputs::new(&q, &k, &v)
             .with(Operand::Out, &out)
             .with(Operand::DOut, &d_out)
