@@ -606,17 +606,14 @@ mod tests {
     fn what_is_asked_for_is_what_is_needed() {
         let needs = |words: &str| words.parse::<Scoring>().unwrap().needs();
         assert_eq!(needs("mask=causal scale=0.5"), Features::empty());
-        let all: Scoring = "scale=-1 softcap=3 alibi=head sinks bias keymask"
-            .parse()
-            .unwrap();
-        assert_eq!(
-            all.needs(),
-            Features::SOFTCAP
-                | Features::ALIBI
-                | Features::SINKS
-                | Features::BIAS
-                | Features::KEY_MASK
-                | Features::NEGATIVE_SCALE
-        );
+        let mut all: Scoring = "scale=-1 softcap=3".parse().unwrap();
+        let mut features = Features::SOFTCAP | Features::NEGATIVE_SCALE;
+        for operand in Operand::of_scores() {
+            let alone = Scoring::new().with(operand);
+            assert_eq!(needs(&alone.to_string()), operand.feature(), "{alone}");
+            all = all.with(operand);
+            features |= operand.feature();
+            assert_eq!(needs(&all.to_string()), features, "{all}");
+        }
     }
 }
