@@ -210,9 +210,9 @@ struct Wanted<'a, 'b> {
 type Written<'a> = Slots<Option<&'a mut dyn Bytes>>;
 
 impl Attention {
-    /// The gradients of queries, keys and values, of [options' numbers](Self::gradients_of_numbers) if any have some, and of a bias if it is
-    /// [asked for](Self::d_bias), from that of the output. The arguments are those of [`forward`](Self::forward), which gave `output` with its
-    /// lse; on a GPU the call returns when the work is submitted.
+    /// The gradients of queries, keys and values, of [options' numbers](Self::gradients_of_numbers), and of a bias if it is
+    /// [asked for](Self::d_bias), from that of the output. The arguments are those of [`forward`](Self::forward), which gave
+    /// `output` with its lse; on a GPU the call returns when the work is submitted.
     ///
     /// Equal arguments give the same bits each time: every sum has one order. `d_out` may have any strides whose last is 1. Rows of a
     /// gradient that no sequence owns are 0.

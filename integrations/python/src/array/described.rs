@@ -301,7 +301,7 @@ impl Described {
         Ok(step)
     }
 
-    /// The count of numbers for heads in memory: of a contiguous list or table, or of a table whose rows, one for each sequence, are the same.
+    /// The count of numbers for heads in memory: of a contiguous list or table, or of a table with the same row for each sequence.
     pub(crate) fn values_of_heads(&self) -> Result<usize> {
         match (self.shape(), self.strides()) {
             (&[sequences, heads], &[0, stride]) if sequences > 0 && (stride == 1 || heads <= 1) => {
