@@ -1,4 +1,4 @@
-// The kernels of merges, cache writes and the backward pass as functions of the CPU, for crates/attention/tests/emulated.
+// The kernels of merges, cache writes, the backward pass and lists of blocks by mma.sync as functions of the CPU, for crates/attention/tests/emulated.
 #include "shim.h"
 
 #include "guarded.h"
@@ -15,6 +15,7 @@ void named_barrier_wait(int id, int threads);
 #include "backward/wgmma.cuh"
 #include "backward/wgmma_keys.cuh"
 #include "backward/wgmma_queries.cuh"
+#include "forward/mma_listed.cuh"
 #include "ops/append.cuh"
 #include "ops/merge.cuh"
 #include "ops/runs.cuh"
@@ -87,11 +88,13 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
         PAIR(128, 64, 128, 8, 2) PAIR(192, 32, 64, 8, 1) PAIR(192, 64, 64, 8, 2) PAIR(256, 32, 32, 4, 1) PAIR(256, 64, 64, 8, 2)
         DROPPING(64, 64, 64, 4, 2) DROPPING(128, 64, 64, 4, 1) DROPPING(256, 32, 32, 4, 1)
         LISTING(64, 64, 64, 4, 2) LISTING(96, 64, 64, 4, 2) LISTING(128, 64, 64, 4, 1) LISTING(192, 64, 64, 8, 2) LISTING(256, 64, 64, 8, 2)
+        LISTING(192, 32, 64, 8, 1) LISTING(256, 32, 32, 4, 1)
     } else {
         PAIR(64, 64, 64, 4, 2) PAIR(64, 128, 64, 4, 2) PAIR(96, 64, 64, 4, 2) PAIR(96, 128, 64, 4, 1) PAIR(128, 64, 64, 4, 1)
         PAIR(128, 128, 64, 4, 1) PAIR(192, 64, 32, 4, 1) PAIR(256, 64, 16, 4, 1) PAIR(256, 64, 32, 4, 1)
         DROPPING(64, 64, 64, 4, 2) DROPPING(128, 64, 64, 4, 1) DROPPING(256, 64, 32, 4, 1)
         LISTING(64, 64, 64, 4, 2) LISTING(96, 64, 64, 4, 2) LISTING(128, 64, 64, 4, 1) LISTING(192, 64, 32, 4, 1) LISTING(256, 64, 32, 4, 1)
+        LISTING(256, 64, 16, 4, 1)
     }
 #undef PAIR
 #undef DROPPING
@@ -127,6 +130,16 @@ template <class Element> static bool run_hopper(const std::string& kernel, const
     return false;
 }
 
+template <class Element> static bool run_listed(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
+{
+#define LISTED(D, S)                                                                                                                               \
+    if (kernel == "mma_d" #D "_64x64_w4_s" #S "_blocks")                                                                                           \
+        return run<true>(listed_tile_attention<ListedTileTraits<Element, D, 64, 64, 4, S>>, params, grid, threads), true;
+    LISTED(64, 2) LISTED(128, 2) LISTED(192, 1) LISTED(256, 1)
+#undef LISTED
+    return false;
+}
+
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
@@ -145,7 +158,7 @@ template <class Element> static bool run(const std::string& kernel, const void* 
     else if (kernel == "dqsum_d96_64x128_w4_s1") run<true>(write_sums<SumTraits<Element, 96, 64, 128, 4>>, params, grid, threads);
     else if (kernel == "dqsum_d128_64x128_w4_s1") run<true>(write_sums<SumTraits<Element, 128, 64, 128, 4>>, params, grid, threads);
     else if constexpr (sizeof(Element) == 2) {
-        return run_hopper<Element>(kernel, params, grid, threads);
+        return run_listed<Element>(kernel, params, grid, threads) || run_hopper<Element>(kernel, params, grid, threads);
     } else return false;
     return true;
 }

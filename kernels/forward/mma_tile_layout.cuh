@@ -3,6 +3,7 @@
 #pragma once
 
 #include "forward/mma_layout.cuh"
+#include "rule/blocks.cuh"
 #include "rule/dropout.cuh"
 #include "work/one_tile.cuh"
 

@@ -32,7 +32,7 @@ template <class Traits> class TileLoader : UnalignedLoading<bool(Traits::FEATURE
         if (is_paged()) {
             find_pages(block);
         } else {
-            const KeyRows<Element> rows(params, tile.batch, tile.kv_head, tile.k);
+            const KeyRows<Element> rows(params, tile.batch, kv_head(), tile.k);
             keys = uniform_of(static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, tile.first_key, 0));
             values = uniform_of(static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, tile.first_key, 0));
         }
@@ -100,7 +100,7 @@ template <class Traits> class TileLoader : UnalignedLoading<bool(Traits::FEATURE
         cp_async_commit();
     }
 
-  private:
+  protected:
     // Neighbouring threads take neighbouring chunks of a row; a thread stays in its columns, and steps through rows by DOWN.
     static constexpr int ACROSS = Traits::SPAN;
     static constexpr int DOWN = Traits::THREADS / ACROSS;
@@ -110,8 +110,18 @@ template <class Traits> class TileLoader : UnalignedLoading<bool(Traits::FEATURE
     static_assert(DOWN % 8 == 0, "rows of a thread are swapped alike");
     static_assert(PASSES * WARP_ROWS <= 32, "a lane finds the page of one key");
 
-    __device__ bool is_paged() const { return params.pages.table; }
+    __device__ bool is_paged() const
+    {
+        if constexpr (lists_blocks<Traits>()) return false;
+        return params.pages.table;
+    }
     __device__ static int first_column() { return threadIdx.x % ACROSS * CHUNK<Element>; }
+
+    __device__ int kv_head() const
+    {
+        if constexpr (lists_blocks<Traits>()) return tile.kv_head / (params.heads / params.kv_heads);
+        return tile.kv_head;
+    }
 
     // The row that belongs to a lane, of the rows that this warp copies (WARP_ROWS in a pass).
     __device__ static int row_of_lane(int lane)

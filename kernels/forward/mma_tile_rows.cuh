@@ -18,6 +18,12 @@ template <> struct TensorRows<true> {
     int first_careful;
 };
 
+// Additional state of rows with lists of blocks: whether a block has been added. Any may be the first one.
+template <bool LISTS_BLOCKS> struct ListedRows {};
+template <> struct ListedRows<true> {
+    bool has_begun = false;
+};
+
 // Additional state of rows with dropout: what its random numbers follow from, which all lanes hold, and for each row of the lane the weights
 // of its keys that are kept, a bit each.
 template <bool DROPS> struct DroppingRows {
@@ -34,7 +40,7 @@ template <> struct DroppingRows<true> {
 };
 
 template <class Traits>
-class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRows<drops<Traits>()> {
+class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<lists_blocks<Traits>()>, DroppingRows<drops<Traits>()> {
   public:
     using Element = typename Traits::Element;
     __device__ static constexpr bool has_tensors() { return Traits::FEATURES & SCORE_TENSORS; }
@@ -93,6 +99,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRow
             add_weighed_first(block, keys, wait_for_values);
         else
             add_weighing_beside(block, keys, wait_for_values);
+        if constexpr (lists_blocks<Traits>()) this->has_begun = this->has_begun || (block >= see_from && block <= see_to);
     }
 
     static constexpr int ROWS = 2 * ROW_TILES; // of a lane
@@ -266,7 +273,9 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, DroppingRow
     // Masks a plain block's scores, and takes the maxima of the first one. False if there was nothing to do.
     __device__ bool prepare(int block, Scores& scores)
     {
-        const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
+        bool first = block == see_to;
+        if constexpr (lists_blocks<Traits>()) first = !this->has_begun;
+        const bool hides = block < all_see_from || block > all_see_to;
         if (!first && !hides) return false;
         if (hides) hide(block, 0, scores);
         if (first) set_maxima(scores);

@@ -26,6 +26,7 @@ template <class Traits> class ListedSteps<Traits, true> {
     __device__ bool look(const ListedStage& stage, int warpgroup)
     {
         const ListedStage read = stage; // at once
+        __syncwarp(); // all have read it before lane 0 gives the stage back; racecheck does not see that in the products between
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) next[unit] = read.first_key[unit];
         next_shown = read.shown >> warpgroup;

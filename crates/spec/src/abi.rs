@@ -730,6 +730,14 @@ declare! {
         keys: i32,
     }
 
+    /// Block of the kernels with lists of blocks that read through addresses.
+    struct ForwardBlocks {
+        /// Everything else.
+        forward: Forward,
+        /// The lists.
+        blocks: BlockLists,
+    }
+
     /// Block of the kernels with lists of blocks that read through tensor maps. Boxes of keys and values have LISTED_BOX_ROWS rows.
     struct ForwardTmaBlocks align 64 {
         /// Everything else.
@@ -988,7 +996,7 @@ macro_rules! blocks {
 }
 blocks! {
     /// The hashes of the blocks of attention's kernels.
-    FORWARD_BLOCKS: Forward, ForwardTma, ForwardE4m3, ForwardDropout, ForwardTmaDropout, ForwardTmaBlocks, ForwardTmaBoxes, KeyRuns;
+    FORWARD_BLOCKS: Forward, ForwardTma, ForwardE4m3, ForwardDropout, ForwardTmaDropout, ForwardBlocks, ForwardTmaBlocks, ForwardTmaBoxes, KeyRuns;
     /// The hashes of the blocks of the backward pass's kernels.
     BACKWARD_BLOCKS: Prepass, Backward, BackwardTma, SinkGradient, BiasGradient, BackwardDropout, BackwardTmaDropout, BackwardBlocks;
     /// The hash of the block of the kernels that merge.

@@ -23,6 +23,13 @@ struct BlockLists {
 };
 static_assert(sizeof(BlockLists) == 40);
 
+// Block of the kernels with lists of blocks that read through addresses.
+struct ForwardBlocks {
+    Forward forward; // Everything else.
+    BlockLists blocks; // The lists.
+};
+static_assert(sizeof(ForwardBlocks) == 472);
+
 // Block of the kernels with lists of blocks that read through tensor maps. Boxes of keys and values have LISTED_BOX_ROWS rows.
 struct alignas(64) ForwardTmaBlocks {
     ForwardTma tma; // Everything else.
@@ -32,6 +39,7 @@ struct alignas(64) ForwardTmaBlocks {
 static_assert(sizeof(ForwardTmaBlocks) == 2048);
 
 #ifdef WARPTILE_VARIANT_BLOCKS
+template <> constexpr unsigned long long BLOCK_HASH<ForwardBlocks> = 0x3af3ad65c0e8fd18;
 template <> constexpr unsigned long long BLOCK_HASH<ForwardTmaBlocks> = 0xbf6bac3935358668;
 #endif
 

@@ -147,6 +147,9 @@ fn fill(
     } else if kernel.takes::<abi::ForwardDropout>() {
         let dropout = filled::dropout(call, at);
         kernel.give(&abi::ForwardDropout { forward, dropout }, taker)
+    } else if kernel.takes::<abi::ForwardBlocks>() {
+        let blocks = filled::blocks(call, at);
+        kernel.give(&abi::ForwardBlocks { forward, blocks }, taker)
     } else {
         kernel.give(&forward, taker)
     }

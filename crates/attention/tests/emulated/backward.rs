@@ -264,6 +264,24 @@ fn gradients_with_lists_of_blocks_equal_float64() {
         let failed = verdict(&words.parse().unwrap(), &Choice::Best);
         assert!(!failed.is_failure(), "{words}: {failed:?}");
     }
+    // What GPUs other than Hopper have.
+    for (image, words) in [
+        (
+            "dkv_d192_32x64_w8_s1_f16_blocks_compute_80",
+            "b2 q200 k330 h2/1 d192 f16 blocks=64x64,head mask=causal",
+        ),
+        (
+            "dkv_d256_32x32_w4_s1_bf16_blocks_compute_80",
+            "b1 q200 k330 h2/1 d256 bf16 blocks=128x64 softcap=3 keymask",
+        ),
+        (
+            "dq_d256_64x16_w4_s1_f16_blocks_compute_80",
+            "b1 q200 k330 h2/1 d256 f16 blocks=64x128,head sinks unaligned",
+        ),
+    ] {
+        let failed = verdict(&words.parse().unwrap(), &Choice::Image(image.to_owned()));
+        assert!(!failed.is_failure(), "{words}: {failed:?}");
+    }
     // By name they run for calls without lists, too.
     let choice = Choice::Image("dq_d64_64x64_w4_s2_bf16_blocks_sm_90".to_owned());
     let failed = verdict(&"b1 q70 k130 h2 d64 bf16".parse().unwrap(), &choice);

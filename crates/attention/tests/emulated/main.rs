@@ -11,6 +11,7 @@ mod backward;
 #[path = "../common/draw.rs"]
 mod draw;
 mod e4m3;
+mod lists;
 #[path = "../common/masks.rs"]
 mod masks;
 mod merge;

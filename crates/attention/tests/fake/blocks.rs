@@ -1,6 +1,6 @@
 //! Lists of blocks as kernels get them: by address, with how they are arranged.
 
-use warptile::kernels::abi::{BlockLists as Listed, ForwardTmaBlocks};
+use warptile::kernels::abi::{BlockLists as Listed, ForwardBlocks, ForwardTmaBlocks};
 use warptile::{Attention, BlockList, BlockLists, Keys};
 use warptile_driver::DeviceBuffer;
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
@@ -10,8 +10,13 @@ use crate::{kernel, ones};
 
 fn lists(launch: &FakeLaunch) -> Listed {
     let bytes = launch.params();
-    assert_eq!(bytes.len(), size_of::<ForwardTmaBlocks>());
-    let at = std::mem::offset_of!(ForwardTmaBlocks, blocks);
+    let at = match bytes.len() == size_of::<ForwardBlocks>() {
+        true => std::mem::offset_of!(ForwardBlocks, blocks),
+        false => {
+            assert_eq!(bytes.len(), size_of::<ForwardTmaBlocks>());
+            std::mem::offset_of!(ForwardTmaBlocks, blocks)
+        }
+    };
     bytemuck::pod_read_unaligned(&bytes[at..at + size_of::<Listed>()])
 }
 
@@ -25,7 +30,11 @@ fn lists_travel_with_the_call_or_lie_on_the_device() {
     let stream = backend.gpu().unwrap().stream();
     let given = DeviceBuffer::from_slice(stream, &offsets).unwrap();
     let indices = DeviceBuffer::from_slice(stream, &[0_i32; 24]).unwrap();
-    for name in ["wgmma_d64_128x128_w12_s2", "wgmma_d64_64x128_w8_s2"] {
+    for name in [
+        "wgmma_d64_128x128_w12_s2",
+        "wgmma_d64_64x128_w8_s2",
+        "mma_d64_64x64_w4_s2",
+    ] {
         let attention = Attention::new().choice(kernel(name));
         attention
             .forward(&x, Keys::new(&x, &x).blocks(&list))

@@ -93,7 +93,7 @@ fn lists_on_the_device_may_say_anything() {
 /// For the sanitizer's tools, which take long for each launch: a small problem on each kernel's way of walking over lists.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn lists_of_two_images() {
+fn lists_of_three_images() {
     for (words, kernel) in [
         (
             "b1 q150 k260 h2/1 d128 bf16 mask=causal blocks=64x64,head seed=3",
@@ -102,6 +102,10 @@ fn lists_of_two_images() {
         (
             "packed=130x200,60x90 h2/1 d128 f16 blocks=64x64 seed=4",
             "wgmma_d128_128x128_w12_s2",
+        ),
+        (
+            "b1 q150 k260 h4/2 d192 bf16 blocks=128x64,head softcap=2 keymask bias seed=5",
+            "mma_d192_64x64_w4_s1",
         ),
     ] {
         let case: Case = words.parse().unwrap();

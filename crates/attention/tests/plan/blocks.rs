@@ -25,34 +25,45 @@ fn on_hopper_lists_of_16_bits_are_for_tensor_cores() {
     }
 }
 
-/// The rest is for the CPU so far.
+/// Everywhere with every score, by `mma` where `wgmma` has no kernel.
 #[test]
-fn no_other_gpu_type_or_score_has_a_kernel_for_lists() {
+fn all_gpus_take_lists_of_16_bits_with_every_score() {
+    let gpus = gpus();
+    for (at, gpu) in gpus.iter().enumerate() {
+        for dim in (8..=256).step_by(8) {
+            for words in [
+                "f16 blocks=64x64 softcap=2",
+                "bf16 blocks=128x64,head alibi=head mask=causal",
+                "f16 blocks=64x128 bias keymask sinks",
+                "bf16 blocks=128x128,batch scale=-1",
+                "f16 blocks=128x128 mask=window,100,3",
+            ] {
+                let words = format!("b2 q700 k900 h8/2 d{dim} {words}");
+                let plan = Plan::gpu(case(&words).call().problem(), gpu, &Choice::Best).unwrap();
+                let image = plan.image().unwrap();
+                assert!(image.features.contains(Features::BLOCKS), "{plan}");
+                let plain = words.contains("window") && at == 0;
+                let family = if plain { Family::Wgmma } else { Family::Mma };
+                assert_eq!(image.family, family, "{words}: {plan}");
+            }
+        }
+        let f32 = case("b1 q300 k300 h2 d64 f32 blocks=64x64").call();
+        let error = Plan::gpu(f32.problem(), gpu, &Choice::Best).unwrap_err();
+        assert!(error.to_string().contains("lists of blocks"), "{error}");
+    }
+}
+
+/// One GPU for each list of images, and a newer one.
+fn gpus() -> [DeviceProfile; 6] {
     let shared = crate::CONSUMER_SHARED_BYTES;
-    let refused = |device: &DeviceProfile, words: &str| {
-        let problem = case(&format!("b1 q300 k300 h2 {words} blocks=64x64")).call();
-        let error = Plan::gpu(problem.problem(), device, &Choice::Best).unwrap_err();
-        let error = error.to_string();
-        assert!(error.contains("lists of blocks"), "{error}");
-    };
-    for device in [
+    [
+        DeviceProfile::h200(),
         device(8, 0, 166_912),
         device(8, 9, shared),
         device(10, 0, 232_448),
         device(12, 0, shared),
-    ] {
-        for words in ["d64 f16", "d128 bf16", "d64 f32"] {
-            refused(&device, words);
-        }
-    }
-    for words in [
-        "d64 f32",
-        "d64 f16 softcap=2",
-        "d64 f16 alibi=head",
-        "d64 f16 bias",
-    ] {
-        refused(&DeviceProfile::h200(), words);
-    }
+        device(13, 0, 232_448),
+    ]
 }
 
 /// Tiles of 64 rows where rows of 64 have lists of their own, while there are such.
@@ -85,7 +96,7 @@ fn lists_and_what_no_kernel_has_with_them_are_an_error_that_says_so() {
 
 /// By the portable pair, where outputs have kernels.
 #[test]
-fn on_hopper_gradients_with_lists_of_16_bits_have_kernels() {
+fn gradients_with_lists_of_16_bits_have_kernels() {
     let plan = |device: &DeviceProfile, words: &str| {
         let call = case(words).call();
         let backward = Backward::builder(call)
@@ -94,14 +105,16 @@ fn on_hopper_gradients_with_lists_of_16_bits_have_kernels() {
         let problem = BackwardProblem::of(&backward.build().unwrap());
         Planner::new(device).plan_backward(problem, &Choice::Best)
     };
-    let h200 = DeviceProfile::h200();
-    for dim in (8..=256).step_by(8) {
+    let gpus = gpus();
+    for (gpu, dim) in
+        { gpus.iter() }.flat_map(|gpu| (8..=256).step_by(8).map(move |dim| (gpu, dim)))
+    {
         for words in [
             "f16 blocks=64x64",
             "bf16 blocks=128x128,batch,head sinks mask=window,100,3",
             "bf16 blocks=64x128,head unaligned softcap=3 keymask",
         ] {
-            let plan = plan(&h200, &format!("b2 q700 k900 h8/2 d{dim} {words}")).unwrap();
+            let plan = plan(gpu, &format!("b2 q700 k900 h8/2 d{dim} {words}")).unwrap();
             let of = |role: Role| {
                 let mut steps = plan.steps().iter();
                 steps.find(|step| step.image.role == role).unwrap().image
@@ -112,21 +125,15 @@ fn on_hopper_gradients_with_lists_of_16_bits_have_kernels() {
             }
         }
     }
+    let h200 = DeviceProfile::h200();
     // Of lists with as many blocks a row they know how much there is to do.
     let [few, all] = ["64x64,32", "64x64"].map(|blocks| {
         let words = format!("q16384 h8 d128 bf16 blocks={blocks}");
         plan(&h200, &words).unwrap().estimate_us()
     });
     assert!(few < all / 3.0, "{few} of {all} us");
-    let shared = crate::CONSUMER_SHARED_BYTES;
-    for (device, words) in [
-        (&h200, "d64 f32"),
-        (&h200, "d64 f16 dropout=0.1"),
-        (&h200, "d64 f16 bias dbias"),
-        (&device(8, 9, shared), "d64 f16"),
-        (&device(10, 0, 232_448), "d128 bf16"),
-    ] {
-        let error = plan(device, &format!("q300 h2 {words} blocks=64x64")).unwrap_err();
+    for words in ["d64 f32", "d64 f16 dropout=0.1", "d64 f16 bias dbias"] {
+        let error = plan(&h200, &format!("q300 h2 {words} blocks=64x64")).unwrap_err();
         assert!(error.to_string().contains("lists of blocks"), "{error}");
     }
 }

@@ -49,22 +49,22 @@ pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47660] = *include_bytes!("../../imag
 pub static DKV_D128_32X32_W4_S1_PTX: [u8; 17277] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_ptx.zst`.
-pub static DKV_D128_64X64_W4_S1_PTX: [u8; 41769] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
+pub static DKV_D128_64X64_W4_S1_PTX: [u8; 59579] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_ptx.zst`.
-pub static DKV_D192_32X64_W8_S1_PTX: [u8; 17807] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_ptx.zst");
+pub static DKV_D192_32X64_W8_S1_PTX: [u8; 31609] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_ptx.zst`.
 pub static DKV_D256_16X16_W4_S1_PTX: [u8; 17369] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_ptx.zst`.
-pub static DKV_D256_32X32_W4_S1_PTX: [u8; 33577] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
+pub static DKV_D256_32X32_W4_S1_PTX: [u8; 49387] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_ptx.zst`.
 pub static DKV_D64_32X32_W4_S1_PTX: [u8; 16052] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
-pub static DKV_D64_64X64_W4_S2_PTX: [u8; 36904] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
+pub static DKV_D64_64X64_W4_S2_PTX: [u8; 52995] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_ptx.zst`.
 pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20266] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
@@ -73,16 +73,16 @@ pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20266] = *include_bytes!("../../images/
 pub static DQ_D128_32X32_W4_S1_PTX: [u8; 15423] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_ptx.zst`.
-pub static DQ_D128_64X64_W4_S1_PTX: [u8; 33966] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
+pub static DQ_D128_64X64_W4_S1_PTX: [u8; 50260] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_ptx.zst`.
-pub static DQ_D192_64X32_W4_S1_PTX: [u8; 21435] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_ptx.zst");
+pub static DQ_D192_64X32_W4_S1_PTX: [u8; 39577] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_ptx.zst`.
 pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14932] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_ptx.zst`.
-pub static DQ_D256_64X16_W4_S1_PTX: [u8; 30613] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
+pub static DQ_D256_64X16_W4_S1_PTX: [u8; 44974] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_ptx.zst`.
 pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22956] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_ptx.zst");
@@ -94,7 +94,7 @@ pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23141] = *include_bytes!("../../images/
 pub static DQ_D64_32X32_W4_S1_PTX: [u8; 14135] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
-pub static DQ_D64_64X64_W4_S2_PTX: [u8; 29702] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
+pub static DQ_D64_64X64_W4_S2_PTX: [u8; 43264] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_ptx.zst`.
 pub static DQ_D96_64X64_W4_S2_PTX: [u8; 18368] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_ptx.zst");
@@ -109,13 +109,13 @@ pub static MERGE_W4_PTX: [u8; 8162] = *include_bytes!("../../images/merge_w4_ptx
 pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34949] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 164768] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 193612] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 184991] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 215530] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 234324] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 269063] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
 pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128572] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
@@ -130,7 +130,7 @@ pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25916] = *include_bytes!("../../images
 pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185206] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 147454] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 169787] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
 pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107229] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");

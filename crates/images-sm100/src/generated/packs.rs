@@ -70,22 +70,22 @@ pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55321] = *include_bytes!("../../i
 pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17205] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_100.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 42753] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_100.zst");
+pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 57706] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_100.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 21660] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_100.zst");
+pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 35169] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_100.zst`.
 pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17240] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 36491] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_100.zst");
+pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 51697] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_100.zst`.
 pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17386] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_100.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 39028] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_100.zst");
+pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 52812] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_100.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 25036] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_100.zst");
@@ -94,16 +94,16 @@ pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 25036] = *include_bytes!("../../imag
 pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 16980] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_100.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 31896] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_100.zst");
+pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 47152] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 22179] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_100.zst");
+pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 38659] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_100.zst`.
 pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 16221] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_100.zst`.
-pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 36650] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_100.zst");
+pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 53079] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_100.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25286] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_100.zst");
@@ -112,7 +112,7 @@ pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25286] = *include_bytes!("../../imag
 pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 16946] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 32330] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
+pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 46923] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_100.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20240] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_100.zst");
@@ -127,16 +127,16 @@ pub static MERGE_W4_SM_100: [u8; 12246] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25409] = *include_bytes!("../../images/mma_d128_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 140540] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 170079] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28857] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 141177] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 180389] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 184038] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 219544] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 124073] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
@@ -154,7 +154,7 @@ pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28050] = *include_bytes!("../../ima
 pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 172973] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 142910] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 171176] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 128808] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");

@@ -49,22 +49,22 @@ pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 49998] = *include_bytes!("../../i
 pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16920] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_120.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 38595] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
+pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 50808] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_120.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 19749] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
+pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 31587] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_120.zst`.
 pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17373] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 31586] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
+pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 44699] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_120.zst`.
 pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 16802] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_120.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 37322] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
+pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 51014] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_120.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21721] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_120.zst");
@@ -73,16 +73,16 @@ pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21721] = *include_bytes!("../../imag
 pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16028] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_120.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 31530] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
+pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 44928] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_120.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 21503] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
+pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 36339] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_120.zst`.
 pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16297] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 32395] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
+pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 44733] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_128x64_w4_s2_sm_120.zst`.
 pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22423] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_120.zst");
@@ -91,7 +91,7 @@ pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22423] = *include_bytes!("../../imag
 pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15064] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 29632] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
+pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 43150] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_120.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19321] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");
@@ -106,13 +106,13 @@ pub static MERGE_W4_SM_120: [u8; 11927] = *include_bytes!("../../images/merge_w4
 pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36647] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 127965] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 156655] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 128232] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 158813] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 168048] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 198141] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 108539] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
@@ -127,7 +127,7 @@ pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28197] = *include_bytes!("../../ima
 pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 161407] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 129997] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 155202] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124646] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");

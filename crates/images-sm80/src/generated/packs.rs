@@ -52,16 +52,16 @@ pub static DKV_D128_32X32_W4_S1_SM_80: [u8; 15440] = *include_bytes!("../../imag
 pub static DKV_D128_64X128_W8_S1_SM_80: [u8; 22681] = *include_bytes!("../../images/dkv_d128_64x128_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_80.zst`.
-pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 36723] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
+pub static DKV_D128_64X64_W4_S1_SM_80: [u8; 51324] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d192_32x64_w8_s1_sm_80.zst`.
-pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 17789] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
+pub static DKV_D192_32X64_W8_S1_SM_80: [u8; 27485] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_80.zst`.
 pub static DKV_D256_16X16_W4_S1_SM_80: [u8; 14771] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_80.zst`.
-pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 25420] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
+pub static DKV_D256_32X32_W4_S1_SM_80: [u8; 35940] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d256_64x64_w8_s1_sm_80.zst`.
 pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22021] = *include_bytes!("../../images/dkv_d256_64x64_w8_s1_sm_80.zst");
@@ -70,7 +70,7 @@ pub static DKV_D256_64X64_W8_S1_SM_80: [u8; 22021] = *include_bytes!("../../imag
 pub static DKV_D64_32X32_W4_S1_SM_80: [u8; 14553] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_80.zst`.
-pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 35763] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
+pub static DKV_D64_64X64_W4_S2_SM_80: [u8; 49978] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dkv_d96_64x64_w4_s2_sm_80.zst`.
 pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19729] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_80.zst");
@@ -79,16 +79,16 @@ pub static DKV_D96_64X64_W4_S2_SM_80: [u8; 19729] = *include_bytes!("../../image
 pub static DQ_D128_32X32_W4_S1_SM_80: [u8; 12664] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_80.zst`.
-pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 28097] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
+pub static DQ_D128_64X64_W4_S1_SM_80: [u8; 42436] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d192_64x32_w4_s1_sm_80.zst`.
-pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 19087] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
+pub static DQ_D192_64X32_W4_S1_SM_80: [u8; 31413] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_80.zst`.
 pub static DQ_D256_16X16_W4_S1_SM_80: [u8; 15216] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_80.zst`.
-pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 27655] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
+pub static DQ_D256_64X16_W4_S1_SM_80: [u8; 40185] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_80.zst`.
 pub static DQ_D256_64X32_W4_S1_SM_80: [u8; 19868] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_80.zst");
@@ -100,7 +100,7 @@ pub static DQ_D64_128X64_W4_S2_SM_80: [u8; 21293] = *include_bytes!("../../image
 pub static DQ_D64_32X32_W4_S1_SM_80: [u8; 12132] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_80.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 30885] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
+pub static DQ_D64_64X64_W4_S2_SM_80: [u8; 42767] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_80.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_80: [u8; 18345] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_80.zst");
@@ -115,16 +115,16 @@ pub static MERGE_W4_SM_80: [u8; 9403] = *include_bytes!("../../images/merge_w4_s
 pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31021] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 125572] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 153411] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
 pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23746] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 140205] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 171568] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 146262] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 174225] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
 pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119273] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
@@ -139,7 +139,7 @@ pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23756] = *include_bytes!("../../imag
 pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169112] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 124734] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 149617] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
 pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111972] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
