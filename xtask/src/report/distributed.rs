@@ -14,6 +14,8 @@ pub(super) struct Row {
     ranks: u32,
     key_len: u64,
     direction: String,
+    /// How rows are dealt out: `pages after N` of a cache whose first N pages the first GPU has besides. Peers have no such word.
+    sharding: Option<String>,
     one_us: f64,
     median_us: f64,
     expected_us: Option<f64>,
@@ -24,6 +26,15 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// The direction, with the lead of the first GPU.
+    fn what(&self) -> String {
+        let lead = { self.sharding.iter() }.find_map(|dealt| dealt.strip_prefix("pages after "));
+        match lead {
+            Some(pages) => format!("{}, lead of {pages} pages", self.direction),
+            None => self.direction.clone(),
+        }
+    }
+
     /// One GPU's time over that of all GPUs together.
     fn efficiency(&self) -> f64 {
         self.one_us / self.median_us / f64::from(self.ranks)
@@ -54,7 +65,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         vec![
             row.ranks.to_string(),
             row.engine.clone(),
-            row.direction.clone(),
+            row.what(),
             row.key_len.to_string(),
             format!("{:.0}", row.one_us),
             format!("{:.0}", row.median_us),
@@ -101,6 +112,7 @@ mod tests {
             ranks,
             key_len: 1024,
             direction: "forward".to_owned(),
+            sharding: Some("zigzag".to_owned()),
             one_us: 100.0,
             median_us,
             expected_us: (ranks == 2).then_some(50.0),
@@ -128,6 +140,12 @@ mod tests {
         assert!(lines[0].starts_with("| 4 |") && lines[0].contains("| - | 0.50 | - | - |"));
         assert!(lines[0].ends_with("| no | first |"), "{text}");
         assert!(lines[1].contains("| 0.83 | 90 | **1.50** |"), "{text}");
+        let ahead = Row {
+            direction: "decode".to_owned(),
+            sharding: Some("pages after 213".to_owned()),
+            ..row("warptile", 2, 60.0)
+        };
+        assert!(table(&[ahead]).contains("| decode, lead of 213 pages | 1024 |"));
         assert_eq!(table(&[]), "Nothing is measured yet.\n");
     }
 }
