@@ -3,6 +3,7 @@
 use crate::common::warptile;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -16,9 +17,12 @@ fn on_terminal(args: &[&str]) -> (Child, File) {
     grantpt(&other).unwrap();
     unlockpt(&other).unwrap();
     let name = ptsname(&other, Vec::new()).unwrap();
+    // Its end would end a test process that leads a session.
+    let no_terminal_of_ours = OpenptFlags::NOCTTY.bits() as i32;
     let terminal = OpenOptions::new()
         .read(true)
         .write(true)
+        .custom_flags(no_terminal_of_ours)
         .open(name.to_str().unwrap())
         .unwrap();
     let child = warptile()
