@@ -100,8 +100,8 @@ fn random_outputs_with_lists_of_blocks_equal_float64() {
         .quickcheck(equal as fn(u64) -> TestResult);
 }
 
-/// Lists on the device in any order are the same lists, up to the order of additions; what is no list ends a launch, and the next one has the
-/// same bits as the first.
+/// Lists on the device in any order are the same lists, up to the order of additions; numbers of no block are left out; what is no list ends
+/// a launch, and the next one has the same bits as the first.
 #[test]
 #[ignore = "needs g++"]
 fn lists_on_the_device_may_hold_anything() {
@@ -143,6 +143,26 @@ fn lists_on_the_device_may_hold_anything() {
                 expected.chunks(2).all(|bf16| bf16 != [0xFF; 2]),
                 "NaNs are left"
             );
+            let descending: Vec<i32> = { ascending.iter() }
+                .map(|block| of_a_row as i32 - 1 - block)
+                .collect();
+            let found = run(&offsets, &descending);
+            for (found, expected) in found.chunks(2).zip(expected.chunks(2)) {
+                let [found, expected] = [found, expected]
+                    .map(|bytes| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32());
+                assert!((found - expected).abs() < 0.02, "{found}, not {expected}");
+            }
+            let with_last = |block: i32| -> Vec<i32> {
+                let mut lists = ascending.clone();
+                { lists.iter_mut().skip(of_a_row - 1).step_by(of_a_row) }
+                    .for_each(|last| *last = block);
+                lists
+            };
+            let shortened = run(&offsets, &with_last(-1));
+            assert!(shortened != expected);
+            for of_no_block in [6, i32::MAX] {
+                assert!(run(&offsets, &with_last(of_no_block)) == shortened, "{words}");
+            }
             // Nothing counts behind a number below 0.
             let ended = |behind: Option<i32>| -> Vec<i32> {
                 let of_row = |(i, block): (usize, &i32)| match i % of_a_row {
