@@ -562,12 +562,26 @@ fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
     )
 }
 
+/// The most keys of a key/value head that lists of blocks name. `None` without lists, and if the number of blocks of a row is unknown.
+fn listed_keys(problem: &Problem) -> Option<usize> {
+    let lists = problem.scoring().blocks?;
+    let of_a_row = lists.blocks_of_a_row()?.saturating_mul(lists.keys());
+    let rows = problem.typical_lengths().0.div_ceil(lists.queries().max(1));
+    let lists_of_a_group = lists.count(1, problem.heads().group_size());
+    Some(
+        of_a_row
+            .saturating_mul(rows)
+            .saturating_mul(lists_of_a_group),
+    )
+}
+
 impl Rates {
     /// The time that kernels whose CTAs have tiles of their own take to read all keys and values once, at a share of
     /// the memory's speed. Most were made to compute, and get about 0.7 of it (an estimate).
     fn reading_us(&self, problem: &Problem, of_bandwidth: f64) -> f64 {
         let (query_len, key_len) = problem.typical_lengths();
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
+        let seen = seen.min(listed_keys(problem).unwrap_or(key_len));
         let rows = problem.typical_sequences() * (problem.heads().key_value * seen) as f64;
         rows * problem.key_value_bytes() as f64 / (of_bandwidth * self.bandwidth * 1e6)
     }

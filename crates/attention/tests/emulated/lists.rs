@@ -161,7 +161,10 @@ fn lists_on_the_device_may_hold_anything() {
             let shortened = run(&offsets, &with_last(-1));
             assert!(shortened != expected);
             for of_no_block in [6, i32::MAX] {
-                assert!(run(&offsets, &with_last(of_no_block)) == shortened, "{words}");
+                assert!(
+                    run(&offsets, &with_last(of_no_block)) == shortened,
+                    "{words}"
+                );
             }
             // Nothing counts behind a number below 0.
             let ended = |behind: Option<i32>| -> Vec<i32> {

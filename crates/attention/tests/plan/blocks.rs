@@ -76,6 +76,33 @@ fn tiles_are_those_of_the_blocks() {
     }
 }
 
+/// What no list names is not read: the estimate is that of as many keys without lists, within a factor of 2.
+#[test]
+fn estimates_of_few_blocks_of_many_keys_are_of_these_blocks() {
+    for gpu in &gpus() {
+        for (heads, words) in [
+            ("h8", "blocks=64x64,64"),
+            ("h8/1", "blocks=64x64,head,64 softcap=3"),
+        ] {
+            let us = |keys: usize, words: &str| {
+                let words = format!("b1 q64 k{keys} {heads} d128 bf16 {words}");
+                let plan = Plan::gpu(
+                    case(&words).call().problem(),
+                    gpu,
+                    &Choice::Family(Family::Mma),
+                );
+                plan.unwrap().estimate_us()
+            };
+            let (few, listed) = (us(4096, words), us(1 << 20, words));
+            assert!(
+                listed < 2.0 * few,
+                "{}: {words}: {listed} after {few} us",
+                gpu.name
+            );
+        }
+    }
+}
+
 #[test]
 fn lists_and_what_no_kernel_has_with_them_are_an_error_that_says_so() {
     let h200 = DeviceProfile::h200();

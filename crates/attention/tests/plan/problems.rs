@@ -253,9 +253,10 @@ fn scales_that_the_hopper_kernels_lack_depend_on_the_type() {
             assert_eq!(plan.is_ok(), takes, "{family}: {words}");
         }
         let listed = case(&format!("{words} blocks=64x64")).call().problem();
-        let plan = Plan::gpu(listed, &h200, &Choice::Best).unwrap();
-        let family = plan.image().unwrap().family;
-        assert_eq!(family == Family::Wgmma, on_wgmma, "{words}: {plan}");
+        for (family, takes) in [(Family::Wgmma, on_wgmma), (Family::Mma, true)] {
+            let plan = Plan::gpu(listed, &h200, &Choice::Family(family));
+            assert_eq!(plan.is_ok(), takes, "{family} with lists: {words}");
+        }
     }
 }
 
