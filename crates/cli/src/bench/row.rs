@@ -13,7 +13,7 @@ use crate::operation::Operation;
 /// several times as many while they read a byte.
 const OPERATIONS_PER_BYTE: u128 = 64;
 
-/// Bytes of the keys and values that some query sees, which every kernel has to read.
+/// Bytes of the keys and values that the mask shows some query: what every kernel has to read, unless there are lists of blocks.
 pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
     let mask = call.mask();
     let seen = |(queries, keys): (usize, usize)| match queries {
@@ -30,9 +30,11 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
     keys * entry as u64
 }
 
-/// Returns true if there are so few queries for the keys that attention takes what reading the keys and values takes.
+/// Returns true if there are so few queries for the keys that attention takes what reading the keys and values takes. With lists of blocks
+/// it is not known how many are read.
 pub(crate) fn is_reading(case: &Case, call: &Call) -> bool {
     !case.backward
+        && call.blocks().is_none()
         && call.query_len() < call.key_len()
         && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes(case, call))
 }
@@ -201,6 +203,7 @@ mod tests {
         );
         assert!(!bytes("q8 k8 h8 d64 f16").1);
         assert!(!bytes("q1 k1000 h8 d64 f16 backward").1);
+        assert!(!bytes("q64 k65536 h8 d64 f16 blocks=64x64,4").1);
         assert_eq!(bytes("q0 k8 h8 d64 f16").0, 0);
     }
 
