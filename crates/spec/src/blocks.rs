@@ -511,6 +511,9 @@ impl BlocksRequest<'_> {
                 "lies elsewhere than block_offsets: both are in host memory, or both on the device",
             ));
         }
+        // Kernels count in steps of some at once.
+        let numbers = self.indices.count().unwrap_or(0);
+        expect_countable(Operand::BlockIndices.name(), "numbers", numbers)?;
         if let (Numbers::Host(offsets), Numbers::Host(indices)) = (self.offsets, self.indices) {
             let blocks = key_rows.map_or(usize::MAX, |rows| rows.div_ceil(lists.keys()));
             let listed = check_lists(offsets, indices, blocks)?;
@@ -519,7 +522,7 @@ impl BlocksRequest<'_> {
         }
         Ok(Blocks {
             lists,
-            counts: [found, self.indices.count().unwrap_or(0)],
+            counts: [found, numbers],
             offsets: self.offsets.keep(),
             indices: self.indices.keep(),
             rows,
@@ -585,15 +588,36 @@ mod tests {
     use quickcheck::quickcheck;
 
     fn call(lists: BlockLists, offsets: &[i32], indices: &[i32]) -> Result<Call> {
+        called(lists, Numbers::Host(offsets), Numbers::Host(indices))
+    }
+
+    fn called(lists: BlockLists, offsets: Request<'_>, indices: Request<'_>) -> Result<Call> {
         let q = Layout::bshd([2, 130, 4, 8]);
         let k = Layout::bshd([2, 300, 2, 8]);
         let mut scoring = Scoring::new();
         scoring.blocks = Some(lists);
         Call::builder(&q, &k, &k, ElementType::F16)
             .scoring(scoring)
-            .numbers(Operand::BlockOffsets, Numbers::Host(offsets))
-            .numbers(Operand::BlockIndices, Numbers::Host(indices))
+            .numbers(Operand::BlockOffsets, offsets)
+            .numbers(Operand::BlockIndices, indices)
             .build()
+    }
+
+    #[test]
+    fn kernels_can_count_all_numbers_of_a_list_and_some_more() {
+        let on_device = |numbers| {
+            called(
+                BlockLists::new(64, 64),
+                Numbers::Device(4),
+                Numbers::Device(numbers),
+            )
+        };
+        assert!(on_device(MAX_LEN).is_ok() && MAX_LEN + 64 < i32::MAX as usize);
+        let error = on_device(MAX_LEN + 1).unwrap_err().to_string();
+        assert!(
+            error.starts_with("block_indices has numbers 1073741825"),
+            "{error}"
+        );
     }
 
     #[test]

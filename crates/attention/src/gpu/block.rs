@@ -120,7 +120,7 @@ pub(super) fn blocks(call: &Call, at: &Slots<u64>) -> abi::BlockLists {
         offsets: at[Operand::BlockOffsets],
         indices: at[Operand::BlockIndices],
         rows: count(blocks.rows()),
-        count: count(blocks.counts()[1].min(i32::MAX as usize)),
+        count: count(blocks.counts()[1]),
         batch_step,
         head_step,
         queries: count(lists.queries()),
