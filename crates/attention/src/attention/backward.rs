@@ -84,6 +84,11 @@ pub struct Gradients<T: Element> {
 }
 
 impl<T: Element> Gradients<T> {
+    /// The gradients of the sinks, `[1, 1, heads, 1]`, if there are sinks.
+    pub fn d_sinks(&self) -> Option<&Tensor<f32>> {
+        { self.numbers.iter() }.find_map(|(of, to)| (*of == Operand::DSinks).then_some(to))
+    }
+
     /// The bytes of a gradient, copied to the host, and its layout; `None` if it was not computed. Waits for the device.
     ///
     /// # Errors
@@ -181,6 +186,11 @@ impl<'a, T: Element> GradientsInto<'a, T> {
     ) -> Self {
         self.of_keys = of_keys;
         self.with(Operand::DK, dk).with(Operand::DV, dv)
+    }
+
+    /// The gradients of the sinks, `[1, 1, heads, 1]`.
+    pub fn d_sinks(self, d_sinks: &'a mut Tensor<f32>) -> Self {
+        self.numbers(Operand::DSinks, d_sinks)
     }
 
     /// The gradient of an option's numbers by its operand, as one of [`Attention::gradients_of_numbers`]: `[1, 1, heads, 1]`.

@@ -264,12 +264,7 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
         (all.dq.shape(), all.dk.shape(), all.dv.shape()),
         (shape, keys, keys)
     );
-    let of_numbers: Vec<_> = all
-        .numbers
-        .iter()
-        .map(|(of, to)| (*of, to.shape()))
-        .collect();
-    assert_eq!(of_numbers, [(Operand::DSinks, [1, 1, 4, 1])]);
+    assert_eq!(all.d_sinks().unwrap().shape(), [1, 1, 4, 1]);
     assert_eq!(all.plan.kernel_name(), "cpu");
 
     // By finite differences in one direction of all arguments.
@@ -326,9 +321,7 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
 
     // Once more, added to what is there.
     let mut sinks = backend.tensor(&[1.0_f32; 4], [1, 1, 4, 1]).unwrap();
-    let into = { GradientsInto::new().dk(&mut dk) }
-        .numbers(Operand::DSinks, &mut sinks)
-        .add();
+    let into = GradientsInto::new().dk(&mut dk).d_sinks(&mut sinks).add();
     attention
         .backward_into((&d_out, &d_lse), &q, (&k, &v), &output, into)
         .unwrap();
@@ -336,7 +329,7 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
     let expected: Vec<f32> = all.dk.to_vec().unwrap().iter().map(twice).collect();
     assert_eq!(dk.to_vec().unwrap(), expected);
     let one_more = |x: &f32| 1.0 + x;
-    let expected = all.numbers[0].1.to_vec().unwrap();
+    let expected = all.d_sinks().unwrap().to_vec().unwrap();
     let expected: Vec<f32> = expected.iter().map(one_more).collect();
     assert_eq!(sinks.to_vec().unwrap(), expected);
     assert!(plan.explain().contains(" backward"), "{}", plan.explain());
@@ -358,7 +351,7 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
             let into = GradientsInto::new()
                 .dq(&mut dq)
                 .key_sums(&mut dk, &mut dv)
-                .numbers(Operand::DSinks, &mut sinks);
+                .d_sinks(&mut sinks);
             let output = (&out, &lse);
             first
                 .backward_into((&d_out, &d_lse), &q, (&k, &v), output, into)
@@ -392,7 +385,7 @@ fn gradients_of_the_users_level_are_those_of_the_call() {
     let mut apart = backend
         .tensor_with_layout(&[0.0_f32; 7], Layout::new([1, 1, 4, 1], [7, 7, 2, 1]))
         .unwrap();
-    let into = GradientsInto::<f32>::new().numbers(Operand::DSinks, &mut apart);
+    let into = GradientsInto::<f32>::new().d_sinks(&mut apart);
     let refused = attention.backward_into((&d_out, &d_lse), &q, (&k, &v), &output, into);
     assert!(matches!(
         refused,
