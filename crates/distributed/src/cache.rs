@@ -87,9 +87,6 @@ impl Group {
     /// what a row takes, divided by the number of sequences in a step. Rank 0 needs that many rows more for each sequence, in pages. All ranks
     /// have these pages, as `builder` describes each share.
     ///
-    /// On two H200 a step of one sequence of 131,072 keys (32 and 8 heads of size 128, bf16) took 81.0 us with 13,632 rows, 86.1 us without
-    /// any, and 125.1 us on one GPU.
-    ///
     /// # Errors
     /// As [`Group::cache`].
     pub fn cache_with_lead<T: Element>(

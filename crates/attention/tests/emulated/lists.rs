@@ -41,17 +41,20 @@ fn verdict(case: &Case) -> TestResult {
 
 const MMA: Choice = Choice::Family(Family::Mma);
 
+/// Lengths of problems with lists, for outputs and gradients.
+pub(crate) const LENGTHS: [&str; 6] = [
+    "b2 q200 k330",
+    "b1 q1 k1",
+    "packed=70x130,1x1,0x3,200x77",
+    "b2 q130 k70 used=100x70,3x64",
+    "b1 q300 k600 device-lengths",
+    "b1 q70 k0",
+];
+
 #[test]
 #[ignore = "needs g++"]
 fn outputs_with_lists_of_blocks_equal_float64() {
-    for lengths in [
-        "b2 q200 k330",
-        "b1 q1 k1",
-        "packed=70x130,1x1,0x3,200x77",
-        "b2 q130 k70 used=100x70,3x64",
-        "b1 q300 k600 device-lengths",
-        "b1 q70 k0",
-    ] {
+    for lengths in LENGTHS {
         for heads in [
             "h2/1 d64 f16 blocks=64x64",
             "h2 d128 bf16 mask=causal blocks=64x128,head",
