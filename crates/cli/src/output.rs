@@ -37,10 +37,13 @@ fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
 
 /// Removes the files that are to be renamed: for the end of the process in the middle of its work.
 pub(crate) fn discard_unfinished() {
-    for path in std::mem::take(&mut *unfinished()) {
+    let mut unfinished = unfinished();
+    for path in std::mem::take(&mut *unfinished) {
         // If the file cannot be removed it stays; there is no way to report it.
         let _ = fs::remove_file(path);
     }
+    // No file is begun after that.
+    std::mem::forget(unfinished);
 }
 
 /// A file is among [`UNFINISHED`] while it lives.
@@ -48,9 +51,13 @@ pub(crate) fn discard_unfinished() {
 struct Unfinished(PathBuf);
 
 impl Unfinished {
-    fn of(file: &NamedTempFile) -> Self {
-        unfinished().insert(file.path().to_owned());
-        Unfinished(file.path().to_owned())
+    /// Makes the file while nothing can be discarded.
+    fn make(make: impl FnOnce() -> io::Result<NamedTempFile>) -> io::Result<(NamedTempFile, Self)> {
+        let mut unfinished = unfinished();
+        let file = make()?;
+        unfinished.insert(file.path().to_owned());
+        let registered = Unfinished(file.path().to_owned());
+        Ok((file, registered))
     }
 }
 
@@ -87,8 +94,8 @@ impl Replacement {
                 return Err(ErrorKind::PermissionDenied.into());
             }
             _ => {
-                let file = temporary(&target, present.as_ref())?;
-                let unfinished = Unfinished::of(&file);
+                let make = || temporary(&target, present.as_ref());
+                let (file, unfinished) = Unfinished::make(make)?;
                 Opened::Beside(file, unfinished)
             }
         };
@@ -181,6 +188,7 @@ fn folder_of(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn entries(folder: &Path) -> usize {
         fs::read_dir(folder).unwrap().count()
@@ -198,6 +206,27 @@ mod tests {
         Replacement::begin(&path).unwrap().finish(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(entries(folder.path()), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_there_can_be_discarded() {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..3000 {
+                    drop(Replacement::begin(&folder.path().join("out")).unwrap());
+                }
+                ended.store(true, Ordering::Relaxed);
+            });
+            while !ended.load(Ordering::Relaxed) {
+                for entry in fs::read_dir(folder.path()).unwrap() {
+                    let path = entry.unwrap().path();
+                    let unfinished = unfinished();
+                    assert!(!path.exists() || unfinished.contains(&path));
+                }
+            }
+        });
     }
 
     #[test]
