@@ -380,8 +380,8 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                 of_rows[0] = load_one(numbers + list);
                 of_rows[1] = load_one(numbers + list + 8 * sizeof(float));
             };
-            // Anew for each block with dropout: registers have no room for descriptors of own rows.
-            const auto own_group = [&] { return drops<Traits>() && !has_drawers<Traits>() ? uniform(warpgroup) : warpgroup; };
+            // Anew for each block: registers have no room for descriptors of own rows with dropout, and they would be ordinary ones without.
+            const auto own_group = [&] { return uniform(warpgroup); };
             const auto issue_scores = [&] {
                 const int stage = uniform(Shared::keys_stage(it));
                 wait_for_keys(stage, block);

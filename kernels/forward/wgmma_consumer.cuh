@@ -33,7 +33,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
 
     __device__ Consumer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
         : DroppedWeights<Traits>(params), params(params.forward), out_map(params.out_map), shared(shared), layout(layout),
-          warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params.forward)
+          // With packed rows the compiler loses sight of what is uniform if it knows the only one.
+          warpgroup(Traits::CONSUMERS == 1 && !Traits::packs_rows() ? 0 : warpgroup), scale(params.forward)
     {
     }
 
@@ -202,8 +203,9 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     {
         const OutputRows<Traits> rows(params, tile(), warpgroup);
         rows.write_zeros();
-        const float sink = sink_of_row<Traits>(params, tile(), 0);
-        rows.write_lse({sink, Traits::GROUPS || Traits::packs_rows() ? sink_of_row<Traits>(params, tile(), 1) : sink});
+        const auto lse_of = [&](int row) { return lse_without_keys(params.scoring, head_of_row<Traits>(params, tile(), row)); };
+        const float first = lse_of(0);
+        rows.write_lse({first, Traits::GROUPS || Traits::packs_rows() ? lse_of(1) : first});
     }
 
     __device__ bool is_part() const
@@ -326,8 +328,9 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     {
         if constexpr (lists_blocks<Traits>()) {
             const int first_row = tile().first_query + warpgroup * queries();
-            this->start(Mask(params.scoring, tile().query_len, tile().key_len), first_row);
-            hidden = left_behind = 0;
+            this->start(Mask(params.scoring, tile().query_len, tile().key_len), first_row, keys_are_followed());
+            hidden = uniform(tile().first_block); // 0, which the compiler is not to know: without loops over hidden blocks it keeps
+            left_behind = 0;                      // ring stages and descriptors in ordinary registers
             return !uniform(tile().is_empty());
         }
         const int first_block = uniform(tile().first_block);
@@ -482,14 +485,14 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             rescale();
         if (!values_ready)
             wait_for_values();
+        if constexpr (PLAIN) return;
         if constexpr (lists_blocks<Traits>()) {
-            if (keys_are_followed())
+            if (!this->was_whole)
 #pragma unroll
                 for (int unit = 0; unit < ListedSteps<Traits>::UNITS; unit++)
-                    clear_values_behind<LISTED_BOX_ROWS>(tile().key_len - this->before[unit], unit);
-        } else if constexpr (!PLAIN)
-            if (keys_are_followed())
-                clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
+                    clear_values_behind<LISTED_BOX_ROWS>(uniform(tile().key_len - this->before[unit]), unit);
+        } else if (keys_are_followed())
+            clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
     }
 
     // scores = queries keys^T. Of a PLAIN step the product also hides keys, if some are.

@@ -38,8 +38,8 @@ template <class Traits> class OutputRows {
 
     __device__ bool has_rows() const { return rows > 0; }
 
-    // The sink of one of the thread's packed rows.
-    __device__ float sink(int i) const { return sink_of(params.scoring, tile_head + heads[i]); }
+    // The head of one of the thread's packed rows.
+    __device__ int head(int i) const { return tile_head + heads[i]; }
 
     // Log-sum-exp of the thread's rows, written by the first lane of each quad.
     __device__ void write_lse(const float (&values)[ROWS_PER_THREAD]) const

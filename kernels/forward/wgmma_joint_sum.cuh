@@ -268,7 +268,7 @@ template <class Traits> class JointSum {
             state.sum[row] = sum.sum[row];
         }
         float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-        state.finish(inverse, lse, params, [&](int row) { return rows.sink(row); });
+        state.finish(inverse, lse, params, [&](int row) { return rows.head(row); });
         rows.write_columns(sum.values, inverse, 8 * chunk);
         if (chunk == 0) rows.write_lse(lse);
     }

@@ -15,27 +15,35 @@ template <class Traits> class ListedSteps<Traits, true> {
     enum : int { UNIT = LISTED_BOX_ROWS, UNITS = Traits::BLOCK_N / UNIT };
     static_assert(Traits::BLOCK_N % UNIT == 0 && UNITS <= 2 && !Traits::GROUPS, "whole units, and rows of one head");
 
-    // What the tile's rows see: a unit that begins from `first` to `last` hides nothing from any of them.
-    __device__ void start(const Mask& mask, int first_row)
+    // What the tile's rows see: a unit that begins from `first` to `last` hides nothing from any of them. `followed`: rows behind the
+    // sequence's last key may hold anything.
+    __device__ void start(const Mask& mask, int first_row, bool followed)
     {
         all_see_from = min(first_row + MMA_ROWS, mask.query_len) - 1 + mask.shift - mask.left;
         all_see_to = min(first_row + mask.shift + mask.right + 1, mask.key_len) - UNIT;
+        key_len = mask.key_len;
+        whole_to = followed ? key_len - UNIT : key_len;
     }
 
-    // The keys that come next. Returns true if they hide nothing.
+    // The keys that come next. Returns true if they hide nothing, and those in hand are whole.
     __device__ bool look(const ListedStage& stage, int warpgroup)
     {
         const ListedStage read = stage; // at once
-        __syncwarp(); // all have read it before lane 0 gives the stage back; racecheck does not see that in the products between
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) next[unit] = read.first_key[unit];
         next_shown = read.shown >> warpgroup;
-        bool plain = true;
+        int seen = 0; // a bit for each unit
+        bool whole = true;
 #pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) plain &= is_seen_by_all(next[unit], next_shown >> 2 * unit);
-        const int both = uniform(2 * read.is_last + plain);
-        next_is_last = both & 2;
-        return both & 1;
+        for (int unit = 0; unit < UNITS; unit++) {
+            seen |= is_seen_by_all(next[unit], next_shown >> 2 * unit) << unit;
+            whole &= next[unit] <= whole_to || next[unit] == key_len; // without keys it has zeros
+        }
+        const int all = uniform(8 * whole + 4 * read.is_last + seen);
+        next_is_whole = all & 8;
+        next_is_last = all & 4;
+        next_seen = all & ALL_SEEN;
+        return next_seen == ALL_SEEN && is_whole;
     }
 
     // They become those in hand.
@@ -47,7 +55,10 @@ template <class Traits> class ListedSteps<Traits, true> {
             here[unit] = next[unit];
         }
         shown = next_shown;
+        seen = next_seen;
         is_last = next_is_last;
+        was_whole = is_whole;
+        is_whole = next_is_whole;
     }
 
     // Behind the last block: its values are those of the block before.
@@ -55,6 +66,7 @@ template <class Traits> class ListedSteps<Traits, true> {
     {
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) before[unit] = here[unit];
+        was_whole = is_whole;
     }
 
     // Hides keys as `apply_mask` does.
@@ -63,7 +75,7 @@ template <class Traits> class ListedSteps<Traits, true> {
         const Mask mask(params.scoring, tile.query_len, tile.key_len);
 #pragma unroll
         for (int unit = 0; unit < UNITS; unit++) {
-            if (is_seen_by_all(here[unit], shown >> 2 * unit)) continue;
+            if (seen >> unit & 1) continue;
             // What the list does not have is behind the last key.
             const int first_key = (shown >> 2 * unit & 1 ? here[unit] : tile.key_len) + lane_column();
 #pragma unroll
@@ -81,6 +93,7 @@ template <class Traits> class ListedSteps<Traits, true> {
 
     int here[UNITS], before[UNITS], next[UNITS]; // first keys of the block in hand, of the one before, and of the next
     bool is_last, next_is_last;
+    bool was_whole; // no row of the block before is behind the sequence's last one
 
   private:
     __device__ bool is_seen_by_all(int first_key, int is_shown) const
@@ -88,8 +101,12 @@ template <class Traits> class ListedSteps<Traits, true> {
         return is_shown & 1 && all_see_from <= first_key && first_key <= all_see_to;
     }
 
+    enum : int { ALL_SEEN = (1 << UNITS) - 1 };
     int shown, next_shown; // bit 2 * unit: the list has it
-    int all_see_from, all_see_to;
+    int seen, next_seen;   // bit unit: nothing in it is hidden
+    int all_see_from, all_see_to, key_len;
+    int whole_to; // a unit that begins up to here has no row behind the sequence's last one, or such rows are zeros
+    bool is_whole, next_is_whole;
 };
 
 // Of the loading thread: the keys of a tile that are still to be loaded, and the values that are.
@@ -147,10 +164,11 @@ template <class Traits> struct ListedLoading<Traits, true> {
             // The least of what the lists have next: NONE is the largest number.
             unsigned key = next_key[0];
             if constexpr (LISTS > 1) key = min(key, (unsigned)next_key[1]);
-            const bool has_keys = key != (unsigned)NONE;
+            // The second unit of a list's last block may be behind the last key.
+            const bool has_keys = key < (unsigned)tile.key_len;
             stage.first_key[unit] = has_keys ? key : tile.key_len;
             rows[unit] = has_keys ? tile.key_offset + key : all_rows;
-            if (!has_keys) continue;
+            if (key == (unsigned)NONE) continue;
 #pragma unroll
             for (int list = 0; list < LISTS; list++)
                 if (next_key[list] == (int)key) {

@@ -173,9 +173,11 @@ template <class Traits> class Producer : PagedLoading<Traits>, MaskedLoading<Tra
         const int batch = params.forward.sequences.key_offsets ? 0 : tile.batch;
         bool first = true, drawn = false;
         while (!this->is_done()) {
-            barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
             int rows[ListedLoading<Traits>::UNITS];
-            this->take(layout.listed(shared, keys_at.stage), rows, tile, params.forward.sequences.key_rows);
+            ListedStage next; // worked out while readers still have the stage
+            this->take(next, rows, tile, params.forward.sequences.key_rows);
+            barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
+            layout.listed(shared, keys_at.stage) = next;
             if (!drawn && (this->is_done() || this->left() <= DRAW_AT * ListedLoading<Traits>::UNITS)) {
                 order.draw();
                 drawn = true;

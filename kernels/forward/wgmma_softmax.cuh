@@ -23,15 +23,14 @@ __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 // The first row of a tile that the calling warp has: warps of the loading warpgroup come before those that compute.
 __device__ inline int warp_row() { return (int)(thread_index() / 32 - WARPGROUP_WARPS) * (MMA_ROWS / WARPGROUP_WARPS); }
 
-// The sink of one of the thread's rows, by its head. If a warpgroup has rows of several heads, the first `warpgroup_queries` rows belong
-// to the tile's head.
-template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row)
+// The head of one of the thread's rows. If a warpgroup has rows of several heads, the first `warpgroup_queries` rows belong to the tile's.
+template <class Traits> __device__ int head_of_row(const Forward& params, const Tile& tile, int row)
 {
     int head = tile.head;
     if constexpr (Traits::GROUPS) head += ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS;
     if constexpr (Traits::packs_rows())
         head += PackedRows(params, tile.first_query + warp_row()).head(thread_index() % 32 / 4 + 8 * row);
-    return sink_of(params.scoring, head);
+    return head;
 }
 
 __device__ inline float quad_max(float x)
@@ -135,11 +134,11 @@ template <class Traits> struct RowState {
     // Results of a row after its last key: the inverse that its output is multiplied by, and its log-sum-exp.
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params, const Tile& tile) const
     {
-        finish(inverse, lse, params, [&](int row) { return sink_of_row<Traits>(params, tile, row); });
+        finish(inverse, lse, params, [&](int row) { return head_of_row<Traits>(params, tile, row); });
     }
-    // `sink_of`: of one of the thread's rows, if there are sinks.
-    template <class SinkOf>
-    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params, SinkOf sink_of) const
+    // `head_of`: of one of the thread's rows.
+    template <class HeadOf>
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params, HeadOf head_of) const
     {
         float total[ROWS_PER_THREAD], max[ROWS_PER_THREAD], keep[ROWS_PER_THREAD];
 #pragma unroll
@@ -148,15 +147,7 @@ template <class Traits> struct RowState {
             max[row] = -offset[row];
             keep[row] = 1;
         }
-        if (__builtin_expect(params.scoring.sinks != nullptr, false)) {
-            float sink = sink_of(0);
-#pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; row++) {
-                if ((Traits::GROUPS || Traits::packs_rows()) && row > 0) sink = sink_of(row);
-                if (sink != negative_infinity())
-                    keep[row] = join_sink(max[row], total[row], sink);
-            }
-        }
+        end_rows<!(Traits::GROUPS || Traits::packs_rows())>(params.scoring, head_of, max, total, keep);
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
             inverse[row] = total[row] == 0 ? 0.0f : keep[row] * reciprocal_approximate(total[row]);

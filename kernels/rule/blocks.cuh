@@ -14,8 +14,8 @@ template <class Block, class Params> __device__ inline const BlockLists& lists_o
     return reinterpret_cast<const Block&>(params).blocks;
 }
 
-// The keys that a row of a list shows, STEP at a time, in the list's order. Those outside of [first_key, end_key) are left out. What lies on
-// the device is not validated: nothing is read outside of the lists.
+// The keys of a row's listed blocks, STEP at a time, in the list's order. Blocks outside of [first_key, end_key) are left out. What lies on the
+// device is not validated: nothing is read outside of the lists.
 template <int STEP> class ListedKeys {
   public:
     static constexpr int NONE = -1;
@@ -23,7 +23,8 @@ template <int STEP> class ListedKeys {
 
     __device__ ListedKeys() {}
     __device__ ListedKeys(const BlockLists& lists, int batch, int head, int query, int first_key, int end_key)
-        : indices(lists.indices), first_key(first_key), end_key(end_key), keys(lists.keys), key(0), end_of_block(0)
+        : indices(lists.indices), keys(lists.keys), first_block(first_key / keys), end_block(end_key > 0 ? (end_key - 1) / keys + 1 : 0),
+          key(0), end_of_block(0)
     {
         const long long list = (long long)batch * lists.batch_step + head * lists.head_step;
         const int* const offsets = lists.offsets + list * lists.rows + query / lists.queries;
@@ -35,20 +36,17 @@ template <int STEP> class ListedKeys {
     // The first of the next keys, or NONE after the last.
     __device__ int next()
     {
-        while (true) {
-            if (key < end_of_block) {
-                key += STEP;
-                if (key > first_key && key - STEP < end_key) return key - STEP;
-                continue;
-            }
+        while (key == end_of_block) {
             if (at >= end) return NONE;
             const int block = ahead;
             at = block < 0 ? end : at + 1; // a number below 0 ends the row
             look_ahead();
-            if (block < first_key / keys || block > (end_key - 1) / keys || end_key <= 0) continue;
+            if (block < first_block || block >= end_block) continue;
             key = block * keys;
             end_of_block = key + keys;
         }
+        key += STEP;
+        return key - STEP;
     }
 
     // Blocks that are still to come, at most.
@@ -60,7 +58,7 @@ template <int STEP> class ListedKeys {
 
     const int* indices;
     int at, end, ahead; // in the list
-    int first_key, end_key, keys;
+    int keys, first_block, end_block;
     int key, end_of_block; // in the block
 };
 

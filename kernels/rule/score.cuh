@@ -63,4 +63,22 @@ __device__ inline float join_sink(float& max, float& sum, float sink)
     return keep;
 }
 
+// Ends rows of which all keys have been seen: each is joined by its head's sink, if there is one. `head_of`: the head of each, the same of all
+// if they are OF_ONE. None must not join: it would be the max of a row that sees no key.
+template <bool OF_ONE, int ROWS, class HeadOf>
+__device__ inline void end_rows(const Scoring& scoring, HeadOf head_of, float (&max)[ROWS], float (&sum)[ROWS], float (&keep)[ROWS])
+{
+    if (__builtin_expect(scoring.sinks != nullptr, false)) {
+        float sink = sink_of(scoring, head_of(0));
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            if (!OF_ONE && row > 0) sink = sink_of(scoring, head_of(row));
+            if (sink != negative_infinity()) keep[row] = join_sink(max[row], sum[row], sink);
+        }
+    }
+}
+
+// The log-sum-exp of a row that sees no key.
+__device__ inline float lse_without_keys(const Scoring& scoring, int head) { return sink_of(scoring, head); }
+
 } // namespace warptile
