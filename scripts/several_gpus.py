@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures two GPUs of one host, from inside an unpacked bundle: outputs, gradients and decoding by both engines, PyTorch's context_parallel
+"""Measures two GPUs of one host, or four, from inside an unpacked bundle: outputs, gradients and decoding by both engines, PyTorch's context_parallel
 and ring-flash-attn beside them, and what takes no times: random problems, captured loops, ranks that are killed and stopped.
 
-    scripts/several_gpus.py OUT [--budget SECONDS] [--ring-flash-attn FOLDER] [--faults] [--only NAME,...] [--resume] [--list]
+    scripts/several_gpus.py OUT [--gpus N] [--budget SECONDS] [--ring-flash-attn FOLDER] [--faults] [--only NAME,...] [--resume] [--list]
 
 Needs only the standard library, and PyTorch for the peers. Steps run one after the other, each with a timeout; one that does not fit into the
 budget any more is skipped and named. After each step OUT has rows.json (rows as in evidence/distributed.json), table.txt (rows beside their
@@ -34,18 +34,32 @@ CAUSAL = f"{HEADS} mask=causal"
 K = 1024
 # 128k rows in all, 1k to 32k each.
 DOCUMENTS = "packed=" + ",".join(f"{n}x{n}" for n in (32 * K, 1 * K, 24 * K, 2 * K, 16 * K, 3 * K, 12 * K, 4 * K, 10 * K, 5 * K, 8 * K, 1 * K, 4 * K, 2 * K, 3 * K, 1 * K))
+# By the number of GPUs: efficiencies at so many times 1,024 rows, and what a step of decoding gains with so many keys.
 GOALS = {
-    ("peers", "forward"): {16: 0.93, 32: 0.96, 64: 0.975, 128: 0.985, 256: 0.985},
-    ("nccl", "forward"): {16: 0.90, 32: 0.94, 64: 0.965, 128: 0.975, 256: 0.98},
-    "both": {16: 0.88, 32: 0.93, 64: 0.96, 128: 0.975, 256: 0.98},
+    2: {
+        ("peers", "forward"): {16: 0.93, 32: 0.96, 64: 0.975, 128: 0.985, 256: 0.985},
+        ("nccl", "forward"): {16: 0.90, 32: 0.94, 64: 0.965, 128: 0.975, 256: 0.98},
+        "both": {16: 0.88, 32: 0.93, 64: 0.96, 128: 0.975, 256: 0.98},
+    },
+    4: {
+        ("peers", "forward"): {16: 0.87, 32: 0.94, 64: 0.965, 128: 0.975, 256: 0.98},
+        ("nccl", "forward"): {16: 0.84, 32: 0.91, 64: 0.935, 128: 0.945, 256: 0.95},
+        "both": {16: 0.83, 32: 0.90, 64: 0.925, 128: 0.935, 256: 0.94},
+    },
 }
-GAINS = {131072: 1.5, 524288: 1.85, 2097152: 1.93}
+GAINS = {2: {131072: 1.5, 524288: 1.85, 2097152: 1.93}, 4: {1048576: 3.6}}
+# The fewest times that the fastest peer takes.
+RATIOS = {2: 1.10, 4: 1.15}
 
 
-def bench(engine, problems, effort=(30, 0.8)):
-    """Least time of a round: 0.2 s for each GPU by itself, at the same time, and for both together; the fewest rounds are a tenth of the samples."""
+def devices(gpus):
+    return ",".join(str(number) for number in range(gpus))
+
+
+def bench(gpus, engine, problems, effort=(30, 0.8)):
+    """Least time of a round: 0.2 s for each GPU by itself, at the same time, and for all together; the fewest rounds are a tenth of the samples."""
     samples, seconds = effort
-    words = ["bin/warptile", "bench", "--devices", "0,1", "--engine", engine, "--samples", samples, "--seconds", seconds, "--yes"]
+    words = ["bin/warptile", "bench", "--devices", devices(gpus), "--engine", engine, "--samples", samples, "--seconds", seconds, "--yes"]
     for problem in problems:
         words += ["--shape", problem]
     return [str(word) for word in words]
@@ -62,47 +76,58 @@ def causal(length, backward=False):
 # A round of 256k takes 5.7 s, of gradients of 128k 4.7 s; the host takes about 0.13 ms a row beside that.
 TWO, ONE = (20, 0.8), (10, 0.5)
 
-# Checks that take no times, all at once: name, command, seconds that it may take.
-TOGETHER = [
-    ("captures", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_whose_captured_loop_ends"], 150),
-    ("captures-peers", ["tests/distributed-gpu", "--include-ignored", "--nocapture", "captured"], 120),
-    ("lost", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_of_which_one_is_lost"], 150),
-    ("verify-nccl", verify("nccl", 4096), 150),
-    ("verify-peers", verify("peers", 4096), 150),
-    ("verify-four-ranks", verify("peers", 500, devices="0,1,0,1"), 150),
-    ("verify-backward-nccl", verify("nccl", 500, "--backward"), 150),
-    ("verify-backward-peers", verify("peers", 1000, "--backward"), 150),
-    ("verify-backward-four-ranks", verify("peers", 200, "--backward", devices="0,1,0,1"), 150),
-    ("dropout-nccl", ["bin/warptile", "verify", "--devices", "0,1", "--engine", "nccl", "--case", "q1024 h8/2 d64 bf16 mask=causal dropout=0.2", "--case", "q2048 h8/4 d128 f16 dropout=0.1"], 60),
-    ("dropout-peers", ["bin/warptile", "verify", "--devices", "0,1", "--engine", "peers", "--case", "q1024 h8/2 d64 bf16 mask=causal dropout=0.2", "--case", "q2048 h8/4 d128 f16 dropout=0.1"], 60),
-    ("over-nccl", ["tests/distributed-processes", "--include-ignored", "two_gpus_over_nccl"], 150),
-    ("gpu-tests", ["tests/distributed-gpu", "--include-ignored", "--skip", "captured"], 150),
-]  # fmt: skip
+DROPS = ["--case", "q1024 h8/2 d64 bf16 mask=causal dropout=0.2", "--case", "q2048 h8/4 d128 f16 dropout=0.1"]
+
+
+def checks(gpus):
+    """Checks that take no times, all at once: name, command, seconds that it may take. Those of tests are for two GPUs."""
+    all_gpus, count = devices(gpus), 4096 if gpus == 2 else 2000
+    found = [
+        ("verify-nccl", verify("nccl", count, devices=all_gpus), 150),
+        ("verify-peers", verify("peers", count, devices=all_gpus), 150),
+        ("verify-backward-nccl", verify("nccl", 500, "--backward", devices=all_gpus), 150),
+        ("verify-backward-peers", verify("peers", 1000, "--backward", devices=all_gpus), 150),
+        ("dropout-nccl", ["bin/warptile", "verify", "--devices", all_gpus, "--engine", "nccl", *DROPS], 60),
+        ("dropout-peers", ["bin/warptile", "verify", "--devices", all_gpus, "--engine", "peers", *DROPS], 60),
+    ]
+    of_two = [
+        ("captures", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_whose_captured_loop_ends"], 150),
+        ("captures-peers", ["tests/distributed-gpu", "--include-ignored", "--nocapture", "captured"], 120),
+        ("lost", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_of_which_one_is_lost"], 150),
+        ("verify-four-ranks", verify("peers", 500, devices="0,1,0,1"), 150),
+        ("verify-backward-four-ranks", verify("peers", 200, "--backward", devices="0,1,0,1"), 150),
+        ("over-nccl", ["tests/distributed-processes", "--include-ignored", "two_gpus_over_nccl"], 150),
+        ("gpu-tests", ["tests/distributed-gpu", "--include-ignored", "--skip", "captured"], 150),
+    ]
+    return found + (of_two if gpus == 2 else [])
 
 
 def steps(options):
-    """Name, expected seconds, timeout, command."""
-    peers = [sys.executable, "benches/peers/context_parallel.py", "2"]
+    """Name, expected seconds, timeout, command. Expected is what two GPUs take."""
+    gpus = options.gpus
+    of = lambda engine, problems, *effort: bench(gpus, engine, problems, *effort)
+    peers = [sys.executable, "benches/peers/context_parallel.py", str(gpus)]
     ring = ["--ring-flash-attn", options.ring_flash_attn] if options.ring_flash_attn else []
+    sequences = {2: ("b1 q1 k131072", "b1 q1 k524288", "b16 q1 k131072"), 4: ("b1 q1 k131072", "b1 q1 k1048576")}[gpus]
     listed = [
-        ("forward-peers-128k", 24, 60, bench("peers", [causal(128)], TWO)),
-        ("forward-nccl-64k-128k", 36, 80, bench("nccl", [causal(64), causal(128)], TWO)),
+        ("forward-peers-128k", 24, 60, of("peers", [causal(128)], TWO)),
+        ("forward-nccl-64k-128k", 36, 80, of("nccl", [causal(64), causal(128)], TWO)),
         ("together", 90, 130, None),
         ("peers-16k-32k", 50, 90, [*peers, "16384", "32768", "--both", *ring]),
-        ("backward-peers-128k", 36, 80, bench("peers", [causal(128, True)], ONE)),
-        ("forward-peers-16k-64k", 18, 45, bench("peers", [causal(16), causal(32), causal(64)])),
-        ("window-and-documents", 32, 60, bench("peers", [f"q{128 * K} {HEADS} mask=window,4095,0", f"{DOCUMENTS} {CAUSAL}"], TWO)),
-        ("decode", 38, 70, bench("peers", [f"b1 q1 k131072 {HEADS}", f"b1 q1 k524288 {HEADS}", f"b16 q1 k131072 {HEADS}"])),
-        ("decode-lead", 17, 40, [*bench("peers", [f"b1 q1 k131072 {HEADS}", f"b1 q1 k524288 {HEADS}"]), "--lead", "13632"]),
-        ("backward-peers-16k-64k", 26, 60, bench("peers", [causal(16, True), causal(32, True), causal(64, True)])),
-        ("decode-nccl", 7, 30, bench("nccl", [f"b1 q1 k131072 {HEADS}"])),
-        ("backward-nccl-64k", 20, 45, bench("nccl", [causal(64, True)])),
-        ("forward-nccl-16k-32k", 12, 30, bench("nccl", [causal(16), causal(32)])),
-        ("backward-nccl-16k-32k", 14, 30, bench("nccl", [causal(16, True), causal(32, True)])),
+        ("backward-peers-128k", 36, 80, of("peers", [causal(128, True)], ONE)),
+        ("forward-peers-16k-64k", 18, 45, of("peers", [causal(16), causal(32), causal(64)])),
+        ("window-and-documents", 32, 60, of("peers", [f"q{128 * K} {HEADS} mask=window,4095,0", f"{DOCUMENTS} {CAUSAL}"], TWO)),
+        ("decode", 38, 70, of("peers", [f"{one} {HEADS}" for one in sequences])),
+        ("decode-lead", 17, 40, [*of("peers", [f"{one} {HEADS}" for one in sequences[:2]]), "--lead", "13632"]),
+        ("backward-peers-16k-64k", 26, 60, of("peers", [causal(16, True), causal(32, True), causal(64, True)])),
+        ("decode-nccl", 7, 30, of("nccl", [f"b1 q1 k131072 {HEADS}"])),
+        ("backward-nccl-64k", 20, 45, of("nccl", [causal(64, True)])),
+        ("forward-nccl-16k-32k", 12, 30, of("nccl", [causal(16), causal(32)])),
+        ("backward-nccl-16k-32k", 14, 30, of("nccl", [causal(16, True), causal(32, True)])),
         ("peers-64k", 22, 50, [*peers, "65536", *ring]),
-        ("forward-peers-256k", 48, 90, bench("peers", [causal(256)], ONE)),
-        ("forward-nccl-256k", 48, 90, bench("nccl", [causal(256)], ONE)),
-        ("backward-nccl-128k", 36, 80, bench("nccl", [causal(128, True)], ONE)),
+        ("forward-peers-256k", 48, 90, of("peers", [causal(256)], ONE)),
+        ("forward-nccl-256k", 48, 90, of("nccl", [causal(256)], ONE)),
+        ("backward-nccl-128k", 36, 80, of("nccl", [causal(128, True)], ONE)),
     ]
     return listed
 
@@ -129,8 +154,10 @@ def libnccl():
 
 
 class Run:
-    def __init__(self, options):
+    def __init__(self, options, together):
+        """`together`: the checks that run at once."""
         self.options = options
+        self.together = together
         self.bundle = BUNDLE
         self.out = pathlib.Path(options.out).resolve()
         self.logs = self.out / "logs"
@@ -232,8 +259,8 @@ class Run:
         self.write()
 
     def step(self, name, expected, timeout, words):
-        """Runs a step, or all commands of TOGETHER at once, unless they have passed."""
-        commands = [one for one in (TOGETHER if words is None else [(name, words, timeout)]) if not self.passed(one[0])]
+        """Runs a step, or all that run at once, unless they have passed."""
+        commands = [one for one in (self.together if words is None else [(name, words, timeout)]) if not self.passed(one[0])]
         if not commands:
             return
         if self.left() < 0.7 * expected:
@@ -286,9 +313,11 @@ def table(rows, done):
             continue
         kilo, key = row["key_len"] // K, (row.get("engine"), row["direction"])
         plain = f"q{row['key_len']} " in row.get("problem", "") and "window" not in row.get("problem", "")
-        goal = GOALS.get(key, {}).get(kilo) if plain else None
+        gpus = row.get("ranks")
+        goal = GOALS.get(gpus, {}).get(key, {}).get(kilo) if plain else None
         if row["direction"] == "decode":
-            goal = GAINS[row["key_len"]] / row["ranks"] if row["key_len"] in GAINS else None
+            gain = GAINS.get(gpus, {}).get(row["key_len"])
+            goal = gain and gain / gpus
         if "window" in row.get("problem", ""):
             goal = 0.97
         if "packed" in row.get("problem", ""):
@@ -307,15 +336,17 @@ def table(rows, done):
         forward, backward = ours.get((engine, length, "forward")), ours.get((engine, length, "backward"))
         if direction == "forward" and backward:
             one, all_us = (sum(row[name] for row in (forward, backward)) for name in ("one_us", "median_us"))
-            goal, found = GOALS["both"].get(length // K), one / 2 / all_us
-            lines.append(f"both {engine} {length}: {one:.0f} us alone, {all_us:.0f} us, efficiency {found:.4f}, goal {goal} {'ok' if found >= goal else 'BELOW'}")
-            ours[engine, length, "both"] = {"median_us": all_us}
+            gpus = forward["ranks"]
+            goal, found = GOALS.get(gpus, {}).get("both", {}).get(length // K), one / gpus / all_us
+            mark = "" if goal is None else "ok" if found >= goal else "BELOW"
+            lines.append(f"both {engine} {length}: {one:.0f} us alone, {all_us:.0f} us, efficiency {found:.4f}, goal {goal} {mark}")
+            ours[engine, length, "both"] = {"median_us": all_us, "ranks": gpus}
     for (length, direction), (us, name) in sorted(best.items()):
         for engine in ("peers", "nccl"):
             row = ours.get((engine, length, direction))
             if row:
-                ratio = us / row["median_us"]
-                lines.append(f"best peer {direction} {length}: {name} {us:.0f} us; {engine} {row['median_us']:.0f} us, ratio {ratio:.3f} {'ok' if ratio >= 1.1 else 'BELOW 1.10'}")
+                ratio, fewest = us / row["median_us"], RATIOS.get(row["ranks"], 1)
+                lines.append(f"best peer {direction} {length}: {name} {us:.0f} us; {engine} {row['median_us']:.0f} us, ratio {ratio:.3f} {'ok' if ratio >= fewest else f'BELOW {fewest}'}")
     lines += [""] + [f"{step['name']}: {step['ended']} {step.get('seconds', '')}" for step in done]
     return "\n".join(lines) + "\n"
 
@@ -323,6 +354,7 @@ def table(rows, done):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("out", help="folder for what is written")
+    arguments.add_argument("--gpus", type=int, choices=sorted(GOALS), default=2, help="the first so many GPUs (default 2)")
     arguments.add_argument("--budget", type=float, default=900, help="seconds for all (default 900)")
     arguments.add_argument("--ring-flash-attn", help="the folder that has the package ring_flash_attn")
     arguments.add_argument("--faults", action="store_true", help="kernels that fault on purpose, 20 times")
@@ -332,23 +364,24 @@ def main():
     options = arguments.parse_args()
     if options.ring_flash_attn:
         options.ring_flash_attn = str(pathlib.Path(options.ring_flash_attn).resolve())
+    together = checks(options.gpus)
     if options.faults:
-        TOGETHER.append(("faults", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_of_which_one_faults"], 120))
+        together.append(("faults", ["tests/distributed-processes", "--include-ignored", "--nocapture", "two_gpus_of_which_one_faults"], 120))
     words = options.only.split(",")
     wanted = lambda name: any(word in name for word in words)
     if not wanted("together"):
-        TOGETHER[:] = [check for check in TOGETHER if wanted(check[0])]
-    listed = [step for step in steps(options) if (TOGETHER if step[3] is None else wanted(step[0]))]
+        together = [check for check in together if wanted(check[0])]
+    listed = [step for step in steps(options) if (together if step[3] is None else wanted(step[0]))]
     if not listed:
         arguments.error(f"--only: no step has {options.only} in its name; --list shows all")
     if options.list:
         for name, expected, timeout, words in listed:
-            print(f"{name}: {expected} s, at most {timeout}: {' '.join(words) if words else 'at once ' + ', '.join(check[0] for check in TOGETHER)}")
+            print(f"{name}: {expected} s, at most {timeout}: {' '.join(words) if words else 'at once ' + ', '.join(check[0] for check in together)}")
         print(sum(step[1] for step in listed), "s expected")
         return 0
     if not (BUNDLE / "bin/warptile").exists():
         arguments.error(f"{BUNDLE / 'bin/warptile'} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)")
-    run = Run(options)
+    run = Run(options, together)
     for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if what != signal.SIGHUP or signal.getsignal(what) != signal.SIG_IGN:  # nohup stays nohup
             signal.signal(what, run.stop)

@@ -16,7 +16,8 @@ words, fault = sys.argv[1:], os.environ.get("FAULT")
 print(*words, file=open("seen", "a"))
 of = lambda option: [words[at + 1] for at, word in enumerate(words) if word == option]
 direction = lambda problem: "backward" if "backward" in problem else "decode" if "q1 " in problem else "forward"
-row = {"backend": "warptile", "engine": of("--engine")[0], "ranks": 2, "one_us": 4.0, "each_us": [4.0, 4.0], "median_us": 2.0}
+ranks = len(of("--devices")[0].split(","))
+row = {"backend": "warptile", "engine": of("--engine")[0], "ranks": ranks, "one_us": 4.0, "each_us": [4.0, 4.0], "median_us": 2.0}
 row |= {"p90_us": 2.0, "samples": 9, "efficiency": 1.0, "same_bits_again": True, "error": 1e-4, "one_error": 1e-4}
 if fault == "less":
     del row["efficiency"]
@@ -210,6 +211,24 @@ fn a_run_that_is_told_to_stop_keeps_its_rows_and_is_resumed() {
     let (code, text) = host.run("", &["--resume"]);
     assert_ne!(code, Some(0), "{text}");
     assert!(text.contains("is of commit 0123456789"), "{text}");
+}
+
+/// Four GPUs have goals of their own, and no tests of two.
+#[test]
+fn four_gpus_are_measured_by_the_same_steps() {
+    let host = Host::new();
+    let (code, text) = host.run("", &["--gpus", "4"]);
+    assert_eq!(code, Some(0), "{text}");
+    for line in [
+        "forward-peers-16k-64k peers forward 16384 4 [4.0, 4.0] 2.0 2.0 9 1.0 0.87 ok",
+        "best peer forward 16384: context_parallel fa2 3 us; peers 2 us, ratio 1.500 ok",
+        "both nccl 16384: 8 us alone, 4 us, efficiency 0.5000, goal 0.83 BELOW",
+    ] {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
+    }
+    let seen = host.seen();
+    assert!(seen.contains("--devices 0,1,2,3"), "{seen}");
+    assert!(!seen.contains("distributed-"), "{seen}");
 }
 
 /// A filter that finds nothing is no failure of a test executable.
