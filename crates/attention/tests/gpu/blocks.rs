@@ -90,6 +90,23 @@ fn lists_on_the_device_may_say_anything() {
     });
 }
 
+/// A block of 128 keys may begin within a sequence and have only other sequences' rows in its second half.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_block_may_end_behind_the_last_key() {
+    for kernel in [
+        "wgmma_d128_128x128_w12_s2",
+        "wgmma_d128_64x128_w8_s2",
+        "mma_d128_64x64_w4_s2",
+    ] {
+        for seed in 0..4 {
+            let words = "packed=130x192,60x192,70x192 h2/1 d128 f16 blocks=128x128,head,2";
+            let case: Case = format!("{words} seed={seed}").parse().unwrap();
+            assert!(passes(&case, Images::Kernel(kernel)).unwrap(), "{kernel}");
+        }
+    }
+}
+
 /// For the sanitizer's tools, which take long for each launch: a small problem on each kernel's way of walking over lists.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
