@@ -169,7 +169,7 @@ fn every_command_on_the_cpu_ends_soon() {
     for (arguments, says) in [
         (
             &["bench", "--shape", "b1 q100000 k100000 h8 d64 f16"][..],
-            "measuring takes about ",
+            watched,
         ),
         // Decoding, and keys of 8 bits.
         (
