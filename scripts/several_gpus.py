@@ -12,6 +12,7 @@ not, 2 for wrong usage.
 """
 
 import argparse
+import functools
 import importlib.util
 import io
 import json
@@ -105,7 +106,7 @@ def checks(gpus):
 def steps(options):
     """Name, expected seconds, timeout, command. Expected is what two GPUs take."""
     gpus = options.gpus
-    of = lambda engine, problems, *effort: bench(gpus, engine, problems, *effort)
+    of = functools.partial(bench, gpus)
     peers = [sys.executable, "benches/peers/context_parallel.py", str(gpus)]
     ring = ["--ring-flash-attn", options.ring_flash_attn] if options.ring_flash_attn else []
     sequences = {2: ("b1 q1 k131072", "b1 q1 k524288", "b16 q1 k131072"), 4: ("b1 q1 k131072", "b1 q1 k1048576")}[gpus]
