@@ -9,7 +9,7 @@ use warptile::{Attention, Element, GradientsInto, Layout, Lse, Mask, Tensor};
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Streams, all_or_none};
 use crate::lse::{Piece, ShardedLse, joined, of_parts};
-use crate::need::{Part, are_alike, parts, staged, summed};
+use crate::need::{Part, are_alike, cut, own_keys, pairs, parts, parts_of, staged, summed};
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
 use crate::shards::{Gradients, Output, Shards};
@@ -23,6 +23,7 @@ pub(crate) fn forward<T: Element>(
     kv: [&[Tensor<T>]; 2],
 ) -> Result<Output<T>> {
     let all_needs = Needs::all(shards, attention)?;
+    let in_one_group = attention.has_numbers() || all_needs.iter().all(Needs::hides_copies);
     let group = shards.group();
     let shapes = [q[0].shape(), kv[0][0].shape(), kv[1][0].shape()];
     shards.agreed::<T, _>("forward", attention, shapes, || {
@@ -40,7 +41,7 @@ pub(crate) fn forward<T: Element>(
             let own = kv.map(|from| from[local].tensor);
             let kv_heads = k[0].tensor.shape()[2];
             let is_alone = group.processes().is_none() && all_needs[rank].spans.is_empty();
-            let groups = plan::groups(kv_heads, attention.has_numbers() || is_alone);
+            let groups = plan::groups(kv_heads, in_one_group || is_alone);
             let staged = groups
                 .iter()
                 .map(|heads| staged_keys(shards, rank, &all_needs, heads, kv));
@@ -264,7 +265,7 @@ impl Needs {
                 own: Vec::new(),
                 spans: staged(&fetched),
                 ranks,
-                is_apart: is_apart(map.chunks(rank), &fetched),
+                is_apart: is_apart(&fetched),
                 fetched,
             })
         };
@@ -334,6 +335,11 @@ impl Needs {
         }
     }
 
+    /// Returns true if the rank is busy with its own keys while the others are on their way. Whole documents are not counted.
+    fn hides_copies(&self) -> bool {
+        pairs(self.own.iter().map(|(part, _)| part)) >= pairs(&self.fetched)
+    }
+
     /// All parts except whole documents that share a call, in the order of their queries.
     fn in_order(&self) -> Vec<Part> {
         let mut parts: Vec<_> = self.parts().map(|(part, _)| part.clone()).collect();
@@ -351,20 +357,20 @@ impl Needs {
         let map = shards.map();
         // Those of a rank don't have the numbers of neighbours, which dropout would count.
         let has_dropout = attention.has(Operand::DropoutState);
-        let documents = { (!has_dropout).then(|| Documents::of(map.chunks(rank))) }.flatten();
+        let mask = attention.mask_set();
+        let chunks = cut(map.chunks(rank), mask);
+        let documents = { (!has_dropout).then(|| Documents::of(&chunks)) }.flatten();
         let (mut own, mut fetched) = (Vec::new(), Vec::new());
-        let parts = parts(map, rank, attention.mask_set())?;
-        let is_apart = is_apart(map.chunks(rank), &parts);
+        let parts = parts_of(&chunks, mask)?;
+        let is_apart = is_apart(&parts);
         for (at, part) in parts.into_iter().enumerate() {
             // Before its pieces are looked for, among all chunks.
             if documents.as_ref().is_some_and(|all| all.has(at)) {
                 continue;
             }
-            match &map.pieces(part.keys.clone())[..] {
-                [piece] if piece.rank == rank => {
-                    own.push((part, piece.local..piece.local + piece.rows.len()));
-                }
-                _ => fetched.push(part),
+            match own_keys(map, rank, &part) {
+                Some(rows) => own.push((part, rows)),
+                None => fetched.push(part),
             }
         }
         let mut needs = Needs {
@@ -391,10 +397,9 @@ impl Needs {
     }
 }
 
-/// Returns true if a chunk's keys end with another than its last query's own.
-fn is_apart(chunks: &[Chunk], parts: &[Part]) -> bool {
-    let mut chunks = chunks.iter().zip(parts);
-    chunks.any(|(chunk, part)| chunk.rows.end != part.keys.end)
+/// Returns true if a part's keys end with another than its last query's own.
+fn is_apart(parts: &[Part]) -> bool {
+    parts.iter().any(|part| part.rows.end != part.keys.end)
 }
 
 /// One rank's part of a call.
@@ -546,10 +551,6 @@ impl<'a> Rank<'a> {
         [dk, dv]: &mut [Tensor<f32>; 2],
     ) -> Result<()> {
         let rank = self.rank;
-        let (k, v) = (
-            k.into_tensor().of_rank(rank)?,
-            v.into_tensor().of_rank(rank)?,
-        );
         let Needs { spans, .. } = self.needs;
         let seen = self.needs.seen();
         let q = given.q;
@@ -560,25 +561,10 @@ impl<'a> Rank<'a> {
             let chunks = [(rows.clone(), 0)];
             given.lse.of_launch([rank, self.local], &chunks, &of_all)
         };
-        let calls = match self.needs.one_call(given.attention) {
-            Some(call) => vec![(call, None)],
-            None => { self.needs.parts() }
-                .map(|(part, own)| (Call::of(part), own))
-                .collect(),
-        };
-        for (call, own) in &calls {
+        let mut compute = |call: &Call, [k, v]: [warptile::Result<Tensor<T>>; 2]| {
             let lse = call.rows.iter().map(lse_of).collect::<Result<Vec<_>>>()?;
             let parts = call.ends.len();
-            let mut compute = || {
-                let [k, v] = match own {
-                    Some(own) => given
-                        .kv
-                        .map(|tensor| tensor.rows((*own).clone())?.heads(heads.clone())),
-                    None => {
-                        let at = position(spans, call.keys.start);
-                        [&k, &v].map(|of| of.rows(at..at + call.keys.len()))
-                    }
-                };
+            let compute = || {
                 let (k, v) = (k?, v?);
                 let rows =
                     |of_rows: &Tensor<T>| of_rows.rows(call.local.clone())?.heads(of.clone());
@@ -610,7 +596,28 @@ impl<'a> Rank<'a> {
                 })????;
                 warptile::Result::Ok(())
             };
-            compute().of_rank(rank)?;
+            compute().of_rank(rank)
+        };
+        let one_call = self.needs.one_call(given.attention);
+        if one_call.is_none() {
+            for (part, rows) in &self.needs.own {
+                let rows = |of: &Tensor<T>| of.rows(rows.clone())?.heads(heads.clone());
+                compute(&Call::of(part), given.kv.map(rows))?;
+            }
+        }
+        // Kernels of own keys wait for no copies.
+        let fetched = [
+            k.into_tensor().of_rank(rank)?,
+            v.into_tensor().of_rank(rank)?,
+        ];
+        let calls = match one_call {
+            Some(call) => vec![call],
+            None => self.needs.fetched.iter().map(Call::of).collect(),
+        };
+        for call in &calls {
+            let at = position(spans, call.keys.start);
+            let rows = |of: &Tensor<T>| of.rows(at..at + call.keys.len());
+            compute(call, fetched.each_ref().map(rows))?;
         }
         Ok(())
     }
@@ -823,8 +830,11 @@ mod tests {
             };
             assert_eq!(needs(&gpus, 16384, Mask::causal()), [[1, 1], [0, 2]]);
             assert_eq!(needs(&gpus, 32768, Mask::causal()), [[0, 2], [0, 2]]);
-            // Chunks whose keys begin at different places have no launch in common.
-            assert_eq!(needs(&gpus, 32768, Mask::window(100, 0)), [[1, 1], [1, 1]]);
+            // Chunks whose keys begin at different places have no launch in common. Rows of own keys have one of their own.
+            let window = Mask::window(10_000, 0);
+            assert_eq!(needs(&gpus, 32768, window), [[1, 1], [0, 2]]);
+            let window = Mask::window(100, 0);
+            assert_eq!(needs(&gpus, 32768, window), [[2, 1], [1, 1]]);
             // Without a launch to join, own keys need no copy.
             assert_eq!(needs(&cpus, 32768, Mask::causal()), [[1, 1], [0, 2]]);
         }

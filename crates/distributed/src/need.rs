@@ -31,9 +31,17 @@ const BLOCK: usize = 256;
 /// # Errors
 /// [`Error::Sharding`] if a diagonal does not fit into 32 bits.
 pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
+    parts_of(map.chunks(rank), mask)
+}
+
+/// As [`parts`], of all chunks of a rank.
+///
+/// # Errors
+/// As there.
+pub fn parts_of(chunks: &[Chunk], mask: Mask) -> Result<Vec<Part>> {
     let mut local = 0;
     let mut parts = Vec::new();
-    for chunk in map.chunks(rank) {
+    for chunk in chunks {
         let keys = seen(chunk, mask);
         let of_document = |row: usize| row - chunk.document.start;
         parts.push(Part {
@@ -50,6 +58,77 @@ pub fn parts(map: &RowMap, rank: usize, mask: Mask) -> Result<Vec<Part>> {
         local += chunk.rows.len();
     }
     Ok(parts)
+}
+
+/// A rank's chunks. Where most rows of those that follow each other see no keys but the rank's own, as under a window, these rows are one
+/// chunk: they need no copies.
+pub fn cut(chunks: &[Chunk], mask: Mask) -> Vec<Chunk> {
+    let follows = |a: &Chunk, b: &Chunk| a.number == b.number && a.rows.end == b.rows.start;
+    let of_run = |run: &[Chunk]| {
+        let own = rows_of_own_keys(run, mask);
+        let part = |of: &Chunk, rows: Range<usize>| Chunk { rows, ..of.clone() };
+        let before = { run.iter() }.map(|of| part(of, of.rows.start..of.rows.end.min(own.start)));
+        let after = { run.iter() }.map(|of| part(of, of.rows.start.max(own.end)..of.rows.end));
+        let all = before.chain([part(&run[0], own.clone())]).chain(after);
+        all.filter(|part| !part.rows.is_empty()).collect::<Vec<_>>()
+    };
+    chunks.chunk_by(follows).flat_map(of_run).collect()
+}
+
+/// The rows of a rank's neighbouring chunks that see no keys but theirs, if they are worth a call of their own: three quarters or more.
+fn rows_of_own_keys(run: &[Chunk], mask: Mask) -> Range<usize> {
+    let (rows, document) = (
+        run[0].rows.start..run[run.len() - 1].rows.end,
+        run[0].document.start,
+    );
+    let keys = |row: usize| {
+        let row = Chunk {
+            rows: row..row + 1,
+            ..run[0].clone()
+        };
+        seen(&row, mask)
+    };
+    // Both ends of what is seen rise with the row.
+    let mut first = first_row(&rows, |row| keys(row).start >= rows.start);
+    let mut end = first_row(&rows, |row| keys(row).end > rows.end);
+    // Dropout counts in blocks of rows, so chunks begin with one.
+    if first > rows.start {
+        first = document + (first - document).next_multiple_of(BLOCK);
+    }
+    if end < rows.end {
+        end -= (end - document) % BLOCK;
+    }
+    match end > first && 4 * (end - first) >= 3 * rows.len() {
+        true => first..end,
+        false => rows.end..rows.end,
+    }
+}
+
+/// The first row from which on `holds` is true.
+fn first_row(rows: &Range<usize>, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut from, mut to) = (rows.start, rows.end);
+    while from < to {
+        let middle = from.midpoint(to);
+        match holds(middle) {
+            true => to = middle,
+            false => from = middle + 1,
+        }
+    }
+    from
+}
+
+/// Where a part's keys are among the rank's rows, if it needs no others.
+pub(crate) fn own_keys(map: &RowMap, rank: usize, part: &Part) -> Option<Range<usize>> {
+    match &map.pieces(part.keys.clone())[..] {
+        [piece] if piece.rank == rank => Some(piece.local..piece.local + piece.rows.len()),
+        _ => None,
+    }
+}
+
+/// How many pairs of queries and keys the calls of parts have.
+pub(crate) fn pairs<'a>(parts: impl IntoIterator<Item = &'a Part>) -> u128 {
+    let pairs = |part: &Part| part.mask.visible_pairs(part.local.len(), part.keys.len());
+    parts.into_iter().map(pairs).sum()
 }
 
 /// Returns true for several parts that one call can have: of as many rows each, one behind the other, with one mask and first key.

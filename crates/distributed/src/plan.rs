@@ -8,7 +8,7 @@ use warptile::spec::Heads;
 
 use crate::error::Result;
 use crate::heads::Share;
-use crate::need::{parts, staged, summed};
+use crate::need::{Part, cut, own_keys, pairs, parts, parts_of, staged, summed};
 use crate::shard::RowMap;
 
 /// How a call over several devices is computed.
@@ -124,23 +124,31 @@ impl Expected {
     ) -> Result<Self> {
         let kv_heads = heads.key_value;
         let row = kv_heads * heads.key_value_elements();
-        let (groups, last_part) = match of_shares {
-            0 => (groups(kv_heads, has_numbers), 0),
+        let of_rank = |rank| parts_of(&cut(map.chunks(rank), mask), mask);
+        let all_parts = (0..map.ranks()).map(of_rank).collect::<Result<Vec<_>>>()?;
+        let hides_copies = |(rank, parts): (usize, &Vec<Part>)| {
+            let is_own = |part: &&Part| own_keys(map, rank, part).is_some();
+            2 * pairs(parts.iter().filter(is_own)) >= pairs(parts)
+        };
+        let len = |part: Option<&Range<usize>>| part.map_or(0, Range::len);
+        // The heads of the group whose keys are waited for, and of that whose shares are.
+        let (groups, first, last) = match of_shares {
+            0 if all_parts.iter().enumerate().all(hides_copies) => (groups(kv_heads, true), 0, 0),
+            0 => {
+                let groups = groups(kv_heads, has_numbers);
+                let first = len(groups.first());
+                (groups, first, 0)
+            }
             _ => {
                 let groups = groups_of_gradients(kv_heads, has_numbers);
-                let last = groups.last().map_or(0, Range::len);
-                (groups, last)
+                let (first, last) = (len(groups.first()), len(groups.last()));
+                (groups, first, last)
             }
         };
-        let mut pairs = Vec::new();
         // The bytes of keys, and of shares of their gradients, into each rank.
         let mut bytes = vec![[0; 2]; map.ranks()];
-        for rank in 0..map.ranks() {
-            let parts = parts(map, rank, mask)?;
-            let seen = { parts.iter() }
-                .map(|part| part.mask.visible_pairs(part.local.len(), part.keys.len()));
-            pairs.push(seen.sum::<u128>());
-            let spans = staged(&parts);
+        for (rank, parts) in all_parts.iter().enumerate() {
+            let spans = staged(parts);
             let others = |spans: &[Range<usize>]| {
                 let pieces = spans.iter().flat_map(|span| map.pieces(span.clone()));
                 let others: Vec<_> = pieces.filter(|piece| piece.rank != rank).collect();
@@ -149,25 +157,24 @@ impl Expected {
             for piece in others(&spans) {
                 bytes[rank][0] += piece.rows.len() * row * size;
             }
-            let of_sums = summed(&parts, map.ranks());
+            let of_sums = summed(parts, map.ranks());
             for piece in of_sums.iter().flat_map(|spans| others(spans)) {
                 bytes[piece.rank][1] += piece.rows.len() * row * of_shares;
             }
         }
-        let all = pairs.iter().sum::<u128>().max(1) as f64;
-        let time = |(pairs, bytes): (&u128, &[usize; 2])| {
-            let compute = one_us * *pairs as f64 / all;
+        let all = pairs(all_parts.iter().flatten()).max(1) as f64;
+        let time = |(parts, bytes): (&Vec<Part>, &[usize; 2])| {
+            let compute = one_us * pairs(parts) as f64 / all;
             let [keys, shares] = bytes.map(|bytes| bytes as f64 / LINK * 1e6);
-            let first_part = groups.first().map_or(0, Range::len);
             let of_all = |part: usize| part as f64 / kv_heads.max(1) as f64;
-            let waited_for = keys * of_all(first_part) + shares * of_all(last_part);
+            let waited_for = keys * of_all(first) + shares * of_all(last);
             ORDERING_US + waited_for + compute.max(keys + shares - waited_for)
         };
         Ok(Expected {
             scheme: Scheme::Gather,
             groups: groups.len(),
             one_us,
-            us: pairs.iter().zip(&bytes).map(time).fold(0.0, f64::max),
+            us: all_parts.iter().zip(&bytes).map(time).fold(0.0, f64::max),
             fetched_bytes: bytes.iter().map(|all| all[0] + all[1]).max().unwrap_or(0) as u64,
         })
     }
@@ -220,12 +227,7 @@ impl Expected {
         let shares = Share::all(ranks, heads)?;
         let parts = { 0..hosts }.map(|host| parts(&of_hosts, host, mask));
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        let pairs = { parts.iter() }.map(|parts| {
-            let seen = { parts.iter() }
-                .map(|part| part.mask.visible_pairs(part.local.len(), part.keys.len()));
-            seen.sum::<u128>()
-        });
-        let pairs: Vec<_> = pairs.collect();
+        let pairs: Vec<_> = parts.iter().map(pairs).collect();
         let all = pairs.iter().sum::<u128>().max(1) as f64;
         let [given, back] = travel(heads, of_shares);
         // Into each rank, from its host and from others.

@@ -277,26 +277,35 @@ fn documents() {
     }
 }
 
+fn check(problem: gradients::Problem) -> bool {
+    // Dropout has run on the CPU only.
+    let problem = gradients::Problem {
+        dropout: false,
+        ..problem
+    };
+    let group = group(problem.ranks);
+    match problem.element {
+        ElementType::F16 => problem.check::<f16>(&group),
+        ElementType::Bf16 => problem.check::<bf16>(&group),
+        _ => problem.check::<f32>(&group),
+    }
+    true
+}
+
 #[test]
 #[ignore = "needs two NVIDIA GPUs"]
 fn random_gradients_match_float64() {
-    fn check(problem: gradients::Problem) -> bool {
-        // Dropout has run on the CPU only.
-        let problem = gradients::Problem {
-            dropout: false,
-            ..problem
-        };
-        let group = group(problem.ranks);
-        match problem.element {
-            ElementType::F16 => problem.check::<f16>(&group),
-            ElementType::Bf16 => problem.check::<bf16>(&group),
-            _ => problem.check::<f32>(&group),
-        }
-        true
-    }
     quickcheck::QuickCheck::new()
         .tests(100)
         .quickcheck(check as fn(gradients::Problem) -> bool);
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs"]
+fn windows_of_own_keys() {
+    for problem in gradients::windows() {
+        check(problem);
+    }
 }
 
 #[test]

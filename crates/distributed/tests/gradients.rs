@@ -14,20 +14,28 @@ fn group(ranks: usize) -> Group {
     Group::local(vec![Backend::cpu(); ranks]).unwrap()
 }
 
+fn check(problem: Problem) -> bool {
+    let group = group(problem.ranks);
+    match problem.element {
+        ElementType::F16 => problem.check::<f16>(&group),
+        ElementType::Bf16 => problem.check::<bf16>(&group),
+        _ => problem.check::<f32>(&group),
+    }
+    true
+}
+
 #[test]
 fn random_problems_match_float64() {
-    fn check(problem: Problem) -> bool {
-        let group = group(problem.ranks);
-        match problem.element {
-            ElementType::F16 => problem.check::<f16>(&group),
-            ElementType::Bf16 => problem.check::<bf16>(&group),
-            _ => problem.check::<f32>(&group),
-        }
-        true
-    }
     QuickCheck::new()
         .tests(40)
         .quickcheck(check as fn(Problem) -> bool);
+}
+
+#[test]
+fn windows_of_own_keys() {
+    for problem in gradients::windows() {
+        check(problem);
+    }
 }
 
 /// No more than 32 sums can be added up: one for each of these ranks, but not one for each of its chunks.

@@ -2,7 +2,8 @@
 
 use quickcheck::quickcheck;
 use warptile::{Diagonal, Mask};
-use warptile_distributed::need::{parts, staged};
+use warptile_distributed::need::{Part, cut, parts_of, staged};
+use warptile_distributed::shard::Chunk;
 use warptile_distributed::{RowMap, Sharding};
 
 fn sharding(kind: u8, len: usize, cuts: &[u16]) -> Sharding {
@@ -57,15 +58,18 @@ quickcheck! {
             && pieces.iter().all(|p| owned[p.rank][p.local..][..p.rows.len()].iter().copied().eq(p.rows.clone()))
     }
 
-    fn a_part_sees_what_one_call_sees(kind: u8, len: u8, ranks: u8, cuts: Vec<u16>, masked: u8, sides: (u8, u8), offset: i8) -> bool {
-        let (len, ranks) = (usize::from(len), usize::from(ranks) % 5 + 1);
+    fn a_part_sees_what_one_call_sees(kind: u8, len: u16, ranks: u8, cuts: Vec<u16>, masked: u8, sides: (u8, u8), offset: i8) -> bool {
+        let (len, ranks) = (usize::from(len) % 5000, usize::from(ranks) % 5 + 1);
         let map = RowMap::new(&sharding(kind, len, &cuts), len, ranks).unwrap();
         let mask = mask(masked, sides, offset);
         (0..ranks).all(|rank| {
-            let parts = parts(&map, rank, mask).unwrap();
+            let chunks = cut(map.chunks(rank), mask);
+            let parts = parts_of(&chunks, mask).unwrap();
+            let rows = |chunks: &[Chunk]| chunks.iter().flat_map(|chunk| chunk.rows.clone()).collect::<Vec<_>>();
+            assert_eq!(rows(&chunks), rows(map.chunks(rank)));
             let spans = staged(&parts);
             assert!(spans.windows(2).all(|pair| pair[0].end < pair[1].start));
-            parts.iter().zip(map.chunks(rank)).all(|(part, chunk)| {
+            parts.iter().zip(&chunks).all(|(part, chunk)| {
                 assert!(spans.iter().any(|span| span.start <= part.keys.start && part.keys.end <= span.end));
                 chunk.rows.clone().enumerate().all(|(row, global)| {
                     let document = chunk.document.len();
@@ -77,6 +81,47 @@ quickcheck! {
             })
         })
     }
+}
+
+/// Rows of a window that see a rank's own keys only are a part of their own, whose keys need no copy.
+#[test]
+fn a_windows_rows_of_own_keys_are_cut_off() {
+    let rows = |sharding: Sharding, len: usize, mask: Mask, rank: usize| {
+        let map = RowMap::new(&sharding, len, 2).unwrap();
+        let parts = parts_of(&cut(map.chunks(rank), mask), mask).unwrap();
+        let of = |part: &Part| (part.rows.clone(), part.keys.clone());
+        parts.iter().map(of).collect::<Vec<_>>()
+    };
+    let window = Mask::window(1000, 0);
+    // Keys begin at multiples of 256; the two chunks of rank 1 lie side by side.
+    let of = |rank| rows(Sharding::Zigzag, 40_000, window, rank);
+    let [first, cut] = [0..10_000, 30_000..31_232];
+    assert_eq!(
+        of(0),
+        [
+            (first.clone(), first),
+            (cut, 28_928..31_232),
+            (31_232..40_000, 30_208..40_000)
+        ]
+    );
+    assert_eq!(
+        of(1),
+        [
+            (10_000..11_264, 8960..11_264),
+            (11_264..30_000, 10_240..30_000)
+        ]
+    );
+    // On both sides.
+    let of = |rank| rows(Sharding::Zigzag, 40_000, Mask::window(1000, 500), rank);
+    assert_eq!(of(1).len(), 3);
+    assert_eq!(of(1)[1], (11_264..29_440, 10_240..29_940));
+    // Too few of them, or none.
+    for mask in [Mask::window(4000, 0), Mask::causal(), Mask::none()] {
+        assert_eq!(rows(Sharding::Zigzag, 40_000, mask, 1).len(), 2);
+    }
+    // Documents that follow each other stay apart.
+    let documents = Sharding::Documents(vec![0, 300, 400, 500]);
+    assert_eq!(rows(documents, 500, window, 1).len(), 2);
 }
 
 #[test]

@@ -80,6 +80,26 @@ impl Arbitrary for Problem {
     }
 }
 
+/// Windows of which each rank computes most rows by its own keys, as calls of their own.
+pub(crate) fn windows() -> impl Iterator<Item = Problem> {
+    let masks = [(100, 0, 2), (60, 60, 3), (200, 0, 3)];
+    masks
+        .into_iter()
+        .enumerate()
+        .map(|(at, (left, right, ranks))| Problem {
+            ranks,
+            element: [ElementType::F32, ElementType::F16, ElementType::Bf16][at],
+            len: 4608 * ranks,
+            sizes: [2, 1, 16, 8],
+            mask: Mask::window(left, right),
+            sharding: [Sharding::Zigzag, Sharding::Contiguous, Sharding::Zigzags(1)][at].clone(),
+            scheme: Scheme::Gather,
+            softcap: at == 1,
+            sinks: true,
+            dropout: at > 0,
+        })
+}
+
 /// Numbers that are not those of a call's own first sequence and head.
 const STATE: DropoutState = DropoutState {
     sequence: 3,
