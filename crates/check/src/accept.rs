@@ -3,6 +3,7 @@
 mod gradients;
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use bytemuck::cast_slice;
 use warptile::spec::{Call, HostInputs};
@@ -10,6 +11,7 @@ use warptile::{Element, ElementType, with_element};
 
 use crate::compiled::{Compiled, with_type};
 use crate::error::Result;
+use crate::parallel;
 use crate::reference::{ReferenceOutput, References};
 use crate::rounding::{round, ulp};
 
@@ -305,6 +307,29 @@ pub(crate) fn factor(call: &Call) -> f64 {
     }
 }
 
+/// How many elements of two results differ, and by how much at most; an element that the other result lacks counts for nothing. On all
+/// cores: results may have a billion elements.
+pub fn differences<T: Element>(a: &[T], b: &[T]) -> (usize, f32) {
+    with_type!(U = T, U::differences(cast_slice(a), cast_slice(b)))
+}
+
+/// [`differences`], compiled here.
+pub(crate) fn differences_of<T: Element>(a: &[T], b: &[T]) -> (usize, f32) {
+    const AT_ONCE: usize = 1 << 16;
+    let all = Mutex::new((0, 0.0_f32));
+    let pieces = a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE));
+    parallel::for_each(pieces, a.len() as f64, |(a, b)| {
+        let (mut count, mut largest) = (0, 0.0_f32);
+        for (a, b) in a.iter().zip(b) {
+            count += usize::from(a != b);
+            largest = largest.max((a.to_f32() - b.to_f32()).abs());
+        }
+        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        *all = (all.0 + count, all.1.max(largest));
+    });
+    all.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// `max|r16 - r|`, over the elements where the element type could hold the computation at all.
 fn natural_error(reference: &[f64], rounded: &[f64]) -> f64 {
     largest_finite(reference, rounded, |r, r16| (r16 - r).abs())
@@ -494,6 +519,17 @@ mod tests {
             lse_floor: vec![floor; exact.len()],
         };
         Expectation::from_references::<f16>(&call(), references)
+    }
+
+    #[test]
+    fn differences_are_counted_in_all_pieces() {
+        let mut a = vec![bf16::from_f32(1.0); 200_001];
+        assert_eq!(differences(&a, &a), (0, 0.0));
+        let b = a.clone();
+        (a[0], a[200_000]) = (bf16::from_f32(1.5), bf16::from_f32(-2.0));
+        assert_eq!(differences(&a, &b), (2, 3.0));
+        assert_eq!(differences(&a[..1000], &b), (1, 0.5));
+        assert_eq!(differences::<f32>(&[], &[1.0]), (0, 0.0));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use warptile::Element;
 use warptile::spec::Slots;
 
-use crate::accept::{Expectation, Verdict};
+use crate::accept::{self, Expectation, Verdict};
 use crate::case::Case;
 use crate::data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers};
 
@@ -31,6 +31,8 @@ pub(crate) trait Compiled: Element {
     ) -> Result<Report, Failure>;
 
     fn judge(expected: &Expectation, out: &[Self]) -> Verdict;
+
+    fn differences(a: &[Self], b: &[Self]) -> (usize, f32);
 }
 
 macro_rules! compiled {
@@ -63,6 +65,10 @@ macro_rules! compiled {
 
             fn judge(expected: &Expectation, out: &[Self]) -> Verdict {
                 expected.judge(out)
+            }
+
+            fn differences(a: &[Self], b: &[Self]) -> (usize, f32) {
+                accept::differences_of(a, b)
             }
         }
     )*};

@@ -45,7 +45,7 @@ mod text;
 mod tile;
 pub mod trial;
 
-pub use accept::{Expectation, GradientExpectation, LSE_TOLERANCE, Verdict, Worst};
+pub use accept::{Expectation, GradientExpectation, LSE_TOLERANCE, Verdict, Worst, differences};
 pub use backward::{BackwardCase, GradientBuffers};
 pub use case::{Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers, quantize};

@@ -8,7 +8,7 @@ use warptile_check::{Case, Lengths};
 use warptile_distributed::ShardedCache;
 
 use super::data::Data;
-use super::devices::{Alone, Labels, OfDevices, Row, Sampled, distinct, of_problem};
+use super::devices::{Alone, Labels, OfDevices, Row, Sampled, bits, distinct, of_problem};
 use crate::devices;
 use crate::failure::Failure;
 use crate::tensors::Settings;
@@ -116,7 +116,7 @@ impl OfDevices<'_> {
             labels,
             each_us,
             &samples,
-            [&one, &several, &again],
+            ([&one, &several], bits(&several) == bits(&again)),
             errors,
         ))
     }

@@ -9,8 +9,8 @@ use serde::Serialize;
 use warptile::spec::{
     Backward, Call, DropoutState, Heads, HostInputs, Numbers, Operand, Scoring, Types,
 };
-use warptile::{Backend, Diagonal, Element, Layout, with_element};
-use warptile_check::{Case, GradientExpectation, parallel, reference};
+use warptile::{Backend, Diagonal, Element, Layout, Tensor, with_element};
+use warptile_check::{Case, GradientExpectation, differences, parallel, reference};
 use warptile_distributed::Group;
 use warptile_driver::Event;
 
@@ -242,7 +242,7 @@ impl<'a> OfDevices<'a> {
             values.truncate(dealt.len * tensor.shape()[2] * tensor.shape()[3]);
             Ok::<_, Failure>(values)
         });
-        let one = one.collect::<Result<Vec<_>, _>>()?.concat();
+        let one = behind_each_other(one)?;
 
         let mut attention = settings.attention(&data.numbers);
         if !case.backward {
@@ -263,14 +263,18 @@ impl<'a> OfDevices<'a> {
                 Ok::<_, Failure>(vec![found.dq, found.dk, found.dv])
             }
         };
-        let result = || {
-            let results = self.team.each(|place, _| compute(place))?;
-            self.team.synchronize()?;
-            let each = { 0..results[0].len() }
-                .map(|at| problem.join(results.iter().map(|of_group| &of_group[at])));
-            Ok::<_, Failure>(each.collect::<Result<Vec<_>, _>>()?.concat())
-        };
-        let (several, again) = (result()?, result()?);
+        let results = || self.team.each(|place, _| compute(place));
+        let (results, again) = (results()?, results()?);
+        self.team.synchronize()?;
+        let same_bits_again = same_bits(
+            results.iter().flatten().flatten(),
+            again.iter().flatten().flatten(),
+        )?;
+        drop(again);
+        let each = { 0..results[0].len() }
+            .map(|at| problem.join(results.iter().map(|of_group| &of_group[at])));
+        let several = behind_each_other(each)?;
+        drop(results);
         let (each_us, samples) = self.in_turn(&alone, compute)?;
         drop(alone);
 
@@ -288,7 +292,7 @@ impl<'a> OfDevices<'a> {
             labels,
             each_us,
             &samples,
-            [&one, &several, &again],
+            ([&one, &several], same_bits_again),
             errors,
         );
         if self.backends[0].is_gpu() {
@@ -298,18 +302,18 @@ impl<'a> OfDevices<'a> {
         Ok(row)
     }
 
-    /// The row of a problem: of one device, of all, and of all again.
+    /// The row of a problem: of the results of one device and of all, and whether these had the same bits again.
     pub(super) fn measured<T: Element>(
         &self,
         case: &Case,
         labels: Labels,
         each_us: Vec<f64>,
         samples: &Samples,
-        [one, several, again]: [&[T]; 3],
+        ([one, several], same_bits_again): ([&[T]; 2], bool),
         [one_error, error]: [f64; 2],
     ) -> Row {
         let one_us = each_us.iter().sum::<f64>() / each_us.len().max(1) as f64;
-        let difference = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs();
+        let (values_unlike_one_gpu, largest_difference) = differences(one, several);
         let (ranks, median_us) = (self.backends.len(), samples.median());
         Row {
             backend: "warptile",
@@ -327,10 +331,9 @@ impl<'a> OfDevices<'a> {
             p90_us: samples.p90(),
             efficiency: one_us / median_us / ranks as f64,
             expected_us: None,
-            same_bits_again: bytemuck::cast_slice::<T, u8>(several)
-                == bytemuck::cast_slice::<T, u8>(again),
-            values_unlike_one_gpu: one.iter().zip(several).filter(|(a, b)| a != b).count(),
-            largest_difference: one.iter().zip(several).map(difference).fold(0.0, f32::max),
+            same_bits_again,
+            values_unlike_one_gpu,
+            largest_difference,
             one_error,
             error,
             machine: self.machine.clone(),
@@ -392,6 +395,38 @@ impl<'a> OfDevices<'a> {
         let each = { each.into_iter() }.map(|times| Ok::<_, Failure>(samples(times)?.median()));
         Ok((each.collect::<Result<_, _>>()?, samples(together)?))
     }
+}
+
+/// The elements of several results, one behind the other.
+fn behind_each_other<T>(
+    results: impl Iterator<Item = Result<Vec<T>, Failure>>,
+) -> Result<Vec<T>, Failure> {
+    let mut all = Vec::new();
+    for result in results {
+        let mut result = result?;
+        match all.is_empty() {
+            true => all = result,
+            false => all.append(&mut result),
+        }
+    }
+    Ok(all)
+}
+
+/// Returns true if tensors have the same bits.
+fn same_bits<'t, T: Element>(
+    a: impl Iterator<Item = &'t Tensor<T>>,
+    b: impl Iterator<Item = &'t Tensor<T>>,
+) -> Result<bool, Failure> {
+    for (a, b) in a.zip(b) {
+        if bits(&a.to_vec()?) != bits(&b.to_vec()?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+pub(super) fn bits<T: Element>(values: &[T]) -> &[u8] {
+    bytemuck::cast_slice(values)
 }
 
 /// A call on one device.
