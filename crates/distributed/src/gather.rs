@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use warptile::spec::{DropoutState, Operand};
-use warptile::{Attention, Element, GradientsInto, Layout, Lse, Mask, Tensor};
+use warptile::{Attention, Diagonal, Element, GradientsInto, Layout, Lse, Mask, Tensor};
 
 use crate::error::{Error, OfRank, Result};
 use crate::group::{Streams, all_or_none};
@@ -13,7 +13,7 @@ use crate::need::{Part, are_alike, cut, own_keys, pairs, parts, parts_of, staged
 use crate::plan;
 use crate::shard::{Chunk, RowMap};
 use crate::shards::{Gradients, Output, Shards};
-use crate::stage::{self, Source, Staged, position};
+use crate::stage::{self, Source, Staged, position, staged_rows};
 use crate::sums;
 
 pub(crate) fn forward<T: Element>(
@@ -479,11 +479,31 @@ impl<'a> Rank<'a> {
             let heads = all_heads.clone();
             pieces.extend(lse.map(|lse| Piece { chunks, heads, lse }));
         };
-        for (part, rows) in &self.needs.own {
+        // Parts of several documents are one call on a GPU, like the chunks of one document.
+        let has_dropout = attention.has(Operand::DropoutState);
+        let is_gpu = self.streams().is_some() && !has_dropout;
+        let joins_documents = is_gpu && !attention.has(Operand::Slopes);
+        let pieces_of = |call: &Call, lse: Option<Lse>| {
+            let parts = lse.map(|lse| of_parts(lse, &call.rows)).transpose()?;
+            let parts = call.rows.iter().zip(parts.into_iter().flatten());
+            let pieces = parts.map(|((rows, _), lse)| (vec![(rows.clone(), 0)], Some(lse)));
+            warptile::Result::Ok(pieces.collect::<Vec<_>>())
+        };
+        let own_parts = { self.needs.own.iter() }.map(|(part, rows)| (part, rows.start));
+        let of_documents = { joins_documents.then(|| Call::of_documents(own_parts)) }.flatten();
+        let calls = match of_documents {
+            Some(call) => vec![(call, 0..q.shape()[1])],
+            None => { self.needs.own.iter() }
+                .map(|(part, rows)| (Call::of(part), rows.clone()))
+                .collect(),
+        };
+        for (call, rows) in calls {
             let [k, v] = own.map(|tensor| tensor.rows(rows.clone()));
-            let (call, mut lse) = (Call::of(part), lse_of(part.local.len())?);
+            let mut lse = lse_of(call.local.len())?;
             compute(&mut out, (&call, &mut lse), &(0..kv_heads), [&k?, &v?])?;
-            piece(vec![(part.rows.clone(), 0)], lse);
+            pieces_of(&call, lse)?
+                .into_iter()
+                .for_each(|(rows, lse)| piece(rows, lse));
         }
         if let Some(documents) = &self.needs.documents {
             let (queries, keys) = documents.of_call(q, own);
@@ -491,11 +511,10 @@ impl<'a> Rank<'a> {
             attention.forward_into(queries, keys, &mut out, lse.as_mut())?;
             piece(documents.chunks.clone(), lse);
         }
-        let has_dropout = attention.has(Operand::DropoutState);
-        let calls = match self.streams() {
-            Some(_) if !has_dropout => Call::of_all(fetched, Call::FROM_ROWS),
-            _ => None,
-        };
+        let staged_parts = { fetched.iter() }.map(|part| (part, position(spans, part.keys.start)));
+        let of_documents = { joins_documents.then(|| Call::of_documents(staged_parts)) }.flatten();
+        let of_all = || { is_gpu.then(|| Call::of_all(fetched, Call::FROM_ROWS)) }.flatten();
+        let calls = of_documents.or_else(of_all);
         let calls = calls.map_or_else(|| fetched.iter().map(Call::of).collect(), |call| vec![call]);
         let calls = calls.into_iter().map(|call| {
             let lse = lse_of(call.local.len())?;
@@ -506,16 +525,18 @@ impl<'a> Rank<'a> {
             let (k, v) = (k.into_tensor()?, v.into_tensor()?);
             for (call, lse) in &mut calls {
                 let at = position(spans, call.keys.start);
-                let keys = at..at + call.keys.len();
+                let keys = match call.sequences {
+                    Some(_) => 0..staged_rows(spans),
+                    None => at..at + call.keys.len(),
+                };
                 let (k, v) = (k.rows(keys.clone())?, v.rows(keys)?);
                 compute(&mut out, (call, lse), &heads, [&k, &v])?;
             }
         }
         for (call, lse) in calls {
-            let parts = lse.map(|lse| of_parts(lse, &call.rows)).transpose()?;
-            for (rows, lse) in call.rows.into_iter().zip(parts.into_iter().flatten()) {
-                piece(vec![(rows, 0)], Some(lse));
-            }
+            pieces_of(&call, lse)?
+                .into_iter()
+                .for_each(|(rows, lse)| piece(rows, lse));
         }
         Ok((out, pieces))
     }
@@ -562,7 +583,8 @@ impl<'a> Rank<'a> {
             given.lse.of_launch([rank, self.local], &chunks, &of_all)
         };
         let mut compute = |call: &Call, [k, v]: [warptile::Result<Tensor<T>>; 2]| {
-            let lse = call.rows.iter().map(lse_of).collect::<Result<Vec<_>>>()?;
+            let lse = call.rows.iter().map(|(rows, _)| lse_of(rows));
+            let lse = lse.collect::<Result<Vec<_>>>()?;
             let parts = call.ends.len();
             let compute = || {
                 let (k, v) = (k?, v?);
@@ -630,6 +652,18 @@ impl<'a> Rank<'a> {
         [k, v]: [&Tensor<T>; 2],
         compute: impl FnOnce(warptile::Queries<'_, T>, warptile::Keys<'_, T>) -> warptile::Result<R>,
     ) -> warptile::Result<R> {
+        if let (Some(sequences), Some(streams)) = (&call.sequences, self.streams()) {
+            let list = |list| self.shards.on_device(self.rank, streams, list);
+            let [q_at, q_len, k_at, k_len] = sequences.lists.each_ref().map(|one| list(one));
+            let (q_at, q_len, k_at, k_len) = (q_at?, q_len?, k_at?, k_len?);
+            let [longest, most_keys] = sequences.longest;
+            let queries = warptile::Queries::new(q).packed_on_device(q_at.as_slice(), longest);
+            let keys = warptile::Keys::new(k, v).packed_on_device(k_at.as_slice(), most_keys);
+            return compute(
+                queries.lengths_on_device(q_len.as_slice()),
+                keys.lengths_on_device(k_len.as_slice()),
+            );
+        }
         let entries = call.ends.len();
         if entries == 0 {
             return compute(q.into(), (k, v).into());
@@ -708,8 +742,8 @@ impl Documents {
 
 /// A launch: the keys and mask of one part, or of several.
 struct Call {
-    /// The queries of each part, counted over all documents.
-    rows: Vec<Range<usize>>,
+    /// The queries of each part, counted over all documents, and the first of them among those of the call.
+    rows: Vec<(Range<usize>, usize)>,
     local: Range<usize>,
     keys: Range<usize>,
     mask: Mask,
@@ -718,6 +752,17 @@ struct Call {
     /// Of several parts, where each begins among the queries, and their end; and how many of the keys each sees.
     offsets: Vec<i32>,
     ends: Vec<i32>,
+    /// Of parts of several documents.
+    sequences: Option<Sequences>,
+}
+
+/// Parts of several documents as packed sequences on the device, in the order of their queries: kernels look for a tile's sequence among the
+/// offsets of these. Between two of them lies one without rows, as their keys do not follow each other.
+struct Sequences {
+    /// Offsets and lengths of the queries, and those of the keys.
+    lists: [Vec<i32>; 4],
+    /// The most queries and keys of one.
+    longest: [usize; 2],
 }
 
 impl Call {
@@ -731,14 +776,65 @@ impl Call {
 
     fn of(part: &Part) -> Self {
         Call {
-            rows: vec![part.rows.clone()],
+            rows: vec![(part.rows.clone(), 0)],
             local: part.local.clone(),
             keys: part.keys.clone(),
             mask: part.mask,
             first: part.first,
             offsets: Vec::new(),
             ends: Vec::new(),
+            sequences: None,
         }
+    }
+
+    /// Parts of several documents as one call; each comes with the place of its first key among the keys of the call.
+    fn of_documents<'a>(parts: impl Iterator<Item = (&'a Part, usize)>) -> Option<Self> {
+        let mut parts: Vec<_> = parts.collect();
+        let (first, _) = *parts.first()?;
+        let can_join = |(part, _): &(&Part, usize)| {
+            part.mask == first.mask && part.mask.diagonal == Diagonal::BottomRight
+        };
+        let of_another = |(part, _): &(&Part, usize)| part.first[0] != first.first[0];
+        if !parts.iter().all(can_join) || !parts.iter().any(of_another) {
+            return None;
+        }
+        let locals = || parts.iter().map(|(part, _)| &part.local);
+        let from = locals().map(|local| local.start).min()?;
+        let to = locals().map(|local| local.end).max()?;
+        parts.sort_by_key(|(part, _)| part.local.start);
+        let mut lists = [const { Vec::new() }; 4];
+        for (part, key) in &parts {
+            let sides = [
+                (part.local.start - from, part.local.len()),
+                (*key, part.keys.len()),
+            ];
+            for (side, (at, len)) in sides.into_iter().enumerate() {
+                let [at, end, len] = [at, at + len, len].map(i32::try_from);
+                lists[2 * side].extend([at.ok()?, end.ok()?]);
+                lists[2 * side + 1].extend([len.ok()?, 0]);
+            }
+        }
+        // There is none behind the last one.
+        lists[1].pop();
+        lists[3].pop();
+        let longest = |of: fn(&Part) -> usize| parts.iter().map(|(part, _)| of(part)).max();
+        let rows = { parts.iter() }.map(|(part, _)| (part.rows.clone(), part.local.start - from));
+        Some(Call {
+            rows: rows.collect(),
+            local: from..to,
+            keys: first.keys.clone(),
+            mask: first.mask,
+            first: first.first,
+            offsets: Vec::new(),
+            ends: Vec::new(),
+            sequences: Some(Sequences {
+                longest: [
+                    longest(|part| part.local.len())?,
+                    longest(|part| part.keys.len())?,
+                ],
+                lists,
+            }),
+        })
     }
 
     /// The chunks of a zigzag as one call, where that is faster: it leaves multiprocessors idle at its end once instead of each time, but
@@ -756,13 +852,16 @@ impl Call {
             numbers.map(|number| i32::try_from(number).ok()).collect()
         };
         Some(Call {
-            rows: parts.iter().map(|part| part.rows.clone()).collect(),
+            rows: { parts.iter() }
+                .map(|part| (part.rows.clone(), part.local.start - first.local.start))
+                .collect(),
             local: first.local.start..last.local.end,
             keys: first.keys.start..end,
             mask: first.mask,
             first: first.first,
             offsets: list(&mut (0..=parts.len()).map(|part| part * rows))?,
             ends: list(&mut parts.iter().map(|part| part.keys.len()))?,
+            sequences: None,
         })
     }
 }
@@ -809,7 +908,29 @@ mod tests {
 
     use super::*;
     use crate::group::Group;
-    use crate::shard::Sharding;
+    use crate::shard::{RowMap, Sharding};
+
+    #[test]
+    fn parts_of_documents_are_packed_sequences_with_nothing_between() {
+        let documents = Sharding::Documents(vec![0, 600, 1800]);
+        let map = RowMap::new(&documents, 1800, 2).unwrap();
+        let of = |mask: Mask, places: [(usize, usize); 2]| {
+            let parts = parts(&map, 0, mask).unwrap();
+            Call::of_documents(places.into_iter().map(|(at, key)| (&parts[at], key)))
+        };
+        // Rows 0 to 150 and 450 to 600 of the first document, 0 to 300 and 900 to 1200 of the second.
+        let call = of(Mask::causal(), [(3, 600), (1, 0)]).unwrap();
+        let rows = [(450..600, 0), (1500..1800, 450)];
+        assert_eq!((call.local, &call.rows[..]), (150..900, &rows[..]));
+        let sequences = call.sequences.unwrap();
+        assert_eq!(sequences.longest, [300, 1200]);
+        let [q_at, q_len, k_at, k_len] = sequences.lists;
+        assert_eq!((q_at, q_len), (vec![0, 150, 450, 750], vec![150, 0, 300]));
+        assert_eq!((k_at, k_len), (vec![0, 600, 600, 1800], vec![600, 0, 1200]));
+        // Of one document, and with diagonals that are not those of a call.
+        assert!(of(Mask::causal(), [(0, 0), (1, 0)]).is_none());
+        assert!(of(Mask::window(9, 9), [(0, 0), (2, 600)]).is_none());
+    }
 
     #[test]
     fn a_chunk_of_own_keys_joins_the_launch_of_long_chunks() {

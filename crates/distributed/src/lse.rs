@@ -80,28 +80,26 @@ impl ShardedLse {
     }
 }
 
-/// The log-sum-exp of each part of a launch by itself: `parts` are the ranges of its rows, one behind the other. On the CPU launches have
-/// one part.
-pub(crate) fn of_parts(lse: Lse, parts: &[Range<usize>]) -> warptile::Result<Vec<Lse>> {
+/// The log-sum-exp of each part of a launch by itself: `parts` are the ranges of its rows, and where each begins. On the CPU launches have one
+/// part.
+pub(crate) fn of_parts(lse: Lse, parts: &[(Range<usize>, usize)]) -> warptile::Result<Vec<Lse>> {
     let Some(all) = lse.device_slice().filter(|_| parts.len() > 1) else {
         return Ok(vec![lse]);
     };
     let [_, heads, length] = lse.shape();
     let stream = all.stream();
     let all = all.lend()?;
-    let mut first = 0;
-    let of_part = |part: &Range<usize>| {
+    let of_part = |(part, first): &(Range<usize>, usize)| {
         let len = part.len();
         let mut numbers = DeviceBuffer::uninit(stream, heads * len)?.lend()?;
         let rows = Rows {
             count: heads,
             len,
-            from: first,
+            from: *first,
             from_pitch: length,
             to: 0,
             to_pitch: len,
         };
-        first += len;
         numbers.copy_rows(stream, &[(&all, rows)])?;
         Lse::from_device(lse.backend(), numbers.into_buffer()?, [1, heads, len])
     };
@@ -167,7 +165,7 @@ mod tests {
             let backend = Backend::cuda_with(&driver, 0).unwrap();
             let numbers: Vec<f32> = (0..15).map(|number| number as f32).collect();
             let lse = Lse::from_slice(&backend, &numbers, [1, 5, 3, 64]).unwrap();
-            let parts = of_parts(lse.clone(), &[20..22, 70..73]).unwrap();
+            let parts = of_parts(lse.clone(), &[(20..22, 0), (70..73, 2)]).unwrap();
             let parts = parts.iter().map(|part| part.to_vec().unwrap());
             assert_eq!(
                 parts.collect::<Vec<_>>(),
@@ -176,7 +174,7 @@ mod tests {
                     vec![2.0, 3.0, 4.0, 7.0, 8.0, 9.0, 12.0, 13.0, 14.0]
                 ]
             );
-            let whole = of_parts(lse, std::slice::from_ref(&(20..25))).unwrap();
+            let whole = of_parts(lse, &[(20..25, 0)]).unwrap();
             assert_eq!(whole[0].to_vec().unwrap(), numbers);
         }
         fake.assert_clean();

@@ -268,7 +268,7 @@ fn documents() {
     for offsets in [vec![0, 400, 400, 7000, 7200, 13000], vec![0, 5, 1300]] {
         let len = offsets[offsets.len() - 1];
         for ranks in [2, 4] {
-            for mask in [Mask::none(), Mask::causal()] {
+            for mask in [Mask::none(), Mask::causal(), Mask::window(300, 0)] {
                 let sharding = Sharding::Documents(offsets.clone());
                 let attention = Attention::new().mask(mask);
                 equals_one_call(&group(ranks), [len, 8, 2, 128], &sharding, &attention);
