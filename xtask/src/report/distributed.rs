@@ -13,6 +13,8 @@ pub(super) struct Row {
     engine: String,
     ranks: u32,
     key_len: u64,
+    /// Not of peers.
+    problem: Option<String>,
     direction: String,
     /// How rows are dealt out: `pages after N` of a cache whose first N pages the first GPU has besides. Peers have no such word.
     sharding: Option<String>,
@@ -26,12 +28,19 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The direction, with the lead of the first GPU.
+    /// The direction, with the lead of the first GPU, the window's keys or the number of documents.
     fn what(&self) -> String {
         let lead = { self.sharding.iter() }.find_map(|dealt| dealt.strip_prefix("pages after "));
-        match lead {
-            Some(pages) => format!("{}, lead of {pages} pages", self.direction),
-            None => self.direction.clone(),
+        let words = || self.problem.iter().flat_map(|words| words.split(' '));
+        let window = words().find_map(|word| word.strip_prefix("mask=window,")?.split(',').next());
+        let window = window.and_then(|left| left.parse::<u64>().ok());
+        let documents = words().find_map(|word| word.strip_prefix("packed="));
+        let direction = &self.direction;
+        match (lead, window, documents) {
+            (Some(pages), ..) => format!("{direction}, lead of {pages} pages"),
+            (_, Some(left), _) => format!("{direction}, window of {} keys", left + 1),
+            (.., Some(lengths)) => format!("{direction}, {} documents", lengths.split(',').count()),
+            _ => direction.clone(),
         }
     }
 
@@ -111,6 +120,7 @@ mod tests {
             engine: "peers".to_owned(),
             ranks,
             key_len: 1024,
+            problem: None,
             direction: "forward".to_owned(),
             sharding: Some("zigzag".to_owned()),
             one_us: 100.0,
@@ -146,6 +156,16 @@ mod tests {
             ..row("warptile", 2, 60.0)
         };
         assert!(table(&[ahead]).contains("| decode, lead of 213 pages | 1024 |"));
+        for (problem, what) in [
+            ("q1024 h8 d64 bf16 mask=window,127,0", "window of 128 keys"),
+            ("packed=512x512,512x512 h8 d64 bf16", "2 documents"),
+        ] {
+            let row = Row {
+                problem: Some(problem.to_owned()),
+                ..row("warptile", 2, 60.0)
+            };
+            assert_eq!(row.what(), format!("forward, {what}"));
+        }
         assert_eq!(table(&[]), "Nothing is measured yet.\n");
     }
 }
