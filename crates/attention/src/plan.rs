@@ -37,6 +37,7 @@ pub use device::DeviceProfile;
 pub(crate) use occupancy::{MAX_TILES, alone_bytes};
 pub(crate) use pairs::Numbered;
 pub use planner::Planner;
+use rates::of_tensors;
 pub use rates::{Rates, Standing, Timed};
 pub use rows::RowProblem;
 pub use settings::Settings;
@@ -86,8 +87,8 @@ impl fmt::Display for Basis {
             (_, Standing::Measured) => write!(f, "measured on {}", self.rates_of),
             (_, Standing::Modelled) => {
                 let of = match self.of_this_gpu {
-                    true => "another, scaled",
-                    false => &self.rates_of,
+                    true => "another, scaled".to_owned(),
+                    false => format!("{}, scaled by data sheets", self.rates_of),
                 };
                 write!(
                     f,

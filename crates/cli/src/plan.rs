@@ -26,7 +26,7 @@ use crate::text::{self, say};
 /// Show which kernel would compute a problem on a GPU, and why the others would not.
 ///
 /// The GPU need not be in this machine. Without --gpu, the plan is for this machine's GPU, with the rates that `warptile tune` wrote for
-/// it. For a GPU without measurements, times are modelled: by the rates of the H200, scaled to the GPU's own limits. The plan says so.
+/// it. For a GPU without measurements, times are modelled: by the rates of the H200, scaled by the data sheets of both. The plan says so.
 ///
 /// A problem may be larger than those with data: the commands that make tensors refuse one with more than 2^31 elements.
 ///

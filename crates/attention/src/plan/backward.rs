@@ -163,7 +163,7 @@ impl Planner<'_> {
             match best {
                 Some(image) => {
                     let filled = tiles(&problem, image) as f64 / resident(image, device) as f64;
-                    let rates = self.known_rates();
+                    let rates = self.known_rates().expecting(self.device());
                     let us = rates::estimate_us(&problem, image, device, rates, filled);
                     steps.push(Step::new(image, device, us));
                 }

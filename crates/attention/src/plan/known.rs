@@ -37,51 +37,106 @@ const ARCHITECTURES: [Architecture; 10] = [
 ];
 
 /// A GPU by the name that people use.
-struct Gpu {
+pub(in crate::plan) struct Gpu {
     /// The name that the driver gives; of GPUs that we have not measured, without memory and form factor.
-    name: &'static str,
+    pub(in crate::plan) name: &'static str,
     major: u32,
     minor: u32,
-    multiprocessors: u32,
+    pub(in crate::plan) multiprocessors: u32,
+    /// The boost clock in GHz.
+    clock: f64,
+    /// Floating-point operations of a multiprocessor's tensor cores in a clock: products of f16 or bf16 that are added in f32.
+    tensor_flops: u32,
+    /// TB/s of its memory.
+    pub(in crate::plan) memory: f64,
 }
 
-const fn gpu(name: &'static str, major: u32, minor: u32, multiprocessors: u32) -> Gpu {
+const fn gpu(
+    name: &'static str,
+    [major, minor]: [u32; 2],
+    multiprocessors: u32,
+    clock: f64,
+    tensor_flops: u32,
+    memory: f64,
+) -> Gpu {
     Gpu {
         name,
         major,
         minor,
         multiprocessors,
+        clock,
+        tensor_flops,
+        memory,
     }
 }
 
-/// Multiprocessors are from the architecture white papers and data sheets of NVIDIA.
+impl Gpu {
+    /// That of a device: the one whose name its name begins with, or else the first known one of its capability, or of the nearest older one.
+    pub(in crate::plan) fn of(device: &DeviceProfile) -> Option<&'static Self> {
+        let named = { GPUS.iter() }.filter(|gpu| device.name.starts_with(gpu.name));
+        let named = named.max_by_key(|gpu| gpu.name.len());
+        named.or_else(|| nearest(device.major, device.minor))
+    }
+
+    /// All that are known.
+    pub(in crate::plan) fn all() -> impl Iterator<Item = &'static Self> {
+        GPUS.iter()
+    }
+
+    /// Clocks of all multiprocessors, in 10^12 a second.
+    pub(in crate::plan) fn clocks(&self) -> f64 {
+        f64::from(self.multiprocessors) * self.clock / 1000.0
+    }
+
+    /// The most TFLOP/s of tensor cores, asked by `wgmma` or by `mma`, which gets 0.63 of them on Hopper (Luo et al., "Benchmarking and
+    /// Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024).
+    pub(in crate::plan) fn tensor_tflops(&self, by_wgmma: bool) -> f64 {
+        let share = match (self.major, by_wgmma) {
+            (9 | 10, false) => 0.63,
+            _ => 1.0,
+        };
+        self.clocks() * f64::from(self.tensor_flops) * share
+    }
+
+    /// The most TFLOP/s of the vector units in f32.
+    pub(in crate::plan) fn vector_tflops(&self) -> f64 {
+        let lanes = match (self.major, self.minor) {
+            (7, _) | (8, 0) => 64.0,
+            _ => 128.0,
+        };
+        2.0 * lanes * self.clocks()
+    }
+}
+
+/// Multiprocessors, clocks and memory are from the architecture white papers and data sheets of NVIDIA, and so are operations of tensor cores, as
+/// dense TFLOP/s over these; of 10.0 they are those of `mma` on 9.0, and of GB10 those of 12.0.
 const GPUS: [Gpu; 26] = [
-    gpu("NVIDIA T4", 7, 5, 40),
-    gpu("NVIDIA A100", 8, 0, 108),
-    gpu("NVIDIA A30", 8, 0, 56),
-    gpu("NVIDIA A40", 8, 6, 84),
-    gpu("NVIDIA A10", 8, 6, 72),
-    gpu("NVIDIA RTX A6000", 8, 6, 84),
-    gpu("NVIDIA GeForce RTX 3090", 8, 6, 82),
-    gpu("NVIDIA GeForce RTX 3080", 8, 6, 68),
-    gpu("NVIDIA GeForce RTX 3070", 8, 6, 46),
-    gpu("NVIDIA GeForce RTX 3060", 8, 6, 28),
-    gpu("NVIDIA L40S", 8, 9, 142),
-    gpu("NVIDIA L40", 8, 9, 142),
-    gpu("NVIDIA L4", 8, 9, 58),
-    gpu("NVIDIA GeForce RTX 4090", 8, 9, 128),
-    gpu("NVIDIA GeForce RTX 4080", 8, 9, 76),
-    gpu("NVIDIA GeForce RTX 4070", 8, 9, 46),
-    gpu("NVIDIA GeForce RTX 4060", 8, 9, 24),
-    gpu("NVIDIA H200", 9, 0, 132),
-    gpu("NVIDIA H100 80GB HBM3", 9, 0, 132),
-    gpu("NVIDIA H100 PCIe", 9, 0, 114),
-    gpu("NVIDIA GH200", 9, 0, 132),
-    gpu("NVIDIA B200", 10, 0, 148),
-    gpu("NVIDIA GeForce RTX 5090", 12, 0, 170),
-    gpu("NVIDIA GeForce RTX 5080", 12, 0, 84),
-    gpu("NVIDIA GeForce RTX 5070", 12, 0, 48),
-    gpu("NVIDIA GB10", 12, 1, 48),
+    gpu("NVIDIA T4", [7, 5], 40, 1.59, 1024, 0.32),
+    gpu("NVIDIA A100", [8, 0], 108, 1.41, 2048, 1.935),
+    gpu("NVIDIA A30", [8, 0], 56, 1.44, 2048, 0.933),
+    gpu("NVIDIA A40", [8, 6], 84, 1.74, 1024, 0.696),
+    gpu("NVIDIA A10", [8, 6], 72, 1.695, 1024, 0.6),
+    gpu("NVIDIA RTX A6000", [8, 6], 84, 1.8, 1024, 0.768),
+    gpu("NVIDIA GeForce RTX 3090", [8, 6], 82, 1.695, 512, 0.936),
+    gpu("NVIDIA GeForce RTX 3080", [8, 6], 68, 1.71, 512, 0.76),
+    gpu("NVIDIA GeForce RTX 3070", [8, 6], 46, 1.725, 512, 0.448),
+    gpu("NVIDIA GeForce RTX 3060", [8, 6], 28, 1.777, 512, 0.36),
+    gpu("NVIDIA L40S", [8, 9], 142, 2.52, 1024, 0.864),
+    gpu("NVIDIA L40", [8, 9], 142, 2.49, 512, 0.864),
+    gpu("NVIDIA L4", [8, 9], 58, 2.04, 1024, 0.3),
+    gpu("NVIDIA GeForce RTX 4090", [8, 9], 128, 2.52, 512, 1.008),
+    gpu("NVIDIA GeForce RTX 4080", [8, 9], 76, 2.505, 512, 0.717),
+    gpu("NVIDIA GeForce RTX 4070", [8, 9], 46, 2.475, 512, 0.504),
+    gpu("NVIDIA GeForce RTX 4060", [8, 9], 24, 2.46, 512, 0.272),
+    gpu("NVIDIA H200", [9, 0], 132, 1.83, 4096, 4.8),
+    gpu("NVIDIA H100 80GB HBM3", [9, 0], 132, 1.83, 4096, 3.35),
+    gpu("NVIDIA H100 PCIe", [9, 0], 114, 1.62, 4096, 2.0),
+    gpu("NVIDIA GH200", [9, 0], 132, 1.83, 4096, 4.0),
+    gpu("NVIDIA B200", [10, 0], 148, 1.85, 4096, 8.0),
+    gpu("NVIDIA GeForce RTX 5090", [12, 0], 170, 2.407, 512, 1.792),
+    gpu("NVIDIA GeForce RTX 5080", [12, 0], 84, 2.617, 512, 0.96),
+    gpu("NVIDIA GeForce RTX 5070", [12, 0], 48, 2.512, 512, 0.672),
+    gpu("NVIDIA GB10", [12, 1], 48, 2.4, 512, 0.273),
 ];
 
 impl DeviceProfile {
@@ -155,16 +210,20 @@ fn capability(text: &str) -> Option<(u32, u32)> {
 }
 
 fn of_capability(major: u32, minor: u32) -> Option<DeviceProfile> {
+    let name = format!("sm_{major}{minor}");
+    let mut profile = with_architecture(&name, major, minor)?;
+    profile.multiprocessors = nearest(major, minor)?.multiprocessors;
+    Some(profile)
+}
+
+/// The first known GPU of a capability, or of the nearest older one.
+fn nearest(major: u32, minor: u32) -> Option<&'static Gpu> {
     let known = |gpu: &&Gpu| (gpu.major, gpu.minor) <= (major, minor);
-    let nearest = GPUS.iter().filter(known).max_by_key(|gpu| {
+    GPUS.iter().filter(known).max_by_key(|gpu| {
         // The first of several equal GPUs counts.
         let position = GPUS.iter().position(|one| one.name == gpu.name);
         (gpu.major, gpu.minor, std::cmp::Reverse(position))
-    })?;
-    let name = format!("sm_{major}{minor}");
-    let mut profile = with_architecture(&name, major, minor)?;
-    profile.multiprocessors = nearest.multiprocessors;
-    Some(profile)
+    })
 }
 
 fn profile(gpu: &Gpu) -> Option<DeviceProfile> {

@@ -254,8 +254,10 @@ impl<'a> Planner<'a> {
                 }
             },
         }));
-        // With fixed splits, kernels were compared on another problem.
-        step.estimate_us = self.estimate_us(&problem, step.image);
+        // With fixed splits, kernels were compared on another problem; and on a GPU that was not measured as if it were another one.
+        let rates = self.rates.expecting(self.device);
+        let at_once = occupancy(step.image, self.device);
+        step.estimate_us = rates.estimate_us(&problem, step.image, self.device, at_once);
         let basis = Basis {
             standing: standing(&step),
             rates_of: self.rates.device().to_owned(),

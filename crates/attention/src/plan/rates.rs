@@ -1,6 +1,7 @@
 //! How fast each kernel is, for choosing among those that apply: data, one table for each kind of GPU.
 
 mod fit;
+mod scaled;
 mod text;
 mod user;
 mod whole_tiles;
@@ -20,6 +21,7 @@ use crate::plan::{
 use crate::spec::Problem;
 
 pub use fit::Timed;
+pub(in crate::plan) use scaled::of_tensors;
 
 /// The measured rates of kernels on one kind of GPU.
 ///
@@ -150,6 +152,13 @@ impl Rates {
             .iter()
             .find(|rates| rates.device == device.name)
             .unwrap_or(&tables[0])
+    }
+
+    /// The rates by which the time of a kernel is expected that these have chosen: those of another GPU are scaled by data sheets.
+    pub(crate) fn expecting(&self, device: &DeviceProfile) -> &Rates {
+        let of_another = self.device != device.name;
+        let scaled = of_another.then(|| scaled::of(device)).flatten();
+        scaled.unwrap_or(self)
     }
 
     /// The GPU that was measured.

@@ -3,11 +3,11 @@
 use warptile_kernels::{ElementType, Family, Features, Image, Role};
 
 use super::BackwardProblem;
-use crate::plan::{Basis, DeviceProfile, Rates, Standing};
+use crate::plan::known::Gpu;
+use crate::plan::{Basis, DeviceProfile, Rates, Standing, of_tensors};
 
 /// The GPU that the rates were measured on.
 const MEASURED_ON: &str = "NVIDIA H100 80GB HBM3";
-const MULTIPROCESSORS: f64 = 132.0;
 
 /// TFLOP/s of the products that a family computes, by the head size of its tiles: 4,096 queries and keys without a mask, f16 or bf16; see
 /// docs/notebook/backward.md.
@@ -34,6 +34,20 @@ const TFLOPS: [(Family, u32, f64); 17] = [
 
 /// TFLOP/s of kernels that were not measured: those of f32 use the vector units.
 const UNMEASURED: f64 = 20.0;
+
+/// TFLOP/s of an image on a device: as they were measured, scaled by data sheets to another GPU, and to the multiprocessors there are.
+fn tflops_on(device: &DeviceProfile, image: &Image) -> f64 {
+    let measured = Gpu::all().find(|gpu| gpu.name == MEASURED_ON);
+    let (Some(from), Some(to)) = (measured, Gpu::of(device)) else {
+        return tflops(image).unwrap_or(UNMEASURED);
+    };
+    let by_wgmma = matches!(image.family, Family::Dqkv | Family::Wdkv | Family::Wdq);
+    let of_gpu = match tflops(image) {
+        Some(tflops) => of_tensors(tflops, by_wgmma, from, to),
+        None => UNMEASURED * to.vector_tflops() / from.vector_tflops(),
+    };
+    of_gpu * f64::from(device.multiprocessors.max(1)) / f64::from(to.multiprocessors)
+}
 
 /// The rate of an image, if it was measured.
 fn tflops(image: &Image) -> Option<f64> {
@@ -96,9 +110,7 @@ pub(super) fn estimate_us(
     let lists = problem.problem.scoring().blocks;
     let listed = lists.and_then(|lists| Some(lists.blocks_of_a_row()? * lists.keys()));
     let pairs = sequences * visible.min(queries as f64 * listed.unwrap_or(keys) as f64);
-    let of_device = f64::from(device.multiprocessors.max(1)) / MULTIPROCESSORS;
-    let rate = tflops(image).unwrap_or(UNMEASURED) * of_device;
-    let us = 2.0 * products * head_dim * pairs / rate * 1e-6;
+    let us = 2.0 * products * head_dim * pairs / tflops_on(device, image) * 1e-6;
     // Tiles that do not fill the device leave a part of it idle.
     rates.launch_us() + us / of_tiles.clamp(f64::EPSILON, 1.0)
 }

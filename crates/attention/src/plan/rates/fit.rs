@@ -280,7 +280,9 @@ mod tests {
         let plan = plan.unwrap();
         let step = &plan.steps()[0];
         // Half as fast as 108 multiprocessors of an H200 would be, launches aside.
-        let slow = 2.0 * (step.estimate_us - of_h200.launch_us) + of_h200.launch_us;
+        let held = step.ctas_per_multiprocessor;
+        let estimate = of_h200.estimate_us(&problem(2048), step.image, &device, held);
+        let slow = 2.0 * (estimate - of_h200.launch_us) + of_h200.launch_us;
         let fitted = of_h200.fitted(
             &device,
             "CUDA 12.8",
