@@ -4,6 +4,23 @@ use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
 use warptile_spec::record::{ImageRecord, RecordError};
 
+/// Kernels and variants whose products wait for descriptors, which others do not. Without, masks by the copy engine are slower
+/// (docs/notebook/wgmma-options.md); for the last two nothing was tried.
+const WAITING: [(&str, &str); 5] = [
+    ("wgmma_d128_192x64_w16_s4", "mask"),
+    ("wgmma_d192_128x64_w12_s3", "mask"),
+    ("wgmma_d256_128x64_w12_s2", "mask"),
+    ("wgmma_d192_128x64_w12_s3", "tensors"),
+    ("wgmma_d64_128x128_w12_s2", "blocks"),
+];
+
+fn is_known_to_wait(instance: &Instance) -> bool {
+    let (kernel, variant) = (instance.kernel(), instance.variant.as_deref());
+    // With or without the suffix of a trial.
+    let is = |known: &(&str, &str)| kernel.starts_with(known.0) && variant == Some(known.1);
+    WAITING.iter().any(is)
+}
+
 /// Everything the gates look at.
 pub struct Facts {
     /// The compiler's log.
@@ -67,6 +84,12 @@ pub fn violations(instance: &Instance, facts: &Facts) -> Vec<String> {
     found.extend(missing.map(|name| {
         format!("no {name} in the machine code: the products do not run on tensor cores")
     }));
+    let waiting = facts.sass.waiting_groups;
+    if waiting > 0 && !is_known_to_wait(instance) {
+        found.push(format!(
+            "products wait for descriptors, with an R2UR for each of a group ({waiting} of them): ptxas has lost sight of what is the same for the whole warp"
+        ));
+    }
     if expected.setmaxnreg && facts.sass.usetmaxreg == 0 {
         found.push("no USETMAXREG in the machine code: setmaxnreg was ignored".to_owned());
     }

@@ -128,6 +128,8 @@ pub struct SassCounts {
     pub usetmaxreg: u32,
     /// `ACQBULK`: griddepcontrol.wait.
     pub acqbulk: u32,
+    /// Groups of `HGMMA` with as many `R2UR` between them, or more: each product waits for a descriptor out of ordinary registers.
+    pub waiting_groups: u32,
 }
 
 impl SassCounts {
@@ -150,6 +152,8 @@ impl SassCounts {
 
     fn of_text(sass: &str) -> Self {
         let mut counts = Self::default();
+        // Products of the group in hand, and R2UR since its first.
+        let (mut products, mut moves) = (0, 0);
         for line in sass.lines() {
             // `        /*0070*/              @!P0 HMMA.16816.F32 R4, R8, R12, R4 ;`
             let Some((_, instruction)) = line.split_once("*/") else {
@@ -161,7 +165,17 @@ impl SassCounts {
                 .and_then(|word| word.split(['.', ';']).next());
             match opcode {
                 Some("HMMA") => counts.hmma += 1,
-                Some("HGMMA") => counts.hgmma += 1,
+                Some("HGMMA") => {
+                    counts.hgmma += 1;
+                    products += 1;
+                    moves = if products == 1 { 0 } else { moves };
+                    // The last one of a group.
+                    if instruction.contains("gsb0") {
+                        counts.waiting_groups += u32::from(products > 1 && moves >= products);
+                        products = 0;
+                    }
+                }
+                Some("R2UR") => moves += 1,
                 Some("USETMAXREG") => counts.usetmaxreg += 1,
                 Some("ACQBULK") => counts.acqbulk += 1,
                 _ => {}
@@ -217,16 +231,41 @@ mod tests {
                      /*0090*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;\n\
                      /*00a0*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;\n\
                      /*00b0*/                   ACQBULK ;\n\
+                     /*00c0*/                   R2UR UR4, R2 ;\n\
+                     /*00d0*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24, gsb0 ;\n\
              .text.HMMA_kernel:\n",
         );
         assert_eq!(
             counts,
             SassCounts {
                 hmma: 2,
-                hgmma: 1,
+                hgmma: 2,
                 usetmaxreg: 1,
-                acqbulk: 1
+                acqbulk: 1,
+                waiting_groups: 0,
             }
+        );
+    }
+
+    #[test]
+    fn products_that_wait_for_descriptors_are_found() {
+        let group = |moves: &str| {
+            let product =
+                |more: &str| format!("/*0*/ HGMMA.64x128x16.F32 R24, gdesc[UR4], R24{more} ;\n");
+            let text = [
+                "/*0*/ R2UR UR4, R2 ;\n/*0*/ R2UR UR5, R3 ;\n",
+                &product(""),
+                moves,
+                &product(", gsb0"),
+            ];
+            SassCounts::of_text(&text.concat()).waiting_groups
+        };
+        // What comes before the first product is no matter.
+        assert_eq!(group(""), 0);
+        assert_eq!(group("/*0*/ R2UR UR4, R2 ;\n"), 0);
+        assert_eq!(
+            group("/*0*/ R2UR UR4, R2 ;\n/*0*/ @!P0 R2UR UR5, R3 ;\n"),
+            1
         );
     }
 }

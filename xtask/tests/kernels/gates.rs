@@ -121,6 +121,16 @@ fn no_tensor_core_instruction() {
 }
 
 #[test]
+fn products_that_wait_for_descriptors() {
+    refused(
+        "products_wait.cu",
+        "sm_90a",
+        "tensor_instruction = \"HGMMA\"",
+        "products wait for descriptors",
+    );
+}
+
+#[test]
 fn setmaxnreg_ignored() {
     refused("setmaxnreg_ignored.cu", "sm_90a", SETMAXNREG, "(C7508)");
     refused(
