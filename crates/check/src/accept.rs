@@ -308,7 +308,7 @@ pub(crate) fn factor(call: &Call) -> f64 {
 }
 
 /// How many elements of two results differ, and by how much at most; an element that the other result lacks counts for nothing. On all
-/// cores: results may have a billion elements.
+/// cores: results may have a billion elements. Once the caller's [`Stop`](warptile::cpu::Stop) is requested, the others are not compared.
 pub fn differences<T: Element>(a: &[T], b: &[T]) -> (usize, f32) {
     with_type!(U = T, U::differences(cast_slice(a), cast_slice(b)))
 }

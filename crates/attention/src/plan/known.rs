@@ -109,7 +109,7 @@ impl Gpu {
 }
 
 /// Multiprocessors, clocks and memory are from the architecture white papers and data sheets of NVIDIA, and so are operations of tensor cores, as
-/// dense TFLOP/s over these; of 10.0 they are those of `mma` on 9.0, and of GB10 those of 12.0.
+/// dense TFLOP/s over these; of 10.0 they are those of `mma` on 9.0, and of GB10, whose clock is a guess, those of 12.0.
 const GPUS: [Gpu; 26] = [
     gpu("NVIDIA T4", [7, 5], 40, 1.59, 1024, 0.32),
     gpu("NVIDIA A100", [8, 0], 108, 1.41, 2048, 1.935),

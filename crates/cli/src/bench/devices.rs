@@ -294,7 +294,7 @@ impl<'a> OfDevices<'a> {
             &samples,
             ([&one, &several], same_bits_again),
             errors,
-        );
+        )?;
         if self.backends[0].is_gpu() {
             let expected = devices::expected(dealt.by, case, problem.map(), row.one_us)?;
             row.expected_us = Some(expected.us);
@@ -303,6 +303,9 @@ impl<'a> OfDevices<'a> {
     }
 
     /// The row of a problem: of the results of one device and of all, and whether these had the same bits again.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`] after Ctrl-C.
     pub(super) fn measured<T: Element>(
         &self,
         case: &Case,
@@ -311,11 +314,15 @@ impl<'a> OfDevices<'a> {
         samples: &Samples,
         ([one, several], same_bits_again): ([&[T]; 2], bool),
         [one_error, error]: [f64; 2],
-    ) -> Row {
+    ) -> Result<Row, Failure> {
         let one_us = each_us.iter().sum::<f64>() / each_us.len().max(1) as f64;
         let (values_unlike_one_gpu, largest_difference) = differences(one, several);
+        // After Ctrl-C some are left out.
+        if interrupt::requested() {
+            return Err(Failure::Interrupted("values were not compared".into()));
+        }
         let (ranks, median_us) = (self.backends.len(), samples.median());
-        Row {
+        Ok(Row {
             backend: "warptile",
             engine: self.engine,
             ranks,
@@ -337,7 +344,7 @@ impl<'a> OfDevices<'a> {
             one_error,
             error,
             machine: self.machine.clone(),
-        }
+        })
     }
 
     /// Microseconds of a call on each device alone, and of each on all together, in turn. Alone all devices compute a call of their own at the
