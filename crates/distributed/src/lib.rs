@@ -6,6 +6,7 @@
 //! `docs/several-gpus.md` has examples.
 
 mod cache;
+mod call;
 mod error;
 mod gather;
 mod group;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use warptile::half::{bf16, f16};
-use warptile::{Attention, Backend, Diagonal, ElementType, Keys, Mask, Queries};
+use warptile::half::bf16;
+use warptile::{Attention, Backend, Diagonal, Keys, Mask, Queries};
 use warptile_distributed::{Group, Scheme, Sharding};
 
 #[path = "common/captured.rs"]
@@ -283,12 +283,7 @@ fn check(problem: gradients::Problem) -> bool {
         dropout: false,
         ..problem
     };
-    let group = group(problem.ranks);
-    match problem.element {
-        ElementType::F16 => problem.check::<f16>(&group),
-        ElementType::Bf16 => problem.check::<bf16>(&group),
-        _ => problem.check::<f32>(&group),
-    }
+    problem.check_in_its_type(&group(problem.ranks));
     true
 }
 

@@ -1,7 +1,6 @@
 //! Gradients over ranks on the CPU, against float64 and one call.
 
 use quickcheck::QuickCheck;
-use warptile::half::{bf16, f16};
 use warptile::{Attention, Backend, ElementType, Mask};
 use warptile_distributed::{Group, Scheme, Sharding};
 
@@ -15,12 +14,7 @@ fn group(ranks: usize) -> Group {
 }
 
 fn check(problem: Problem) -> bool {
-    let group = group(problem.ranks);
-    match problem.element {
-        ElementType::F16 => problem.check::<f16>(&group),
-        ElementType::Bf16 => problem.check::<bf16>(&group),
-        _ => problem.check::<f32>(&group),
-    }
+    problem.check_in_its_type(&group(problem.ranks));
     true
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use quickcheck::{Arbitrary, Gen};
+use warptile::half::{bf16, f16};
 use warptile::spec::{Backward, Call, DropoutState, HostInputs, Numbers, Operand, Scoring};
 use warptile::{Attention, Diagonal, Element, ElementType, Keys, Layout, Mask, Queries};
 use warptile_check::GradientExpectation;
@@ -132,6 +133,15 @@ impl Problem {
         match self.sinks {
             true => (attention.sinks(&sinks), sinks),
             false => (attention, Vec::new()),
+        }
+    }
+
+    /// As [`check`](Self::check), in the problem's type.
+    pub(crate) fn check_in_its_type(&self, group: &Group) {
+        match self.element {
+            ElementType::F16 => self.check::<f16>(group),
+            ElementType::Bf16 => self.check::<bf16>(group),
+            _ => self.check::<f32>(group),
         }
     }
 
