@@ -43,7 +43,7 @@ template <class Traits> __device__ inline void write_sums(const Backward& params
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const long long at = tile.entry * params.dq.batch + (tile.q.first + row + 8 * half) * params.dq.row + tile.head * params.dq.head;
-            write_groups<Element>(params.dq, params.gradients, chunks, at, row + 8 * half < tile.q.len, 8 * i, params.head_dim, pairs[half]);
+            write_groups<Element, true>(params.dq, params.gradients, chunks, at, row + 8 * half < tile.q.len, 8 * i, params.head_dim, pairs[half]);
         }
     }
 }

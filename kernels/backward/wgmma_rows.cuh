@@ -31,7 +31,7 @@ __device__ inline void write_rows(const Backward& params, const Tensor& to, cons
                 float2 pairs[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) pairs[j] = {sums[i + 4 * j + 2 * half] * factor, sums[i + 4 * j + 2 * half + 1] * factor};
-                write_groups<Element>(to, params.gradients, chunks, at, row < tile.own().len, 2 * i, dim, pairs);
+                write_groups<Element, true>(to, params.gradients, chunks, at, row < tile.own().len, 2 * i, dim, pairs);
             }
         }
     };

@@ -28,8 +28,9 @@ template <class Element> __device__ inline bool writes_chunks(const Tensor& to, 
 }
 
 // Writes four groups of eight columns, from `column` on. Each of four lanes holds two numbers of each group, as a matrix product leaves
-// them. All lanes of a warp call this; `exists` is true if the lane's row, which begins at `row`, is to be written.
-template <class Element>
+// them. All lanes of a warp call this; `exists` is true if the lane's row, which begins at `row`, is to be written. AT_ONCE: 16 bytes are
+// surely one store, where the compiler would make four of the first ones (docs/notebook/backward.md).
+template <class Element, bool AT_ONCE = false>
 __device__ inline void write_groups(const Tensor& to, int gradients, bool chunks, long long row, bool exists, int column, int dim, const float2 (&pairs)[4])
 {
     const int lane = threadIdx.x % 4;
@@ -38,8 +39,13 @@ __device__ inline void write_groups(const Tensor& to, int gradients, bool chunks
 #pragma unroll
         for (int i = 0; i < 4; i++) words[i] = narrow2<Element>(pairs[i].x, pairs[i].y);
         transpose_among_four(words);
-        if (exists && column + 8 * lane < dim)
-            *reinterpret_cast<uint4*>(static_cast<Element*>(to.address) + row + column + 8 * lane) = {words[0], words[1], words[2], words[3]};
+        if (exists && column + 8 * lane < dim) {
+            uint4* const place = reinterpret_cast<uint4*>(static_cast<Element*>(to.address) + row + column + 8 * lane);
+            if constexpr (AT_ONCE)
+                __stcg(place, {words[0], words[1], words[2], words[3]});
+            else
+                *place = {words[0], words[1], words[2], words[3]};
+        }
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -32,6 +32,7 @@ inline void __threadfence(){}
 inline unsigned atomicInc(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}
 template<class T> T __ldg(const T*p){return *p;} template<class T> T __ldcg(const T*p){return *p;}
 inline void __stcg(float4*p,float4 v){*p=v;} inline void __stcg(float2*p,float2 v){*p=v;}
+inline void __stcg(uint4*p,uint4 v){*p=v;}
 inline float __fdiv_rn(float a,float b){volatile float r=a/b;return r;}
 inline float __fadd_rn(float a,float b){volatile float r=a+b;return r;}
 inline float __log2f(float x){return log2f(x);}

@@ -139,22 +139,22 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22978] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 31658] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62299] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61929] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 53075] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52737] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50901] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50738] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
-pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6591] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
+pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6445] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d64_64x192_w4_s1_sm_90.zst`.
-pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5895] = *include_bytes!("../../images/dqsum_d64_64x192_w4_s1_sm_90.zst");
+pub static DQSUM_D64_64X192_W4_S1_SM_90: [u8; 5816] = *include_bytes!("../../images/dqsum_d64_64x192_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d96_64x128_w4_s1_sm_90.zst`.
-pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6427] = *include_bytes!("../../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
+pub static DQSUM_D96_64X128_W4_S1_SM_90: [u8; 6304] = *include_bytes!("../../images/dqsum_d96_64x128_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `dsinks_w8_sm_90.zst`.
 pub static DSINKS_W8_SM_90: [u8; 3845] = *include_bytes!("../../images/dsinks_w8_sm_90.zst");
@@ -250,22 +250,22 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21162] = *include_bytes!("../../im
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39020] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24234] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24200] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w16_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28861] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28868] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 51209] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 50801] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 18974] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 18955] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w16_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 23813] = *include_bytes!("../../images/wdq_d192_128x64_w16_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 23822] = *include_bytes!("../../images/wdq_d192_128x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
-pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 35737] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 35764] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
 pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 249665] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
