@@ -140,6 +140,23 @@ def fa3_gradients(operators, deterministic):
     return Peer(prepare, call, heads_first=False)
 
 
+def fa4_gradients(folder):
+    """FlashAttention-4's gradients by the two functions that its autograd calls, written to tensors that are there: a graph can capture these."""
+    flash_attention_4(folder)
+    from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
+
+    def prepare(problem, q, k, v, d_out):
+        out, lse, *_ = _flash_attn_fwd(q, k, v, causal=problem.is_causal, return_lse=True)
+        return q, k, v, d_out, out, lse, [torch.empty_like(one) for one in (q, k, v)]
+
+    def call(problem, q, k, v, d_out, out, lse, gradients):
+        dq, dk, dv = gradients
+        _flash_attn_bwd(q, k, v, out, d_out, lse, causal=problem.is_causal, dq=dq, dk=dk, dv=dv)
+        return gradients
+
+    return Peer(prepare, call, heads_first=False)
+
+
 def only_gradients(gradients):
     """A peer that has nothing to say of outputs."""
 
@@ -209,10 +226,10 @@ def compile_fa4(folder, problems):
     measured."""
     kinds = {}
     for problem in problems:
-        if problem.backward or problem.element == "f32" or problem.page_rows is not None or problem.lengths is not None or problem.window_left >= 0:
+        if problem.element == "f32" or problem.page_rows is not None or problem.lengths is not None or problem.window_left >= 0:
             continue
         sizes = (problem.head_dim, problem.value_dim, problem.heads // problem.kv_heads)
-        kind = (problem.element, *sizes, problem.is_causal, problem.query_len <= FA4_TILE)
+        kind = (problem.element, *sizes, problem.is_causal, problem.query_len <= FA4_TILE, problem.backward)
         if kind not in kinds or problem.bytes() < kinds[kind].bytes():
             kinds[kind] = problem
     lines = [problem.line for problem in kinds.values()]
@@ -229,7 +246,11 @@ def call_fa4(folder, line):
     """Calls FlashAttention-4 once; the problem, and why that failed."""
     problem = Problem(line)
     try:
-        flash_attention_4(folder)(*inputs_of(problem), problem.is_causal)
+        if problem.backward:
+            gradients = fa4_gradients(folder)
+            gradients.call(problem, *gradients.prepare(problem, *inputs_of(problem)))
+        else:
+            flash_attention_4(folder)(*inputs_of(problem), problem.is_causal)
         torch.cuda.synchronize()
     except Exception as error:  # whatever a package raises, the others go on
         return line, first_line(error)
@@ -265,15 +286,20 @@ def of_sequences(options, problems):
         attention = flash_attention_3(options.fa3)
         return flash_attention("FlashAttention-3", attention, fa3_gradients(torch.ops.flash_attn_3, deterministic=False))
 
+    backward = any(problem.backward for problem in problems)
+
+    def fa4():
+        return flash_attention("FlashAttention-4", flash_attention_4(options.fa4), fa4_gradients(options.fa4) if backward else None)
+
     makers = {
         "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION, flash_gradients()),
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, cudnn_gradients()),
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
         "default": sdpa,
         "fa3": fa3,
-        "fa4": lambda: flash_attention("FlashAttention-4", flash_attention_4(options.fa4)),
+        "fa4": fa4,
     }
-    if any(problem.backward for problem in problems):
+    if backward:
         makers["fa3-deterministic"] = lambda: only_gradients(fa3_gradients(fa3_operators(options.fa3), deterministic=True))
     return found_of(makers, options)
 
