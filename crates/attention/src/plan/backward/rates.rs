@@ -114,3 +114,50 @@ pub(super) fn estimate_us(
     // Tiles that do not fill the device leave a part of it idle.
     rates.launch_us() + us / of_tiles.clamp(f64::EPSILON, 1.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Choice, Planner};
+    use crate::spec::{Backward, Call};
+    use crate::Layout;
+
+    #[test]
+    fn no_gpu_is_faster_than_its_peaks() {
+        const ROWS: usize = 8192;
+        for (dim, element) in [
+            (64, ElementType::Bf16),
+            (128, ElementType::F16),
+            (256, ElementType::Bf16),
+            (128, ElementType::F32),
+        ] {
+            let layout = Layout::bshd([1, ROWS, 16, dim]);
+            let call = Call::builder(&layout, &layout, &layout, element)
+                .build()
+                .unwrap();
+            let backward = Backward::builder(call).build().unwrap();
+            let problem = BackwardProblem::of(&backward);
+            for device in DeviceProfile::known() {
+                let gpu = Gpu::of(&device).unwrap();
+                let Ok(plan) = Planner::new(&device).plan_backward(problem, &Choice::Best) else {
+                    // No kernel is compiled for 7.5 and bf16.
+                    assert_eq!(device.major, 7, "{}", device.name);
+                    continue;
+                };
+                let roles = plan.steps().iter().map(|step| step.image.role);
+                let products = match roles.into_iter().any(|role| role == Role::AllGradients) {
+                    true => 5.0,
+                    false => 7.0,
+                };
+                let flops = products * 2.0 * (16 * dim) as f64 * (ROWS as f64).powi(2);
+                let tflops = flops / plan.estimate_us() * 1e-6;
+                let peak = match element {
+                    ElementType::F32 => gpu.vector_tflops(),
+                    _ => gpu.tensor_tflops(device.major == 9),
+                };
+                assert!(tflops < peak, "{}: {tflops} of {peak}", device.name);
+                assert!(tflops > 0.1 * peak, "{}: {tflops} of {peak}", device.name);
+            }
+        }
+    }
+}
