@@ -118,9 +118,9 @@ pub(super) fn estimate_us(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Layout;
     use crate::plan::{Choice, Planner};
     use crate::spec::{Backward, Call};
-    use crate::Layout;
 
     #[test]
     fn no_gpu_is_faster_than_its_peaks() {
