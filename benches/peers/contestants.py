@@ -141,7 +141,7 @@ def fa3_gradients(operators, deterministic):
 
 
 def fa4_gradients(folder):
-    """FlashAttention-4's gradients by the two functions that its autograd calls, written to tensors that are there: a graph can capture these."""
+    """FlashAttention-4's gradients, by the two functions that its autograd calls, written to tensors that are there."""
     flash_attention_4(folder)
     from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 

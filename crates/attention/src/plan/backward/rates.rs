@@ -119,7 +119,7 @@ pub(super) fn estimate_us(
 mod tests {
     use super::*;
     use crate::Layout;
-    use crate::plan::{Choice, Planner};
+    use crate::plan::{Choice, Planner, Step};
     use crate::spec::{Backward, Call};
 
     #[test]
@@ -144,8 +144,8 @@ mod tests {
                     assert_eq!(device.major, 7, "{}", device.name);
                     continue;
                 };
-                let roles = plan.steps().iter().map(|step| step.image.role);
-                let products = match roles.into_iter().any(|role| role == Role::AllGradients) {
+                let in_one_pass = |step: &Step| step.image.role == Role::AllGradients;
+                let products = match plan.steps().iter().any(in_one_pass) {
                     true => 5.0,
                     false => 7.0,
                 };
