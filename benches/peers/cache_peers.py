@@ -41,7 +41,7 @@ class Cache:
         def normal(*shape):
             return [torch.randn(shape, device="cuda", dtype=element) for _ in range(copies)]
 
-        self.q = normal(p.batch, p.query_len, p.heads, p.head_dim)
+        self.q = [q * p.factor for q in normal(p.batch, p.query_len, p.heads, p.head_dim)]
         self.lengths = torch.tensor(p.key_lengths(), device="cuda", dtype=torch.int32)
         entries, rows = (p.batch, p.key_len) if p.page_rows is None else (p.pages(), p.page_rows)
         if p.interleaved:

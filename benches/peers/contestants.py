@@ -56,14 +56,15 @@ class Peer(NamedTuple):
 
 
 def inputs_of(problem):
-    """q, k, v, and the gradient of the output if there are gradients, as [batch, length, heads, head size], normally distributed."""
+    """q, k, v, and the gradient of the output if there are gradients, as [batch, length, heads, head size], normally distributed
+    but for the queries' factor."""
 
     def tensor(length, heads, size):
         shape = (problem.batch, length, heads, size)
         return torch.randn(shape, device="cuda", dtype=ELEMENTS[problem.element])
 
     inputs = (
-        tensor(problem.query_len, problem.heads, problem.head_dim),
+        tensor(problem.query_len, problem.heads, problem.head_dim) * problem.factor,
         tensor(problem.key_len, problem.kv_heads, problem.head_dim),
         tensor(problem.key_len, problem.kv_heads, problem.value_dim),
     )

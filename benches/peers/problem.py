@@ -1,5 +1,6 @@
 """Problems as attention_peers.py takes them: one line of words, as `warptile bench --help` explains."""
 
+import math
 import random
 import re
 
@@ -36,7 +37,7 @@ class Problem:
         pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+)(/(?P<dv>\d+))? (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
         words = re.fullmatch(pattern, line)
         if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, runs=, lengths=, backward, and options")
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, scale=, layout=interleaved, pages=, runs=, lengths=, backward, and options")
         self.line = line
         self.batch = int(words["b"])
         self.heads = int(words["h"])
@@ -49,6 +50,8 @@ class Problem:
         self.mask = "none"
         self.sinks = False
         self.backward = False
+        # What scores are multiplied by beside 1 / sqrt(head size). Peers have it in their queries.
+        self.factor = 1.0
         self.interleaved = False
         self.page_rows = None
         self.runs = 1
@@ -63,6 +66,8 @@ class Problem:
                 self.sinks = True
             elif word == "backward":
                 self.backward = True
+            elif name == "scale" and re.fullmatch(r"\d+(\.\d+)?", value):
+                self.factor = float(value) * math.sqrt(self.head_dim)
             elif OPTION.fullmatch(word):
                 self.options.append(word)
             elif name == "broadcast":
@@ -81,6 +86,8 @@ class Problem:
                 self.lengths = [int(length) for length in value.split(",")]
             else:
                 raise ValueError(f"{line}: the peers do not know `{word}`")
+        if self.factor != 1.0 and (self.backward or self.options):
+            raise ValueError(f"{line}: the peers take another scale without gradients and options only")
         if self.backward and not self.is_plain:
             raise ValueError(f"{line}: gradients are of whole sequences without windows or sinks")
         if self.options and not self.is_plain:

@@ -1,6 +1,6 @@
 // The scores of a block once more, 16 keys at a time, by a warp for itself: wgmma would need the other three. Of a plain block whose
-// weights took the scores' place before one of them proved too large (forward/wgmma_softmax.cuh). That is rare, so it takes few registers
-// rather than little time.
+// weights took the scores' place before one of them proved to be infinite or not a number, or whose rows had no maximum yet: weights that are
+// only too large are lowered (forward/wgmma_softmax.cuh). That is rare, so it takes few registers rather than little time.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"

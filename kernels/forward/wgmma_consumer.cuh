@@ -277,6 +277,9 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         return warptile::keys_are_followed(params.sequences);
     }
 
+    // Returns true if `block` has rows of k and v that may be another sequence's.
+    __device__ bool has_others_keys() const { return keys_are_followed() && (block + 1) * Traits::BLOCK_N > tile().key_len; }
+
     // Keys and values that other warpgroups' rows see.
     __device__ void pass_blocks(int blocks)
     {
@@ -351,7 +354,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         // A plain step's scores need no mask, and the values of the step before have all their rows.
         const int common_end = mask.end_key(first_row, 1); // keys from here on are hidden from some row
         plain_top = common_end / Traits::BLOCK_N;
-        if (keys_are_followed() && (block + 1) * Traits::BLOCK_N > tile().key_len)
+        if (has_others_keys())
             plain_top = min(plain_top, block - 1);
         const int common_begin = first_row + seeing() - 1 + mask.shift - mask.left;
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
@@ -550,7 +553,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     __device__ void soften_boxed(const BoxHere<Traits>& bias, bool plain)
     {
         if (plain) {
-            if (__builtin_expect(state.update_boxed(scores, scale, bias), true)) return;
+            float sums[ROWS_PER_THREAD] = {};
+            if (__builtin_expect(state.update_boxed(scores, scale, bias, sums), true) || state.lower(scores, sums)) return;
             multiply_again();
         }
         bias.add(scores, scale.unit());
@@ -594,7 +598,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     {
         if (!scale.has_softcap()) return;
         if constexpr (Traits::has_fast_cap() && !Traits::looks_first())
-            scale.cap_block(scores);
+            scale.cap_block(scores, {state.is_given_up(0), state.is_given_up(1)}, !has_others_keys());
         else
             scale.cap(scores);
     }
@@ -603,46 +607,49 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     __device__ bool has_large() const
     {
         const auto capped = scale.capped_here();
-        unsigned seen = 0;
+        unsigned seen[ROWS_PER_THREAD] = {0, 0};
 #pragma unroll
-        for (float score : scores) seen |= __float_as_uint(fmaf(score, score, capped.range));
-        return __any_sync(0xffffffff, capped.has_large(seen));
+        for (int i = 0; i < Traits::BLOCK_N / 2; i++)
+            seen[i % 4 / 2] |= __float_as_uint(fmaf(scores[i], scores[i], capped.range));
+        return __any_sync(0xffffffff, state.has_large(capped, seen));
     }
 
-    // Scores of a plain block with softcap -> weights. Warps may go different ways, which is why no product is among them. Returns false if the
-    // block has to be computed once more.
-    __device__ bool update_capped()
+    // Scores of a plain block with softcap -> weights. Warps may go different ways, which is why no product is among them. Returns false if some
+    // are too large, and sets `is_large` if a score was.
+    __device__ bool update_capped(bool& is_large, float (&sums)[ROWS_PER_THREAD])
     {
-        bool is_large = false;
         if constexpr (Traits::looks_first()) {
-            if (scale.has_softcap() && !has_large()) return state.update_capped(scores, scale, scale.capped_here(), is_large);
+            if (scale.has_softcap() && !has_large()) return state.update_capped(scores, scale, scale.capped_here(), is_large, sums);
         } else if (!scale.is_exact) {
-            const bool fits = state.update_capped(scores, scale, scale.capped, is_large);
+            const bool fits = state.update_capped(scores, scale, scale.capped, is_large, sums);
             scale.is_exact = is_large;
             return fits;
         }
         if (scale.has_softcap())
             scale.cap(scores);
-        return state.update_plain(scores, scale, state.offset);
+        return state.update_plain(scores, scale, state.offset, sums);
     }
 
     // The same of a block in which nothing is hidden. It may need the queries and keys once more.
     __device__ void soften_plain()
     {
+        float sums[ROWS_PER_THREAD] = {};
+        bool is_large = false;
         if constexpr (Traits::has_fast_cap()) {
-            if (__builtin_expect(update_capped(), true))
+            if (__builtin_expect(update_capped(is_large, sums), true))
                 return;
         } else if constexpr (Traits::has_alibi()) {
             float added[ROWS_PER_THREAD];
             const float per_key = this->linear(block, state.offset, added);
-            if (__builtin_expect(state.update_linear(scores, scale, added, per_key), true))
+            if (__builtin_expect(state.update_linear(scores, scale, added, per_key, sums), true))
                 return;
         } else {
             if (scale.has_softcap())
                 scale.cap(scores);
-            if (__builtin_expect(state.update_plain(scores, scale, state.offset), true))
+            if (__builtin_expect(state.update_plain(scores, scale, state.offset, sums), true))
                 return;
         }
+        if (!is_large && state.lower(scores, sums)) return;
         using Again = ScoresAgain<Traits>;
         const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
         state.template update_again<Again::COUNT>(scores, scale, [&](int first_key, float(&part)[Again::COUNT]) {
@@ -669,8 +676,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
                 added[row] = of_rows[row] * scale.scale_log2 + state.offset[row];
-            if (__builtin_expect(state.update_plain(scores, scale, added), true))
-                return;
+            float sums[ROWS_PER_THREAD] = {};
+            if (__builtin_expect(state.update_plain(scores, scale, added, sums), true) || state.lower(scores, sums)) return;
             multiply_again();
             plain = false;
         }

@@ -77,18 +77,22 @@ template <class Traits> struct ScoreScale : KeptExponents<Traits> {
     // tanh(dot * scale / cap)
     template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const { cap_with(dots, params.scoring.scale / params.scoring.softcap); }
 
-    // The same of a warp's block, faster where no score is large.
-    template <int COUNT> __device__ void cap_block(float (&dots)[COUNT]) const
+    // The same of a warp's block, faster where no score is large of rows that are not `ignored`, and none may be others' (`by_itself`).
+    template <int COUNT> __device__ void cap_block(float (&dots)[COUNT], const bool (&ignored)[ROWS_PER_THREAD], bool by_itself) const
     {
         // Worked out here, for each block: it would stay in registers.
         const float dot_to_argument = params.scoring.scale * reciprocal_approximate(computed_here(params.scoring.softcap));
-        unsigned seen = 0;
+        unsigned seen[ROWS_PER_THREAD] = {0, 0};
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             dots[i] *= dot_to_argument;
-            seen |= __float_as_uint(fmaf(dots[i], dots[i], 1.0f));
+            seen[i % 4 / 2] |= __float_as_uint(fmaf(dots[i], dots[i], 1.0f));
         }
-        if (uniform(__any_sync(0xffffffff, is_large(seen))))
+        bool large = !by_itself;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            large |= is_large(seen[row]) && !ignored[row];
+        if (uniform(__any_sync(0xffffffff, large)))
             cap_with(dots, 1);
         else
             tanh_of_small<8>(dots, computed_here(params.heads) >> 31);
@@ -184,41 +188,76 @@ template <class Traits> struct RowState {
 
     // The same for a plain block, in which nothing is hidden, without a look at the scores: weights count against the maxima of before, and their
     // sums tell whether one is too large, or not a number. Then this returns false, in all lanes of the warp: nothing has changed but
-    // `scores`, and the block needs `update_again`. `offsets`: those of the rows, and what else a row's scores have in common.
-    __device__ bool update_plain(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD])
+    // `scores` and `sums`, and the block needs `lower`, and `update_again` if that can't be. `offsets`: those of the rows, and what else a row's
+    // scores have in common.
+    __device__ bool update_plain(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD],
+                                 float (&sums)[ROWS_PER_THREAD])
     {
-        float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]};
         exponentiate(scores, scale, added, sums);
         return keep_if(Traits::has_fast_terms() || !any_coarse, sums); // with terms the caller has looked
     }
 
     // The same where `bias(first key of 16, words)` has pairs of numbers that are added to scores, as ptx/box_words.cuh lays them out. All
     // rows have maxima.
-    template <class Box> __device__ bool update_boxed(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const Box& box)
+    template <class Box>
+    __device__ bool update_boxed(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const Box& box, float (&sums)[ROWS_PER_THREAD])
     {
-        float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]};
         exponentiate_boxed(scores, scale, added, sums, box);
         return keep_if(true, sums);
     }
 
     // The same where exponents of a row also differ by `per_key` from a key to the next.
-    __device__ bool update_linear(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD], float per_key)
+    __device__ bool update_linear(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const float (&offsets)[ROWS_PER_THREAD], float per_key,
+                                  float (&sums)[ROWS_PER_THREAD])
     {
-        float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        float added[ROWS_PER_THREAD] = {offsets[0], offsets[1]};
         exponentiate<true>(scores, scale, added, sums, per_key);
         return keep_if(!any_coarse, sums);
     }
 
-    // The same for dot products that are bounded by a softcap, or false if one of the warp's is large: then `has_large` says so.
-    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents& capped, bool& has_large)
+    // The same for dot products that are bounded by a softcap, or false if one of the warp's is large: then `is_large` says so.
+    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents& capped, bool& is_large,
+                                  float (&sums)[ROWS_PER_THREAD])
     {
-        float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
-        unsigned seen = 0;
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]};
+        unsigned seen[ROWS_PER_THREAD] = {0, 0};
         exponentiate_capped(scores, scale, capped, added, sums, seen);
-        const bool is_large = !Traits::looks_first() && capped.has_large(seen);
-        if (keep_if(!is_large && !any_coarse, sums)) return true;
-        if constexpr (!Traits::looks_first()) has_large = __any_sync(0xffffffff, is_large);
+        const bool large = !Traits::looks_first() && has_large(capped, seen);
+        if (keep_if(!large && !any_coarse, sums)) return true;
+        if constexpr (!Traits::looks_first()) is_large = __any_sync(0xffffffff, large);
         return false;
+    }
+
+    // Returns true if the bits that were `seen` of a row say that one of its scores is large. Rows that are given up don't count.
+    __device__ bool has_large(const CappedExponents& capped, const unsigned (&seen)[ROWS_PER_THREAD]) const
+    {
+        return (capped.has_large(seen[0]) && !is_given_up(0)) || (capped.has_large(seen[1]) && !is_given_up(1));
+    }
+    __device__ bool is_given_up(int row) const { return sum[row] != sum[row]; }
+
+    // Keeps weights that were too large, with their `sums`: the maxima of their rows are raised by as many powers of 2 as the largest sum of a
+    // lane has. Returns false, in all lanes of the warp, and changes nothing, if some are out of range or an offset is coarse.
+    __device__ bool lower(float (&weights)[COUNT], const float (&sums)[ROWS_PER_THREAD])
+    {
+        bool fits = Traits::has_fast_terms() || !any_coarse;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            fits &= ((sums[row] < MAX_LOWERED) & (fabsf(offset[row]) < COARSE_OFFSET / 2)) | is_given_up(row);
+        if (!__all_sync(0xffffffff, fits)) return false;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            const float largest = quad_max(sums[row]);
+            const float risen = largest > MAX_WEIGHTS ? offset[row] - (float)((__float_as_int(largest) >> 23) - 127) : offset[row];
+            rescale[row] = exp2_approximate(risen - offset[row]);
+            offset[row] = risen;
+            sum[row] = (sum[row] + sums[row]) * rescale[row];
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            weights[i] *= rescale[i % 4 / 2];
+        return true;
     }
 
     // The weights of a plain block whose scores `multiply(first key, scores)` computes again, a few at a time: once for the maxima, and once for
@@ -261,6 +300,7 @@ template <class Traits> struct RowState {
   private:
     // A lane's of a row in a block. Each of them fits f16 then, and is as exact as it would be against the maximum.
     static constexpr float MAX_WEIGHTS = 4096;
+    static constexpr float MAX_LOWERED = 0x1p120f; // what a power of 2 brings back to 1
 
     // Adds a block's sums if no weight is too large for any lane of the warp, or `fits` is false.
     __device__ bool keep_if(bool fits, const float (&sums)[ROWS_PER_THREAD])
@@ -276,8 +316,6 @@ template <class Traits> struct RowState {
         forget_rescale();
         return true;
     }
-
-    __device__ bool is_given_up(int row) const { return sum[row] != sum[row]; }
 
     __device__ static void add(const float (&scores)[COUNT], int begin, float (&sums)[ROWS_PER_THREAD])
     {
@@ -439,7 +477,7 @@ template <class Traits> struct RowState {
     // The same for dot products that are bounded by a softcap.
     __device__ static void exponentiate_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale,
                                                const CappedExponents& capped, float (&added)[ROWS_PER_THREAD],
-                                               float (&sums)[ROWS_PER_THREAD], unsigned& seen)
+                                               float (&sums)[ROWS_PER_THREAD], unsigned (&seen)[ROWS_PER_THREAD])
     {
         const int zero = scale.opaque_zero();
         float range = capped.range;
@@ -449,7 +487,7 @@ template <class Traits> struct RowState {
                 range = after(range, sums[0], zero);
 #pragma unroll
             for (int i = begin; i < begin + CHUNK; i++)
-                scores[i] = capped.exponent(scores[i], range, added[i % 4 / 2], seen);
+                scores[i] = capped.exponent(scores[i], range, added[i % 4 / 2], seen[i % 4 / 2]);
             if (begin >= CHUNK)
                 add(scores, begin - CHUNK, sums);
 #pragma unroll

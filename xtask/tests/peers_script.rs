@@ -42,6 +42,10 @@ assert Problem("b2 q16 k32 h4/2 d32 f32 mask=causal").flops == 4 * 2 * 4 * 392 *
 assert Problem("b2 q3 k3 h1 d8 f32 mask=causal").visible_pairs == 2 * 6
 assert Problem("b1 q2 k5 h1 d8 f32 mask=window,2,0").seen(1, 5) == (2, 5)
 
+# The peers' queries have what the program has as another scale.
+assert Problem("b1 q8 k8 h8 d64 f16 scale=0.25").factor == 2 and Problem("b1 q8 k8 h8 d64 f16").factor == 1
+assert refused("b1 q8 k8 h8 d64 f16 scale=0.25 backward") and refused("b1 q8 k8 h8 d64 f16 scale=x")
+
 # The program gets the lengths in numbers; they are the same whenever the line is read.
 ragged = Problem("b64 q1 k8192 h32/8 d128 bf16 pages=16 lengths=ragged")
 assert ragged.lengths == Problem(ragged.line).lengths and len(set(ragged.lengths)) > 50

@@ -34,7 +34,10 @@ impl BenchRow {
             format!("{}x{}", self.query_len, self.key_len)
         };
         let (heads, sizes) = (self.heads.counts(), self.heads.sizes());
-        format!("({}, {heads}, {len}, {sizes})", self.batch)
+        let mut words = self.problem.split(' ');
+        let scale = { words.find_map(|word| word.strip_prefix("scale=")) }
+            .map_or_else(String::new, |scale| format!(", scale {scale}"));
+        format!("({}, {heads}, {len}, {sizes}){scale}", self.batch)
     }
 
     /// The problem as tables name it.
@@ -127,6 +130,10 @@ pub(super) mod tests {
             row("cuDNN", 512, 0.5),
             row("warptile", 512, 24.0),
             row("warptile", 512, 23.0),
+            BenchRow {
+                problem: "b2 q512 k512 h8 d64 f16 scale=0.5".to_owned(),
+                ..row("warptile", 512, 22.0)
+            },
         ]);
         let table: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
         assert_eq!(
@@ -135,6 +142,7 @@ pub(super) mod tests {
                 "| (batch, heads, length, head size) | cuDNN | warptile scalar |",
                 "| --- | --- | --- |",
                 "| (2, 8, 512, 64) | 12.3 (15.0), 500.0 GFLOP/s | 12.3 (15.0), 23.0 TFLOP/s |",
+                "| (2, 8, 512, 64), scale 0.5 | - | 12.3 (15.0), 22.0 TFLOP/s |",
                 "| (1, 8, 1024, 64) | - | 12.3 (15.0), 25.0 TFLOP/s |",
             ]
         );

@@ -1,4 +1,4 @@
-//! Gradients of a sequence alone and among others.
+//! Outputs and gradients of a sequence alone and among others.
 
 use warptile::spec::Heads;
 use warptile::{Attention, Backend, Element, Keys, Output, Queries, Tensor};
@@ -125,6 +125,52 @@ pub(crate) fn check<T: Element>(
             bytes,
             [0, 1, 1],
             &format!("{sequence} of {lengths:?} in a dense batch"),
+        );
+    }
+}
+
+/// Checks that the first of two packed sequences has the same output and lse, bit for bit, whatever the other one has.
+pub(crate) fn check_outputs<T: Element>(
+    backend: &Backend,
+    attention: &Attention,
+    heads: Heads,
+    lengths: [usize; 2],
+    seed: u64,
+) {
+    let total = lengths[0] + lengths[1];
+    let offsets = [0, lengths[0] as i32, total as i32];
+    let of_first = |of_others: f32| {
+        let mut random = Random(seed);
+        let [q, k, v] = [heads.query, heads.key_value, heads.key_value].map(|count| {
+            let row = count * heads.dim;
+            let mut value = |at: usize| {
+                let factor = if at < lengths[0] * row {
+                    1.0
+                } else {
+                    of_others
+                };
+                T::from_f32(random.unit() * factor)
+            };
+            let data: Vec<T> = (0..total * row).map(&mut value).collect();
+            backend.tensor(&data, [1, total, count, heads.dim]).unwrap()
+        });
+        let (queries, keys) = (Queries::new(&q), Keys::new(&k, &v));
+        let output =
+            { attention.forward(queries.packed(&offsets), keys.packed(&offsets)) }.unwrap();
+        let out = output.out.to_vec().unwrap();
+        let lse = output.lse.unwrap().to_vec().unwrap();
+        let lse = { lse.chunks(total) }.flat_map(|row| row[..lengths[0]].to_vec());
+        let bits = |values: &[T]| bytemuck::cast_slice::<T, u8>(values).to_vec();
+        (
+            bits(&out[..lengths[0] * heads.query * heads.dim]),
+            lse.map(f32::to_bits).collect::<Vec<_>>(),
+        )
+    };
+    let expected = of_first(1.0);
+    for of_others in [30.0, f32::NAN] {
+        assert!(
+            of_first(of_others) == expected,
+            "the first of two sequences of {lengths:?} has other bits with {of_others} times the values in the other one"
         );
     }
 }

@@ -7,6 +7,7 @@ use warptile::{Attention, Backend, Element, Mask, Splits};
 use warptile_check::Case;
 
 use crate::compositions::{Compositions, Model};
+use crate::draw::Random;
 use crate::harness::{Images, passes, side_by_side};
 use crate::neighbours;
 
@@ -97,6 +98,32 @@ fn a_sequence_has_the_same_bits_in_every_composition() {
         check(setup, attention, part, each);
     });
     println!("{compositions} compositions, no bit differs");
+}
+
+/// What the sequences behind one in a packed batch have, however large or not a number, changes none of its bits.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn outputs_do_not_depend_on_neighbours_values() {
+    let backend = Backend::cuda(0).unwrap();
+    let slopes: Vec<f32> = (1..=4).map(|head| 0.5_f32.powi(head)).collect();
+    let options = [
+        Attention::new(),
+        Attention::new().softcap(30.0),
+        Attention::new().softcap(5.0).mask(Mask::causal()),
+        Attention::new().alibi_slopes(&slopes),
+    ];
+    side_by_side(0..60, |seed| {
+        let mut random = Random(seed);
+        let heads = Heads::new(4, [64, 96, 128, 192, 256][random.within(0, 4)]).key_value(2);
+        let lengths = [random.within(1, 900), random.within(1, 300)];
+        let attention = &options[random.within(0, options.len() - 1)];
+        println!(
+            "lengths {lengths:?}, head size {}: {attention:?}",
+            heads.dim
+        );
+        neighbours::check_outputs::<bf16>(&backend, attention, heads, lengths, seed);
+        neighbours::check_outputs::<f16>(&backend, attention, heads, lengths, seed);
+    });
 }
 
 /// Those of one pass, and those of two.

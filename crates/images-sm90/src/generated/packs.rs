@@ -268,67 +268,67 @@ pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 23822] = *include_bytes!("../../im
 pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 35764] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 249665] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 252166] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51111] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51635] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
-pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 161519] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 166224] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
-pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 69102] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
+pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 69697] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 174627] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 179276] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
-pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25296] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
+pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25682] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 239835] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 246666] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
-pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 48416] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
+pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 49198] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192v128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 58074] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 57527] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192v128_192x80_w16_s3_sm_90.zst`.
-pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 25738] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
+pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 26211] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 301312] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 308198] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 217439] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 219450] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 114413] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 115893] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51441] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51678] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
-pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 94770] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 97252] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 278385] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 282546] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22549] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22921] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x80_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 22804] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 23163] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 191475] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 193231] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 85841] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 87850] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 164559] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 167434] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18053] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
