@@ -342,11 +342,12 @@ fn folders(evidence: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Rows of the benchmarks of all GPUs.
+/// Rows of the benchmarks of all GPUs, and of the problems beside the sweep.
 fn all_rows(root: &Path) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     for (_, folder) in folders(&root.join("evidence"))? {
         rows.extend(read_rows(&folder)?);
+        rows.extend(optional_rows(&folder.join("other.json"))?);
     }
     Ok(rows)
 }
