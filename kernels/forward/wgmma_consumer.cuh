@@ -662,8 +662,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         });
     }
 
-    // Scores with terms -> weights. A `plain` block takes no maxima at first. If a weight is too large, the scores are computed again, and
-    // all that follows is done once more, with maxima. The terms are still in registers.
+    // Scores with terms -> weights. A `plain` block takes no maxima at first. If weights are too large and can't be lowered, the scores are
+    // computed again, and all that follows is done once more, with maxima. The terms are still in registers.
     __device__ void soften_with_terms(bool plain)
     {
         while (true) {

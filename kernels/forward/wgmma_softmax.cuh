@@ -2,7 +2,7 @@
 // quad, each with its own columns.
 //
 // In a plain block nothing is hidden, and no maximum is taken: its weights count against the rows' previous maxima. If their sums show
-// that a weight is too large, the block's scores are computed again, and maxima are raised.
+// that a weight is too large, the maxima are raised and the weights divided. If that can't be, the block's scores are computed again.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
