@@ -167,7 +167,7 @@ template <class Traits> class PairScores {
     }
 
     // Adds to exponents what depends on the place; -inf where a key is hidden.
-    __device__ void bend(const ScoreRule& rule, const Mask& mask, int row, int column, int head, Scores& scores) const
+    __device__ void add_terms(const ScoreRule& rule, const Mask& mask, int row, int column, int head, Scores& scores) const
     {
         const Scoring& scoring = params.scoring;
         if (rule.has_alibi())
@@ -256,16 +256,13 @@ template <class Traits> class PairScores {
         }
         unsigned numbers = shared + Traits::NUMBERS_AT + (first_row() + lane / 4) * 2 * (unsigned)sizeof(float);
         if constexpr (Traits::OF_KEYS) numbers = moving + 2 * Traits::MOVING_BYTES + (from + lane % 4 * 2) * (unsigned)sizeof(float);
-        if (rule.has_softcap() || rule.has_alibi() || scoring.bias || has_mask(scoring) || hides) {
+        if (rule.bends() || rule.has_alibi() || scoring.bias || has_mask(scoring) || hides) {
             each_pair(s, g, numbers, [&](float& score, float& gradient, float, float delta) {
                 gradient -= delta;
                 score = rule.score(score);
-                if (!rule.has_softcap()) return;
-                const float bent = tanh_approximate(score);
-                if constexpr (!Traits::OF_SCORES) gradient *= 1 - bent * bent;
-                score = rule.cap * bent;
+                rule.bend<!Traits::OF_SCORES>(score, gradient);
             });
-            bend(rule, mask, row, column, head, s);
+            add_terms(rule, mask, row, column, head, s);
             each_pair(s, g, numbers, [&](float& score, float& gradient, float lse, float) {
                 score = exp2_approximate(score - lse);
                 gradient *= score;

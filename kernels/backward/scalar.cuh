@@ -42,11 +42,7 @@ __device__ inline void weigh_one(const Backward& params, const GradientPlace& pl
         return;
     }
     float exponent = rule.score(score), slope = 1;
-    if (rule.has_softcap()) {
-        const float bent = tanh_approximate(exponent);
-        if constexpr (!Traits::OF_SCORES) slope = 1 - bent * bent;
-        exponent = rule.cap * bent;
-    }
+    rule.bend<!Traits::OF_SCORES>(exponent, slope);
     if (rule.has_alibi()) exponent = rule.with_alibi(exponent, query, key);
     if (scoring.bias) exponent = fmaf(widen(bias_row<Element>(scoring, place.batch, head, query)[key * scoring.bias_key]), LOG2_E, exponent);
     const long long number = place.numbers_of(params, head) + query;

@@ -2,8 +2,6 @@
 // of a block of queries.
 //
 // The scores of a block are transposed, keys x queries, so that weights and gradients of scores are left operands of dV and dK as they are.
-// With ALiBi distances are added to the products before exp2. With a softcap products begin at 0, and the derivative joins the weights that gradients
-// of scores are made of.
 //
 // The products with queries begin at -lse / scale and those with values at -delta: loads of these between exp2 and its use would wait
 // behind wgmma's own. dQ needs the gradients of all the tile's scores; it is computed one block late, when the other warpgroups have long
@@ -19,9 +17,6 @@
 #include "ptx/stage.cuh"
 
 namespace warptile {
-
-// Without a softcap, in an image with one, far above all scores.
-__device__ inline float softcap_of(const Scoring& scoring) { return scoring.softcap > 0 ? scoring.softcap : 1e9f; }
 
 template <class Traits> __device__ inline void compute_gradients(const BackwardTma& block, const OnePassShared<Traits> shared, const int warpgroup)
 {
@@ -49,7 +44,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             x[i + 1] = x[i + 3] = two.y * factor;
         }
     };
-    const float argument = caps<Traits>() ? params.scoring.scale / softcap_of(params.scoring) : 0; // of tanh, for a product of 1
+    const float argument = bend_argument<Traits>(params.scoring);
     const bool queries_are_followed = params.sequences.query_offsets || params.sequences.query_lengths;
     unsigned it = 0, given = 0, loads = 0; // blocks of this CTA, sums of dQ that this warpgroup has given away, and tiles with keys
     RingPosition<Traits::CONSUMERS> ring;  // who computes the block's share of dQ, and how often it has
@@ -108,12 +103,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
         }
         int query_block = last_block, head = uniform(tile.kv_head) * uniform(tile.heads);
         float slope = 0; // of products, with ALiBi
-        const auto take_slope = [&] {
-            if constexpr (has_distances<Traits>()) {
-                const float given = params.scoring.slopes ? params.scoring.slopes[uniform(tile.exists - 1) * params.scoring.slopes_batch + head] : 0;
-                slope = fminf(fmaxf(given / -params.scoring.scale, -1e30f), 1e30f); // 0 times infinity is not a number
-            }
-        };
+        const auto take_slope = [&] { slope = product_slope<Traits>(params.scoring, uniform(tile.exists - 1), head); };
         take_slope();
         const auto draw = [&](int of_head, int of_block) {
             if constexpr (drops<Traits>()) scores.draw(uniform(tile.exists - 1), of_head, of_block * Traits::BLOCK_M, first_key, shared.base, warpgroup);
@@ -163,10 +153,8 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             query_block = query_block - last_block + of_head == 1 ? last_block : query_block - 1;
             const int diagonal = first_query + mask.shift;
             if constexpr (has_distances<Traits>()) {
-                // Of the thread's first key and query; whatever the mask's diagonal is.
                 const int distance = first_query + mask.key_len - mask.query_len + lane() % 4 * 2 - first_key - thread_index() % 128 / 32 * 16 - lane() / 4;
-#pragma unroll
-                for (int j = 0; j < SCORES; j++) x[j] = fmaf(fabsf((float)(distance + (j / 4 * 8 + j % 2 - j % 4 / 2 * 8))), slope, x[j]);
+                add_distances<true>(x, distance, slope);
                 if (query_block == last_block) {
                     head++;
                     if (i < blocks - 1) take_slope();
@@ -177,14 +165,13 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
             for (int j = 0; j < SCORES / 2; j++) {
                 float2 two;
                 if constexpr (caps<Traits>()) {
-                    const float cap = softcap_of(params.scoring) * LOG2_E;
                     // Not too many at once: registers have no room for them.
                     const float factor = j < 2 ? argument : after(argument, __uint_as_float(weights[j - 2]), params.heads >> 31);
-                    const float2 lse = load_two(numbers + j / 2 * 32), bent = {tanh_approximate(x[2 * j] * factor), tanh_approximate(x[2 * j + 1] * factor)};
-                    two = {x[2 * j] == negative_infinity() ? 0 : exp2_approximate(fmaf(bent.x, cap, -lse.x)),
-                           x[2 * j + 1] == negative_infinity() ? 0 : exp2_approximate(fmaf(bent.y, cap, -lse.y))};
-                    weights[j] = pack<Element>(two.x, two.y);
-                    two = {two.x * (1 - bent.x * bent.x), two.y * (1 - bent.y * bent.y)};
+                    const float2 lse = load_two(numbers + j / 2 * 32);
+                    const float2 first = bent_weight(x[2 * j], factor, params.scoring, lse.x);
+                    const float2 second = bent_weight(x[2 * j + 1], factor, params.scoring, lse.y);
+                    weights[j] = pack<Element>(first.x, second.x);
+                    two = {first.y, second.y};
                 } else {
                     two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
                     weights[j] = pack<Element>(two.x, two.y);

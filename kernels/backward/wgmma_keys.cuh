@@ -10,7 +10,7 @@
 // for a tile's keys and values, the last columns of these lie in registers, as left operands; they come through a stage of the queries.
 #pragma once
 
-#include "backward/wgmma_dropout.cuh"
+#include "backward/wgmma_options.cuh"
 #include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
@@ -73,6 +73,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
 template <class Plain, bool DRAWERS = Plain::HAS_DRAWERS> struct KeyDropping : TransposedDropping<Plain, 1> {};
 template <class Plain> struct KeyDropping<Plain, true> : DrawingDropping<Plain> {};
+template <class Plain> using KeyDroppingOf = KeyDropping<Plain>;
 
 template <class Traits> struct KeyGradientShared {
     const unsigned base;
@@ -249,6 +250,14 @@ template <class Traits> __device__ inline void draw_key_tiles(const BackwardTma&
     }
 }
 
+// Accumulators of keys x queries that begin at 0.
+template <int COUNT> __device__ inline void begin_at_zero(float (&x)[COUNT])
+{
+#pragma unroll
+    for (float& one : x) one = 0;
+    pin(x);
+}
+
 // Numbers of a thread's queries, times a factor, as accumulators of keys x queries. If MOVED, `more` than that.
 template <bool MOVED = false, int COUNT> __device__ inline void begin_at(float (&x)[COUNT], unsigned at, float factor, float more = 0)
 {
@@ -336,6 +345,7 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
     MaskedScores<Traits> scores(block);
     float first_product = 0; // with dropout: weights come out multiplied
     if constexpr (drops<Traits>()) first_product = log2f(kept_factor(block)) / scale_log2;
+    const float argument = bend_argument<Traits>(params.scoring);
     unsigned loads = 0;  // tiles with blocks
     unsigned clears = 0; // blocks whose end was cleared
     unsigned taken = 0;  // blocks with weights that others drew
@@ -359,7 +369,10 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
                 const int stage = uniform(queries_at.stage);
                 if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows, clears++);
                 barrier_wait(shared.queries_full(stage), queries_at.parity);
-                begin_at<drops<Traits>()>(x, shared.lse(stage) + thread_index() % 4 * 8, lse_factor, first_product);
+                if constexpr (caps<Traits>())
+                    begin_at_zero(x);
+                else
+                    begin_at<drops<Traits>()>(x, shared.lse(stage) + thread_index() % 4 * 8, lse_factor, first_product);
                 multiply_columns<Traits>(x, shared.base + Traits::KEYS_AT, last, shared.queries(stage));
             };
             const auto draw = [&] {
@@ -372,26 +385,46 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
             // The scores are there; they become weights, and the other warpgroup gets these.
             const auto weigh = [&] {
                 pin(x);
-                arrive(shared.queries_empty(queries_at.stage));
-                queries_at.advance();
+                const unsigned lse = shared.lse(queries_at.stage) + thread_index() % 4 * 8;
+                const auto leave_queries = [&] {
+                    arrive(shared.queries_empty(queries_at.stage));
+                    queries_at.advance();
+                };
+                if constexpr (!caps<Traits>()) leave_queries();
                 const Mask& mask = blocks.mask;
+                if constexpr (has_distances<Traits>()) {
+                    const int own_key = thread_index() % 128 / 32 * 16 + thread_index() % 32 / 4;
+                    const int distance = blocks.block * Traits::BLOCK_M + thread_index() % 4 * 2 + mask.key_len - mask.query_len - first_key - own_key;
+                    add_distances<true>(x, distance, product_slope<Traits>(params.scoring, uniform(tile.exists - 1), uniform(tile.kv_head * tile.heads) + blocks.head));
+                }
                 hide_unseen<Traits::BLOCK_M>(x, mask, first_key, blocks.block * Traits::BLOCK_M + mask.shift);
                 barrier_wait(shared.weights_empty(weights_at.stage), ~weights_at.parity & 1);
+                const float weight_scale = has_distances<Traits>() ? computed_here(params.scoring.scale) * LOG2_E : scale_log2; // registers
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
                     unsigned words[4];
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         const int at = 8 * step + 2 * j;
-                        x[at] = exp2_approximate(x[at] * scale_log2);
-                        x[at + 1] = exp2_approximate(x[at + 1] * scale_log2);
                         // Weights are at most 1; f16 has three more bits of them than bf16.
-                        words[j] = pack<__half>(x[at], x[at + 1]);
+                        if constexpr (caps<Traits>()) {
+                            const float2 two = load_two(lse + at / 4 * 32);
+                            const float2 first = bent_weight(x[at], argument, params.scoring, two.x);
+                            const float2 second = bent_weight(x[at + 1], argument, params.scoring, two.y);
+                            x[at] = first.x;
+                            x[at + 1] = second.x;
+                            words[j] = pack<__half>(first.y, second.y);
+                        } else {
+                            x[at] = exp2_approximate(x[at] * weight_scale);
+                            x[at + 1] = exp2_approximate(x[at + 1] * weight_scale);
+                            words[j] = pack<__half>(x[at], x[at + 1]);
+                        }
                         if constexpr (drops<Traits>()) words[j] = scores.marked_pair(words[j], 4 * step + j);
                     }
                     store_four_words(shared.weights(weights_at.stage, step), words);
                 }
                 __syncwarp();
+                if constexpr (caps<Traits>()) leave_queries();
                 arrive(shared.weights_full(weights_at.stage));
                 weights_at.advance();
             };
@@ -485,13 +518,10 @@ template <class Traits> __device__ inline void key_gradients(const BackwardTma& 
                 const int stage = uniform(d_out_at.stage);
                 if (const int rows = blocks.rows(); rows < Traits::BLOCK_M) clear_queries(shared, queries_at, d_out_at, rows, clears++);
                 barrier_wait(shared.d_out_full(stage), d_out_at.parity);
-                if constexpr (drops<Traits>()) {
-#pragma unroll
-                    for (float& one : y) one = 0;
-                    pin(y);
-                } else {
+                if constexpr (drops<Traits>())
+                    begin_at_zero(y);
+                else
                     begin_at(y, shared.delta(stage) + thread_index() % 4 * 8, -1);
-                }
                 multiply_columns<Traits>(y, shared.base + Traits::VALUES_AT, last, shared.d_out(stage));
             };
             // They are there; times the weights they become gradients of scores.

@@ -1,7 +1,7 @@
 // Sizes and the shared memory layout of the one-pass backward kernels on wgmma.
 #pragma once
 
-#include "backward/wgmma_dropout.cuh"
+#include "backward/wgmma_options.cuh"
 #include "backward/wgmma_tile.cuh"
 #include "base/record.cuh"
 #include "ptx/wgmma_rows.cuh"
@@ -50,33 +50,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(BLOCK_M == abi::QUERY_BOX_ROWS && SLAB_COLUMNS == abi::BOX_COLUMNS, "boxes");
 };
 
-// Traits of kernels with an option of scores more.
-template <class Plain, unsigned OPTION> struct OnePassWith : Plain {
-    static constexpr unsigned FEATURES = Plain::FEATURES | OPTION;
-};
-
-// The variants of an image, each with one option more than the plain one.
-enum class OnePassVariant { PLAIN, DROPOUT, SOFTCAP, ALIBI };
-template <class Plain, OnePassVariant> struct OnePass {
-    using Traits = Plain;
-    using Params = BackwardTma;
-};
-template <class Plain> struct OnePass<Plain, OnePassVariant::DROPOUT> {
-    using Traits = TransposedDropping<Plain, Plain::CONSUMERS>;
-    using Params = BackwardTmaDropout;
-};
-template <class Plain> struct OnePass<Plain, OnePassVariant::SOFTCAP> {
-    using Traits = OnePassWith<Plain, FEATURE_SOFTCAP>;
-    using Params = BackwardTma;
-};
-template <class Plain> struct OnePass<Plain, OnePassVariant::ALIBI> {
-    using Traits = OnePassWith<Plain, FEATURE_ALIBI>;
-    using Params = BackwardTma;
-};
-__device__ inline const BackwardTma& plain_block(const BackwardTma& block) { return block; }
-__device__ inline const BackwardTma& plain_block(const BackwardTmaDropout& block) { return block.tma; }
-template <class Traits> __device__ constexpr bool caps() { return Traits::FEATURES & FEATURE_SOFTCAP; }
-template <class Traits> __device__ constexpr bool has_distances() { return Traits::FEATURES & FEATURE_ALIBI; }
+template <class Plain> using OnePassDropping = TransposedDropping<Plain, Plain::CONSUMERS>;
 
 template <class Traits> struct OnePassShared {
     const unsigned base;

@@ -6,7 +6,7 @@
 // follows the scores. No product is under way where the loop begins again: ptxas would wait for it.
 #pragma once
 
-#include "backward/wgmma_dropout.cuh"
+#include "backward/wgmma_options.cuh"
 #include "backward/wgmma_rows.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
@@ -18,7 +18,7 @@ namespace warptile {
 
 // A tile of queries, and the blocks of keys that its rows see some of.
 struct QueryTile {
-    int exists; // else there are no more; with dropout also the sequence's number, from 1 on
+    int exists; // else there are no more; with dropout and ALiBi also the sequence's number, from 1 on
     int query_entry, key_entry, head, kv_head, first_query; // entries: where batch entries have strides
     Extent q, k;
     int first_block, end_block;
@@ -82,6 +82,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
 template <class Plain, bool DRAWERS = Plain::HAS_DRAWERS> struct QueryDropping : HeldDropping<Plain, 4 * Plain::CONSUMERS> {};
 template <class Plain> struct QueryDropping<Plain, true> : DrawingDropping<Plain> {};
+template <class Plain> using QueryDroppingOf = QueryDropping<Plain>;
 
 template <class Traits> struct QueryGradientShared {
     const unsigned base;
@@ -182,7 +183,7 @@ template <class Traits> __device__ inline void draw_query_tile(const Backward& p
     const BlockSpan span = key_blocks<Traits>(tile.mask(params), tile.first_query, Traits::BLOCK_M);
     tile.first_block = span.first;
     tile.end_block = span.end;
-    if constexpr (drops<Traits>()) tile.exists += place.batch;
+    if constexpr (drops<Traits>() || has_distances<Traits>()) tile.exists += place.batch;
 }
 
 // Loads 64 rows of a head, slab by slab.
@@ -350,6 +351,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
         if (block >= own_first) {
             float x[SCORES], y[SCORES];
             unsigned slopes[SCORES / 2];
+            const float slope = product_slope<Traits>(params.scoring, uniform(tile.exists - 1), uniform(tile.head));
             // Numbers of own rows, lse and then delta. Registers have no room for them during a block.
             float* const own_numbers = shared.numbers(warpgroup) + own_row();
             if (thread_index() % 4 == 0)
@@ -414,6 +416,10 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                 pin(x);
                 const int first_key = block * Traits::BLOCK_N;
                 const Mask mask = tile.mask(params);
+                if constexpr (has_distances<Traits>()) {
+                    const int distance = first_row() + own_row() + mask.key_len - mask.query_len - first_key - thread_index() % 4 * 2;
+                    add_distances<false>(x, distance, slope);
+                }
                 if (mask.hides_part_of(first_row(), MMA_ROWS, first_key, Traits::BLOCK_N)) {
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
@@ -426,7 +432,10 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                 }
 #pragma unroll
                 for (int j = 0; j < SCORES; j++) {
-                    x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
+                    if constexpr (caps<Traits>())
+                        x[j] = bent_weight(x[j], bend_argument<Traits>(params.scoring), params.scoring, lse[j % 4 / 2]).y;
+                    else
+                        x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
                     if constexpr (drops<Traits>()) x[j] = drawn.marked(x[j], j);
                 }
             };

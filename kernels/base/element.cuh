@@ -20,6 +20,11 @@ template <> __device__ inline float narrow<float>(float x) { return x; }
 template <> __device__ inline __half narrow<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
+// The largest sum of a lane's weights against a maximum that is kept though larger scores have come. Each weight has all its bits then, and products
+// with values are far from the range of fp32.
+template <class Element> constexpr float MAX_GROWTH = 0x1p15f; // f16 is finite up to 65504
+template <> constexpr float MAX_GROWTH<__nv_bfloat16> = 0x1p24f;
+
 // Two neighbouring elements in one word, the first in its lower half.
 template <class Element> __device__ unsigned narrow2(float first, float second);
 template <> __device__ inline unsigned narrow2<__half>(float first, float second)

@@ -62,7 +62,7 @@ template <class Traits, class Key = typename Traits::Element> __device__ void ch
                     params.heads == 4 * params.kv_heads || params.heads == abi::MAX_BOX_HEADS * params.kv_heads);
     const Sequences& sequences = params.sequences;
     WARPTILE_ASSERT(sequences.batch > 0 && sequences.query_len >= 0 && sequences.key_len >= 0);
-    WARPTILE_ASSERT(params.scoring.scale == params.scoring.scale && params.scoring.softcap >= 0);
+    WARPTILE_ASSERT(is_valid(params.scoring));
     const Pages& pages = params.pages;
     WARPTILE_ASSERT(!pages.table || (pages.rows > 0 && pages.rows <= abi::MAX_PAGE_ROWS && pages.count >= 0 && pages.table_row >= 0));
     check_tensor<Traits, typename Traits::Element>(params.q);

@@ -102,30 +102,29 @@ template <class Element, bool OF_KEYS> static bool run_pair(const std::string& t
     return false;
 }
 
-template <class Plain> using OnePassDropping = typename OnePass<Plain, OnePassVariant::DROPOUT>::Traits;
-
-// The kernels for Hopper, by the names of the plain ones and of those with dropout.
+// The kernels for Hopper, by the names of the plain ones and of their variants.
 template <class Element> static bool run_hopper(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {
 #define HOPPER(NAME, FUNCTION, TRAITS, DROPPING, ...)                                                                                              \
     if (kernel == NAME) return run<true>(FUNCTION<TRAITS<Element, __VA_ARGS__>>, params, grid, threads), true;                                     \
     if (kernel == NAME "_dropout")                                                                                                                 \
         return run<true>(+[](const BackwardTmaDropout& block) { FUNCTION<DROPPING<TRAITS<Element, __VA_ARGS__>>>(block.tma); }, params, grid, threads), true;
-#define WITH(NAME, OPTION, ...)                                                                                                                    \
-    if (kernel == NAME) return run<true>(all_gradients<OnePassWith<OnePassTraits<Element, __VA_ARGS__>, OPTION>>, params, grid, threads), true;
-    WITH("dqkv_d64_64x192_w16_s2_softcap", FEATURE_SOFTCAP, 64, 64, 192, 16, 2) WITH("dqkv_d64_64x192_w16_s2_alibi", FEATURE_ALIBI, 64, 64, 192, 16, 2)
-    WITH("dqkv_d96_64x128_w12_s2_softcap", FEATURE_SOFTCAP, 96, 64, 128, 12, 2) WITH("dqkv_d96_64x128_w12_s2_alibi", FEATURE_ALIBI, 96, 64, 128, 12, 2)
-    WITH("dqkv_d128_64x128_w12_s2_softcap", FEATURE_SOFTCAP, 128, 64, 128, 12, 2) WITH("dqkv_d128_64x128_w12_s2_alibi", FEATURE_ALIBI, 128, 64, 128, 12, 2)
-#undef WITH
-    HOPPER("dqkv_d64_64x192_w16_s2", all_gradients, OnePassTraits, OnePassDropping, 64, 64, 192, 16, 2)
-    HOPPER("dqkv_d96_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 96, 64, 128, 12, 2)
-    HOPPER("dqkv_d128_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 128, 64, 128, 12, 2)
-    HOPPER("wdkv_d192_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 192, 64, 64, 12, 3)
+#define WITH(NAME, FUNCTION, TRAITS, DROPPING, ...)                                                                                                \
+    if (kernel == NAME "_softcap")                                                                                                                 \
+        return run<true>(FUNCTION<GradientsWith<TRAITS<Element, __VA_ARGS__>, FEATURE_SOFTCAP>>, params, grid, threads), true;                     \
+    if (kernel == NAME "_alibi")                                                                                                                   \
+        return run<true>(FUNCTION<GradientsWith<TRAITS<Element, __VA_ARGS__>, FEATURE_ALIBI>>, params, grid, threads), true;                       \
+    HOPPER(NAME, FUNCTION, TRAITS, DROPPING, __VA_ARGS__)
+    WITH("dqkv_d64_64x192_w16_s2", all_gradients, OnePassTraits, OnePassDropping, 64, 64, 192, 16, 2)
+    WITH("dqkv_d96_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 96, 64, 128, 12, 2)
+    WITH("dqkv_d128_64x128_w12_s2", all_gradients, OnePassTraits, OnePassDropping, 128, 64, 128, 12, 2)
+    WITH("wdkv_d192_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 192, 64, 64, 12, 3)
     HOPPER("wdkv_d192_64x64_w16_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 192, 64, 64, 16, 3)
-    HOPPER("wdkv_d256_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 256, 64, 64, 12, 3)
-    HOPPER("wdq_d192_128x64_w12_s3", gradients_of_queries, QueryGradientTraits, QueryDropping, 192, 128, 64, 12, 3)
+    WITH("wdkv_d256_64x64_w12_s3", gradients_of_keys, KeyGradientTraits, KeyDropping, 256, 64, 64, 12, 3)
+    WITH("wdq_d192_128x64_w12_s3", gradients_of_queries, QueryGradientTraits, QueryDropping, 192, 128, 64, 12, 3)
     HOPPER("wdq_d192_128x64_w16_s3", gradients_of_queries, QueryGradientTraits, QueryDropping, 192, 128, 64, 16, 3)
-    HOPPER("wdq_d256_128x64_w12_s2", gradients_of_queries, QueryGradientTraits, QueryDropping, 256, 128, 64, 12, 2)
+    WITH("wdq_d256_128x64_w12_s2", gradients_of_queries, QueryGradientTraits, QueryDropping, 256, 128, 64, 12, 2)
+#undef WITH
 #undef HOPPER
     return false;
 }

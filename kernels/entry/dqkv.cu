@@ -7,7 +7,7 @@
 
 using Plain =
     warptile::OnePassTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
-using Chosen = warptile::OnePass<Plain, warptile::OnePassVariant::WARPTILE_VARIANT>;
+using Chosen = warptile::GradientImage<Plain, warptile::OnePassDropping, warptile::GradientVariant::WARPTILE_VARIANT>;
 using Instance = Chosen::Traits;
 using Params = Chosen::Params;
 

@@ -32,7 +32,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         segment = number;
         if constexpr (!Traits::prepares_early()) take_queries();
         const int lane = anew(thread.lane);
-        ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E, Traits::has(FEATURE_SOFTCAP));
+        ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E, Traits::FEATURES);
         Scales::read(of.kv_head);
         Scales::multiply(rule);
         scale = rule.scale;
@@ -261,7 +261,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, dot_limit) * scale; });
         if (Traits::has(FEATURE_SOFTCAP) && params.scoring.softcap > 0) {
             const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
-            each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
+            each(scores, first_key, [&](float& score, int, int) { score = rule.bent(score); });
         }
         if (Traits::has(FEATURE_ALIBI) && params.scoring.slopes) {
             // ALiBi counts distances bottom-right, wherever the mask's diagonal is.

@@ -56,7 +56,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<
         scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
         const bool hides_rows = has_tensors() && has_mask(scoring) && !masks_keys_alone(scoring);
         // Hidden scores are -inf, also when they are scaled.
-        const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0) || hides_rows;
+        const bool takes_care = are_no_multiples(scoring, scale) || hides_rows;
         const Mask mask(scoring, tile.q.len, tile.k.len);
         const int first_query = Row(tile, group, first_row()).query;
         const int last_query = min(Row(tile, group, first_row() + Traits::WARP_ROWS - 1).query, tile.q.len - 1);
@@ -420,7 +420,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<
         float all = sums[0] + sums[1];
 #pragma unroll
         for (int row = 2; row < ROWS; row++) all += sums[row];
-        return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
+        return !__any_sync(0xffffffff, !(all <= MAX_GROWTH<Element>));
     }
 
     // A block's values; the weights of the first keys are there. Returns the keys that have been added: all, unless a weight of the next 16
@@ -445,7 +445,6 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<
         }
         return Traits::BLOCK_N;
     }
-    static constexpr float MAX_WEIGHTS = 1024;
 
     // Calls `change` with every score, its row of the lane, and the key.
     template <class Change> __device__ void each(Scores& scores, int first_key, Change change) const
@@ -562,7 +561,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<
         const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
         const float limit = rule.dot_limit();
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
-        if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
+        if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.bent(score); });
         if (scoring.slopes) {
 #pragma unroll
             for (int one = 0; one < ROWS; one++) {

@@ -386,8 +386,8 @@ __device__ void apply_score_rules(float (&scores)[Traits::ROWS][Traits::KEYS], c
                                   bool masked, int query, int key)
 {
     for_each_score<Traits>(scores, query, key, [&](float& s, int, int) { s = rule.score(s); });
-    if (rule.has_softcap())
-        for_each_score<Traits>(scores, query, key, [&](float& s, int, int) { s = rule.with_softcap(s); });
+    if (rule.bends())
+        for_each_score<Traits>(scores, query, key, [&](float& s, int, int) { s = rule.bent(s); });
     if (rule.has_alibi())
         for_each_score<Traits>(scores, query, key, [&](float& s, int i, int j) { s = rule.with_alibi(s, i, j); });
     if (masked)

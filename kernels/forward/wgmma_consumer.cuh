@@ -278,7 +278,8 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     }
 
     // Returns true if `block` has rows of k and v that may be another sequence's.
-    __device__ bool has_others_keys() const { return keys_are_followed() && (block + 1) * Traits::BLOCK_N > tile().key_len; }
+    __device__ bool has_others_keys() const { return keys_are_followed() && is_partial(); }
+    __device__ bool is_partial() const { return (block + 1) * Traits::BLOCK_N > tile().key_len; }
 
     // Keys and values that other warpgroups' rows see.
     __device__ void pass_blocks(int blocks)
@@ -576,10 +577,10 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         wgmma_commit();
     }
 
-    // Scores -> weights in fp32: softcap, other terms, mask, online softmax.
+    // Scores -> weights in fp32: options of single scores, other terms, mask, online softmax.
     __device__ void soften()
     {
-        cap();
+        scale.bend_block(scores, {state.is_given_up(0), state.is_given_up(1)}, is_partial());
         if constexpr (Traits::has_alibi()) this->Distances<Traits>::add(scores, block * Traits::BLOCK_N, scale.unit());
         if constexpr (Traits::has_fast_terms()) {
             float of_rows[ROWS_PER_THREAD];
@@ -593,50 +594,13 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         state.update(scores, scale);
     }
 
-    // Scores of any block -> tanh, if there is a softcap.
-    __device__ void cap()
-    {
-        if (!scale.has_softcap()) return;
-        if constexpr (Traits::has_fast_cap() && !Traits::looks_first())
-            scale.cap_block(scores, {state.is_given_up(0), state.is_given_up(1)}, !has_others_keys());
-        else
-            scale.cap(scores);
-    }
-
-    // Looks at the scores of a plain block: true if one of the warp's is large.
-    __device__ bool has_large() const
-    {
-        const auto capped = scale.capped_here();
-        unsigned seen[ROWS_PER_THREAD] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < Traits::BLOCK_N / 2; i++)
-            seen[i % 4 / 2] |= __float_as_uint(fmaf(scores[i], scores[i], capped.range));
-        return __any_sync(0xffffffff, state.has_large(capped, seen));
-    }
-
-    // Scores of a plain block with softcap -> weights. Warps may go different ways, which is why no product is among them. Returns false if some
-    // are too large, and sets `is_large` if a score was.
-    __device__ bool update_capped(bool& is_large, float (&sums)[ROWS_PER_THREAD])
-    {
-        if constexpr (Traits::looks_first()) {
-            if (scale.has_softcap() && !has_large()) return state.update_capped(scores, scale, scale.capped_here(), is_large, sums);
-        } else if (!scale.is_exact) {
-            const bool fits = state.update_capped(scores, scale, scale.capped, is_large, sums);
-            scale.is_exact = is_large;
-            return fits;
-        }
-        if (scale.has_softcap())
-            scale.cap(scores);
-        return state.update_plain(scores, scale, state.offset, sums);
-    }
-
     // The same of a block in which nothing is hidden. It may need the queries and keys once more.
     __device__ void soften_plain()
     {
         float sums[ROWS_PER_THREAD] = {};
         bool is_large = false;
         if constexpr (Traits::has_fast_cap()) {
-            if (__builtin_expect(update_capped(is_large, sums), true))
+            if (__builtin_expect(state.update_bent(scores, scale, is_large, sums), true))
                 return;
         } else if constexpr (Traits::has_alibi()) {
             float added[ROWS_PER_THREAD];
@@ -644,8 +608,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             if (__builtin_expect(state.update_linear(scores, scale, added, per_key, sums), true))
                 return;
         } else {
-            if (scale.has_softcap())
-                scale.cap(scores);
+            scale.bend(scores);
             if (__builtin_expect(state.update_plain(scores, scale, state.offset, sums), true))
                 return;
         }
@@ -654,8 +617,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
         state.template update_again<Again::COUNT>(scores, scale, [&](int first_key, float(&part)[Again::COUNT]) {
             again.multiply(first_key, part);
-            if (scale.has_softcap())
-                scale.cap(part);
+            scale.bend(part);
             if constexpr (Traits::hides_keys())
                 hide_in_registers<Traits>(part, HiddenLayout<Traits>::keys(shared, keys_at.stage), first_key);
             if constexpr (Traits::has_alibi()) this->Distances<Traits>::add(part, block * Traits::BLOCK_N + first_key, scale.unit());
@@ -667,8 +629,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
     __device__ void soften_with_terms(bool plain)
     {
         while (true) {
-            if (scale.has_softcap())
-                scale.cap(scores);
+            scale.bend(scores);
             float of_rows[ROWS_PER_THREAD], added[ROWS_PER_THREAD];
             this->add(scores, params.scoring, plain, of_rows);
             if (!plain)

@@ -74,12 +74,18 @@ template <class Traits> struct ScoreScale : KeptExponents<Traits> {
         return {factor * reciprocal_approximate(params.scoring.softcap), factor * LOG2_E};
     }
 
-    // tanh(dot * scale / cap)
-    template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const { cap_with(dots, params.scoring.scale / params.scoring.softcap); }
-
-    // The same of a warp's block, faster where no score is large of rows that are not `ignored`, and none may be others' (`by_itself`).
-    template <int COUNT> __device__ void cap_block(float (&dots)[COUNT], const bool (&ignored)[ROWS_PER_THREAD], bool by_itself) const
+    // Dot products -> tanh(dot * scale / cap), if there is a softcap.
+    template <int COUNT> __device__ void bend(float (&dots)[COUNT]) const
     {
+        if (has_softcap()) cap_with(dots, params.scoring.scale / params.scoring.softcap);
+    }
+
+    // `bend` for a warp's block, faster where no score is large of rows that are not `ignored`. A partial block always takes the exact tanh: behind its
+    // keys there may be others', which must not matter.
+    template <int COUNT> __device__ void bend_block(float (&dots)[COUNT], const bool (&ignored)[ROWS_PER_THREAD], bool is_partial) const
+    {
+        if constexpr (!Traits::has_fast_cap() || Traits::looks_first()) return bend(dots);
+        if (!has_softcap()) return;
         // Worked out here, for each block: it would stay in registers.
         const float dot_to_argument = params.scoring.scale * reciprocal_approximate(computed_here(params.scoring.softcap));
         unsigned seen[ROWS_PER_THREAD] = {0, 0};
@@ -88,10 +94,10 @@ template <class Traits> struct ScoreScale : KeptExponents<Traits> {
             dots[i] *= dot_to_argument;
             seen[i % 4 / 2] |= __float_as_uint(fmaf(dots[i], dots[i], 1.0f));
         }
-        bool large = !by_itself;
+        bool large = is_partial;
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            large |= is_large(seen[row]) && !ignored[row];
+            large |= is_large(seen[row]) & !ignored[row];
         if (uniform(__any_sync(0xffffffff, large)))
             cap_with(dots, 1);
         else
@@ -217,24 +223,21 @@ template <class Traits> struct RowState {
         return keep_if(!any_coarse, sums);
     }
 
-    // The same for dot products that are bounded by a softcap, or false if one of the warp's is large: then `is_large` says so.
-    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents& capped, bool& is_large,
-                                  float (&sums)[ROWS_PER_THREAD])
+    // `update_plain` where options act on single scores. Warps may go different ways, which is why no product is among them. Sets `is_large` if a
+    // score was too large for the polynomial.
+    __device__ bool update_bent(float (&scores)[COUNT], ScoreScale<Traits>& scale, bool& is_large, float (&sums)[ROWS_PER_THREAD])
     {
-        float added[ROWS_PER_THREAD] = {offset[0], offset[1]};
-        unsigned seen[ROWS_PER_THREAD] = {0, 0};
-        exponentiate_capped(scores, scale, capped, added, sums, seen);
-        const bool large = !Traits::looks_first() && has_large(capped, seen);
-        if (keep_if(!large && !any_coarse, sums)) return true;
-        if constexpr (!Traits::looks_first()) is_large = __any_sync(0xffffffff, large);
-        return false;
+        if constexpr (Traits::looks_first()) {
+            if (scale.has_softcap() && !has_large(scores, scale)) return update_capped(scores, scale, scale.capped_here(), is_large, sums);
+        } else if (!scale.is_exact) {
+            const bool fits = update_capped(scores, scale, scale.capped, is_large, sums);
+            scale.is_exact = is_large;
+            return fits;
+        }
+        scale.bend(scores);
+        return update_plain(scores, scale, offset, sums);
     }
 
-    // Returns true if the bits that were `seen` of a row say that one of its scores is large. Rows that are given up don't count.
-    __device__ bool has_large(const CappedExponents& capped, const unsigned (&seen)[ROWS_PER_THREAD]) const
-    {
-        return (capped.has_large(seen[0]) && !is_given_up(0)) || (capped.has_large(seen[1]) && !is_given_up(1));
-    }
     __device__ bool is_given_up(int row) const { return sum[row] != sum[row]; }
 
     // Keeps weights that were too large, with their `sums`: the maxima of their rows are raised by as many powers of 2 as the largest sum of a
@@ -298,8 +301,8 @@ template <class Traits> struct RowState {
     }
 
   private:
-    // A lane's of a row in a block. Each of them fits f16 then, and is as exact as it would be against the maximum.
-    static constexpr float MAX_WEIGHTS = 4096;
+    // A lane's of a row in a block.
+    static constexpr float MAX_WEIGHTS = MAX_GROWTH<typename Traits::Element>;
     static constexpr float MAX_LOWERED = 0x1p120f; // what a power of 2 brings back to 1
 
     // Adds a block's sums if no weight is too large for any lane of the warp, or `fits` is false.
@@ -307,7 +310,7 @@ template <class Traits> struct RowState {
     {
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            fits &= sums[row] <= MAX_WEIGHTS || is_given_up(row);
+            fits &= (sums[row] <= MAX_WEIGHTS) | is_given_up(row);
         if (__builtin_expect(!__all_sync(0xffffffff, fits), false))
             return false;
 #pragma unroll
@@ -315,6 +318,36 @@ template <class Traits> struct RowState {
             sum[row] += sums[row];
         forget_rescale();
         return true;
+    }
+
+    // `update_plain` by the polynomial. Returns false, too, if one of the warp's dot products is large: then `is_large` says so.
+    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents& capped, bool& is_large,
+                                  float (&sums)[ROWS_PER_THREAD])
+    {
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]};
+        unsigned seen[ROWS_PER_THREAD] = {0, 0};
+        exponentiate_capped(scores, scale, capped, added, sums, seen);
+        const bool large = !Traits::looks_first() && any_large(capped, seen);
+        if (keep_if(!large & !any_coarse, sums)) return true;
+        if constexpr (!Traits::looks_first()) is_large = __any_sync(0xffffffff, large);
+        return false;
+    }
+
+    // Returns true if one of the warp's dot products is large.
+    __device__ bool has_large(const float (&scores)[COUNT], const ScoreScale<Traits>& scale) const
+    {
+        const auto capped = scale.capped_here();
+        unsigned seen[ROWS_PER_THREAD] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            seen[i % 4 / 2] |= __float_as_uint(fmaf(scores[i], scores[i], capped.range));
+        return __any_sync(0xffffffff, any_large(capped, seen));
+    }
+
+    // Returns true if the bits that were `seen` of a row say that one of its scores is large. Rows that are given up don't count.
+    __device__ bool any_large(const CappedExponents& capped, const unsigned (&seen)[ROWS_PER_THREAD]) const
+    {
+        return (capped.has_large(seen[0]) & !is_given_up(0)) | (capped.has_large(seen[1]) & !is_given_up(1));
     }
 
     __device__ static void add(const float (&scores)[COUNT], int begin, float (&sums)[ROWS_PER_THREAD])

@@ -212,7 +212,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
     // Scores are plain when they are a positive multiple of the dot products, which then stand for them up to the
     // exponential. The bound on the multiple keeps f16's largest dot product (65504^2 * 256 < 2^40) finite.
     // One register says both which multiple, and, being 0, that they are not.
-    float multiple = !rule.has_softcap() && !rule.has_alibi() && rule.scale > 0 && rule.scale < 0x1p80f ? rule.scale : 0.0f;
+    float multiple = !rule.bends() && !rule.has_alibi() && rule.scale > 0 && rule.scale < 0x1p80f ? rule.scale : 0.0f;
 
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const WarpGroup<WARPS_N> group = {warp / WARPS_N, warp % WARPS_N};
@@ -312,8 +312,8 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
             const float limit = on_the_spot(rule).dot_limit();
             update(s, here, [&](float x, int, int) { return clamp_keeping_nan(x, limit); });
             if (!plain) update(s, here, [&](float x, int, int) { return x * rule.scale; });
-            if (rule.has_softcap())
-                update(s, here, [&](float x, int, int) { return rule.with_softcap(x); });
+            if (rule.bends())
+                update(s, here, [&](float x, int, int) { return rule.bent(x); });
             if (rule.has_alibi())
                 update(s, here, [&](float x, int row, int key) {
                     return rule.with_alibi(x, first_query + row, first_column + key);

@@ -14,10 +14,10 @@ struct ScoreRule {
     float slope; // ALiBi slope in units; 0 for none
     int shift;   // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
 
-    // `has_softcap`: whether there may be one.
-    __device__ ScoreRule(const Scoring& scoring, float alibi_slope, int query_len, int key_len, float unit, bool has_softcap = true)
-        : scale(has_softcap && scoring.softcap > 0 ? scoring.scale / scoring.softcap
-                                    : fminf(fmaxf(scoring.scale * unit, -MAX_FLOAT), MAX_FLOAT)),
+    // `features`: those that the image has.
+    __device__ ScoreRule(const Scoring& scoring, float alibi_slope, int query_len, int key_len, float unit, unsigned features = FEATURE_SOFTCAP)
+        : scale(features & FEATURE_SOFTCAP && scoring.softcap > 0 ? scoring.scale / scoring.softcap
+                                                                  : fminf(fmaxf(scoring.scale * unit, -MAX_FLOAT), MAX_FLOAT)),
           cap(scoring.softcap * unit), slope(alibi_slope * unit), shift(key_len - query_len)
     {
     }
@@ -28,14 +28,29 @@ struct ScoreRule {
     // to the largest.
     __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale)); }
     __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit()) * scale; }
-    __device__ bool has_softcap() const { return cap > 0; }
-    __device__ float with_softcap(float score) const { return cap * tanh_approximate(score); }
+    // Options that act on each scaled product by itself: softcap.
+    __device__ bool bends() const { return cap > 0; }
+    __device__ float bent(float score) const { return cap * tanh_approximate(score); }
+    // The same, and multiplies the gradient of the result by the derivative if it is WANTED.
+    template <bool WANTED> __device__ void bend(float& score, float& gradient) const
+    {
+        if (!bends()) return;
+        const float tanh = tanh_approximate(score);
+        if constexpr (WANTED) gradient *= 1 - tanh * tanh;
+        score = cap * tanh;
+    }
     __device__ bool has_alibi() const { return slope != 0; }
     __device__ float with_alibi(float score, int query, int key) const
     {
         return score - slope * fabsf((float)(query + shift - key));
     }
 };
+
+// What the host promises about the numbers of the rule.
+__device__ inline bool is_valid(const Scoring& scoring) { return scoring.scale == scoring.scale && scoring.softcap >= 0; }
+
+// Returns true if scores are not positive multiples of the products, biases and masks aside.
+__device__ inline bool are_no_multiples(const Scoring& scoring, float scale) { return scoring.softcap > 0 || scoring.slopes || !(scale > 0); }
 
 // The running max as it is subtracted from scores. A row that has seen no key has m = -inf, and -inf - -inf would be NaN.
 __device__ inline float finite_max(float m) { return m == negative_infinity() ? 0.0f : m; }

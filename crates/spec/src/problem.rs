@@ -212,16 +212,8 @@ impl Problem {
 
     /// The features that an image needs to compute this problem.
     pub fn needs(&self) -> Features {
-        /// The least factor that kernels for positive scales multiply by (`ScoreScale` in kernels/forward/wgmma_softmax.cuh has the same
-        /// number). It leaves nothing of products of f16; those of bf16 may be as large as its inverse.
-        const LEAST_SCALE: f32 = 1e-30;
-        let is_tiny = self.scoring.softcap.is_none()
-            && self.scoring.scale.is_some_and(|scale| scale < LEAST_SCALE);
+        let scoring = self.scoring.needs_of(self.element());
         let wanted = [
-            (
-                is_tiny && self.element() == ElementType::Bf16,
-                Features::NEGATIVE_SCALE,
-            ),
             (self.packed_queries || self.packed_keys, Features::PACKED),
             (self.device_lengths, Features::DEVICE_LENGTHS),
             (self.page_rows != 0, Features::PAGED),
@@ -233,9 +225,7 @@ impl Problem {
             .into_iter()
             .filter(|(wanted, _)| *wanted)
             .map(|(_, feature)| feature)
-            .fold(self.scoring.needs() | self.types.needs(), |all, feature| {
-                all | feature
-            })
+            .fold(scoring | self.types.needs(), |all, feature| all | feature)
     }
 
     /// The problem on one line, in the words of the `warptile` program ("b2 q512 k576 h8/2 d64 f16 mask=causal"): what `Rates` and the
@@ -591,12 +581,6 @@ mod tests {
                 assert_eq!(line(element, words), (expected, is_rare));
             }
         }
-        // Scores are then at most the softcap, which is multiplied by.
-        let capped = line(ElementType::Bf16, "scale=0 softcap=3");
-        assert_eq!(
-            capped,
-            ("b1 q64 k64 h4 d64 bf16 softcap=3".to_owned(), false)
-        );
     }
 
     /// A decode step whose packed tensor has room for prompts, as under a CUDA graph.

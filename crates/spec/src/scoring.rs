@@ -219,8 +219,20 @@ impl Scoring {
         self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
     }
 
-    /// The features that an image needs for these options, whatever the element type: [`Problem::needs`](crate::Problem::needs) knows of
-    /// tiny scales.
+    /// The features that an image needs for these options with queries of this type: [`Scoring::needs`], and that of negative scales for one
+    /// that is too small for kernels of positive ones.
+    pub fn needs_of(&self, element: ElementType) -> Features {
+        /// The least factor that kernels for positive scales multiply by (`ScoreScale` in kernels/forward/wgmma_softmax.cuh has the same
+        /// number). It leaves nothing of products of f16; those of bf16 may be as large as its inverse. A softcap is multiplied by instead.
+        const LEAST_SCALE: f32 = 1e-30;
+        let is_tiny = self.softcap.is_none() && self.scale.is_some_and(|scale| scale < LEAST_SCALE);
+        match is_tiny && element == ElementType::Bf16 {
+            true => self.needs() | Features::NEGATIVE_SCALE,
+            false => self.needs(),
+        }
+    }
+
+    /// The features that an image needs for these options, whatever the element type.
     pub fn needs(&self) -> Features {
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
@@ -600,6 +612,21 @@ mod tests {
                 "{more}"
             );
         }
+    }
+
+    #[test]
+    fn a_tiny_scale_needs_what_a_negative_one_does_where_it_multiplies_products() {
+        let rare = |words: &str| {
+            { ElementType::ALL }.map(|element| {
+                let needs = words.parse::<Scoring>().unwrap().needs_of(element);
+                needs.contains(Features::NEGATIVE_SCALE)
+            })
+        };
+        let tiny = ElementType::ALL.map(|element| element == ElementType::Bf16);
+        assert_eq!(rare("scale=0"), tiny);
+        assert_eq!(rare("scale=1e-30"), [false; ElementType::ALL.len()]);
+        assert_eq!(rare("scale=0 softcap=3"), [false; ElementType::ALL.len()]);
+        assert_eq!(rare("scale=-1"), [true; ElementType::ALL.len()]);
     }
 
     #[test]

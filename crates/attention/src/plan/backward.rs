@@ -261,7 +261,8 @@ fn reject(problem: &BackwardProblem, image: &Image, device: &DeviceProfile) -> O
         return Some(Reason::Lacks(lacks));
     }
     // All weights of a row may be too small for f16.
-    if image.role == Role::AllGradients && needs.contains(Features::SMALL_WEIGHTS) {
+    let takes_f16 = matches!(image.family, Family::Dqkv | Family::Wdkv);
+    if takes_f16 && needs.contains(Features::SMALL_WEIGHTS) {
         return Some(Reason::Lacks(Features::SMALL_WEIGHTS));
     }
     let (needed, available) = (shared_bytes(image), device.shared_bytes_per_cta);

@@ -129,12 +129,14 @@ pub(crate) fn check<T: Element>(
     }
 }
 
-/// Checks that the first of two packed sequences has the same output and lse, bit for bit, whatever the other one has.
+/// Checks that the first of two packed sequences, whose numbers are up to `own`, has the same output and lse, bit for bit, whatever the other
+/// one has.
 pub(crate) fn check_outputs<T: Element>(
     backend: &Backend,
     attention: &Attention,
     heads: Heads,
     lengths: [usize; 2],
+    own: f32,
     seed: u64,
 ) {
     let total = lengths[0] + lengths[1];
@@ -145,7 +147,7 @@ pub(crate) fn check_outputs<T: Element>(
             let row = count * heads.dim;
             let mut value = |at: usize| {
                 let factor = if at < lengths[0] * row {
-                    1.0
+                    own
                 } else {
                     of_others
                 };
@@ -166,11 +168,11 @@ pub(crate) fn check_outputs<T: Element>(
             lse.map(f32::to_bits).collect::<Vec<_>>(),
         )
     };
-    let expected = of_first(1.0);
+    let expected = of_first(own);
     for of_others in [30.0, f32::NAN] {
         assert!(
             of_first(of_others) == expected,
-            "the first of two sequences of {lengths:?} has other bits with {of_others} times the values in the other one"
+            "the first of two sequences of {lengths:?} has other bits with numbers up to {of_others} in the other one, and {own} of its own"
         );
     }
 }

@@ -66,7 +66,7 @@ fn gradients_do_not_depend_on_neighbours() {
         let causal = Attention::new().mask(Mask::causal());
         neighbours::check::<f32>(&Backend::cpu(), &causal, heads, 300, seed);
         neighbours::check::<bf16>(&Backend::cpu(), &options, heads, 300, seed);
-        neighbours::check_outputs::<bf16>(&Backend::cpu(), &options, heads, [200, 100], seed);
+        neighbours::check_outputs::<bf16>(&Backend::cpu(), &options, heads, [200, 100], 1.0, seed);
     }
 }
 

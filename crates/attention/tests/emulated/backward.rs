@@ -132,6 +132,19 @@ fn gradients_of_large_heads_equal_float64() {
     equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q300 k200");
 }
 
+/// Softcap and ALiBi, each alone.
+#[test]
+#[ignore = "needs g++"]
+fn gradients_of_large_heads_with_options_equal_float64() {
+    let heads = [
+        "h2/1 d192 bf16 softcap=2",
+        "h1 d256 f16 softcap=0.5",
+        "h4/2 d136/72 f16 alibi=batch",
+        "h2/1 d256 bf16 alibi=head",
+    ];
+    equal_float64(&[Family::Wdkv, Family::Wdq], &heads, "b1 q150 k140");
+}
+
 /// Few rounded numbers, of which each is the error of many elements, give a mean that is far from its expectation.
 #[test]
 #[ignore = "needs g++"]

@@ -222,6 +222,8 @@ fn hopper_takes_wgmma_for_large_heads_where_it_can() {
         ("b1 q64 k64 h1 d256 bf16", of_256),
         ("b1 q1 k5 h1 d200/72 f16", of_256),
         ("b4 q4096 k4096 h8 d256 bf16 dropout=0.1", of_256),
+        ("b4 q4096 k4096 h8 d256 bf16 softcap=50", of_256),
+        ("b1 q300 k300 h8/4 d192 f16 alibi=head", of_192),
         (
             "b4 q4096 k4096 h10 d192 bf16 dropout=0.1",
             of_192_with_dropout,
@@ -230,8 +232,8 @@ fn hopper_takes_wgmma_for_large_heads_where_it_can() {
         assert_eq!(kernels(&h200, words), expected, "{words}");
     }
     for option in [
-        "softcap=30",
-        "alibi=head",
+        "softcap=30 alibi=head",
+        "softcap=30 dropout=0.1",
         "bias",
         "keymask",
         "scale=0",
@@ -243,6 +245,9 @@ fn hopper_takes_wgmma_for_large_heads_where_it_can() {
         assert!(of_keys.starts_with("dkv_"), "{words}: {of_keys}");
         assert!(of_queries.starts_with("dq_"), "{words}: {of_queries}");
     }
+    // Weights of keys are in f16 on their way, those of queries are not.
+    let both = kernels(&h200, "b2 q512 k512 h8 d256 bf16 alibi=head sinks");
+    assert_eq!(both, ["dkv_d256_64x64_w8_s2", of_256[1]]);
     // A gradient alone.
     for (wanted, expected) in [(Operand::DQ, of_256[1]), (Operand::DK, of_256[0])] {
         let case: Case = "b1 q70 k300 h2 d256 f16".parse().unwrap();

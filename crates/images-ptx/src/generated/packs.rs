@@ -46,7 +46,7 @@ pub static DECODE_D64_32X128_W4_S2_PTX: [u8; 25608] = *include_bytes!("../../ima
 pub static DECODE_D64_64X64_W4_S4_PTX: [u8; 47660] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_ptx.zst`.
-pub static DKV_D128_32X32_W4_S1_PTX: [u8; 17277] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
+pub static DKV_D128_32X32_W4_S1_PTX: [u8; 17275] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_ptx.zst`.
 pub static DKV_D128_64X64_W4_S1_PTX: [u8; 59579] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_ptx.zst");
@@ -55,13 +55,13 @@ pub static DKV_D128_64X64_W4_S1_PTX: [u8; 59579] = *include_bytes!("../../images
 pub static DKV_D192_32X64_W8_S1_PTX: [u8; 31609] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_ptx.zst`.
-pub static DKV_D256_16X16_W4_S1_PTX: [u8; 17369] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
+pub static DKV_D256_16X16_W4_S1_PTX: [u8; 17370] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_ptx.zst`.
 pub static DKV_D256_32X32_W4_S1_PTX: [u8; 49387] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_ptx.zst`.
-pub static DKV_D64_32X32_W4_S1_PTX: [u8; 16052] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
+pub static DKV_D64_32X32_W4_S1_PTX: [u8; 16060] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_ptx.zst`.
 pub static DKV_D64_64X64_W4_S2_PTX: [u8; 52995] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_ptx.zst");
@@ -70,7 +70,7 @@ pub static DKV_D64_64X64_W4_S2_PTX: [u8; 52995] = *include_bytes!("../../images/
 pub static DKV_D96_64X64_W4_S2_PTX: [u8; 20266] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_ptx.zst`.
-pub static DQ_D128_32X32_W4_S1_PTX: [u8; 15423] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
+pub static DQ_D128_32X32_W4_S1_PTX: [u8; 15418] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_ptx.zst`.
 pub static DQ_D128_64X64_W4_S1_PTX: [u8; 50260] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_ptx.zst");
@@ -79,7 +79,7 @@ pub static DQ_D128_64X64_W4_S1_PTX: [u8; 50260] = *include_bytes!("../../images/
 pub static DQ_D192_64X32_W4_S1_PTX: [u8; 39577] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_ptx.zst`.
-pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14932] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
+pub static DQ_D256_16X16_W4_S1_PTX: [u8; 14934] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_ptx.zst`.
 pub static DQ_D256_64X16_W4_S1_PTX: [u8; 44974] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_ptx.zst");
@@ -91,7 +91,7 @@ pub static DQ_D256_64X32_W4_S1_PTX: [u8; 22956] = *include_bytes!("../../images/
 pub static DQ_D64_128X64_W4_S2_PTX: [u8; 23141] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_ptx.zst`.
-pub static DQ_D64_32X32_W4_S1_PTX: [u8; 14135] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
+pub static DQ_D64_32X32_W4_S1_PTX: [u8; 14136] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_ptx.zst`.
 pub static DQ_D64_64X64_W4_S2_PTX: [u8; 43264] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_ptx.zst");
@@ -106,34 +106,34 @@ pub static DSINKS_W8_PTX: [u8; 2487] = *include_bytes!("../../images/dsinks_w8_p
 pub static MERGE_W4_PTX: [u8; 8162] = *include_bytes!("../../images/merge_w4_ptx.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_ptx.zst`.
-pub static MMA_D128_128X64_W4_S2_PTX: [u8; 34949] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
+pub static MMA_D128_128X64_W4_S2_PTX: [u8; 35011] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_ptx.zst`.
-pub static MMA_D128_64X64_W4_S2_PTX: [u8; 193612] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
+pub static MMA_D128_64X64_W4_S2_PTX: [u8; 193414] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_ptx.zst`.
-pub static MMA_D192_64X64_W4_S1_PTX: [u8; 215530] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
+pub static MMA_D192_64X64_W4_S1_PTX: [u8; 216362] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_ptx.zst`.
-pub static MMA_D256_64X64_W4_S1_PTX: [u8; 269063] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
+pub static MMA_D256_64X64_W4_S1_PTX: [u8; 268637] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_ptx.zst`.
-pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128572] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
+pub static MMA_D32_128X64_W4_S2_PTX: [u8; 128389] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_ptx.zst`.
-pub static MMA_D512_32X32_W4_S1_PTX: [u8; 130025] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_ptx.zst");
+pub static MMA_D512_32X32_W4_S1_PTX: [u8; 133975] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_ptx.zst`.
-pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25916] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_ptx.zst");
+pub static MMA_D64_128X32_W4_S4_PTX: [u8; 25923] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_ptx.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_ptx.zst`.
-pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185206] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
+pub static MMA_D64_128X64_W4_S2_PTX: [u8; 185167] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_ptx.zst`.
-pub static MMA_D64_64X64_W4_S2_PTX: [u8; 169787] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
+pub static MMA_D64_64X64_W4_S2_PTX: [u8; 169908] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_ptx.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s3_ptx.zst`.
-pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107229] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
+pub static MMA_D96_128X32_W4_S3_PTX: [u8; 107372] = *include_bytes!("../../images/mma_d96_128x32_w4_s3_ptx.zst");
 
 /// The images of a kernel: `prepass_w4_ptx.zst`.
 pub static PREPASS_W4_PTX: [u8; 5144] = *include_bytes!("../../images/prepass_w4_ptx.zst");

@@ -124,40 +124,40 @@ pub static DSINKS_W8_SM_100: [u8; 4870] = *include_bytes!("../../images/dsinks_w
 pub static MERGE_W4_SM_100: [u8; 12246] = *include_bytes!("../../images/merge_w4_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w8_s2_sm_100.zst`.
-pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25409] = *include_bytes!("../../images/mma_d128_128x64_w8_s2_sm_100.zst");
+pub static MMA_D128_128X64_W8_S2_SM_100: [u8; 25455] = *include_bytes!("../../images/mma_d128_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 170079] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
+pub static MMA_D128_64X64_W4_S2_SM_100: [u8; 169886] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_100.zst`.
-pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28857] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_100.zst");
+pub static MMA_D192_128X64_W8_S2_SM_100: [u8; 28900] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 180389] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
+pub static MMA_D192_64X64_W4_S1_SM_100: [u8; 179687] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_100.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 219544] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
+pub static MMA_D256_64X64_W4_S1_SM_100: [u8; 219580] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 124073] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
+pub static MMA_D32_128X64_W4_S2_SM_100: [u8; 123853] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_100.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 75540] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_100.zst");
+pub static MMA_D512_32X32_W4_S1_SM_100: [u8; 75538] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d512_64x64_w8_s1_sm_100.zst`.
-pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32132] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_100.zst");
+pub static MMA_D512_64X64_W8_S1_SM_100: [u8; 32226] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_100.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28050] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_100.zst");
+pub static MMA_D64_128X32_W4_S4_SM_100: [u8; 28049] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 172973] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
+pub static MMA_D64_128X64_W4_S2_SM_100: [u8; 172979] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_100.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 171176] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
+pub static MMA_D64_64X64_W4_S2_SM_100: [u8; 170896] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_100.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 128808] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");
+pub static MMA_D96_128X32_W4_S4_SM_100: [u8; 128610] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `prepass_w4_sm_100.zst`.
 pub static PREPASS_W4_SM_100: [u8; 9571] = *include_bytes!("../../images/prepass_w4_sm_100.zst");

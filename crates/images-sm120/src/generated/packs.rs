@@ -103,34 +103,34 @@ pub static DSINKS_W8_SM_120: [u8; 4798] = *include_bytes!("../../images/dsinks_w
 pub static MERGE_W4_SM_120: [u8; 11927] = *include_bytes!("../../images/merge_w4_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36647] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
+pub static MMA_D128_128X64_W4_S2_SM_120: [u8; 36613] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 156655] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
+pub static MMA_D128_64X64_W4_S2_SM_120: [u8; 156622] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 158813] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
+pub static MMA_D192_64X64_W4_S1_SM_120: [u8; 158405] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_120.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 198141] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
+pub static MMA_D256_64X64_W4_S1_SM_120: [u8; 198202] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 108539] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
+pub static MMA_D32_128X64_W4_S2_SM_120: [u8; 108182] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_120.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 72216] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_120.zst");
+pub static MMA_D512_32X32_W4_S1_SM_120: [u8; 72235] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_120.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28197] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_120.zst");
+pub static MMA_D64_128X32_W4_S4_SM_120: [u8; 28192] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 161407] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
+pub static MMA_D64_128X64_W4_S2_SM_120: [u8; 161485] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_120.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 155202] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
+pub static MMA_D64_64X64_W4_S2_SM_120: [u8; 155157] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_120.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124646] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
+pub static MMA_D96_128X32_W4_S4_SM_120: [u8; 124284] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `prepass_w4_sm_120.zst`.
 pub static PREPASS_W4_SM_120: [u8; 9565] = *include_bytes!("../../images/prepass_w4_sm_120.zst");

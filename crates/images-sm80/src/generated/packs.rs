@@ -112,37 +112,37 @@ pub static DSINKS_W8_SM_80: [u8; 3629] = *include_bytes!("../../images/dsinks_w8
 pub static MERGE_W4_SM_80: [u8; 9403] = *include_bytes!("../../images/merge_w4_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31021] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
+pub static MMA_D128_128X64_W4_S2_SM_80: [u8; 31055] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 153411] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
+pub static MMA_D128_64X64_W4_S2_SM_80: [u8; 153187] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_80.zst`.
-pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23746] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
+pub static MMA_D192_128X64_W8_S2_SM_80: [u8; 23707] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 171568] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
+pub static MMA_D192_64X64_W4_S1_SM_80: [u8; 171871] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_80.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 174225] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
+pub static MMA_D256_64X64_W4_S1_SM_80: [u8; 173830] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 119273] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
+pub static MMA_D32_128X64_W4_S2_SM_80: [u8; 120669] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_80.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64498] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
+pub static MMA_D512_32X32_W4_S1_SM_80: [u8; 64372] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23756] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
+pub static MMA_D64_128X32_W4_S4_SM_80: [u8; 23746] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 169112] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
+pub static MMA_D64_128X64_W4_S2_SM_80: [u8; 168950] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_80.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 149617] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
+pub static MMA_D64_64X64_W4_S2_SM_80: [u8; 149388] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_80.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_80.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 111972] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
+pub static MMA_D96_128X32_W4_S4_SM_80: [u8; 112219] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_80.zst");
 
 /// The images of a kernel: `prepass_w4_sm_80.zst`.
 pub static PREPASS_W4_SM_80: [u8; 6675] = *include_bytes!("../../images/prepass_w4_sm_80.zst");

@@ -139,13 +139,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22978] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 31658] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61929] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62465] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52737] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 53454] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50738] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 51613] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6445] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
@@ -163,40 +163,40 @@ pub static DSINKS_W8_SM_90: [u8; 3845] = *include_bytes!("../../images/dsinks_w8
 pub static MERGE_W4_SM_90: [u8; 9544] = *include_bytes!("../../images/merge_w4_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31605] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
+pub static MMA_D128_128X64_W4_S2_SM_90: [u8; 31612] = *include_bytes!("../../images/mma_d128_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d128_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 155776] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
+pub static MMA_D128_64X64_W4_S2_SM_90: [u8; 155283] = *include_bytes!("../../images/mma_d128_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_128x64_w8_s2_sm_90.zst`.
-pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24226] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
+pub static MMA_D192_128X64_W8_S2_SM_90: [u8; 24229] = *include_bytes!("../../images/mma_d192_128x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d192_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 175437] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
+pub static MMA_D192_64X64_W4_S1_SM_90: [u8; 175260] = *include_bytes!("../../images/mma_d192_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d256_64x64_w4_s1_sm_90.zst`.
-pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 183424] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
+pub static MMA_D256_64X64_W4_S1_SM_90: [u8; 182727] = *include_bytes!("../../images/mma_d256_64x64_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d32_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 119387] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
+pub static MMA_D32_128X64_W4_S2_SM_90: [u8; 117763] = *include_bytes!("../../images/mma_d32_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d512_32x32_w4_s1_sm_90.zst`.
-pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 68018] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_90.zst");
+pub static MMA_D512_32X32_W4_S1_SM_90: [u8; 67969] = *include_bytes!("../../images/mma_d512_32x32_w4_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d512_64x64_w8_s1_sm_90.zst`.
-pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24534] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_90.zst");
+pub static MMA_D512_64X64_W8_S1_SM_90: [u8; 24529] = *include_bytes!("../../images/mma_d512_64x64_w8_s1_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24066] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
+pub static MMA_D64_128X32_W4_S4_SM_90: [u8; 24048] = *include_bytes!("../../images/mma_d64_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_128x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 172382] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
+pub static MMA_D64_128X64_W4_S2_SM_90: [u8; 172225] = *include_bytes!("../../images/mma_d64_128x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d64_64x64_w4_s2_sm_90.zst`.
-pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 163373] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
+pub static MMA_D64_64X64_W4_S2_SM_90: [u8; 162945] = *include_bytes!("../../images/mma_d64_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `mma_d96_128x32_w4_s4_sm_90.zst`.
-pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 122618] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
+pub static MMA_D96_128X32_W4_S4_SM_90: [u8; 121205] = *include_bytes!("../../images/mma_d96_128x32_w4_s4_sm_90.zst");
 
 /// The images of a kernel: `prepass_w4_sm_90.zst`.
 pub static PREPASS_W4_SM_90: [u8; 6889] = *include_bytes!("../../images/prepass_w4_sm_90.zst");
@@ -250,85 +250,85 @@ pub static SCALAR_D64_64X64_W8_S2_SM_90: [u8; 21162] = *include_bytes!("../../im
 pub static SCALAR_D96_64X32_W4_S2_SM_90: [u8; 39020] = *include_bytes!("../../images/scalar_d96_64x32_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 24200] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W12_S3_SM_90: [u8; 47067] = *include_bytes!("../../images/wdkv_d192_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d192_64x64_w16_s3_sm_90.zst`.
-pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28868] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
+pub static WDKV_D192_64X64_W16_S3_SM_90: [u8; 28874] = *include_bytes!("../../images/wdkv_d192_64x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdkv_d256_64x64_w12_s3_sm_90.zst`.
-pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 50801] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
+pub static WDKV_D256_64X64_W12_S3_SM_90: [u8; 79898] = *include_bytes!("../../images/wdkv_d256_64x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w12_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 18955] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W12_S3_SM_90: [u8; 39607] = *include_bytes!("../../images/wdq_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d192_128x64_w16_s3_sm_90.zst`.
-pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 23822] = *include_bytes!("../../images/wdq_d192_128x64_w16_s3_sm_90.zst");
+pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 23807] = *include_bytes!("../../images/wdq_d192_128x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wdq_d256_128x64_w12_s2_sm_90.zst`.
-pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 35764] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
+pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 56304] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 252166] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 251796] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51635] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51652] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
-pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 166224] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 166350] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
-pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 69697] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
+pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 69810] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 179276] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 179437] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
-pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25682] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
+pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25700] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 246666] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 246927] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
-pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 49198] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
+pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 49251] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192v128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 57527] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 57564] = *include_bytes!("../../images/wgmma_d192v128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192v128_192x80_w16_s3_sm_90.zst`.
-pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 26211] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
+pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 26223] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 308198] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 308629] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 219450] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 219214] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 115893] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 115991] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51678] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51682] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
-pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 97252] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 97276] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 282546] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 282831] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22921] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22938] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x80_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 23163] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 23176] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 193231] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 193557] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 87850] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 87646] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 167434] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 167639] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18053] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
