@@ -38,11 +38,11 @@ fn large_problems_take_tiles_of_many_rows() {
             ["dkv_d128_64x128_w8_s2", "dq_d128_128x64_w4_s1"],
         ),
         (
-            "b4 q4096 k4096 h8 d256 bf16 softcap=30",
+            "b4 q4096 k4096 h8 d256 bf16 keymask",
             ["dkv_d256_64x64_w8_s2", "dq_d256_64x32_w4_s1"],
         ),
         (
-            "b4 q4096 k4096 h8/2 d104/160 bf16 softcap=30",
+            "b4 q4096 k4096 h8/2 d104/160 bf16 keymask",
             ["dkv_d192_64x64_w8_s2", "dq_d192_64x32_w4_s1"],
         ),
         (
