@@ -37,7 +37,7 @@ fn words_of_joint_sums_begin_behind_the_semaphores() {
 #[test]
 fn the_least_factor_of_scores_is_the_same() {
     let of_host = between(
-        "crates/spec/src/problem.rs",
+        "crates/spec/src/scoring.rs",
         "const LEAST_SCALE: f32 = ",
         ";",
     );
