@@ -17,6 +17,8 @@ template <> inline __nv_bfloat16 narrow<__nv_bfloat16>(float x)
     if (x != x) return {(uint16_t)(bits >> 16 | 0x40)};
     return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
+template <class Element> constexpr float MAX_GROWTH = 0x1p15f;
+template <> constexpr float MAX_GROWTH<__nv_bfloat16> = 0x1p24f;
 template<class E> unsigned narrow2(float a,float b);
 template<> inline unsigned narrow2<__half>(float a,float b){__half h[2]={(__half)a,(__half)b};unsigned u;memcpy(&u,h,4);return u;}
 template<> inline unsigned narrow2<__nv_bfloat16>(float a,float b){return narrow<__nv_bfloat16>(a).bits|(unsigned)narrow<__nv_bfloat16>(b).bits<<16;}
