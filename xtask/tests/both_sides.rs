@@ -47,6 +47,15 @@ fn the_least_factor_of_scores_is_the_same() {
 }
 
 #[test]
+fn weights_may_grow_as_far_in_the_emulation() {
+    for number in ["MAX_GROWTH = ", "MAX_GROWTH<__nv_bfloat16> = "] {
+        let of_kernels = between("kernels/base/element.cuh", number, ";");
+        let of_emulation = between("kernels/emulation/base/element.cuh", number, ";");
+        assert_eq!(of_kernels, of_emulation, "{number}");
+    }
+}
+
+#[test]
 fn the_same_images_pack_rows() {
     let of_kernels = between("kernels/forward/wgmma_layout.cuh", "PACKS_ROWS = ", " };");
     assert_eq!(
