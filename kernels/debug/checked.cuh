@@ -4,6 +4,7 @@
 
 #include "base/record.cuh"
 #include "debug/shared_bytes.cuh"
+#include "rule/score.cuh"
 
 extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line, const char* function,
                                         size_t character_bytes);
